@@ -1,0 +1,1 @@
+"""Frameworks: their FSDP1 words in, their FSDP2 words out."""

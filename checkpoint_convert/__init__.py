@@ -1,0 +1,1 @@
+"""FSDP1-era checkpoints in, FSDP2 checkpoints out."""

@@ -1,0 +1,1 @@
+"""What a source looks like on disk: one file per layout."""

@@ -1,0 +1,1 @@
+"""What an output looks like on disk: one file per target."""

@@ -1,0 +1,1 @@
+"""Move a training run from PyTorch FSDP1 to FSDP2."""

@@ -1,0 +1,134 @@
+"""Every exception that fsdp-migrate raises on purpose.
+
+    FSDPMigrateError
+    ├── ConfigError (ValueError)                     an FSDP1 or FSDP2 argument that means nothing
+    ├── UnsupportedFeatureError (NotImplementedError) understood, and not possible here; names the feature
+    ├── WrapPolicyError (ValueError)                 an auto-wrap policy that cannot be evaluated
+    ├── ModelError (ValueError)                      a model that cannot be sharded as asked
+    ├── OptimizerError (ValueError)                  an optimizer that does not belong to the model
+    ├── ProcessGroupError (RuntimeError)             no process group, or one that does not fit
+    ├── FindingsError (ValueError)                   findings that the caller asked to treat as errors
+    ├── RankError (RuntimeError)                     a process of a launched group failed
+    └── CheckpointError
+        ├── CheckpointNotFoundError (FileNotFoundError)
+        ├── CheckpointFormatError (ValueError)       unreadable, corrupt, or not a checkpoint of a known kind
+        │   └── UnsafePickleError                    a pickle that asks for something outside the allow-list
+        ├── CheckpointMismatchError (ValueError)     two checkpoints, or a checkpoint and a request, disagree
+        ├── PlanError (ValueError)                   a conversion that cannot be done; holds every reason
+        ├── OutputExistsError (FileExistsError)
+        └── OutputError (OSError)                    the output could not be written; nothing is left of it
+
+Each is also the builtin that a caller would expect. A message says what is wrong, where, what was expected
+and found, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fsdp_migrate.findings import Finding
+
+
+class FSDPMigrateError(Exception):
+    """Base of every error that fsdp-migrate raises on purpose."""
+
+
+class ConfigError(FSDPMigrateError, ValueError):
+    """An argument that means nothing: unknown, contradictory or of the wrong kind.
+
+    ``field`` is the argument's dotted name, or None where no single one is to blame.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnsupportedFeatureError(FSDPMigrateError, NotImplementedError):
+    """Something that is understood and cannot be done here; ``feature`` names it."""
+
+    def __init__(self, message: str, *, feature: str | None = None) -> None:
+        super().__init__(message)
+        self.feature = feature
+
+
+class WrapPolicyError(FSDPMigrateError, ValueError):
+    """An auto-wrap policy that cannot be evaluated on this model."""
+
+
+class ModelError(FSDPMigrateError, ValueError):
+    """A model that cannot be sharded as asked; ``fqn`` names the module or parameter."""
+
+    def __init__(self, message: str, *, fqn: str | None = None) -> None:
+        super().__init__(message)
+        self.fqn = fqn
+
+
+class OptimizerError(FSDPMigrateError, ValueError):
+    """An optimizer that does not belong to the model that is being sharded."""
+
+
+class ProcessGroupError(FSDPMigrateError, RuntimeError):
+    """No process group, or one that does not fit the arguments."""
+
+
+class FindingsError(FSDPMigrateError, ValueError):
+    """Findings that stop the work: refused ones always, changed ones under ``strict``.
+
+    ``findings`` holds those that stop it; ``strict`` tells whether only ``strict`` made them errors.
+    """
+
+    def __init__(self, message: str, *, findings: Sequence[Finding], strict: bool) -> None:
+        super().__init__(message)
+        self.findings = tuple(findings)
+        self.strict = strict
+
+
+class RankError(FSDPMigrateError, RuntimeError):
+    """A process of a launched group failed."""
+
+
+class CheckpointError(FSDPMigrateError):
+    """Base of what can be wrong with a checkpoint; ``path`` is the file or folder at fault."""
+
+    def __init__(self, message: str, *, path: object = None) -> None:
+        super().__init__(message)
+        self.path = None if path is None else str(path)
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is nothing at the path."""
+
+
+class CheckpointFormatError(CheckpointError, ValueError):
+    """Unreadable, corrupt, or not a checkpoint of a known kind."""
+
+
+class UnsafePickleError(CheckpointFormatError):
+    """A pickle that asks for a global outside the allow-list; nothing of it was executed."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError):
+    """Two checkpoints, or a checkpoint and a request, disagree."""
+
+
+class PlanError(CheckpointError, ValueError):
+    """A conversion that cannot be done. ``findings`` holds every reason, not only the first."""
+
+    def __init__(
+        self, message: str, *, findings: Sequence[Finding] = (), path: object = None
+    ) -> None:
+        super().__init__(message, path=path)
+        self.findings = tuple(findings)
+
+
+class OutputExistsError(CheckpointError, FileExistsError):
+    """The output is there already and ``overwrite`` was not asked for."""
+
+
+class OutputError(CheckpointError, OSError):
+    """The output could not be written. Nothing is left of it; the source is as it was."""
