@@ -1,0 +1,214 @@
+"""Runs a function on several gloo ranks: the harness of every test that needs a process group.
+
+Ranks are forked from a server that has torch loaded already, which starts two of them in 0.4 s instead of the
+2 s of ``torch.multiprocessing.spawn``. Forking pytest itself would hand its threads and process group down.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import pkgutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import connection, forkserver
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+
+import tests.rank_bodies
+
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parent.parent
+GLOO_TIMEOUT = timedelta(seconds=30)
+GRACE = 5.0
+"""Seconds that the others get after the first failure: a healthy rank often reports before the culprit."""
+
+_STACK_SIGNAL = signal.SIGUSR1
+_SECOND_HAND = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
+class RanksFailedError(AssertionError):
+    """At least one rank failed; ``failures`` maps each failing rank to what is known about it."""
+
+    def __init__(self, failures: dict[int, str], world_size: int) -> None:
+        self.failures = failures
+        names = ", ".join(map(str, sorted(failures)))
+        parts = [f"{len(failures)} of {world_size} ranks failed: {names}"]
+        # Those that only felt the death of another come last: the cause stands at the top.
+        order = sorted(failures, key=lambda rank: (_is_second_hand(failures[rank]), rank))
+        parts += [f"---- rank {rank}\n{failures[rank].rstrip()}" for rank in order]
+        super().__init__("\n".join(parts))
+
+
+def run_ranks(
+    fn: Callable[P, T], *args: P.args, world_size: int = 2, timeout: float = 60
+) -> list[T]:
+    """Run ``fn(*args)`` on every rank of a new gloo group and return what each rank returned.
+
+    ``fn`` is a function of an importable module; it learns its rank from ``torch.distributed``. Arguments and
+    results travel as pickles, so tensors are copied. The parent asserts: pytest rewrites no asserts in ranks.
+    Ranks inherit the environment of the first call in the session, not later ``monkeypatch.setenv`` calls.
+
+    Raises:
+        RanksFailedError: A rank raised, died or did not finish within ``timeout`` seconds. It names each one.
+    """
+    context = _start_server()
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        group = [_Rank(rank, Path(folder)) for rank in range(world_size)]
+        payload = pickle.dumps((fn, args))
+        processes = []
+        try:
+            for rank in group:
+                process = context.Process(
+                    target=_run_one, args=(rank, world_size, payload), daemon=True
+                )
+                process.start()
+                processes.append(process)
+            failures = _wait(group, processes, timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        if failures:
+            raise RanksFailedError(failures, world_size)
+        return [pickle.loads(rank.result.read_bytes()) for rank in group]
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """Where one rank leaves what it has to say."""
+
+    number: int
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        return self.folder / f"result-{self.number}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"log-{self.number}"
+
+    @property
+    def failure(self) -> Path:
+        return self.folder / f"failure-{self.number}"
+
+
+def _start_server() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    bodies = [
+        f"tests.rank_bodies.{m.name}" for m in pkgutil.iter_modules(tests.rank_bodies.__path__)
+    ]
+    context.set_forkserver_preload(
+        ["torch.distributed.fsdp", "torch.distributed.checkpoint", "tests.ranks", *bodies]
+    )
+    # The server looks for the preloaded modules on PYTHONPATH only, and keeps silent if they are not there.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    return context
+
+
+def _wait(group: list[_Rank], processes: list[ForkServerProcess], timeout: float) -> dict[int, str]:
+    """Wait for all ranks, or for the grace period after the first failure; return what failed."""
+    deadline = time.monotonic() + timeout
+    running = dict(zip(group, processes, strict=True))
+    failures: dict[int, str] = {}
+    while running and (left := deadline - time.monotonic()) > 0:
+        connection.wait([p.sentinel for p in running.values()], left)
+        for rank, process in [(r, p) for r, p in running.items() if p.exitcode is not None]:
+            del running[rank]
+            if process.exitcode or not rank.result.exists():
+                failures[rank.number] = _describe_exit(rank, process.exitcode)
+                deadline = min(deadline, time.monotonic() + GRACE)
+    after_failure = bool(failures)
+    for process in running.values():
+        if process.pid is not None:
+            os.kill(process.pid, _STACK_SIGNAL)
+    if running:
+        time.sleep(0.5)
+    for rank in running:
+        reason = (
+            f"was still running {GRACE:g} s after another rank failed, and was killed"
+            if after_failure
+            else f"did not finish within {timeout:g} s, and was killed"
+        )
+        failures[rank.number] = f"{reason}{_read_log(rank)}"
+    return failures
+
+
+def _describe_exit(rank: _Rank, exitcode: int | None) -> str:
+    if rank.failure.exists():
+        return rank.failure.read_text() + _read_log(rank)
+    return f"died with exit code {exitcode} and left no traceback{_read_log(rank)}"
+
+
+def _read_log(rank: _Rank) -> str:
+    text = rank.log.read_text(errors="replace").strip() if rank.log.exists() else ""
+    return f"\nits output:\n{text}" if text else ""
+
+
+def _is_second_hand(failure: str) -> bool:
+    return any(sign in failure for sign in _SECOND_HAND)
+
+
+def _run_one(rank: _Rank, world_size: int, payload: bytes) -> None:
+    """Run in the rank: set up, call, leave the result; or leave the traceback and exit 1."""
+    with rank.log.open("wb", buffering=0) as log:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    faulthandler.register(_STACK_SIGNAL, file=sys.__stderr__, all_threads=True)
+    warnings.resetwarnings()  # FSDP1 warns of its own end; what a rank warns of is no error
+    try:
+        result = pickle.dumps(_call(rank, world_size, payload))
+    except BaseException:
+        rank.failure.write_text(traceback.format_exc())
+        sys.stderr.flush()
+        # Leaving at once closes the sockets, so that the other ranks notice and need not run into a timeout.
+        os._exit(1)
+    rank.result.write_bytes(result)
+
+
+def _call(rank: _Rank, world_size: int, payload: bytes) -> object:
+    number = str(rank.number)
+    os.environ.update(
+        RANK=number, LOCAL_RANK=number, WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
+    )
+    torch.set_num_threads(1)
+    fn, args = pickle.loads(payload)
+    store = dist.FileStore(str(rank.folder / "store"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank.number, world_size=world_size, timeout=GLOO_TIMEOUT
+    )
+    result: object = fn(*args)
+    # Without the barrier a rank may tear its sockets down while another still uses them.
+    dist.barrier()
+    dist.destroy_process_group()
+    return result

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from tests import ranks
+from tests.rank_bodies import harness
+from tests.ranks import RanksFailedError, run_ranks
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_rank_returns_its_result(world_size: int) -> None:
+    results = run_ranks(harness.sum_of_ranks, 10, world_size=world_size)
+    assert [result["rank"] for result in results] == list(range(world_size))
+    expected = float(sum(10 + rank for rank in range(world_size)))
+    for number, result in enumerate(results):
+        assert result["total"] == torch.tensor([expected])
+        assert result["world_size"] == world_size
+        assert result["threads"] == 1
+        rank, size = str(number), str(world_size)
+        assert result["env"] == {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+        }
+
+
+def test_tensors_travel_by_value() -> None:
+    value = torch.arange(6.0)
+    first, second = run_ranks(harness.times_two, value)
+    assert torch.equal(first, value * 2)
+    assert torch.equal(second, value * 2)
+    assert torch.equal(value, torch.arange(6.0))
+
+
+def test_bodies_are_preloaded() -> None:
+    assert run_ranks(harness.preloaded) == [True, True]
+
+
+def test_warnings_are_no_errors_in_ranks() -> None:
+    assert run_ranks(harness.warn) == ["went on", "went on"]
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_raises_is_named_first_with_its_traceback(culprit: int) -> None:
+    with pytest.raises(RanksFailedError, match=f"rank {culprit} is broken") as caught:
+        run_ranks(harness.raise_on, culprit)
+    assert f"ValueError: rank {culprit} is broken" in caught.value.failures[culprit]
+    assert "said before the failure" in caught.value.failures[culprit]
+    assert str(caught.value).split("---- rank ")[1].startswith(str(culprit))
+
+
+def test_every_failing_rank_is_named() -> None:
+    with pytest.raises(RanksFailedError, match="2 of 2 ranks failed: 0, 1") as caught:
+        run_ranks(harness.raise_everywhere)
+    assert sorted(caught.value.failures) == [0, 1]
+    for rank in (0, 1):
+        assert f"KeyError: 'from {rank}'" in caught.value.failures[rank]
+
+
+def test_a_rank_that_dies_is_named_with_its_exit_code() -> None:
+    with pytest.raises(RanksFailedError) as caught:
+        run_ranks(harness.exit_on, 1, 7)
+    assert "died with exit code 7" in caught.value.failures[1]
+
+
+def test_a_rank_that_hangs_is_named_with_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "GRACE", 1.0)
+    start = time.monotonic()
+    with pytest.raises(RanksFailedError) as caught:
+        run_ranks(harness.hang_on, 1, timeout=6)
+    assert time.monotonic() - start < 20
+    assert "did not finish within 6 s" in caught.value.failures[1]
+    assert "hang_on" in caught.value.failures[1]
+
+
+def test_the_harness_works_after_failures() -> None:
+    assert len(run_ranks(harness.sum_of_ranks, 0)) == 2
