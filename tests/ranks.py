@@ -1,7 +1,8 @@
 """Runs a function on several gloo ranks: the harness of every test that needs a process group.
 
-Ranks are forked from a server that has torch loaded already, which starts two of them in 0.4 s instead of the
-2 s of ``torch.multiprocessing.spawn``. Forking pytest itself would hand its threads and process group down.
+Ranks are forked from a server that has torch loaded already, which starts two of them in well under
+a second; ``torch.multiprocessing.spawn`` takes two. Forking pytest itself would hand down its
+threads.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,16 +31,16 @@ import tests.rank_bodies
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.context import ForkServerProcess
 
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOO_TIMEOUT = timedelta(seconds=30)
 GRACE = 5.0
-"""Seconds that the others get after the first failure: a healthy rank often reports before the culprit."""
+"""Seconds for the others after a failure: a healthy rank often reports before the culprit."""
 
 _STACK_SIGNAL = signal.SIGUSR1
 _SECOND_HAND = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -60,16 +60,18 @@ class RanksFailedError(AssertionError):
 
 
 def run_ranks(
-    fn: Callable[P, T], *args: P.args, world_size: int = 2, timeout: float = 60
+    fn: Callable[..., T], *args: object, world_size: int = 2, timeout: float = 60
 ) -> list[T]:
     """Run ``fn(*args)`` on every rank of a new gloo group and return what each rank returned.
 
-    ``fn`` is a function of an importable module; it learns its rank from ``torch.distributed``. Arguments and
-    results travel as pickles, so tensors are copied. The parent asserts: pytest rewrites no asserts in ranks.
-    Ranks inherit the environment of the first call in the session, not later ``monkeypatch.setenv`` calls.
+    ``fn`` is a function of an importable module; ``torch.distributed`` tells it its rank. Arguments
+    and results travel as pickles, so tensors are copied. The parent asserts: pytest rewrites no
+    asserts in ranks. Ranks inherit the environment of the first call in the session, and no later
+    change of it.
 
     Raises:
-        RanksFailedError: A rank raised, died or did not finish within ``timeout`` seconds. It names each one.
+        RanksFailedError: A rank raised, died or did not finish within ``timeout`` seconds. Each is
+            named.
     """
     context = _start_server()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
@@ -121,7 +123,7 @@ def _start_server() -> multiprocessing.context.ForkServerContext:
     context.set_forkserver_preload(
         ["torch.distributed.fsdp", "torch.distributed.checkpoint", "tests.ranks", *bodies]
     )
-    # The server looks for the preloaded modules on PYTHONPATH only, and keeps silent if they are not there.
+    # The server finds the preloaded modules on PYTHONPATH only, and keeps silent if it does not.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
     try:
@@ -184,14 +186,15 @@ def _run_one(rank: _Rank, world_size: int, payload: bytes) -> None:
             stream.flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    faulthandler.register(_STACK_SIGNAL, file=sys.__stderr__, all_threads=True)
+    faulthandler.register(_STACK_SIGNAL, file=2, all_threads=True)
     warnings.resetwarnings()  # FSDP1 warns of its own end; what a rank warns of is no error
     try:
         result = pickle.dumps(_call(rank, world_size, payload))
     except BaseException:
         rank.failure.write_text(traceback.format_exc())
         sys.stderr.flush()
-        # Leaving at once closes the sockets, so that the other ranks notice and need not run into a timeout.
+        # Leaving at once closes the sockets, so that the other ranks notice and run into no
+        # timeout.
         os._exit(1)
     rank.result.write_bytes(result)
 
@@ -203,9 +206,12 @@ def _call(rank: _Rank, world_size: int, payload: bytes) -> object:
     )
     torch.set_num_threads(1)
     fn, args = pickle.loads(payload)
-    store = dist.FileStore(str(rank.folder / "store"), world_size)
     dist.init_process_group(
-        "gloo", store=store, rank=rank.number, world_size=world_size, timeout=GLOO_TIMEOUT
+        "gloo",
+        init_method=f"file://{rank.folder / 'store'}",  # no port to collide on
+        rank=rank.number,
+        world_size=world_size,
+        timeout=GLOO_TIMEOUT,
     )
     result: object = fn(*args)
     # Without the barrier a rank may tear its sockets down while another still uses them.

@@ -34,7 +34,7 @@ def warn() -> str:
 
 
 def raise_on(rank: int) -> None:
-    print("said before the failure", file=sys.stderr)
+    sys.stderr.write("said before the failure\n")
     if dist.get_rank() == rank:
         raise ValueError(f"rank {rank} is broken")
     dist.barrier()
