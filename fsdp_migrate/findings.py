@@ -62,7 +62,78 @@ class Finding:
 FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
     {
         # FM0xx: FSDP1 arguments
-        "FM001": FindingCode("exact", "The argument's effect is the same under FSDP2."),
+        "FM001": FindingCode(
+            "exact", "`sharding_strategy`: FSDP2 shards and frees parameters in the same way."
+        ),
+        "FM002": FindingCode(
+            "equivalent", "`NO_SHARD` is a (world size, 1) mesh: every rank holds all parameters."
+        ),
+        "FM003": FindingCode(
+            "equivalent", "`process_group` becomes the `DeviceMesh` of the same ranks."
+        ),
+        "FM004": FindingCode(
+            "exact", "`device_mesh` is used as it is, or with names given to its dimensions."
+        ),
+        "FM005": FindingCode(
+            "equivalent", "`HYBRID_SHARD` without groups: one node per shard group, as a 2-D mesh."
+        ),
+        "FM006": FindingCode("exact", "`cpu_offload` becomes `CPUOffloadPolicy`."),
+        "FM007": FindingCode("exact", "`auto_wrap_policy` selects the same units."),
+        "FM008": FindingCode("exact", "`backward_prefetch` is FSDP2's own order, or switched off."),
+        "FM009": FindingCode(
+            "changed",
+            "`BACKWARD_POST`: FSDP2 prefetches before the gradient computation, not after.",
+        ),
+        "FM010": FindingCode(
+            "exact", "`mixed_precision`: parameters and gradients are cast in the same way."
+        ),
+        "FM011": FindingCode(
+            "equivalent",
+            "`buffer_dtype`: buffers are cast before the first forward, and back when saved.",
+        ),
+        "FM012": FindingCode(
+            "changed",
+            "`keep_low_precision_grads`: FSDP2 casts gradients to the parameters' own dtype.",
+        ),
+        "FM013": FindingCode(
+            "obsolete", "`limit_all_gathers`: FSDP2 bounds its memory without it."
+        ),
+        "FM014": FindingCode(
+            "obsolete", "`use_orig_params`: FSDP2 always keeps the original parameters."
+        ),
+        "FM015": FindingCode(
+            "exact", "Forward inputs are cast where FSDP1 cast them: by default at the root only."
+        ),
+        "FM016": FindingCode(
+            "equivalent",
+            "Modules whose classes mixed precision ignores are units of their own, in full precision.",
+        ),
+        "FM017": FindingCode(
+            "equivalent",
+            "`ignored_modules`, `ignored_states`: left out of sharding by `ignored_params`.",
+        ),
+        "FM018": FindingCode(
+            "exact", "`param_init_fn` initialises modules that are on the meta device."
+        ),
+        "FM019": FindingCode(
+            "equivalent", "`device_id`: parameters are moved to the mesh's device."
+        ),
+        "FM020": FindingCode(
+            "equivalent",
+            "`sync_module_states`: rank 0's parameters and buffers are broadcast before sharding.",
+        ),
+        "FM021": FindingCode(
+            "changed",
+            "`forward_prefetch`: all-gathers of the forward are not prefetched explicitly.",
+        ),
+        # FM1xx: the model, as it is sharded
+        "FM101": FindingCode(
+            "equivalent",
+            "A container without a forward is no unit; its parameters belong to the unit above.",
+        ),
+        "FM102": FindingCode(
+            "obsolete", "A selected module without parameters of its own needs no unit."
+        ),
     }
 )
 
