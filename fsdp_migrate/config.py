@@ -15,9 +15,7 @@ from fsdp_migrate import words
 from fsdp_migrate.errors import ConfigError
 
 
-ShardingStrategy = Literal[
-    "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
-]
+ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
 BackwardPrefetch = Literal["BACKWARD_PRE", "BACKWARD_POST"]
 MeshKind = Literal["shard", "hybrid", "replicate"]
 
@@ -332,9 +330,7 @@ class FSDP1Config(FrozenModel):
     @model_validator(mode="after")
     def _check_ignored(self) -> FSDP1Config:
         if self.ignored_modules is not None and self.ignored_states is not None:
-            msg = (
-                "`ignored_modules` and `ignored_states` are both given. Give only `ignored_states`."
-            )
+            msg = "`ignored_modules` and `ignored_states` are both given. Give only `ignored_states`."
             raise ConfigError(msg, field="ignored_states")
         return self
 

@@ -119,9 +119,7 @@ class CheckpointMismatchError(CheckpointError, ValueError):
 class PlanError(CheckpointError, ValueError):
     """A conversion that cannot be done. ``findings`` holds every reason, not only the first."""
 
-    def __init__(
-        self, message: str, *, findings: Sequence[Finding] = (), path: object = None
-    ) -> None:
+    def __init__(self, message: str, *, findings: Sequence[Finding] = (), path: object = None) -> None:
         super().__init__(message, path=path)
         self.findings = tuple(findings)
 

@@ -6,12 +6,15 @@ Every FSDP1 argument, config key and checkpoint entry ends in the output or in a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from fsdp_migrate.errors import FindingsError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 Fidelity = Literal["exact", "equivalent", "obsolete", "changed", "refused"]
@@ -68,9 +71,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM002": FindingCode(
             "equivalent", "`NO_SHARD` is a (world size, 1) mesh: every rank holds all parameters."
         ),
-        "FM003": FindingCode(
-            "equivalent", "`process_group` becomes the `DeviceMesh` of the same ranks."
-        ),
+        "FM003": FindingCode("equivalent", "`process_group` becomes the `DeviceMesh` of the same ranks."),
         "FM004": FindingCode(
             "exact", "`device_mesh` is used as it is, or with names given to its dimensions."
         ),
@@ -95,12 +96,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed",
             "`keep_low_precision_grads`: FSDP2 casts gradients to the parameters' own dtype.",
         ),
-        "FM013": FindingCode(
-            "obsolete", "`limit_all_gathers`: FSDP2 bounds its memory without it."
-        ),
-        "FM014": FindingCode(
-            "obsolete", "`use_orig_params`: FSDP2 always keeps the original parameters."
-        ),
+        "FM013": FindingCode("obsolete", "`limit_all_gathers`: FSDP2 bounds its memory without it."),
+        "FM014": FindingCode("obsolete", "`use_orig_params`: FSDP2 always keeps the original parameters."),
         "FM015": FindingCode(
             "exact", "Forward inputs are cast where FSDP1 cast them: by default at the root only."
         ),
@@ -112,12 +109,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "equivalent",
             "`ignored_modules`, `ignored_states`: left out of sharding by `ignored_params`.",
         ),
-        "FM018": FindingCode(
-            "exact", "`param_init_fn` initialises modules that are on the meta device."
-        ),
-        "FM019": FindingCode(
-            "equivalent", "`device_id`: parameters are moved to the mesh's device."
-        ),
+        "FM018": FindingCode("exact", "`param_init_fn` initialises modules that are on the meta device."),
+        "FM019": FindingCode("equivalent", "`device_id`: parameters are moved to the mesh's device."),
         "FM020": FindingCode(
             "equivalent",
             "`sync_module_states`: rank 0's parameters and buffers are broadcast before sharding.",
@@ -131,9 +124,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "equivalent",
             "A container without a forward is no unit; its parameters belong to the unit above.",
         ),
-        "FM102": FindingCode(
-            "obsolete", "A selected module without parameters of its own needs no unit."
-        ),
+        "FM102": FindingCode("obsolete", "A selected module without parameters of its own needs no unit."),
     }
 )
 

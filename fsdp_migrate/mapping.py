@@ -6,10 +6,9 @@ it. The table of semantics is torchtitan's ``docs/fsdp.md``, completed by the so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.config import (
     FSDP1Config,
@@ -21,6 +20,10 @@ from fsdp_migrate.config import (
 )
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,7 @@ def map_process_group(config: FSDP1Config) -> Mapped:
         expected = "a pair of groups, (shard, replicate)" if hybrid else "one group"
         msg = f"`process_group` is {group!r}; {config.sharding_strategy} expects {expected}."
         raise ConfigError(msg, field="process_group")
-    text = (
-        "The groups become the mesh (replicate, shard)." if is_pair else "The group becomes a mesh."
-    )
+    text = "The groups become the mesh (replicate, shard)." if is_pair else "The group becomes a mesh."
     finding = make_finding("FM003", "process_group", text)
     return Mapped({"process_group": group}, (finding,))
 
@@ -163,14 +164,10 @@ def map_mp_dtypes(precision: MixedPrecision, config: FSDP1Config) -> Mapped:
     root_casts = casts or precision.cast_root_forward_inputs
     reduce = precision.reduce_dtype or precision.param_dtype
     where = "every unit" if casts else "the root" if root_casts else "no unit"
-    dtype_text = (
-        f"Parameters in {precision.param_dtype or 'their own dtype'}, gradients reduced in "
-    )
+    dtype_text = f"Parameters in {precision.param_dtype or 'their own dtype'}, gradients reduced in "
     findings = (
         make_finding("FM010", "mixed_precision", f"{dtype_text}{reduce or 'their own dtype'}."),
-        make_finding(
-            "FM015", "mixed_precision.cast_forward_inputs", f"Inputs are cast at {where}."
-        ),
+        make_finding("FM015", "mixed_precision.cast_forward_inputs", f"Inputs are cast at {where}."),
     )
     fields = {
         "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=casts),
@@ -219,9 +216,7 @@ def map_mp_module_classes_to_ignore(precision: MixedPrecision, config: FSDP1Conf
     if config.auto_wrap_policy is None:
         text = f"{names}: no effect, as in FSDP1, which heeds it only with an `auto_wrap_policy`."
         return Mapped({}, (make_finding("FM016", subject, text),))
-    text = (
-        f"{names}: units of their own, in full precision, inputs cast to float32 and outputs back."
-    )
+    text = f"{names}: units of their own, in full precision, inputs cast to float32 and outputs back."
     return Mapped({"full_precision_classes": classes}, (make_finding("FM016", subject, text),))
 
 
@@ -351,8 +346,6 @@ def map_config(config: FSDP1Config) -> tuple[FSDP2Config, tuple[Finding, ...]]:
         fields.update(mapped.fields)
         given = name in config.model_fields_set
         findings.extend(
-            finding
-            for finding in mapped.findings
-            if given or finding.fidelity not in {"exact", "obsolete"}
+            finding for finding in mapped.findings if given or finding.fidelity not in {"exact", "obsolete"}
         )
     return FSDP2Config(**fields), tuple(findings)
