@@ -59,9 +59,7 @@ class RanksFailedError(AssertionError):
         super().__init__("\n".join(parts))
 
 
-def run_ranks(
-    fn: Callable[..., T], *args: object, world_size: int = 2, timeout: float = 60
-) -> list[T]:
+def run_ranks(fn: Callable[..., T], *args: object, world_size: int = 2, timeout: float = 60) -> list[T]:
     """Run ``fn(*args)`` on every rank of a new gloo group and return what each rank returned.
 
     ``fn`` is a function of an importable module; ``torch.distributed`` tells it its rank. Arguments
@@ -80,9 +78,7 @@ def run_ranks(
         processes = []
         try:
             for rank in group:
-                process = context.Process(
-                    target=_run_one, args=(rank, world_size, payload), daemon=True
-                )
+                process = context.Process(target=_run_one, args=(rank, world_size, payload), daemon=True)
                 process.start()
                 processes.append(process)
             failures = _wait(group, processes, timeout)
@@ -117,9 +113,7 @@ class _Rank:
 
 def _start_server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    bodies = [
-        f"tests.rank_bodies.{m.name}" for m in pkgutil.iter_modules(tests.rank_bodies.__path__)
-    ]
+    bodies = [f"tests.rank_bodies.{m.name}" for m in pkgutil.iter_modules(tests.rank_bodies.__path__)]
     context.set_forkserver_preload(
         ["torch.distributed.fsdp", "torch.distributed.checkpoint", "tests.ranks", *bodies]
     )

@@ -1,0 +1,57 @@
+# Needs python3 (3.10 or newer), make and a package registry. `make demo` and `make test` set up what they need.
+
+PYTHON ?= python3
+CORE := .venv
+COMPOSER := .venv-composer
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-core test-composer lint typecheck bench clean
+
+demo: $(CORE)/.run
+	$(CORE)/bin/fsdp-migrate demo
+
+# Both lanes are set up first, so that a missing package shows before the tests run.
+test: $(CORE)/.dev $(COMPOSER)/.dev
+	$(MAKE) lint
+	$(MAKE) typecheck
+	$(MAKE) test-core
+	$(MAKE) test-composer
+
+test-core: $(CORE)/.dev
+	$(CORE)/bin/python -m pytest
+
+test-composer: $(COMPOSER)/.dev
+	$(COMPOSER)/bin/python -m pytest --require-composer
+
+lint: $(CORE)/.dev
+	$(CORE)/bin/ruff format --check
+	$(CORE)/bin/ruff check
+
+typecheck: $(CORE)/.dev
+	$(CORE)/bin/python tools/typecheck.py
+
+bench: $(CORE)/.dev
+	$(CORE)/bin/python benchmarks/bench_convert.py $(if $(SIZE),--size $(SIZE))
+
+clean:
+	rm -rf $(CORE) $(COMPOSER) build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+
+# A stamp says that an installation was finished; one that broke off has none and is done again.
+$(CORE)/.run: pyproject.toml constraints/core.txt
+	$(call make_venv,$(CORE))
+	$(CORE)/bin/pip install -q -e . -c constraints/core.txt
+	@touch $@
+
+$(CORE)/.dev: $(CORE)/.run
+	$(CORE)/bin/pip install -q -e '.[dev]' -c constraints/core.txt
+	@touch $@
+
+$(COMPOSER)/.dev: pyproject.toml constraints/composer.txt
+	$(call make_venv,$(COMPOSER))
+	$(COMPOSER)/bin/pip install -q -e '.[composer,dev]' -c constraints/composer.txt
+	@touch $@
+
+define make_venv
+@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("fsdp-migrate needs Python 3.10 or newer")'
+$(PYTHON) -m venv $(1)
+endef

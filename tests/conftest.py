@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-composer",
+        action="store_true",
+        help="fail, rather than skip, the tests marked `composer` where mosaicml is not installed",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what cannot run here, each with its reason."""
+    skips = {}
+    if importlib.util.find_spec("composer") is None:
+        if config.getoption("--require-composer"):
+            raise pytest.UsageError("`--require-composer` was given, and mosaicml is not installed.")
+        skips["composer"] = "needs mosaicml: run `make test-composer`"
+    if not torch.cuda.is_available():
+        skips["gpu"] = "needs a CUDA device, and there is none here"
+    for item in items:
+        for marker, reason in skips.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
