@@ -268,9 +268,12 @@ def map_device_id(config: FSDP1Config) -> Mapped:
 
 def map_sync_module_states(config: FSDP1Config) -> Mapped:
     """Broadcast before sharding; without it every rank would shard its own initialisation."""
-    text = "Rank 0's parameters and buffers are broadcast before sharding."
-    if not config.sync_module_states:
+    if config.sync_module_states:
+        text = "Rank 0's parameters and buffers are broadcast before sharding."
+    elif "sync_module_states" in config.model_fields_set:
         text = "Off: every rank shards the values that it has, as in FSDP1."
+    else:
+        return Mapped()
     finding = make_finding("FM020", "sync_module_states", text)
     return Mapped({"broadcast_from_rank0": config.sync_module_states}, (finding,))
 

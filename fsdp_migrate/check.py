@@ -1,0 +1,118 @@
+"""What must be right about a model before anything of it is changed; each check raises a clear error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fsdp_migrate import torch_compat
+from fsdp_migrate.errors import ModelError, UnsupportedFeatureError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Set as AbstractSet
+
+    from torch import nn
+
+    from fsdp_migrate.plan import UnitPlan
+    from fsdp_migrate.tying import Tie
+
+
+def check_model(model: nn.Module) -> None:
+    """Check that the model is one that nothing has sharded or wrapped yet.
+
+    Raises:
+        ModelError: It is wrapped by FSDP1 or DDP, is sharded already, or is a container without a forward.
+        UnsupportedFeatureError: Parameters are on the meta device, or are DTensors of another parallelism.
+    """
+    for fqn, module in model.named_modules():
+        where = f"`{fqn}`" if fqn else "The model"
+        if torch_compat.is_fsdp1_module(module):
+            msg = (
+                f"{where} is wrapped by FullyShardedDataParallel. Give prepare_fully_shard the model as it "
+                "was before, in place of the FSDP call."
+            )
+            raise ModelError(msg, fqn=fqn)
+        if isinstance(module, FSDPModule):
+            msg = (
+                f"{where} is sharded by fully_shard already. prepare_fully_shard shards a whole model, once."
+            )
+            raise ModelError(msg, fqn=fqn)
+        if isinstance(module, DistributedDataParallel):
+            msg = f"{where} is wrapped by DistributedDataParallel. Give prepare_fully_shard its `.module`."
+            raise ModelError(msg, fqn=fqn)
+    if not torch_compat.has_forward(model):
+        msg = (
+            f"The model is a {type(model).__name__}, which has no `forward` for FSDP2 to hang on. "
+            "Shard the module that contains it and is called."
+        )
+        raise ModelError(msg, fqn="")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            msg = (
+                f"Parameter `{name}` is on the meta device, which is not supported yet. "
+                "Build the model on a real device."
+            )
+            raise UnsupportedFeatureError(msg, feature="meta device")
+        if isinstance(parameter, DTensor):
+            msg = (
+                f"Parameter `{name}` is a DTensor: another parallelism has sharded it, "
+                "and its combination with FSDP is not supported yet."
+            )
+            raise UnsupportedFeatureError(msg, feature="tensor parallel")
+
+
+def check_units(
+    model: nn.Module, units: Iterable[UnitPlan], ties: Iterable[Tie], ignored: AbstractSet[nn.Parameter]
+) -> None:
+    """Check that ``fully_shard`` takes every unit and that no parameter would be torn between two.
+
+    Raises:
+        ModelError: A parameter is a scalar, not contiguous, or of another dtype than its unit.
+        UnsupportedFeatureError: Tied parameters would belong to several units.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in named.items():
+        if parameter in ignored:
+            continue
+        if parameter.ndim == 0:
+            msg = (
+                f"Parameter `{name}` is a scalar, which fully_shard cannot shard. Make it 1-D with one "
+                f"element, or pass it in `ignored_states`."
+            )
+            raise ModelError(msg, fqn=name)
+        if not parameter.is_contiguous():
+            msg = f"Parameter `{name}` is not contiguous; fully_shard needs `.contiguous()` parameters."
+            raise ModelError(msg, fqn=name)
+    for unit in units:
+        _check_dtypes(unit, named)
+    for tie in ties:
+        if tie.crosses_units and named[tie.names[0]] not in ignored:
+            _refuse_tie(tie)
+
+
+def _check_dtypes(unit: UnitPlan, named: dict[str, nn.Parameter]) -> None:
+    examples: dict[str, str] = {}
+    for name in unit.parameters:
+        examples.setdefault(str(named[name].dtype).removeprefix("torch."), name)
+    if len(examples) > 1:
+        found = ", ".join(f"{dtype} (`{name}`)" for dtype, name in examples.items())
+        msg = (
+            f"Unit `{unit.fqn or 'the root'}` would hold parameters of several dtypes: {found}. FSDP1 and "
+            "FSDP2 shard one dtype per unit. Select the modules of one dtype as units of their own by the "
+            "auto-wrap policy, or cast them."
+        )
+        raise ModelError(msg, fqn=unit.fqn)
+
+
+def _refuse_tie(tie: Tie) -> None:
+    names = " and ".join(f"`{name}`" for name in tie.names)
+    units = " and ".join(f"`{unit}`" if unit else "the root" for unit in tie.units)
+    msg = (
+        f"{names} are one parameter, but would belong to several units: {units}. FSDP would untie them. "
+        "Leave the modules that share it out of the auto-wrap policy, so that one unit holds them all."
+    )
+    raise UnsupportedFeatureError(msg, feature="tied parameters across units")

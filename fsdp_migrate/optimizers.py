@@ -1,0 +1,85 @@
+"""Optimizers built before sharding: their parameters and state, moved to the sharded parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from fsdp_migrate.errors import OptimizerError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+def check_optimizers(
+    optimizers: Iterable[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]
+) -> None:
+    """Check that every parameter of the optimizers is the model's, before anything is changed.
+
+    Raises:
+        OptimizerError: Some are not; the message says which group they are in.
+    """
+    for position, optimizer in enumerate(optimizers):
+        for index, group in enumerate(optimizer.param_groups):
+            strangers = [param for param in group["params"] if param not in names]
+            if not strangers:
+                continue
+            shapes = ", ".join(str(list(param.shape)) for param in strangers[:4])
+            msg = (
+                f"Optimizer {position} ({type(optimizer).__name__}) has {len(strangers)} parameters in group "
+                f"{index} that are not the model's, of the shapes {shapes}. "
+                "Build it from this model's parameters, or shard the model that it belongs to."
+            )
+            raise OptimizerError(msg)
+
+
+def repoint_optimizers(
+    optimizers: Iterable[Optimizer],
+    names: Mapping[nn.Parameter, tuple[str, ...]],
+    sharded: Mapping[str, nn.Parameter],
+) -> None:
+    """Put the sharded parameters in the place of the old ones, by name.
+
+    Groups, their order and their settings stay as they are. State that has a parameter's shape is sharded
+    like the parameter; other state, such as step counters, moves as it is.
+
+    Args:
+        optimizers: The optimizers, changed in place.
+        names: The parameters of before, with their names.
+        sharded: The parameters of now, by name.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [sharded[names[param][0]] for param in group["params"]]
+        old_state = dict(optimizer.state)
+        optimizer.state.clear()
+        for param, state in old_state.items():
+            new = sharded[names[param][0]] if param in names else param
+            optimizer.state[new] = {key: _shard_like(value, param, new) for key, value in state.items()}
+
+
+def _shard_like(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
+    """Shard a state tensor of the old parameter's shape like the new parameter; without communication."""
+    if not isinstance(value, torch.Tensor) or not isinstance(new, DTensor) or value.shape != old.shape:
+        return value
+    local = value.detach()
+    for dim, placement in enumerate(new.placements):
+        if isinstance(placement, Shard):
+            chunks = local.chunk(new.device_mesh.size(dim), placement.dim)
+            mine = new.device_mesh.get_local_rank(dim)
+            empty = local.narrow(placement.dim, 0, 0)
+            local = chunks[mine] if mine < len(chunks) else empty
+    return DTensor.from_local(
+        local.to(new.to_local().device).clone(),
+        new.device_mesh,
+        new.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=new.stride(),
+    )

@@ -1,0 +1,228 @@
+"""``prepare_fully_shard``: an FSDP1 call, done by FSDP2."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from fsdp_migrate import resolve, torch_compat
+from fsdp_migrate.errors import ModelError, ProcessGroupError, UnsupportedFeatureError
+from fsdp_migrate.findings import raise_on_findings
+from fsdp_migrate.optimizers import check_optimizers, repoint_optimizers
+from fsdp_migrate.plan import ShardPlan, UnitPlan, plan_fully_shard
+from fsdp_migrate.precision import apply_buffer_dtype, apply_full_precision_casts
+from fsdp_migrate.tying import parameter_names
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+    from torch.optim import Optimizer
+
+    from fsdp_migrate.config import FSDP2Config
+
+
+logger = logging.getLogger(__name__)
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+_plans: WeakKeyDictionary[nn.Module, ShardPlan] = WeakKeyDictionary()
+
+
+def prepare_fully_shard(
+    model: ModelT,
+    fsdp1_config: Any = None,
+    *,
+    optimizers: Optimizer | Iterable[Optimizer] = (),
+    mesh: DeviceMesh | None = None,
+    auto_wrap_policy: Any = None,
+    activation_checkpointing: Any = None,
+    strict: bool = False,
+) -> ModelT:
+    """Shard a model natively with FSDP2, as its FSDP1 arguments say.
+
+    ``model = FSDP(model, **kwargs)`` becomes ``model = prepare_fully_shard(model, kwargs)``. Every argument
+    has its effect, or a finding that says what differs; they are logged on rank 0 and stay in
+    :func:`shard_plan`. All ranks must call it. Everything is checked before anything is changed.
+
+    Changes: parameters become DTensors sharded on dimension 0, on the mesh's device; the class of each
+    unit's module becomes ``FSDP<class>``; under ``buffer_dtype`` buffers are cast. Leaves alone: names,
+    values, ``requires_grad``, the model's structure; no module is wrapped, ``.module`` does not appear.
+
+    Composer has a function of the same name whose second argument is its own ``FSDP2Config``.
+
+    Args:
+        model: The model, on a real device, neither wrapped nor sharded yet.
+        fsdp1_config: An :class:`~fsdp_migrate.config.FSDP1Config`, or the keyword arguments of
+            ``FullyShardedDataParallel`` as a dict, with torch's objects or their names. None: its defaults.
+        optimizers: One or several optimizers that were built from the model's parameters. They are pointed
+            at the sharded ones; groups, settings and state are kept.
+        mesh: A mesh in place of the config's groups: 1-D, or (replicate, shard).
+        auto_wrap_policy: A policy in place of the config's.
+        activation_checkpointing: Not supported yet; apply ``checkpoint_wrapper`` before.
+        strict: Treat findings that change something as errors.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigError: An argument means nothing, or contradicts another.
+        FindingsError: Something cannot be migrated, or ``strict`` and something would change.
+        ModelError: The model cannot be sharded so.
+        OptimizerError: An optimizer holds parameters of another model.
+        ProcessGroupError: No process group is initialised.
+        UnsupportedFeatureError: Something is not supported on this torch, or not yet.
+        WrapPolicyError: The policy cannot be evaluated on this model.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> model = prepare_fully_shard(model, {"auto_wrap_policy": {nn.Linear}, "device_id": "cpu"})
+        >>> [unit.fqn for unit in shard_plan(model).units]
+        ['0', '2', '']
+        >>> dist.destroy_process_group()
+    """
+    if not dist.is_initialized():
+        msg = (
+            "There is no process group. Start with torchrun and call "
+            "`torch.distributed.init_process_group()` before prepare_fully_shard."
+        )
+        raise ProcessGroupError(msg)
+    if activation_checkpointing is not None:
+        msg = (
+            "`activation_checkpointing` is not supported yet. Apply torch's `checkpoint_wrapper` to the "
+            "layers before prepare_fully_shard."
+        )
+        raise UnsupportedFeatureError(msg, feature="activation_checkpointing")
+    every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    plan = plan_fully_shard(model, fsdp1_config, mesh=mesh, auto_wrap_policy=auto_wrap_policy)
+    _check_supported(plan)
+    raise_on_findings(plan.findings, strict=strict)
+    names = parameter_names(model)
+    check_optimizers(every, names)
+    apply_plan(model, plan, mesh=mesh)
+    sharded = dict(model.named_parameters(remove_duplicate=False))
+    repoint_optimizers(every, names, sharded)
+    _verify(model, plan, names)
+    _plans[model] = plan
+    _log_findings(plan)
+    return model
+
+
+def shard_plan(model: nn.Module) -> ShardPlan:
+    """Return the plan by which :func:`prepare_fully_shard` sharded the model.
+
+    Raises:
+        ModelError: The model was not sharded by it.
+    """
+    try:
+        return _plans[model]
+    except KeyError:
+        msg = "The model was not sharded by prepare_fully_shard, so there is no plan of it."
+        raise ModelError(msg) from None
+
+
+def apply_plan(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = None) -> None:
+    """Shard the model by the plan, unit by unit; a collective call of all ranks."""
+    meshes = _Meshes(mesh)
+    root_mesh = meshes.of(plan.config)
+    torch_compat.mend_cpu_streams(root_mesh.device_type)
+    if plan.config.broadcast_from_rank0:
+        _broadcast_from_rank0(model, root_mesh)
+    ignored = {model.get_parameter(name) for name in plan.ignored}
+    units = [_shard_unit(model, unit, meshes.of(unit.config), ignored) for unit in plan.units]
+    torch_compat.stop_backward_prefetch(
+        module for unit, module in zip(plan.units, units, strict=True) if not unit.config.backward_prefetch
+    )
+    for each in meshes:
+        torch_compat.mend_gloo_averaging(each, units)
+    apply_full_precision_casts(model, plan)
+    apply_buffer_dtype(model, plan)
+
+
+class _Meshes:
+    """Makes one mesh for each kind that units ask for, and the same one for the same request."""
+
+    def __init__(self, override: DeviceMesh | None) -> None:
+        self._override = override
+        self._made: dict[tuple[Any, ...], DeviceMesh] = {}
+
+    def of(self, config: FSDP2Config) -> DeviceMesh:
+        key = (config.mesh, id(config.process_group), id(config.device_mesh), config.device_id)
+        if key not in self._made:
+            self._made[key] = resolve.make_mesh(config, self._override)
+        return self._made[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._made.values())
+
+
+def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set[Any]) -> FSDPModule:
+    arguments: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": resolve.resolve_mp_policy(unit.mp_policy),
+        "offload_policy": resolve.resolve_offload_policy(unit.config.offload_policy),
+    }
+    if unit.reshard_after_forward is not None:
+        arguments["reshard_after_forward"] = unit.reshard_after_forward
+    if ignored:
+        arguments["ignored_params"] = ignored
+    return torch_compat.shard_module(model.get_submodule(unit.fqn), arguments)
+
+
+def _check_supported(plan: ShardPlan) -> None:
+    if plan.config.param_init_fn is not None:
+        msg = "`param_init_fn` is not supported yet. Build the model on a real device, initialised."
+        raise UnsupportedFeatureError(msg, feature="param_init_fn")
+
+
+@torch.no_grad()
+def _broadcast_from_rank0(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give every rank the values of the mesh's first rank, tensor by tensor."""
+    device = torch.device(mesh.device_type)
+    for tensor in (*model.parameters(), *model.buffers()):
+        value = tensor.detach().to(device)
+        for dim in reversed(range(mesh.ndim)):
+            group = mesh.get_group(dim)
+            dist.broadcast(value, group=group, group_src=0)
+        if value.data_ptr() != tensor.data_ptr():
+            tensor.copy_(value)
+
+
+def _verify(model: nn.Module, plan: ShardPlan, before: dict[nn.Parameter, tuple[str, ...]]) -> None:
+    """Check that what was planned is what came out; a failure here is an error of ours or of torch's."""
+    after = {names: param for param, names in parameter_names(model).items()}
+    if set(after) != set(before.values()):
+        lost = sorted(set(before.values()) - set(after))
+        msg = f"Sharding changed the names or ties of parameters: {lost}. Please report this model."
+        raise ModelError(msg)
+    replicas, shards = plan.mesh_shape
+    by_name = {name: param for names, param in after.items() for name in names}
+    for unit in plan.units:
+        for name in unit.parameters:
+            param = by_name[name]
+            if not isinstance(param, DTensor):
+                msg = f"Parameter `{name}` of unit `{unit.fqn}` was not sharded. Please report this model."
+                raise ModelError(msg, fqn=name)
+            expected = [Shard(0)] if param.device_mesh.ndim == 1 else [Replicate(), Shard(0)]
+            if list(param.placements) != expected or param.device_mesh.size() != replicas * shards:
+                msg = f"Parameter `{name}` is placed {param.placements}; expected {expected}."
+                raise ModelError(msg, fqn=name)
+
+
+def _log_findings(plan: ShardPlan) -> None:
+    if dist.get_rank() != 0:
+        return
+    for finding in plan.findings:
+        level = logging.WARNING if finding.fidelity == "changed" else logging.INFO
+        logger.log(level, "%s %s: %s", finding.code, finding.subject, finding.message)

@@ -1,0 +1,171 @@
+"""The only file that asks which torch this is, or touches its privates.
+
+Checked against torch 2.6 to 2.15. Where torch has a public way, that is used; each private that is read says
+what it was checked on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+HAS_IGNORED_PARAMS = "ignored_params" in inspect.signature(fully_shard).parameters
+"""torch 2.7: ``fully_shard`` can leave parameters alone."""
+
+
+def accelerator_type() -> str | None:
+    """Return the type of the accelerator that can be used here, such as ``cuda``, or None."""
+    if not torch.accelerator.is_available():
+        return None
+    device = torch.accelerator.current_accelerator()
+    return None if device is None else device.type
+
+
+def run_wrap_policy(
+    policy: Any, root: nn.Module, ignored_modules: set[nn.Module]
+) -> dict[nn.Module, dict[str, Any]] | None:
+    """Run a policy object of torch's (``ModuleWrapPolicy``, ``CustomPolicy``).
+
+    Returns each selected module with the FSDP1 arguments that the policy gives it, or None for a plain
+    callable, which FSDP1 evaluates in another way. ``_Policy._run_policy`` is the same in 2.6 to 2.15.
+    """
+    run = getattr(policy, "_run_policy", None)
+    if run is None:
+        return None
+    selected: dict[nn.Module, dict[str, Any]] = run(root, ignored_modules, {})
+    return selected
+
+
+def is_fsdp1_module(module: nn.Module) -> bool:
+    """Tell whether FSDP1 has wrapped the module."""
+    return isinstance(module, FullyShardedDataParallel)
+
+
+def is_flat_parameter(parameter: nn.Parameter) -> bool:
+    """Tell whether a parameter is one of FSDP1's flat parameters (2.6 to 2.15)."""
+    return bool(getattr(parameter, "_is_flat_param", False))
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Tell whether a module has a forward of its own, on which FSDP2 can hang its hooks."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def shard_module(module: nn.Module, arguments: Mapping[str, Any]) -> FSDPModule:
+    """Call ``fully_shard`` with those arguments that are set; an absent one is torch's own default."""
+    sharded = fully_shard(module, **arguments)
+    if not isinstance(sharded, FSDPModule):
+        msg = f"fully_shard returned a {type(sharded).__name__}."
+        raise TypeError(msg)
+    return sharded
+
+
+def mesh_of_groups(
+    groups: list[dist.ProcessGroup], device_type: str, ranks: torch.Tensor, names: tuple[str, ...]
+) -> DeviceMesh:
+    """Make a mesh of existing process groups, one for each dimension, without making new groups."""
+    if len(groups) == 1:
+        return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=names)
+    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
+
+
+def stop_backward_prefetch(modules: Iterable[FSDPModule]) -> None:
+    """Switch FSDP2's implicit backward prefetch off.
+
+    An empty list means the default order, so each unit prefetches itself, which is unsharded already and
+    costs nothing (2.6 to 2.15).
+    """
+    for module in modules:
+        module.set_modules_to_backward_prefetch([module])
+
+
+def mend_gloo_averaging(mesh: DeviceMesh, modules: Iterable[FSDPModule]) -> bool:
+    """Make gradients right on gloo where torch's averaging is not. Return whether anything was mended.
+
+    gloo's reduce-scatter with ``ReduceOp.AVG`` silently sums up to torch 2.8, and its all-reduce refuses it,
+    so that FSDP2's float32 and bfloat16 gradients on the CPU are world-size times too large. Whether it does
+    here is asked of gloo itself, by a collective of two numbers for each dimension of the mesh: every rank of
+    the mesh must call this. Where FSDP2 can be told to sum and divide (2.8 and later), the units are told;
+    before that the two functions that choose the division are replaced, for gloo groups only.
+    """
+    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    broken = [_sums_instead_of_averaging(group) for group in groups if _is_gloo(group)]
+    if not any(broken):
+        return False
+    units = list(modules)
+    if hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        for unit in units:
+            unit.set_force_sum_reduction_for_comms(True)
+    else:
+        _replace_division()
+    return True
+
+
+def _is_gloo(group: dist.ProcessGroup) -> bool:
+    return "gloo" in str(dist.get_backend(group))
+
+
+def _sums_instead_of_averaging(group: dist.ProcessGroup) -> bool:
+    size = dist.get_world_size(group)
+    if size == 1:
+        return False
+    output = torch.empty(1)
+    dist.reduce_scatter_tensor(output, torch.ones(size), op=dist.ReduceOp.AVG, group=group)
+    return bool(output.item() != 1.0)
+
+
+def _replace_division() -> None:
+    """Replace, once, what torch 2.6 and 2.7 use to average (``_fsdp_collectives``, ``_fsdp_param_group``)."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
+
+    factors = _fsdp_collectives._get_gradient_divide_factors
+    if getattr(factors, "mended_by_fsdp_migrate", False):
+        return
+    foreach_reduce: Callable[..., Any] = _fsdp_param_group.foreach_reduce
+
+    def summing_factors(
+        shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None, *args: Any, **kwargs: Any
+    ) -> Any:
+        chosen = factors(shard_group, replicate_group, *args, **kwargs)
+        if chosen[0] is not None or not _is_gloo(shard_group):
+            return chosen  # float16 is divided before and after a sum already
+        size = shard_group.size() * (1 if replicate_group is None else replicate_group.size())
+        return 1.0, float(size)
+
+    def reduce_without_event(*args: Any, **kwargs: Any) -> Any:
+        # A CPU stream records no event, and torch asserts that there is one wherever it keeps the
+        # all-reduce's input alive. On the CPU the collective is over: nothing needs to be kept.
+        results = list(foreach_reduce(*args, **kwargs))
+        if results[4] is None:
+            results[3] = None
+        return tuple(results)
+
+    summing_factors.mended_by_fsdp_migrate = True  # type: ignore[attr-defined]
+    _fsdp_collectives._get_gradient_divide_factors = summing_factors  # type: ignore[assignment]
+    _fsdp_param_group.foreach_reduce = reduce_without_event
+
+
+def mend_cpu_streams(device_type: str) -> None:
+    """Give torch 2.6's CPU streams the two methods without which FSDP2's forward fails there.
+
+    ``torch.cpu.Stream`` has them, doing nothing, from 2.7 on.
+    """
+    if device_type != "cpu" or hasattr(torch.cpu.Stream, "record_event"):
+        return
+
+    def record_event(stream: Any, event: Any = None) -> None:
+        del stream, event
+
+    torch.cpu.Stream.record_event = record_event  # type: ignore[attr-defined,unused-ignore]
+    torch.cpu.Stream.wait_event = record_event  # type: ignore[attr-defined,unused-ignore]
