@@ -1,1 +1,92 @@
-"""Move a training run from PyTorch FSDP1 to FSDP2."""
+"""Move a training run from PyTorch FSDP1 to FSDP2.
+
+    >>> import fsdp_migrate
+    >>> config = fsdp_migrate.FSDP1Config(sharding_strategy="SHARD_GRAD_OP", mixed_precision={"param_dtype": "bf16"})
+    >>> config.mixed_precision.param_dtype
+    'bfloat16'
+
+:func:`prepare_fully_shard` takes a model and the arguments of its ``FullyShardedDataParallel`` call, and shards
+it with ``fully_shard``. :func:`convert_checkpoint` makes a checkpoint of the FSDP1 run one that FSDP2 loads.
+What changes on the way is said in :class:`Finding` objects; what goes wrong is an :class:`FSDPMigrateError`.
+
+The names are loaded when they are first used, so that working with configs does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert import (
+        ConversionPlan as ConversionPlan,
+        ConversionReport as ConversionReport,
+        Manifest as Manifest,
+        VerifyReport as VerifyReport,
+        convert_checkpoint as convert_checkpoint,
+        execute_plan as execute_plan,
+        inspect_checkpoint as inspect_checkpoint,
+        plan_conversion as plan_conversion,
+        verify_checkpoints as verify_checkpoints,
+    )
+    from fsdp_migrate.config import FSDP1Config as FSDP1Config, FSDP2Config as FSDP2Config
+    from fsdp_migrate.errors import FSDPMigrateError as FSDPMigrateError
+    from fsdp_migrate.findings import Finding as Finding
+    from fsdp_migrate.plan import ShardPlan as ShardPlan, plan_fully_shard as plan_fully_shard
+    from fsdp_migrate.prepare import (
+        prepare_fully_shard as prepare_fully_shard,
+        shard_plan as shard_plan,
+    )
+
+    __version__: str
+
+__all__ = [
+    "ConversionPlan",
+    "ConversionReport",
+    "FSDP1Config",
+    "FSDP2Config",
+    "FSDPMigrateError",
+    "Finding",
+    "Manifest",
+    "ShardPlan",
+    "VerifyReport",
+    "__version__",
+    "convert_checkpoint",
+    "execute_plan",
+    "inspect_checkpoint",
+    "plan_conversion",
+    "plan_fully_shard",
+    "prepare_fully_shard",
+    "shard_plan",
+    "verify_checkpoints",
+]
+
+_HOMES = {
+    "FSDP1Config": "config",
+    "FSDP2Config": "config",
+    "FSDPMigrateError": "errors",
+    "Finding": "findings",
+    "ShardPlan": "plan",
+    "plan_fully_shard": "plan",
+    "prepare_fully_shard": "prepare",
+    "shard_plan": "prepare",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fsdp-migrate")
+    if name not in __all__:
+        msg = f"module 'fsdp_migrate' has no attribute {name!r}"
+        raise AttributeError(msg)
+    home = importlib.import_module(f"fsdp_migrate.{_HOMES.get(name, 'checkpoint_convert')}")
+    value: object = getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
