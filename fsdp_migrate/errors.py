@@ -109,7 +109,16 @@ class CheckpointFormatError(CheckpointError, ValueError):
 
 
 class UnsafePickleError(CheckpointFormatError):
-    """A pickle that asks for a global outside the allow-list; nothing of it was executed."""
+    """A pickle that asks for a global outside the allow-list; nothing of it was executed.
+
+    ``global_name`` is what it asked for, or None where an opcode is to blame.
+    """
+
+    def __init__(
+        self, message: str, *, path: object = None, global_name: str | None = None
+    ) -> None:
+        super().__init__(message, path=path)
+        self.global_name = global_name
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):

@@ -1,0 +1,250 @@
+"""Stand-ins for what ``torch.save`` pickles: tensors, containers, and the records that training loops keep.
+
+A value read through this table is inert: built-in containers, numbers and text as themselves; tensors and
+arrays as descriptions that point at their bytes; objects as :class:`Record`, their class's name and what
+they were built from. It can be compared and shown, not called.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fsdp_migrate.checkpoint_convert.dcp_records import (
+    DTYPE_GLOBALS,
+    PATH_GLOBALS,
+    TORCH_SIZE,
+    DTypeName,
+)
+from fsdp_migrate.checkpoint_convert.dtypes import DTYPES, STORAGE_DTYPES
+from fsdp_migrate.checkpoint_convert.safe_pickle import Globals, Inert, InertType, StandIn, load_pickle
+
+
+class StorageType(Inert):
+    """A storage class; ``dtype`` is None for untyped bytes."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: str | None) -> None:
+        self.dtype = dtype
+
+
+class StorageRef(Inert):
+    """The bytes that a tensor looks at: the record ``data/<key>`` of the same archive."""
+
+    __slots__ = ("dtype", "key", "numel")
+
+    def __init__(self, dtype: str | None, key: str, numel: int) -> None:
+        self.dtype = dtype
+        self.key = key
+        self.numel = numel
+
+
+class TensorValue(Inert):
+    """A tensor: its type, shape and strides in elements, and where in which storage it starts."""
+
+    __slots__ = ("dtype", "shape", "start", "storage", "strides")
+
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        start: int,
+        storage: StorageRef,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = strides
+        self.start = start
+        self.storage = storage
+
+
+class Record(Inert):
+    """An object of an allowed class: its name, its arguments and its state, as the pickle had them.
+
+    Every allowed class has a subclass of its own, because pickle's NEWOBJ insists on a type.
+    """
+
+    __slots__ = ("arguments", "entries", "items", "state")
+    name: str = ""
+
+    def __new__(cls, *arguments: object) -> Record:
+        record = super().__new__(cls)
+        record.arguments = arguments
+        record.state = None
+        record.items = []
+        record.entries = []
+        return record
+
+    def __init__(self, *arguments: object) -> None:
+        del arguments
+
+    arguments: tuple[object, ...]
+    state: object
+    items: list[object]
+    entries: list[tuple[object, object]]
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def append(self, item: object) -> None:
+        """Take an item, for classes that pickle as lists."""
+        self.items.append(item)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Take an entry, for classes that pickle as mappings."""
+        self.entries.append((key, value))
+
+
+def _record_type(name: str) -> type[Record]:
+    return InertType(name.rpartition(".")[2], (Record,), {"__slots__": (), "name": name})
+
+
+class OrderedDictValue(dict[Any, Any], metaclass=InertType):
+    """``collections.OrderedDict``, filled by the pickle's items only."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: object) -> None:
+        """Ignore attributes of the dict itself, such as a state dict's ``_metadata``."""
+
+
+def _rebuild_tensor(storage: Any, start: Any, shape: Any, strides: Any, *rest: Any) -> TensorValue:
+    """Stand for ``_rebuild_tensor`` and ``_rebuild_tensor_v2``."""
+    if len(rest) > 2 and rest[2]:
+        raise TypeError("a conjugated or negated view")
+    return _tensor(storage, storage.dtype, start, shape, strides)
+
+
+def _rebuild_tensor_v3(
+    storage: Any, start: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
+) -> TensorValue:
+    """Stand for ``_rebuild_tensor_v3``, which names the element type apart from the storage."""
+    del grad, hooks
+    if rest and rest[0]:
+        raise TypeError("a conjugated or negated view")
+    return _tensor(storage, dtype, start, shape, strides)
+
+
+def _tensor(storage: Any, dtype: Any, start: Any, shape: Any, strides: Any) -> TensorValue:
+    numbers = (start, *shape, *strides)
+    if not isinstance(storage, StorageRef) or dtype not in DTYPES:
+        raise TypeError("a tensor without storage or of an unknown type")
+    if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides):
+        raise TypeError("a tensor whose shape and strides do not fit")
+    if any(type(n) is not int or n < 0 for n in numbers):
+        raise TypeError("a tensor with a negative size, stride or start")
+    return TensorValue(str(dtype), shape, strides, start, storage)
+
+
+def _rebuild_parameter(data: object, *rest: object) -> object:
+    """Stand for ``_rebuild_parameter``: the tensor itself."""
+    del rest
+    return data
+
+
+def _storage(pid: object) -> StorageRef:
+    """Stand for the persistent id of a storage."""
+    if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
+        raise TypeError("a persistent id that is not a storage")
+    kind, key, numel = pid[1], pid[2], pid[4]
+    if not isinstance(kind, StorageType) or type(key) is not str or type(numel) is not int:
+        raise TypeError("a storage that is not described as torch does it")
+    return StorageRef(kind.dtype, key, numel)
+
+
+_RECORDS: Final = (
+    "_codecs.encode",
+    "builtins.bytearray",
+    "builtins.complex",
+    "builtins.frozenset",
+    "builtins.range",
+    "builtins.set",
+    "builtins.slice",
+    "__builtin__.bytearray",
+    "__builtin__.complex",
+    "__builtin__.frozenset",
+    "__builtin__.set",
+    "__builtin__.slice",
+    "collections.Counter",
+    "collections.defaultdict",
+    "collections.deque",
+    "datetime.date",
+    "datetime.datetime",
+    "datetime.time",
+    "datetime.timedelta",
+    "datetime.timezone",
+    "decimal.Decimal",
+    "fractions.Fraction",
+    "uuid.UUID",
+    "types.SimpleNamespace",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy.core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray._reconstruct",
+    "numpy._core.multiarray.scalar",
+    "numpy.random._pickle.__randomstate_ctor",
+    "numpy.random._pickle.__generator_ctor",
+    "numpy.random._pickle.__bit_generator_ctor",
+    "numpy.random._mt19937.MT19937",
+    "numpy.random._pcg64.PCG64",
+    "torch.device",
+    "torch.Generator",
+    "torch.torch_version.TorchVersion",
+    "torch.serialization._get_layout",
+    "composer.core.precision.Precision",
+    "composer.core.time.Time",
+    "composer.core.time.TimeUnit",
+    "composer.core.time.Timestamp",
+)
+# Types that stand in containers as themselves: defaultdict(list), scalars' types.
+_TYPE_NAMES: Final = ("bool", "bytes", "dict", "float", "int", "list", "object", "str", "tuple")
+
+
+def _split(name: str) -> tuple[str, str]:
+    module, _, last = name.rpartition(".")
+    return module, last
+
+
+VALUE_GLOBALS: Final[Globals] = {
+    **DTYPE_GLOBALS,
+    **PATH_GLOBALS,
+    ("torch", "Size"): TORCH_SIZE,
+    ("collections", "OrderedDict"): OrderedDictValue,
+    ("torch._utils", "_rebuild_tensor"): StandIn(_rebuild_tensor),
+    ("torch._utils", "_rebuild_tensor_v2"): StandIn(_rebuild_tensor),
+    ("torch._utils", "_rebuild_tensor_v3"): StandIn(_rebuild_tensor_v3),
+    ("torch._utils", "_rebuild_parameter"): StandIn(_rebuild_parameter),
+    ("torch.storage", "UntypedStorage"): StorageType(None),
+    **{("torch", name): StorageType(dtype) for name, dtype in STORAGE_DTYPES.items()},
+    **{_split(name): _record_type(name) for name in _RECORDS},
+    **{("builtins", name): _record_type(name) for name in _TYPE_NAMES},
+    **{("__builtin__", name): _record_type(name) for name in _TYPE_NAMES},
+}
+
+
+def load_value(data: bytes, *, where: str) -> object:
+    """Load the ``data.pkl`` of an archive of torch.save.
+
+    Raises:
+        UnsafePickleError: It names something outside the table. Nothing of it was executed.
+        CheckpointFormatError: It is damaged.
+    """
+    return load_pickle(data, VALUE_GLOBALS, where=where, persistent=_storage)
+
+
+def describe_type(value: object) -> str:
+    """Name the type of a value as its owner knew it."""
+    if isinstance(value, Record):
+        return value.name
+    if isinstance(value, TensorValue):
+        return "torch.Tensor"
+    if isinstance(value, OrderedDictValue):
+        return "collections.OrderedDict"
+    if isinstance(value, DTypeName):
+        return "torch.dtype"
+    return type(value).__name__

@@ -1,0 +1,124 @@
+"""The items of ``.distcp`` files: one archive of torch.save per chunk of a tensor, or per other value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
+from fsdp_migrate.checkpoint_convert.item_values import TensorValue, load_value
+from fsdp_migrate.checkpoint_convert.metadata import Stored
+from fsdp_migrate.checkpoint_convert.reshard import Shape, row_major_strides
+from fsdp_migrate.checkpoint_convert.storage import Folder
+from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
+from fsdp_migrate.errors import CheckpointFormatError
+
+
+_PICKLE: Final = "data.pkl"
+_MAX_PICKLE: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBytes:
+    """Where the elements of a stored tensor lie: ``nbytes`` at ``position`` of ``file``.
+
+    ``strides`` and ``start`` are None and 0 where the elements follow each other in row-major order.
+    """
+
+    file: str
+    position: int
+    nbytes: int
+    dtype: str
+    shape: Shape
+    strides: Shape | None
+    start: int
+    crc: int
+
+
+def open_item(folder: Folder, stored: Stored, *, where: str) -> TorchZip:
+    """Open the archive of an item.
+
+    Raises:
+        CheckpointFormatError: It is not such an archive.
+    """
+    return TorchZip(
+        lambda offset, length: folder.read(stored.file, offset, length),
+        stored.offset,
+        stored.length,
+        where=where,
+    )
+
+
+def load_item(archive: TorchZip) -> object:
+    """Read the value of an item; tensors in it stay descriptions.
+
+    Raises:
+        UnsafePickleError: It names a class outside the allow-list.
+        CheckpointFormatError: It is damaged.
+    """
+    record = archive.records.get(_PICKLE)
+    if record is not None and record.size > _MAX_PICKLE:
+        msg = f"{archive.where} holds a pickle of {record.size} bytes; at most {_MAX_PICKLE} are read."
+        raise CheckpointFormatError(msg)
+    return load_value(archive.read(_PICKLE), where=archive.where)
+
+
+def locate_tensor(folder: Folder, stored: Stored, *, where: str) -> TensorBytes:
+    """Find the bytes of a stored tensor, without reading them.
+
+    Raises:
+        CheckpointFormatError: The item is damaged, or holds something else than a tensor.
+    """
+    archive = open_item(folder, stored, where=where)
+    value = load_item(archive)
+    if not isinstance(value, TensorValue):
+        msg = f"{where} should hold a tensor, and holds something else ({type(value).__name__})."
+        raise CheckpointFormatError(msg)
+    return tensor_bytes(archive, value, stored.file)
+
+
+def tensor_bytes(archive: TorchZip, value: TensorValue, file: str) -> TensorBytes:
+    """Find the bytes that a tensor in an archive looks at, and check that it looks at nothing else.
+
+    Raises:
+        CheckpointFormatError: Shape, strides and stored bytes do not fit.
+    """
+    itemsize = DTYPES[value.dtype].itemsize
+    count = math.prod(value.shape)
+    name = f"data/{value.storage.key}"
+    if count == 0:
+        return TensorBytes(file, 0, 0, value.dtype, value.shape, None, 0, 0)
+    position = archive.position(name)
+    record = archive.records[name]
+    last = value.start + sum((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True))
+    if max(last + 1, count) * itemsize > record.size or record.size % itemsize:
+        msg = (
+            f"{archive.where}: a {value.dtype} tensor of shape {list(value.shape)} needs "
+            f"{max(last + 1, count) * itemsize} bytes, and {record.size} are stored. The file is damaged."
+        )
+        raise CheckpointFormatError(msg)
+    is_plain = _is_row_major(value.shape, value.strides)
+    if is_plain and value.start == 0 and record.size == count * itemsize:
+        crc, start = record.crc, 0
+    elif is_plain:
+        position += value.start * itemsize
+        crc, start = 0, 0
+    else:
+        crc, start = 0, value.start
+    return TensorBytes(
+        file=file,
+        position=position,
+        nbytes=count * itemsize if is_plain else record.size,
+        dtype=value.dtype,
+        shape=value.shape,
+        strides=None if is_plain else value.strides,
+        start=start,
+        crc=crc,
+    )
+
+
+def _is_row_major(shape: Shape, strides: Shape) -> bool:
+    """Tell whether elements follow each other; strides of dimensions of one element mean nothing."""
+    expected = row_major_strides(shape)
+    return all(n == 1 or s == e for n, s, e in zip(shape, strides, expected, strict=True))

@@ -1,0 +1,77 @@
+"""Names: the wrapper prefixes that FSDP1-era code leaves in them, and how they come off. Text only.
+
+Wrappers are whole parts of a dotted name, anywhere in it: ``blocks.0._checkpoint_wrapped_module.weight``.
+A leading ``module.`` is different: it is what DistributedDataParallel adds, and also a name that people give
+to their own submodules, so it only comes off where every name of a part has it, and never in the middle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+
+WRAPPER_PARTS: Final = frozenset(
+    {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_fpw_module"}
+)
+_MODULE: Final = "module."
+
+Path = tuple[str | int, ...]
+
+
+def strip_wrappers(name: str) -> str:
+    """Take the wrappers' parts out of a dotted name.
+
+    Example:
+        >>> strip_wrappers("_orig_mod.blocks.0._checkpoint_wrapped_module.up.weight")
+        'blocks.0.up.weight'
+        >>> strip_wrappers("my_orig_mod.weight")
+        'my_orig_mod.weight'
+    """
+    if not any(part in name for part in WRAPPER_PARTS):
+        return name
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
+
+
+def strip_module(name: str) -> str:
+    """Take a leading ``module.`` off, after wrappers.
+
+    Example:
+        >>> strip_module("module.up.weight"), strip_module("a.module.up.weight")
+        ('up.weight', 'a.module.up.weight')
+    """
+    return name.removeprefix(_MODULE)
+
+
+def all_have_module(names: Iterable[str]) -> bool:
+    """Tell whether there are names and every one starts with ``module.``, once wrappers are off."""
+    found = False
+    for name in names:
+        if not strip_wrappers(name).startswith(_MODULE):
+            return False
+        found = True
+    return found
+
+
+def join_path(path: Path) -> str:
+    """Return the flat key that torch makes of a path.
+
+    Example:
+        >>> join_path(("optimizer", "param_groups", 0, "lr"))
+        'optimizer.param_groups.0.lr'
+    """
+    return ".".join(map(str, path))
+
+
+def find_collisions(renames: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the new names that more than one old name would get, with those old names.
+
+    Example:
+        >>> find_collisions({"a._orig_mod.w": "a.w", "a.w": "a.w", "b": "b"})
+        {'a.w': ['a._orig_mod.w', 'a.w']}
+    """
+    olds: defaultdict[str, list[str]] = defaultdict(list)
+    for old, new in renames.items():
+        olds[new].append(old)
+    return {new: names for new, names in olds.items() if len(names) > 1}

@@ -1,0 +1,204 @@
+"""What a checkpoint holds: entries, the chunks they are stored in, and the parts they belong to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
+from fsdp_migrate.checkpoint_convert.keys import Path
+from fsdp_migrate.checkpoint_convert.reshard import Shape
+from fsdp_migrate.findings import Finding
+
+
+PartKind = Literal["model", "optimizer", "other"]
+Stack = Literal["torch", "composer"]
+
+
+# Chunks and their places are named tuples, not dataclasses: a checkpoint can have millions, and they are
+# made three times faster.
+class Stored(NamedTuple):
+    """Where an item lies: ``length`` bytes at ``offset`` of ``file``, which is relative to the checkpoint."""
+
+    file: str
+    offset: int
+    length: int
+
+
+class Chunk(NamedTuple):
+    """One box of a tensor and the item that holds it."""
+
+    offsets: Shape
+    sizes: Shape
+    stored: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor: its flat key, the path that torch's planner made the key of, and its chunks.
+
+    ``path`` is None where the checkpoint does not record it.
+    """
+
+    key: str
+    path: Path | None
+    dtype: str
+    shape: Shape
+    chunks: tuple[Chunk, ...]
+    requires_grad: bool = False
+    memory_format: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the whole tensor."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    @property
+    def is_float(self) -> bool:
+        """Tell whether a cast of floating-point weights applies to it."""
+        return DTYPES[self.dtype].is_float
+
+
+@dataclass(frozen=True, slots=True)
+class BytesEntry:
+    """A value that is not a tensor, stored as one item."""
+
+    key: str
+    path: Path | None
+    stored: Stored
+
+
+Entry = TensorEntry | BytesEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A group of entries under one path: a model, an optimizer, or something else.
+
+    ``prefix`` is the path that the entries of the part have in common. ``module_prefix`` tells that every
+    parameter name in it starts with ``module.``.
+    """
+
+    kind: PartKind
+    prefix: Path
+    keys: tuple[str, ...]
+    module_prefix: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the path as text; ``(root)`` where the parameters have no common top name."""
+        return ".".join(map(str, self.prefix)) or "(root)"
+
+
+@dataclass(frozen=True, slots=True)
+class NameList:
+    """The parameter names that a ``params`` or ``param_groups`` item holds.
+
+    ``names`` is None where the item asks for a class outside the allow-list, and ``reason`` says which.
+    """
+
+    key: str
+    names: tuple[str, ...] | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint is and what it holds.
+
+    Attributes:
+        source: Where it lies.
+        layout: How it is laid out; ``"dcp"`` is a folder of torch.distributed.checkpoint.
+        stack: Who wrote it.
+        evidence: How layout and stack were recognised.
+        entries: Everything it holds, by key, in the order of the file.
+        files: The size of each data file that entries lie in.
+        extra_files: Other files in the folder, with their sizes.
+        parts: The entries by model, optimizer and the rest.
+        name_lists: The parameter names that entries hold as values.
+        torch_hint: The torch releases that can have written it.
+        is_portable: Whether every torch from 2.6 can read its metadata.
+        has_paths: Whether the metadata records the paths of keys.
+        version: The version that the metadata gives itself, if any.
+        findings: What there is to say about it.
+    """
+
+    source: str
+    layout: str
+    stack: Stack
+    evidence: str
+    entries: Mapping[str, Entry]
+    files: Mapping[str, int]
+    extra_files: Mapping[str, int]
+    parts: tuple[Part, ...]
+    name_lists: tuple[NameList, ...] = ()
+    torch_hint: str = ""
+    is_portable: bool = True
+    has_paths: bool = True
+    version: str | None = None
+    findings: tuple[Finding, ...] = ()
+    save_id: str | None = None
+
+    @property
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """Return the tensors."""
+        return tuple(e for e in self.entries.values() if isinstance(e, TensorEntry))
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(entry.nbytes for entry in self.tensors)
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ways its most divided tensor is divided."""
+        return max((len(entry.chunks) for entry in self.tensors), default=1)
+
+    def part_of(self) -> dict[str, Part]:
+        """Return the part of each key."""
+        return {key: part for part in self.parts for key in part.keys}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {
+            "source": self.source,
+            "layout": self.layout,
+            "stack": self.stack,
+            "evidence": self.evidence,
+            "torch_hint": self.torch_hint,
+            "is_portable": self.is_portable,
+            "nbytes": self.nbytes,
+            "world_size": self.world_size,
+            "files": dict(self.files),
+            "extra_files": dict(self.extra_files),
+            "parts": [self._part_as_dict(part) for part in self.parts],
+            "entries": [_entry_as_dict(entry) for entry in self.entries.values()],
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+    def _part_as_dict(self, part: Part) -> dict[str, Any]:
+        entries = [self.entries[key] for key in part.keys]
+        tensors = [entry for entry in entries if isinstance(entry, TensorEntry)]
+        return {
+            "kind": part.kind,
+            "name": part.name,
+            "tensors": len(tensors),
+            "values": len(entries) - len(tensors),
+            "nbytes": sum(entry.nbytes for entry in tensors),
+            "dtypes": sorted({entry.dtype for entry in tensors}),
+            "chunks": sum(len(entry.chunks) for entry in tensors),
+        }
+
+
+def _entry_as_dict(entry: Entry) -> dict[str, Any]:
+    if isinstance(entry, BytesEntry):
+        return {"key": entry.key, "kind": "value"}
+    return {
+        "key": entry.key,
+        "kind": "tensor",
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+        "chunks": len(entry.chunks),
+    }

@@ -1,0 +1,140 @@
+"""Read pickles without running them.
+
+A pickle is a program: a global that it names is imported and called. Here a global is looked up in an
+explicit table, and every entry of every table is a stand-in of ours that only keeps what it is given.
+Nothing is imported and nothing else is ever resolved. The tables stand next to what they describe:
+``dcp_records`` for ``.metadata``, ``item_values`` for what torch.save wrote.
+
+A stand-in never copies its arguments, because a pickle of a few bytes can hand the same large object to it
+again and again, and it cannot be changed by the pickle's BUILD, because it outlives the load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NoReturn
+
+from fsdp_migrate.checkpoint_convert.pickle_audit import audit_opcodes
+from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
+
+
+Globals = Mapping[tuple[str, str], object]
+"""What a pickle may name: ``(module, name)`` to a stand-in."""
+
+
+class InertType(type):
+    """The type of stand-in classes: a pickle cannot set attributes on them."""
+
+    def __setattr__(cls, name: str, value: object) -> NoReturn:
+        raise TypeError(f"{cls.__name__} cannot be changed")
+
+
+class Inert(metaclass=InertType):
+    """Base of stand-in classes; it takes no arguments and no state unless a subclass says so."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        raise TypeError(f"{type(self).__name__} takes no state")
+
+
+class StandIn(Inert):
+    """A stand-in for a function: calls one of ours, and cannot be changed by BUILD."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., object]) -> None:
+        self._call = call
+
+    def __call__(self, *args: object) -> object:
+        return self._call(*args)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self,
+        data: bytes,
+        allowed: Globals,
+        where: str,
+        persistent: Callable[[object], object] | None,
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self._allowed = allowed
+        self._where = where
+        self._persistent = persistent
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        try:
+            return self._allowed[module_name, global_name]
+        except KeyError:
+            name = f"{module_name}.{global_name}"
+            msg = (
+                f"{self._where} asks for the global `{name}`, which is not on the list of what may be read. "
+                "Nothing of it was executed."
+            )
+            raise UnsafePickleError(msg, global_name=name) from None
+
+    def persistent_load(self, pid: Any) -> Any:
+        if self._persistent is None:
+            msg = f"{self._where} refers to an object outside itself (a persistent id). It was not loaded."
+            raise UnsafePickleError(msg)
+        return self._persistent(pid)
+
+
+def load_pickle(
+    data: bytes,
+    allowed: Globals,
+    *,
+    where: str,
+    persistent: Callable[[object], object] | None = None,
+) -> object:
+    """Load a pickle in which only the globals of ``allowed`` may be named.
+
+    Args:
+        data: The pickle.
+        allowed: The stand-ins, by module and name.
+        where: The file and entry, for messages.
+        persistent: What to make of persistent ids; None refuses them.
+
+    Raises:
+        UnsafePickleError: It names something else, or would exhaust memory. Nothing of it was executed.
+        CheckpointFormatError: It is not a pickle, or not a whole one, or not one of what ``allowed`` describes.
+
+    Example:
+        >>> import pickle
+        >>> load_pickle(pickle.dumps([1, ("a", None)]), {}, where="an example")
+        [1, ('a', None)]
+        >>> load_pickle(pickle.dumps(print), {}, where="an example")
+        Traceback (most recent call last):
+        fsdp_migrate.errors.UnsafePickleError: an example asks for the global `builtins.print`, ...
+    """
+    audit_opcodes(data, where=where)
+    try:
+        return _Unpickler(data, allowed, where, persistent).load()
+    except UnsafePickleError:
+        raise
+    except (Exception, RecursionError, MemoryError) as error:
+        msg = f"{where} is not readable: {type(error).__name__}: {str(error)[:300]}."
+        raise CheckpointFormatError(msg) from error
+
+
+@contextlib.contextmanager
+def paused_gc() -> Iterator[None]:
+    """Keep the garbage collector from walking millions of new objects again and again.
+
+    Reading the metadata of 300,000 chunks takes 7.5 s with it and 0.8 s without.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+EMPTY_GLOBALS: Final[Globals] = {}

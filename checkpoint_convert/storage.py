@@ -1,0 +1,224 @@
+"""Where the bytes lie: folders on this machine, and any other that fsspec knows by URL.
+
+Sources are only ever read. Names inside a folder are relative, with ``/`` between their parts.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError
+
+
+Location = str | os.PathLike[str]
+
+_MAX_OPEN_FILES: Final = 64
+
+
+class Folder(Protocol):
+    """A folder of files that are read by ranges."""
+
+    url: str
+
+    def files(self) -> Mapping[str, int]:
+        """Return every file below the folder with its size; links are followed for the size only."""
+        ...
+
+    def leads_outside(self, name: str) -> bool:
+        """Tell whether ``name`` is a link, or lies behind one, to something outside the folder."""
+        ...
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Return exactly ``length`` bytes.
+
+        Raises:
+            CheckpointFormatError: The file is shorter.
+        """
+        ...
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer``.
+
+        Raises:
+            CheckpointFormatError: The file is shorter.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close what is open."""
+        ...
+
+
+def is_url(location: Location) -> bool:
+    """Tell whether a location is an fsspec URL of something else than this machine's files."""
+    text = os.fspath(location)
+    return "://" in text and not text.startswith(("file://", "local://"))
+
+
+def local_path(location: Location) -> Path:
+    """Return a location on this machine as a path."""
+    text = os.fspath(location)
+    for scheme in ("file://", "local://"):
+        text = text.removeprefix(scheme)
+    return Path(text)
+
+
+def open_folder(location: Location) -> Folder:
+    """Open a folder for reading.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing there.
+        CheckpointFormatError: It is not a folder.
+    """
+    if is_url(location):
+        return FsspecFolder(os.fspath(location))
+    return LocalFolder(local_path(location))
+
+
+class LocalFolder:
+    """A folder on this machine; reads by ``pread``, safe to use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            msg = f"There is nothing at {str(path)!r}."
+            raise CheckpointNotFoundError(msg, path=path)
+        if not path.is_dir():
+            raise CheckpointFormatError(f"{str(path)!r} is not a folder.", path=path)
+        self.path = path
+        self.url = str(path)
+        self._real = path.resolve()
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def files(self) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        for base, folders, names in os.walk(self.path):
+            folders.sort()
+            for name in sorted(names):
+                full = Path(base, name)
+                try:
+                    found[full.relative_to(self.path).as_posix()] = full.stat().st_size
+                except FileNotFoundError:
+                    continue
+        return found
+
+    def leads_outside(self, name: str) -> bool:
+        target = (self.path / name).resolve()
+        return target != self._real and self._real not in target.parents
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        buffer = bytearray(length)
+        self.read_into(name, offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        opened = self._acquire(name)
+        try:
+            while len(buffer):
+                count = os.preadv(opened.fd, [buffer], offset)
+                if count == 0:
+                    msg = f"{self._at(name)} ends at byte {offset}, {len(buffer)} bytes too early."
+                    raise CheckpointFormatError(msg, path=self.path / name)
+                offset += count
+                buffer = buffer[count:]
+        finally:
+            self._release(opened)
+
+    def close(self) -> None:
+        with self._lock:
+            for opened in self._open.values():
+                os.close(opened.fd)
+            self._open.clear()
+
+    def _at(self, name: str) -> str:
+        return repr(str(self.path / name))
+
+    def _acquire(self, name: str) -> _OpenFile:
+        with self._lock:
+            opened = self._open.get(name)
+            if opened is None:
+                try:
+                    fd = os.open(self.path / name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+                except FileNotFoundError as error:
+                    msg = f"{self._at(name)} is not there."
+                    raise CheckpointNotFoundError(msg, path=self.path / name) from error
+                opened = self._open[name] = _OpenFile(fd)
+            self._open.move_to_end(name)
+            opened.users += 1
+            self._close_idle()
+            return opened
+
+    def _release(self, opened: _OpenFile) -> None:
+        with self._lock:
+            opened.users -= 1
+
+    def _close_idle(self) -> None:
+        for name in list(self._open)[: len(self._open) - _MAX_OPEN_FILES]:
+            if self._open[name].users == 0:
+                os.close(self._open.pop(name).fd)
+
+
+class _OpenFile:
+    __slots__ = ("fd", "users")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.users = 0
+
+
+class FsspecFolder:
+    """A folder behind an fsspec URL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.fs, self.root = resolve_url(self.url)
+        if not self.fs.exists(self.root):
+            raise CheckpointNotFoundError(f"There is nothing at {self.url!r}.", path=self.url)
+        if not self.fs.isdir(self.root):
+            raise CheckpointFormatError(f"{self.url!r} is not a folder.", path=self.url)
+
+    def files(self) -> Mapping[str, int]:
+        prefix = self.root.rstrip("/") + "/"
+        found = self.fs.find(self.root, detail=True)
+        return {
+            name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())
+        }
+
+    def leads_outside(self, name: str) -> bool:
+        del name
+        return False
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+        data: bytes = self.fs.cat_file(f"{self.root}/{name}", start=offset, end=offset + length)
+        if len(data) != length:
+            msg = f"'{self.url}/{name}' ends {length - len(data)} bytes too early."
+            raise CheckpointFormatError(msg, path=f"{self.url}/{name}")
+        return data
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        buffer[:] = self.read(name, offset, len(buffer))
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+def resolve_url(url: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a URL, and the path in it.
+
+    Raises:
+        CheckpointNotFoundError: fsspec knows no such kind of URL, or lacks its package.
+    """
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise CheckpointNotFoundError(f"{url!r} cannot be opened: {error}", path=url) from error
+    return fs, str(path).rstrip("/")
