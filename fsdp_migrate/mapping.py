@@ -156,13 +156,14 @@ def map_mp_dtypes(precision: MixedPrecision, config: FSDP1Config) -> Mapped:
 
     FSDP1 casts the forward inputs of the root, and of other units only with ``cast_forward_inputs``; FSDP2's
     default casts those of every unit. With ``cast_forward_inputs`` FSDP1 casts at the root too, whatever
-    ``cast_root_forward_inputs`` says (``_runtime_utils._pre_forward``).
+    ``cast_root_forward_inputs`` says (``_runtime_utils._pre_forward``). Without a ``reduce_dtype`` FSDP1
+    reduces in ``param_dtype``; so does FSDP2 up to torch 2.14, but no longer in 2.15, so it is told.
     """
     del config
-    dtypes = {"param_dtype": precision.param_dtype, "reduce_dtype": precision.reduce_dtype}
+    reduce = precision.reduce_dtype or precision.param_dtype
+    dtypes = {"param_dtype": precision.param_dtype, "reduce_dtype": reduce}
     casts = precision.cast_forward_inputs
     root_casts = casts or precision.cast_root_forward_inputs
-    reduce = precision.reduce_dtype or precision.param_dtype
     where = "every unit" if casts else "the root" if root_casts else "no unit"
     dtype_text = f"Parameters in {precision.param_dtype or 'their own dtype'}, gradients reduced in "
     findings = (

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-def check_optimizers(
-    optimizers: Iterable[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]
-) -> None:
+def check_optimizers(optimizers: Iterable[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
     """Check that every parameter of the optimizers is the model's, before anything is changed.
 
     Raises:
@@ -57,7 +55,7 @@ def repoint_optimizers(
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[param][0]] for param in group["params"]]
-        old_state = dict(optimizer.state)
+        old_state: dict[Any, dict[str, Any]] = dict(optimizer.state)
         optimizer.state.clear()
         for param, state in old_state.items():
             new = sharded[names[param][0]] if param in names else param

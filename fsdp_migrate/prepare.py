@@ -136,7 +136,7 @@ def apply_plan(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = N
     """Shard the model by the plan, unit by unit; a collective call of all ranks."""
     meshes = _Meshes(mesh)
     root_mesh = meshes.of(plan.config)
-    torch_compat.mend_cpu_streams(root_mesh.device_type)
+    torch_compat.mend_fsdp2_on_cpu(root_mesh.device_type)
     if plan.config.broadcast_from_rank0:
         _broadcast_from_rank0(model, root_mesh)
     ignored = {model.get_parameter(name) for name in plan.ignored}

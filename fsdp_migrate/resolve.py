@@ -145,5 +145,5 @@ def _mesh_of_groups(kind: MeshKind, groups: Any, device_type: str) -> DeviceMesh
 
 def _replicating_mesh(group: dist.ProcessGroup, device_type: str) -> DeviceMesh:
     ranks = torch.tensor(dist.get_process_group_ranks(group)).view(-1, 1)
-    alone, _ = dist.new_subgroups(group_size=1)
-    return torch_compat.mesh_of_groups([group, alone], device_type, ranks, (REPLICATE, SHARD))
+    groups = [group, torch_compat.group_of_this_rank_alone()]
+    return torch_compat.mesh_of_groups(groups, device_type, ranks, (REPLICATE, SHARD))

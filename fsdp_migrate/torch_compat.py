@@ -6,7 +6,9 @@ what it was checked on.
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,10 +66,7 @@ def has_forward(module: nn.Module) -> bool:
 
 def shard_module(module: nn.Module, arguments: Mapping[str, Any]) -> FSDPModule:
     """Call ``fully_shard`` with those arguments that are set; an absent one is torch's own default."""
-    sharded = fully_shard(module, **arguments)
-    if not isinstance(sharded, FSDPModule):
-        msg = f"fully_shard returned a {type(sharded).__name__}."
-        raise TypeError(msg)
+    sharded: FSDPModule = fully_shard(module, **arguments)
     return sharded
 
 
@@ -78,6 +77,13 @@ def mesh_of_groups(
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=names)
     return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
+
+
+def group_of_this_rank_alone() -> dist.ProcessGroup:
+    """Make a group of one for every rank, and return this rank's; a collective call of all ranks."""
+    group, _ = dist.new_subgroups(group_size=1)  # type: ignore[no-untyped-call,unused-ignore]
+    alone: dist.ProcessGroup = group
+    return alone
 
 
 def stop_backward_prefetch(modules: Iterable[FSDPModule]) -> None:
@@ -127,12 +133,11 @@ def _sums_instead_of_averaging(group: dist.ProcessGroup) -> bool:
 
 def _replace_division() -> None:
     """Replace, once, what torch 2.6 and 2.7 use to average (``_fsdp_collectives``, ``_fsdp_param_group``)."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
-
-    factors = _fsdp_collectives._get_gradient_divide_factors
+    collectives, param_group = _private("_fsdp_collectives"), _private("_fsdp_param_group")
+    factors: Callable[..., Any] = collectives._get_gradient_divide_factors
     if getattr(factors, "mended_by_fsdp_migrate", False):
         return
-    foreach_reduce: Callable[..., Any] = _fsdp_param_group.foreach_reduce
+    foreach_reduce: Callable[..., Any] = param_group.foreach_reduce
 
     def summing_factors(
         shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None, *args: Any, **kwargs: Any
@@ -152,20 +157,36 @@ def _replace_division() -> None:
         return tuple(results)
 
     summing_factors.mended_by_fsdp_migrate = True  # type: ignore[attr-defined]
-    _fsdp_collectives._get_gradient_divide_factors = summing_factors  # type: ignore[assignment]
-    _fsdp_param_group.foreach_reduce = reduce_without_event
+    collectives._get_gradient_divide_factors = summing_factors
+    param_group.foreach_reduce = reduce_without_event
 
 
-def mend_cpu_streams(device_type: str) -> None:
-    """Give torch 2.6's CPU streams the two methods without which FSDP2's forward fails there.
+def _private(name: str) -> Any:
+    return importlib.import_module(f"torch.distributed.fsdp._fully_shard.{name}")
 
-    ``torch.cpu.Stream`` has them, doing nothing, from 2.7 on.
+
+def mend_fsdp2_on_cpu(device_type: str) -> None:
+    """Give torch 2.6 the two things without which FSDP2 does not train on the CPU; 2.7 has them itself.
+
+    CPU streams get the methods that FSDP2 calls, doing nothing, and the copy of gathered parameters no longer
+    counts as a change that autograd would object to in backward.
     """
     if device_type != "cpu" or hasattr(torch.cpu.Stream, "record_event"):
         return
+    param_group = _private("_fsdp_param_group")
+    copy_out: Callable[..., Any] = param_group.foreach_all_gather_copy_out
 
-    def record_event(stream: Any, event: Any = None) -> None:
+    preserve_version = importlib.import_module("torch.autograd")._unsafe_preserve_version_counter
+
+    def quiet_copy_out(result: Any, params: Any, group: dist.ProcessGroup) -> None:
+        with ExitStack() as stack:
+            for output in [output for param in params for output in param.all_gather_outputs]:
+                stack.enter_context(preserve_version(output))
+            copy_out(result, params, group)
+
+    def do_nothing(stream: Any, event: Any = None) -> None:
         del stream, event
 
-    torch.cpu.Stream.record_event = record_event  # type: ignore[attr-defined,unused-ignore]
-    torch.cpu.Stream.wait_event = record_event  # type: ignore[attr-defined,unused-ignore]
+    param_group.foreach_all_gather_copy_out = quiet_copy_out
+    setattr(torch.cpu.Stream, "record_event", do_nothing)  # noqa: B010 - absent there, so mypy knows none
+    setattr(torch.cpu.Stream, "wait_event", do_nothing)  # noqa: B010

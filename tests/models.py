@@ -21,7 +21,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.up(self.norm(x)))
-        return x + self.down(hidden) * self.scale.to(x.dtype)
+        out: torch.Tensor = x + self.down(hidden) * self.scale.to(x.dtype)
+        return out
 
 
 class Head(nn.Module):

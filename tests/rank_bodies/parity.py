@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +28,10 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.prepare import prepare_fully_shard
 from tests.models import Block, ConvNet, Head, Net, batch, loss_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 Tensors = dict[str, torch.Tensor]
@@ -56,8 +59,14 @@ def _groups() -> dict[str, Any]:
     return {"process_group": (shards[rank // 2], replicas[rank % 2])}
 
 
-def _mixed(*dtypes: torch.dtype | None, **flags: bool) -> dict[str, Any]:
-    return {"mixed_precision": MixedPrecision(*dtypes, **flags)}
+def _mixed(
+    param: torch.dtype | None,
+    reduce: torch.dtype | None = None,
+    buffer: torch.dtype | None = None,
+    *,
+    cast_forward_inputs: bool = False,
+) -> dict[str, Any]:
+    return {"mixed_precision": MixedPrecision(param, reduce, buffer, cast_forward_inputs=cast_forward_inputs)}
 
 
 _BF16 = torch.bfloat16
@@ -87,9 +96,11 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "custom policy": lambda: {
         "auto_wrap_policy": CustomPolicy(
-            lambda module: {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}
-            if isinstance(module, Head)
-            else isinstance(module, Block)
+            lambda module: (
+                {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}
+                if isinstance(module, Head)
+                else isinstance(module, Block)
+            )
         )
     },
     "bf16": lambda: {**_BLOCKS, **_mixed(_BF16)},
@@ -143,7 +154,7 @@ def train(model: nn.Module, steps: int = 3) -> list[float]:
     for step in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, batch(step, dist.get_rank()))
-        loss.backward()
+        torch.autograd.backward(loss)
         if step + 1 < steps:
             optimizer.step()
         losses.append(loss.item())
