@@ -5,7 +5,9 @@ Sources are only ever read. Names inside a folder are relative, with ``/`` betwe
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -25,8 +27,16 @@ class Folder(Protocol):
 
     url: str
 
-    def files(self) -> Mapping[str, int]:
-        """Return every file below the folder with its size; links are followed for the size only."""
+    def files(self, max_depth: int | None = None) -> Mapping[str, int]:
+        """Return every file below the folder with its size; links are followed for the size only.
+
+        Args:
+            max_depth: How many folders down to look; None for all the way.
+        """
+        ...
+
+    def has(self, name: str) -> bool:
+        """Tell whether there is a file of this name."""
         ...
 
     def leads_outside(self, name: str) -> bool:
@@ -95,17 +105,23 @@ class LocalFolder:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
-    def files(self) -> Mapping[str, int]:
+    def files(self, max_depth: int | None = None) -> Mapping[str, int]:
         found: dict[str, int] = {}
         for base, folders, names in os.walk(self.path):
             folders.sort()
+            if max_depth is not None and len(Path(base).relative_to(self.path).parts) >= max_depth:
+                folders.clear()
             for name in sorted(names):
                 full = Path(base, name)
-                try:
-                    found[full.relative_to(self.path).as_posix()] = full.stat().st_size
-                except FileNotFoundError:
-                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    status = full.stat()
+                    # Opening a pipe would wait for its other end.
+                    if stat.S_ISREG(status.st_mode):
+                        found[full.relative_to(self.path).as_posix()] = status.st_size
         return found
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).is_file()
 
     def leads_outside(self, name: str) -> bool:
         target = (self.path / name).resolve()
@@ -182,12 +198,16 @@ class FsspecFolder:
         if not self.fs.isdir(self.root):
             raise CheckpointFormatError(f"{self.url!r} is not a folder.", path=self.url)
 
-    def files(self) -> Mapping[str, int]:
+    def files(self, max_depth: int | None = None) -> Mapping[str, int]:
         prefix = self.root.rstrip("/") + "/"
-        found = self.fs.find(self.root, detail=True)
+        depth = None if max_depth is None else max_depth + 1
+        found = self.fs.find(self.root, maxdepth=depth, detail=True)
         return {
             name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())
         }
+
+    def has(self, name: str) -> bool:
+        return bool(self.fs.isfile(f"{self.root}/{name}"))
 
     def leads_outside(self, name: str) -> bool:
         del name

@@ -125,6 +125,42 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "A container without a forward is no unit; its parameters belong to the unit above.",
         ),
         "FM102": FindingCode("obsolete", "A selected module without parameters of its own needs no unit."),
+        # FM2xx: checkpoints
+        "FM201": FindingCode("exact", "The checkpoint loads into FSDP2 as it is."),
+        "FM202": FindingCode("equivalent", "Wrappers' prefixes were taken out of names."),
+        "FM203": FindingCode("changed", "A leading `module.` was taken off every name of a part."),
+        "FM204": FindingCode("exact", "Tensors were divided anew, as `fully_shard` divides them."),
+        "FM205": FindingCode("exact", "Weights were cast, as asked."),
+        "FM206": FindingCode("changed", "A cast made values infinite that were finite."),
+        "FM207": FindingCode("exact", "Entries were left out, as asked."),
+        "FM208": FindingCode(
+            "equivalent", "Metadata that not every torch can read was written so that every one can."
+        ),
+        "FM209": FindingCode(
+            "exact", "An entry of an unknown class was carried over byte for byte, and not looked into."
+        ),
+        "FM210": FindingCode("exact", "Neither model nor optimizer: carried over as it is."),
+        "FM211": FindingCode("exact", "Other files of the folder were copied along."),
+        "FM212": FindingCode("changed", "Other files of the folder were left behind."),
+        "FM213": FindingCode("equivalent", "Entries were renamed to where the target looks for them."),
+        "FM214": FindingCode("changed", "The target has no place for an entry; it keeps its name."),
+        "FM215": FindingCode(
+            "exact", "Parameter groups saved whole, as before torch 2.4: every torch reads them."
+        ),
+        "FM216": FindingCode(
+            "exact", "A flattened optimizer: it loads with `flatten_optimizer_state_dict=True`."
+        ),
+        "FM217": FindingCode(
+            "changed", "`exp_avg` equals `exp_avg_sq`: torch saved this optimizer state corrupt."
+        ),
+        "FM218": FindingCode("equivalent", "Data files were copied, because they could not be linked."),
+        "FM221": FindingCode("refused", "Two names become one when wrappers' prefixes come off."),
+        "FM222": FindingCode(
+            "refused", "Optimizer state by parameter number: torch lost parts of it when it was saved."
+        ),
+        "FM223": FindingCode("refused", "Flat parameters of LOCAL_STATE_DICT: names and shapes are missing."),
+        "FM224": FindingCode("refused", "Names inside an entry must change, and it cannot be read safely."),
+        "FM225": FindingCode("refused", "What was asked for concerns a model, and none was recognised."),
     }
 )
 

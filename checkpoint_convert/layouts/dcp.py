@@ -1,0 +1,224 @@
+"""Folders of torch.distributed.checkpoint: from ``.metadata`` to a :class:`Manifest`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from fsdp_migrate.checkpoint_convert.items import load_item, open_item
+from fsdp_migrate.checkpoint_convert.layouts.composer import composer_evidence
+from fsdp_migrate.checkpoint_convert.metadata import (
+    BytesEntry,
+    Entry,
+    Manifest,
+    NameList,
+    Part,
+    Stack,
+    Stored,
+    TensorEntry,
+)
+from fsdp_migrate.checkpoint_convert.metadata_reader import (
+    METADATA_FILE,
+    MetadataFile,
+    read_metadata,
+)
+from fsdp_migrate.checkpoint_convert.parts import (
+    entry_path,
+    find_parts,
+    is_flattened,
+    parameter_name,
+)
+from fsdp_migrate.checkpoint_convert.storage import Folder
+from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
+from fsdp_migrate.findings import Finding, make_finding
+
+
+_FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
+_NAME_FIELDS: Final = ("params", "param_names")
+_ZIP_START: Final = b"PK\x03\x04"
+
+
+def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
+    """Read what a folder of torch.distributed.checkpoint holds; data files are opened, not read.
+
+    Raises:
+        CheckpointFormatError: It is damaged, or does not fit its files.
+    """
+    where = f"{folder.url}/{METADATA_FILE}"
+    data = folder.read(METADATA_FILE, 0, files[METADATA_FILE])
+    metadata = read_metadata(data, files, where=where)
+    used = _used_files(metadata.entries, files)
+    _check_files(folder, used, metadata.entries)
+    parts = find_parts(metadata.entries)
+    name_lists = tuple(_name_lists(folder, metadata.entries, parts))
+    evidence = composer_evidence(entry_path(entry) for entry in metadata.entries.values())
+    stack: Stack = "torch" if evidence is None else "composer"
+    extra = {n: size for n, size in files.items() if n not in used and n != METADATA_FILE}
+    return Manifest(
+        source=folder.url,
+        layout="dcp",
+        stack=stack,
+        evidence=f"`.metadata` of torch.distributed.checkpoint; {evidence or 'no framework of its own'}",
+        entries=metadata.entries,
+        files=used,
+        extra_files=extra,
+        parts=parts,
+        name_lists=name_lists,
+        torch_hint=_torch_hint(metadata),
+        is_portable=_is_portable(metadata),
+        has_paths=metadata.has_paths,
+        version=metadata.version,
+        save_id=metadata.save_id,
+        findings=tuple(_findings(metadata.entries, parts, name_lists)),
+    )
+
+
+def _used_files(entries: Mapping[str, Entry], files: Mapping[str, int]) -> dict[str, int]:
+    used = {stored.file for entry in entries.values() for stored in _stored(entry)}
+    return {name: files[name] for name in sorted(used)}
+
+
+def _stored(entry: Entry) -> list[Stored]:
+    if isinstance(entry, BytesEntry):
+        return [entry.stored]
+    return [chunk.stored for chunk in entry.chunks]
+
+
+def _check_files(folder: Folder, used: Mapping[str, int], entries: Mapping[str, Entry]) -> None:
+    """Check that no data file leads out of the folder, and that the first item of each is an archive."""
+    for name in used:
+        if folder.leads_outside(name):
+            msg = (
+                f"`{name}` in {folder.url!r} is a link to something outside the checkpoint, so it is not read. "
+                "Copy the checkpoint with its links followed (cp -rL)."
+            )
+            raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
+    first: dict[str, Stored] = {}
+    for entry in entries.values():
+        for stored in _stored(entry):
+            first.setdefault(stored.file, stored)
+    for name, stored in first.items():
+        start = folder.read(name, stored.offset, min(4, stored.length))
+        if start != _ZIP_START:
+            msg = (
+                f"`{name}` in {folder.url!r} holds {start!r} at byte {stored.offset}, expected an item of "
+                "torch.save. The file is damaged, or was written in another serialization format."
+            )
+            raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
+
+
+def _name_lists(
+    folder: Folder, entries: Mapping[str, Entry], parts: Sequence[Part]
+) -> Iterator[NameList]:
+    """Read the entries of optimizers that hold parameter names as values."""
+    for part in parts:
+        if part.kind != "optimizer":
+            continue
+        for key in part.keys:
+            entry = entries[key]
+            below = entry_path(entry)[len(part.prefix) :]
+            is_whole = below == ("param_groups",)
+            is_field = len(below) == 3 and below[2] in _NAME_FIELDS and below[0] == "param_groups"
+            if isinstance(entry, BytesEntry) and (is_whole or is_field):
+                yield _name_list(folder, entry)
+
+
+def _name_list(folder: Folder, entry: BytesEntry) -> NameList:
+    where = f"`{entry.key}` in {folder.url!r}"
+    try:
+        value = load_item(open_item(folder, entry.stored, where=where))
+    except UnsafePickleError as error:
+        return NameList(entry.key, None, error.global_name or "an opcode that is not allowed")
+    return NameList(entry.key, tuple(_names_in(value)))
+
+
+def _names_in(value: object) -> Iterator[str]:
+    """Yield the names in a ``params`` list, or in those of whole parameter groups; numbers as text."""
+    if not isinstance(value, list | tuple):
+        return
+    for item in value:
+        if isinstance(item, dict):
+            for field in _NAME_FIELDS:
+                yield from _names_in(item.get(field))
+        elif isinstance(item, str | int):
+            yield str(item)
+
+
+def _torch_hint(metadata: MetadataFile) -> str:
+    """Say which torch releases write metadata like this."""
+    if 6 in metadata.property_sizes:
+        return "2.15 or later"
+    if metadata.version is not None:
+        return "2.9 to 2.14"
+    if metadata.has_modules:
+        return "2.7 or 2.8"
+    return "2.4 to 2.6" if metadata.has_storage_meta else "2.1 to 2.3"
+
+
+def _is_portable(metadata: MetadataFile) -> bool:
+    # torch 2.6 to 2.14 unpack 5 fields: "too many values to unpack (expected 5)".
+    return metadata.property_sizes <= {5}
+
+
+def _findings(
+    entries: Mapping[str, Entry], parts: Sequence[Part], name_lists: Sequence[NameList]
+) -> Iterator[Finding]:
+    flat = [key for key in entries if _FLAT_PARAMETER.search(key)]
+    if flat:
+        yield make_finding(
+            "FM223",
+            flat[0],
+            f"{len(flat)} entries are flat parameters, as LOCAL_STATE_DICT saves them: their names, shapes and "
+            "padding are not in the checkpoint, and plain slices of different ranks overwrote each other.",
+            "Load it with the FSDP1 model that saved it, and save that with SHARDED_STATE_DICT.",
+        )
+    models = {
+        name
+        for part in parts
+        if part.kind == "model"
+        for key in part.keys
+        if (name := parameter_name(part, entry_path(entries[key])))
+    }
+    lists = {names.key: names for names in name_lists}
+    for part in parts:
+        if part.kind == "optimizer":
+            yield from _optimizer_findings(part, entries, models, lists)
+    for names in name_lists:
+        if names.names is None:
+            yield make_finding(
+                "FM209", names.key, f"it asks for `{names.reason}`, so it was not looked into."
+            )
+
+
+def _optimizer_findings(
+    part: Part, entries: Mapping[str, Entry], models: set[str], lists: Mapping[str, NameList]
+) -> Iterator[Finding]:
+    paths = {key: entry_path(entries[key]) for key in part.keys}
+    states = {
+        name
+        for key, path in paths.items()
+        if isinstance(entries[key], TensorEntry) and (name := parameter_name(part, path))
+    }
+    listed = {n for key in part.keys if key in lists for n in lists[key].names or ()}
+    numbers = {name for name in states or listed if name.isdigit()}
+    if numbers and numbers == (states or listed) and not numbers <= models:
+        yield make_finding(
+            "FM222",
+            part.name,
+            "its state is kept by parameter number, as `optimizer.state_dict()` gives it. Every rank's own piece "
+            "then has the same key, and torch.distributed.checkpoint keeps one of them: the others are lost.",
+            "Save it with FSDP.optim_state_dict or torch.distributed.checkpoint.state_dict.get_state_dict, or "
+            "convert with weights_only.",
+        )
+    if any(path[len(part.prefix) :] == ("param_groups",) for path in paths.values()):
+        yield make_finding("FM215", part.name, "saved by torch 2.3 or earlier.")
+    if any(is_flattened(part, path) for path in paths.values()):
+        yield make_finding(
+            "FM216",
+            part.name,
+            "saved with `flatten_optimizer_state_dict=True`.",
+            "Load it with the same option.",
+        )
+
+
