@@ -1,13 +1,12 @@
 """Move a training run from PyTorch FSDP1 to FSDP2.
 
     >>> import fsdp_migrate
-    >>> config = fsdp_migrate.FSDP1Config(sharding_strategy="SHARD_GRAD_OP", mixed_precision={"param_dtype": "bf16"})
-    >>> config.mixed_precision.param_dtype
-    'bfloat16'
+    >>> fsdp_migrate.FSDP1Config(sharding_strategy="full_shard").sharding_strategy
+    'FULL_SHARD'
 
-:func:`prepare_fully_shard` takes a model and the arguments of its ``FullyShardedDataParallel`` call, and shards
-it with ``fully_shard``. :func:`convert_checkpoint` makes a checkpoint of the FSDP1 run one that FSDP2 loads.
-What changes on the way is said in :class:`Finding` objects; what goes wrong is an :class:`FSDPMigrateError`.
+:func:`prepare_fully_shard` takes a model and the arguments of its ``FullyShardedDataParallel`` call, and
+shards it with ``fully_shard``. :func:`convert_checkpoint` makes a checkpoint of the FSDP1 run one that FSDP2
+loads. What changes on the way is said in :class:`Finding` objects; what goes wrong is an :class:`FSDPMigrateError`.
 
 The names are loaded when they are first used, so that working with configs does not import torch.
 """

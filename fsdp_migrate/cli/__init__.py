@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _end_on_signals():
             result = app(arguments, prog_name="fsdp-migrate", standalone_mode=False)
-    except BaseException as error:  # noqa: BLE001 - the error boundary; torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is no Exception
         return _report(error, arguments)
     return result if isinstance(result, int) else 0
 
@@ -52,7 +52,8 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     """Say what happened on stderr, and on stdout in the document if one was asked for."""
     if isinstance(error, BrokenPipeError):
         # Whoever read the output went away. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     message, code = _explain(error)
     if "--json" in arguments:
@@ -71,7 +72,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return "Interrupted. Nothing is left of an unfinished output.", 130
     if isinstance(error, SystemExit):
-        return "Terminated. Nothing is left of an unfinished output.", int(error.code or 0)
+        return _explain_exit(error)
     if isinstance(error, FSDPMigrateError):
         code = 3 if isinstance(error, FindingsError) and error.strict else 1
         return f"Error: {error}", code
@@ -90,6 +91,12 @@ def _explain_usage(error: BaseException) -> tuple[str, int]:
     if not message or context is None:  # no command was given, and the help has been shown
         return message, 2
     return f"{context.get_usage()}\nTry `{context.command_path} --help`.\n\nError: {message}", 2
+
+
+def _explain_exit(error: SystemExit) -> tuple[str, int]:
+    code = error.code if isinstance(error.code, int) else 1
+    # Below 128 it is typer, to which the reader of the output is no longer listening.
+    return ("Terminated. Nothing is left of an unfinished output." if code > 128 else "", code)
 
 
 def _first_failure(error: BaseException) -> str:

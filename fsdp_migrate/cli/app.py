@@ -1,13 +1,13 @@
-"""The commands: options to library calls to :mod:`fsdp_migrate.cli.render`. No logic of their own.
+"""The commands: from options to library calls to :mod:`fsdp_migrate.cli.render`. No logic of their own.
 
-The library is imported inside the commands, so that ``--help`` need not wait for torch.
+The library is imported inside the commands, so that ``--help`` does not wait for torch.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 
 class Target(str, Enum):
-    """What reads the output."""
+    """Who is to read the output."""
 
     auto = "auto"
     torch = "torch"
@@ -45,13 +45,156 @@ class DType(str, Enum):
 
 
 class Link(str, Enum):
-    """How data files that stay the same come into the output."""
+    """How data files that stay the same get into the output."""
 
     auto = "auto"
     hard = "hard"
     copy = "copy"
 
 
-Checkpoint = Annotated[Path, typer.Argument(metavar="CKPT", help="The folder of the checkpoint.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout instead of a report.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 if anything would change.")]
+Checkpoint = Annotated[Path, typer.Argument(metavar="CKPT", help="The checkpoint.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, not a report.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"fsdp-migrate {version('fsdp-migrate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Move a training run from PyTorch FSDP1 to FSDP2, with nothing dropped silently."""
+    del version
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Keep the checkpoints in this new or empty folder."),
+    ] = None,
+    world_size: Annotated[int, typer.Option(min=1, help="How many processes to start.")] = 2,
+    steps: Annotated[int, typer.Option(min=2, help="How many steps to train.")] = 10,
+    json: Json = False,
+) -> int:
+    """Watch a real FSDP1 run stop, its checkpoint convert, and the run go on under FSDP2.
+
+    Needs no GPU. Exits with 1 if a bit of the losses, the parameters or the optimizer state differs.
+    """
+    from fsdp_migrate.cli import render, render_demo
+    from fsdp_migrate.demo import run_demo
+
+    report = run_demo(folder, world_size=world_size, num_steps=steps, on_phase=render.say)
+    if json:
+        write_document("demo", report.as_dict())
+    else:
+        render_demo.show_demo(report)
+    return 0 if report.identical else 1
+
+
+@app.command()
+def inspect(
+    source: Checkpoint,
+    deep: Annotated[bool, typer.Option("--deep", help="Also check each stored item's own header.")] = False,
+    json: Json = False,
+) -> int:
+    """Show what a checkpoint is, what it holds, and whether FSDP2 loads it as it is."""
+    from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
+    from fsdp_migrate.cli import render
+    from fsdp_migrate.errors import PlanError
+
+    manifest = inspect_checkpoint(source, deep=deep)
+    try:
+        plan, problem = plan_conversion(manifest), None
+    except PlanError as error:
+        plan, problem = None, error
+    if json:
+        conversion = plan.as_dict() if plan else {"error": str(problem)}
+        write_document("inspect", {"manifest": manifest.as_dict(), "conversion": conversion})
+    else:
+        render.show_manifest(manifest)
+        render.show_outlook(manifest, plan, problem)
+    return 0
+
+
+@app.command()
+def convert(
+    source: Checkpoint,
+    output: Annotated[
+        Path | None,
+        typer.Argument(metavar="OUT", help="The folder to make.", show_default=False),
+    ] = None,
+    to: Annotated[Target, typer.Option(help="Who is to read the output.")] = Target.auto,
+    world_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Divide tensors as fully_shard on N ranks does."),
+    ] = None,
+    dtype: Annotated[DType, typer.Option(help="The dtype of model weights.")] = DType.keep,
+    optimizer_dtype: Annotated[DType, typer.Option(help="The dtype of optimizer state.")] = DType.keep,
+    weights_only: Annotated[bool, typer.Option("--weights-only", help="Only the model.")] = False,
+    link: Annotated[Link, typer.Option(help="How unchanged data files get into OUT.")] = Link.auto,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if anything would change.")] = False,
+    json: Json = False,
+) -> int:
+    """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
+
+    CKPT is never written to. OUT appears whole or not at all. Without OUT nothing is written either, and the
+    answer is whether FSDP2 loads CKPT as it is.
+    """
+    from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, plan_conversion
+    from fsdp_migrate.cli import render
+    from fsdp_migrate.findings import raise_on_findings
+
+    wanted: dict[str, Any] = {
+        "to": to.value,
+        "world_size": world_size,
+        "dtype": dtype.value,
+        "optimizer_dtype": optimizer_dtype.value,
+        "weights_only": weights_only,
+        "link": link.value,
+    }
+    if dry_run:
+        plan = plan_conversion(inspect_checkpoint(source), **wanted)
+        raise_on_findings(plan.findings, strict=strict)
+        if json:
+            write_document("convert", {"dry_run": True, "plan": plan.as_dict()})
+        else:
+            render.show_plan(plan)
+        return 0
+    with render.progress("Converting") as progress:
+        report = convert_checkpoint(
+            source, output, **wanted, overwrite=overwrite, progress=progress, strict=strict
+        )
+    if json:
+        write_document("convert", {"dry_run": False, "report": report.as_dict()})
+    else:
+        render.show_conversion(report)
+    return 0
+
+
+@app.command()
+def verify(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another.", show_default=False)],
+    json: Json = False,
+) -> int:
+    """Compare two checkpoints bit for bit, however they are divided. Exits with 1 if they differ."""
+    from fsdp_migrate.checkpoint_convert import verify_checkpoints
+    from fsdp_migrate.cli import render
+
+    with render.progress("Comparing") as progress:
+        report = verify_checkpoints(first, second, progress=progress)
+    if json:
+        write_document("verify", report.as_dict())
+    else:
+        render.show_verification(report)
+    return 0 if report.identical else 1

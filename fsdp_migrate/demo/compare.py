@@ -61,11 +61,7 @@ def _same(name: str, left: Mapping[str, object], right: Mapping[str, object]) ->
     one, other = left[name], right[name]
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         # By bits: a NaN equals itself, and -0.0 is not 0.0.
-        return (
-            one.shape == other.shape
-            and one.dtype == other.dtype
-            and torch.equal(_bits(one), _bits(other))
-        )
+        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
     return type(one) is type(other) and one == other
 
 

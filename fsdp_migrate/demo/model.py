@@ -84,9 +84,7 @@ def fsdp1_arguments(world_size: int) -> dict[str, Any]:
     }
     if world_size == 4:
         arguments["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
-        arguments["device_mesh"] = init_device_mesh(
-            "cpu", (2, 2), mesh_dim_names=("replicate", "shard")
-        )
+        arguments["device_mesh"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     return arguments
 
 

@@ -70,9 +70,7 @@ def train_fsdp2(folder: Path, steps: int) -> dict[str, Any]:
     }
 
 
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, start: int, end: int
-) -> dict[int, float]:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, start: int, end: int) -> dict[int, float]:
     """Train from step ``start`` to ``end``; return the loss of each step, averaged over the ranks."""
     losses = {}
     for step in range(start + 1, end + 1):

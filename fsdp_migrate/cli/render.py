@@ -1,0 +1,148 @@
+"""What people see, on stderr. With :mod:`fsdp_migrate.cli.progress` the only importer of rich."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from fsdp_migrate.cli.progress import show_progress
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from fsdp_migrate.checkpoint_convert import (
+        ConversionPlan,
+        Manifest,
+        ProgressEvent,
+    )
+    from fsdp_migrate.errors import PlanError
+
+
+WIDTH_OF_FILES = 120
+COLOURS = {"exact": "green", "equivalent": "green", "obsolete": "dim", "changed": "yellow", "refused": "red"}
+ACTIONS = {
+    "none": "FSDP2 loads it as it is",
+    "relink": "new metadata over the same data files; no tensor is rewritten",
+    "rewrite": "tensors are streamed into new files",
+}
+
+
+def console() -> Console:
+    """Return a console on stderr; where that is no terminal, wide enough that tables stay whole."""
+    fixed = None if sys.stderr.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
+    return Console(stderr=True, highlight=False, width=fixed)
+
+
+def say(text: str) -> None:
+    """Show one line."""
+    console().print(escape(text))
+
+
+def progress(verb: str) -> AbstractContextManager[Callable[[ProgressEvent], None]]:
+    """Return a context that gives what the library is to call as it gets on."""
+    return show_progress(console(), verb)
+
+
+def make_table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """Return an empty table; the columns in ``right`` are aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def show_findings(findings: Iterable[Mapping[str, Any]]) -> None:
+    """Show findings, each with its fidelity, code, subject, message and hint."""
+    table = make_table("fidelity", "code", "subject", "what happens")
+    for finding in findings:
+        colour = COLOURS[finding["fidelity"]]
+        hint = f"\n{finding['hint']}" if finding["hint"] else ""
+        table.add_row(
+            f"[{colour}]{finding['fidelity']}[/]",
+            finding["code"],
+            escape(finding["subject"]),
+            escape(f"{finding['message']}{hint}"),
+        )
+    if table.row_count:
+        console().print(table)
+
+
+def show_manifest(manifest: Manifest) -> None:
+    """Show what a checkpoint is and what it holds, by part."""
+    out = console()
+    described = manifest.as_dict()
+    hint = f", written by {described['torch_hint']}" if described["torch_hint"] else ""
+    out.print(f"[bold]{escape(described['source'])}[/]")
+    out.print(escape(f"{described['layout']} checkpoint of the {described['stack']} stack{hint}"))
+    out.print(escape(described["evidence"]))
+    right = ("tensors", "values", "size", "chunks")
+    table = make_table("part", "name", *right, "dtypes", right=right)
+    for part in described["parts"]:
+        table.add_row(
+            part["kind"],
+            escape(part["name"]),
+            str(part["tensors"]),
+            str(part["values"]),
+            decimal(part["nbytes"]),
+            str(part["chunks"]),
+            ", ".join(part["dtypes"]),
+        )
+    out.print(table)
+    files = described["files"]
+    total = sum(files.values())
+    out.print(
+        f"{len(files)} data file{'s' * (len(files) != 1)}, {decimal(total)}; "
+        f"tensors are divided up to {described['world_size']} ways"
+    )
+    show_findings(described["findings"])
+
+
+def show_outlook(manifest: Manifest, plan: ConversionPlan | None, problem: PlanError | None) -> None:
+    """Show what a conversion of the checkpoint would do, or why there can be none."""
+    out = console()
+    if plan is None:
+        out.print(escape(f"It cannot be converted: {problem}"))
+        return
+    if plan.action == "none":
+        out.print("[green]FSDP2 loads it as it is.[/] Nothing needs to be converted.")
+    else:
+        out.print(escape(f"`fsdp-migrate convert {manifest.source} OUT` would {plan.action} it: "), end="")
+        out.print(f"{ACTIONS[plan.action]}.")
+    _show_changes(plan.as_dict())
+
+
+def show_plan(plan: ConversionPlan) -> None:
+    """Show what a conversion would do; this is what a dry run ends with."""
+    described = plan.as_dict()
+    out = console()
+    out.print(f"[bold]{plan.action}[/]: {ACTIONS[plan.action]}")
+    out.print(f"{described['entries']} entries, {decimal(described['nbytes'])} in tensors")
+    _show_changes(described)
+    show_findings(described["findings"])
+    out.print("Nothing was written.")
+
+
+def _show_changes(plan: Mapping[str, Any]) -> None:
+    """Show what of the entries changes, with the first names of each kind of change."""
+    changes = {
+        "renamed": [f"{old} -> {new}" for old, new in plan["renamed"].items()],
+        "divided anew": plan["rechunked"],
+        "cast": [f"{key}: {cast['from']} -> {cast['to']}" for key, cast in plan["cast"].items()],
+        "names inside": plan["rewritten"],
+        "left out": plan["left_out"],
+    }
+    table = make_table("change", "entries", "for example", right=("entries",))
+    for change, entries in changes.items():
+        if entries:
+            table.add_row(change, str(len(entries)), escape("\n".join(entries[:3])))
+    if table.row_count:
+        console().print(table)

@@ -1,0 +1,96 @@
+"""The public names: few, sorted, documented, and the same when they are loaded lazily."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import warnings
+
+import pytest
+
+import fsdp_migrate
+from tests.architecture import package_modules
+
+
+MODULES = package_modules()
+OBJECTS = [name for name in fsdp_migrate.__all__ if name != "__version__"]
+EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+# Modules that are there only in the Composer lane.
+OPTIONAL = {"fsdp_migrate.adapters.composer_callback"}
+
+
+def test_names_are_few_and_sorted() -> None:
+    assert fsdp_migrate.__all__ == sorted(fsdp_migrate.__all__)
+    assert len(fsdp_migrate.__all__) <= 20
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_every_name_is_documented(name: str) -> None:
+    value = getattr(fsdp_migrate, name)
+    assert inspect.getdoc(value)
+    assert getattr(value, "__module__", "").startswith("fsdp_migrate.")
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_functions_tell_their_arguments_and_errors(name: str) -> None:
+    value = getattr(fsdp_migrate, name)
+    if not inspect.isfunction(value):
+        pytest.skip("a class")
+    text = inspect.getdoc(value) or ""
+    parameters = [p for p in inspect.signature(value).parameters if f"{p}" not in text]
+    assert parameters == [], "arguments that the docstring does not mention"
+
+
+def test_dir_and_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(MODULES["fsdp_migrate"].read_text())
+    typed = {
+        alias.asname
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    assert typed | {"__version__"} == set(fsdp_migrate.__all__)
+    assert set(fsdp_migrate.__all__) <= set(dir(fsdp_migrate))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = fsdp_migrate.no_such_name  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_module_is_documented(name: str) -> None:
+    tree = ast.parse(MODULES[name].read_text())
+    assert ast.get_docstring(tree)
+    undocumented = [
+        node.name
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert undocumented == []
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - OPTIONAL))
+def test_examples_in_docstrings_run(name: str) -> None:
+    if name.endswith(".__main__"):
+        pytest.skip("runs the command")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = importlib.import_module(name)
+        failed, _ = doctest.testmod(module, optionflags=EXAMPLES)
+    assert failed == 0
+
+
+def test_some_examples_were_run() -> None:
+    found = [
+        example
+        for name in ("fsdp_migrate.findings", "fsdp_migrate")
+        for test in doctest.DocTestFinder().find(importlib.import_module(name))
+        for example in test.examples
+    ]
+    assert found
