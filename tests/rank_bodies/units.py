@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +22,10 @@ from torch.distributed.fsdp.wrap import (
 
 from fsdp_migrate.plan import plan_fully_shard
 from tests.models import Block, Head, Net
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 Units = dict[str, list[str]]

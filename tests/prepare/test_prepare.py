@@ -1,0 +1,164 @@
+"""What ``prepare_fully_shard`` does to a model, and what it refuses before it has touched anything."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from fsdp_migrate import torch_compat
+from fsdp_migrate.errors import ModelError, ProcessGroupError
+from fsdp_migrate.plan import plan_fully_shard
+from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
+from tests.models import Net
+from tests.rank_bodies import prepare
+from tests.ranks import run_ranks
+
+
+def test_the_same_model_comes_back_sharded() -> None:
+    for rank, found in enumerate(run_ranks(prepare.what_comes_back)):
+        assert found == {
+            "same object": True,
+            "still a Net": True,
+            "has .module": False,
+            "names": True,
+            "values": True,
+            "sharded": True,
+            "frozen": ["embed.weight"],
+            "units": ["", "blocks.0", "blocks.1"],
+            "plan": ["blocks.0", "blocks.1", ""],
+            "local rows": (7, 6)[rank],
+        }
+
+
+MESSAGES = [
+    ("scalar", "ModelError", "`temperature` is a scalar.*`ignored_states`"),
+    ("sharded already", "ModelError", "`blocks.0` is sharded by fully_shard already"),
+    ("wrapped by FSDP1", "ModelError", "The model is wrapped by FullyShardedDataParallel"),
+    ("part wrapped by FSDP1", "ModelError", "`blocks.0` is wrapped by FullyShardedDataParallel"),
+    ("wrapped by DDP", "ModelError", "DistributedDataParallel"),
+    ("several dtypes", "ModelError", r"`blocks.1`.*float32 \(`blocks.1.norm.weight`\), bfloat16"),
+    ("tied across units", "UnsupportedFeatureError", "`blocks.0.up.weight` and `blocks.1.up.weight` are one"),
+    ("one module in two units", "UnsupportedFeatureError", "several units: `blocks.0` and `blocks.1`"),
+    ("a container", "ModelError", "ModuleList, which has no `forward`"),
+    ("not contiguous", "ModelError", "`head.out.weight` is not contiguous"),
+    ("on meta", "UnsupportedFeatureError", "`embed.weight` is on the meta device"),
+    ("optimizer of another model", "OptimizerError", r"17 parameters in group 0.*\[13, 6\]"),
+    ("param_init_fn", "UnsupportedFeatureError", "`param_init_fn` is not supported yet"),
+    ("activation checkpointing", "UnsupportedFeatureError", "`activation_checkpointing` is not supported"),
+    ("strict", "FindingsError", "FM021 `forward_prefetch`"),
+    ("ignored by name", "UnsupportedFeatureError", "`ignored_modules` holds names"),
+    ("ignored of another model", "ConfigError", "not in the model: Linear, a parameter"),
+    ("parameters in ignored_modules", "ConfigError", "holds a Parameter; expected Module"),
+    ("2-D mesh", "ConfigError", r"shape \(2, 1\); this sharding strategy expects 1-D"),
+    ("1-D mesh for HYBRID_SHARD", "ConfigError", r"expects 2-D \(replicate, shard\)"),
+    ("unknown argument", "ConfigError", "Did you mean `sharding_strategy`"),
+    ("no mapping", "ConfigError", "is a builtins.object, which is not read yet"),
+]
+
+
+def test_every_refusal_is_tested() -> None:
+    assert {row[0] for row in MESSAGES} == set(prepare.REFUSED)
+
+
+@pytest.mark.parametrize(("name", "error", "message"), MESSAGES, ids=[row[0] for row in MESSAGES])
+def test_what_cannot_be_sharded_is_an_error_before_anything_is_changed(
+    name: str, error: str, message: str
+) -> None:
+    for found, text, untouched in run_ranks(prepare.refuse, name):
+        assert found == error, text
+        assert re.search(message, text)
+        assert untouched
+
+
+def test_without_a_process_group_there_is_a_clear_error() -> None:
+    with pytest.raises(ProcessGroupError, match="torchrun"):
+        prepare_fully_shard(Net())
+    with pytest.raises(ProcessGroupError, match="`world_size`"):
+        plan_fully_shard(Net(), {})
+
+
+def test_a_model_that_was_not_prepared_has_no_plan() -> None:
+    with pytest.raises(ModelError, match="no plan"):
+        shard_plan(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_an_optimizer_from_before_keeps_its_groups_and_its_state(kind: str, steps_before: int) -> None:
+    for plain, sharded, groups in run_ranks(prepare.train_with_earlier_optimizer, kind, steps_before):
+        assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.02, 0.2), (0.05, 0.0)]
+        assert sharded.keys() == plain.keys()
+        for name, expected in plain.items():
+            assert torch.equal(sharded[name], expected), name
+
+
+def test_ignored_modules_are_left_alone() -> None:
+    if not torch_compat.HAS_IGNORED_PARAMS:
+        pytest.skip("torch 2.6's fully_shard cannot ignore parameters")
+    first, second = run_ranks(prepare.ignore_the_head)
+    names = ["head.norm.bias", "head.norm.weight", "head.out.bias", "head.out.weight"]
+    assert first["plain"] == first["planned"] == names
+    assert not torch.equal(first["local gradient"], second["local gradient"])
+
+
+def test_buffers_are_cast_and_saved_in_their_own_dtype() -> None:
+    for found in run_ranks(prepare.buffers_in_low_precision):
+        kept, cast = found["BatchNorm kept"], found["all"]
+        assert kept["live"] == {"torch.float32"}
+        assert cast["live"] == {"torch.bfloat16"}
+        for each in (kept, cast):
+            assert each["counters"] == {"torch.int64"}
+            assert each["state_dict"] == each["get_model_state_dict"] == {"torch.float32"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "shape", "names"),
+    [
+        ("default", (4,), ("dp_shard",)),
+        # FSDP1 takes the number of devices for a node; the CPU counts as one.
+        ("HYBRID_SHARD without groups", (4, 1), ("dp_replicate", "dp_shard")),
+        ("2-D mesh without names", (2, 2), ("dp_replicate", "dp_shard")),
+        ("NO_SHARD", (4, 1), ("dp_replicate", "dp_shard")),
+        ("group", (4,), ("dp_shard",)),
+    ],
+)
+def test_meshes_have_the_shape_of_fsdp1s_groups(
+    arguments: str, shape: tuple[int, ...], names: tuple[str, ...]
+) -> None:
+    found = run_ranks(prepare.mesh_of, arguments, world_size=4, timeout=120)
+    assert [row[:2] for row in found] == [(shape, names)] * 4
+    if shape == (2, 2):
+        assert [row[2] for row in found] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "NO_SHARD"])
+def test_gradients_on_gloo_are_averages(strategy: str) -> None:
+    assert run_ranks(prepare.gloo_gradients, strategy) == [1.5, 1.5]
+
+
+def test_backward_prefetch_is_switched_off_where_fsdp1_had_none() -> None:
+    assert run_ranks(prepare.prefetch_targets)[0] == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "block", "root"), [("FULL_SHARD", True, False), ("SHARD_GRAD_OP", False, False)]
+)
+def test_what_is_freed_after_forward(strategy: str, block: bool, root: bool) -> None:
+    for found in run_ranks(prepare.reshard_settings, strategy):
+        assert found == {"block": block, "root": root}
+
+
+def test_a_plan_for_any_world_size_needs_no_process_group() -> None:
+    plan = plan_fully_shard(Net(), {"auto_wrap_policy": "Block", "device_id": "cpu"}, world_size=1024)
+    assert plan.mesh_shape == (1, 1024)
+    assert plan.root.numel == sum(p.numel() for p in Net().parameters()) - 2 * 239
+    assert plan.as_dict()["units"][0]["parameters"][0] == "blocks.0.norm.weight"
+
+
+def test_a_tie_within_one_unit_is_kept_and_reported() -> None:
+    plan = plan_fully_shard(Net(tied=True), {"auto_wrap_policy": "Block"}, world_size=2)
+    assert [(tie.names, tie.units) for tie in plan.ties] == [(("embed.weight", "head.out.weight"), ("",))]

@@ -1,0 +1,258 @@
+"""What ``prepare_fully_shard`` makes of a model, its optimizers and its buffers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP, MixedPrecision, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
+from tests.models import Block, ConvNet, Net, batch, loss_of
+from tests.rank_bodies.parity import Tensors, full
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+CPU = {"device_id": "cpu"}
+BLOCKS = {**CPU, "auto_wrap_policy": {Block}}
+
+
+def what_comes_back() -> dict[str, Any]:
+    """Prepare a net; return what a user can see of it."""
+    model: Any = Net()
+    values = {name: param.detach().clone() for name, param in model.named_parameters()}
+    frozen = model.embed.weight
+    frozen.requires_grad_(False)
+    same = prepare_fully_shard(model, BLOCKS)
+    return {
+        "same object": same is model,
+        "still a Net": isinstance(model, Net),
+        "has .module": hasattr(model, "module"),
+        "names": [name for name, _ in model.named_parameters()] == list(values),
+        "values": all(torch.equal(full(p), values[name]) for name, p in model.named_parameters()),
+        "sharded": all(isinstance(param, DTensor) for param in model.parameters()),
+        "frozen": [name for name, param in model.named_parameters() if not param.requires_grad],
+        "units": [name for name, module in model.named_modules() if isinstance(module, FSDPModule)],
+        "plan": [unit.fqn for unit in shard_plan(model).units],
+        "local rows": model.head.out.weight.to_local().shape[0],
+    }
+
+
+@dataclass
+class Call:
+    """A call of ``prepare_fully_shard`` on a net that a test has spoiled."""
+
+    model: Any
+    arguments: Any = field(default_factory=lambda: dict(BLOCKS))
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def _mesh(*shape: int) -> Any:
+    return init_device_mesh("cpu", shape)
+
+
+def _spoil(path: str, value: Callable[[Any], Any]) -> Callable[[Any], Call]:
+    """Return a builder that replaces what is at ``path`` by what ``value`` makes of the net."""
+
+    def build(net: Any) -> Call:
+        owner, _, name = path.rpartition(".")
+        setattr(net.get_submodule(owner), name, value(net))
+        return Call(net)
+
+    return build
+
+
+def _argue(**arguments: Any) -> Callable[[Any], Call]:
+    return lambda net: Call(net, {**BLOCKS, **arguments})
+
+
+def _sharded_in_part(net: Any) -> Call:
+    fully_shard(net.blocks[0], mesh=_mesh(dist.get_world_size()))
+    return Call(net)
+
+
+def _of_fsdp1(module: Any) -> Any:
+    return FSDP(module, device_id=torch.device("cpu"))
+
+
+REFUSED: dict[str, Callable[[Any], Call]] = {
+    "scalar": _spoil("temperature", lambda net: nn.Parameter(torch.tensor(1.0))),
+    "sharded already": _sharded_in_part,
+    "wrapped by FSDP1": lambda net: Call(_of_fsdp1(net)),
+    "part wrapped by FSDP1": _spoil("blocks.0", lambda net: _of_fsdp1(net.blocks[0])),
+    "wrapped by DDP": lambda net: Call(DistributedDataParallel(net)),
+    "several dtypes": _spoil("blocks.1.up", lambda net: net.blocks[1].up.to(torch.bfloat16)),
+    "tied across units": _spoil("blocks.1.up.weight", lambda net: net.blocks[0].up.weight),
+    "one module in two units": _spoil("blocks.1.up", lambda net: net.blocks[0].up),
+    "a container": lambda net: Call(net.blocks, dict(CPU)),
+    "not contiguous": _spoil("head.out.weight", lambda net: nn.Parameter(torch.zeros(6, 13).t())),
+    "on meta": lambda net: Call(net.to("meta")),
+    "optimizer of another model": lambda net: Call(
+        net, more={"optimizers": torch.optim.SGD(Net().parameters(), lr=1.0)}
+    ),
+    "param_init_fn": _argue(param_init_fn=print),
+    "activation checkpointing": lambda net: Call(net, more={"activation_checkpointing": True}),
+    "strict": lambda net: Call(net, {**BLOCKS, "forward_prefetch": True}, {"strict": True}),
+    "ignored by name": _argue(ignored_modules=["head"]),
+    "ignored of another model": _argue(ignored_states=[nn.Linear(1, 1)]),
+    "parameters in ignored_modules": _argue(ignored_modules=[nn.Parameter(torch.zeros(1))]),
+    "2-D mesh": lambda net: Call(net, more={"mesh": _mesh(dist.get_world_size(), 1)}),
+    "1-D mesh for HYBRID_SHARD": lambda net: Call(
+        net, {**BLOCKS, "sharding_strategy": "HYBRID_SHARD"}, {"mesh": _mesh(dist.get_world_size())}
+    ),
+    "unknown argument": _argue(shard_strategy="FULL_SHARD"),
+    "no mapping": lambda net: Call(net, object()),
+}
+
+
+def refuse(name: str) -> tuple[str, str, bool]:
+    """Prepare what must be refused; return the error's class, its text, and whether nothing changed."""
+    warnings.simplefilter("ignore")
+    call = REFUSED[name](Net())
+    model = call.model
+    before = {key: (id(value), type(value)) for key, value in model.named_parameters()}
+    classes = [type(module) for module in model.modules()]
+    try:
+        prepare_fully_shard(model, call.arguments, **call.more)
+    except FSDPMigrateError as error:
+        after = {key: (id(value), type(value)) for key, value in model.named_parameters()}
+        untouched = before == after and classes == [type(module) for module in model.modules()]
+        return type(error).__name__, str(error), untouched
+    return "no error", "", False
+
+
+def _two_groups(model: nn.Module) -> list[dict[str, Any]]:
+    decayed = [param for name, param in model.named_parameters() if name.endswith("weight")]
+    others = [param for name, param in model.named_parameters() if not name.endswith("weight")]
+    return [{"params": decayed, "weight_decay": 0.2, "lr": 0.02}, {"params": others, "weight_decay": 0.0}]
+
+
+def train_with_earlier_optimizer(kind: str, steps_before: int) -> tuple[Tensors, Tensors, Any]:
+    """Train a plain model and a prepared one by an optimizer that was built, and used, before sharding.
+
+    Every rank has the same data, so that the prepared model must stay equal to the plain one. Returns the
+    parameters of both, and the prepared one's groups without their parameters.
+    """
+    results: list[Tensors] = []
+    groups: Any = None
+    for prepared in (False, True):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(_two_groups(model), lr=0.05)
+        for step in range(steps_before + 3):
+            if prepared and step == steps_before:
+                prepare_fully_shard(model, BLOCKS, optimizers=optimizer)
+                groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+                owned = [param for group in optimizer.param_groups for param in group["params"]]
+                assert {id(param) for param in owned} == {id(param) for param in model.parameters()}
+            optimizer.zero_grad()
+            torch.autograd.backward(loss_of(model, batch(step, 0)))
+            optimizer.step()
+        results.append({name: full(param) for name, param in model.named_parameters()})
+    return results[0], results[1], groups
+
+
+def ignore_the_head() -> dict[str, Any]:
+    """Prepare with the head ignored, as FSDP1 takes it; return what became of it after a step."""
+    model = Net()
+    prepare_fully_shard(model, {**BLOCKS, "ignored_modules": [model.head]})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    torch.autograd.backward(loss_of(model, batch(0, dist.get_rank())))
+    optimizer.step()
+    grad = model.head.out.weight.grad
+    return {
+        "plain": sorted(n for n, p in model.named_parameters() if not isinstance(p, DTensor)),
+        "planned": sorted(shard_plan(model).ignored),
+        "local gradient": None if grad is None else grad.clone(),
+    }
+
+
+def buffers_in_low_precision() -> dict[str, Any]:
+    """Prepare with ``buffer_dtype``; return dtypes of buffers as they are, and as state dicts hold them."""
+    model = ConvNet()
+    precision = MixedPrecision(torch.bfloat16, buffer_dtype=torch.bfloat16)
+    ignoring = MixedPrecision(torch.bfloat16, buffer_dtype=torch.bfloat16, _module_classes_to_ignore=())
+    found: dict[str, Any] = {}
+    for label, mixed in (("BatchNorm kept", precision), ("all", ignoring)):
+        model = ConvNet()
+        policy = ModuleWrapPolicy({nn.Sequential})
+        prepare_fully_shard(model, {**CPU, "auto_wrap_policy": policy, "mixed_precision": mixed})
+        saved: dict[str, Any] = dict(get_model_state_dict(model))
+        found[label] = {
+            "live": {str(buffer.dtype) for name, buffer in model.named_buffers() if "running" in name},
+            "counters": {str(b.dtype) for name, b in model.named_buffers() if "num_batches" in name},
+            "state_dict": {str(v.dtype) for k, v in model.state_dict().items() if "running" in k},
+            "get_model_state_dict": {str(v.dtype) for k, v in saved.items() if "running" in k},
+        }
+    return found
+
+
+def mesh_of(arguments: str) -> tuple[tuple[int, ...], tuple[str, ...] | None, list[int]]:
+    """Prepare on four ranks; return the mesh's shape, names and this rank's coordinate."""
+    choices: dict[str, Callable[[], dict[str, Any]]] = {
+        "default": dict,
+        "HYBRID_SHARD without groups": lambda: {"sharding_strategy": "HYBRID_SHARD"},
+        "2-D mesh without names": lambda: {
+            "sharding_strategy": "HYBRID_SHARD",
+            "device_mesh": init_device_mesh("cpu", (2, 2)),
+        },
+        "NO_SHARD": lambda: {"sharding_strategy": "NO_SHARD"},
+        "group": lambda: {"process_group": dist.new_group([0, 1, 2, 3])},
+    }
+    model: Any = Net()
+    prepare_fully_shard(model, {**BLOCKS, **choices[arguments]()})
+    mesh = model.embed.weight.device_mesh
+    return tuple(mesh.shape), mesh.mesh_dim_names, list(mesh.get_coordinate())
+
+
+def gloo_gradients(strategy: str) -> float:
+    """Return the prepared gradient of a mean over ranks whose losses are 1, 2, ... times one weight."""
+    model = nn.Linear(1, 1, bias=False)
+    prepare_fully_shard(model, {**CPU, "sharding_strategy": strategy})
+    torch.autograd.backward(model(torch.ones(1, 1)).sum() * (dist.get_rank() + 1.0))
+    grad = model.weight.grad
+    assert grad is not None
+    return float(full(grad).item())
+
+
+def prefetch_targets() -> tuple[int, int]:
+    """Return how many units prefetch themselves, that is nothing, with and without backward prefetch."""
+    counts = []
+    for prefetch in (None, "BACKWARD_PRE"):
+        model = Net()
+        prepare_fully_shard(model, {**BLOCKS, "backward_prefetch": prefetch})
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        told = [unit._get_fsdp_state()._states_to_backward_prefetch for unit in units]
+        counts.append(
+            sum(
+                bool(states) and states[0]._modules == (unit,)
+                for unit, states in zip(units, told, strict=True)
+            )
+        )
+    return counts[0], counts[1]
+
+
+def reshard_settings(strategy: str) -> dict[str, Any]:
+    """Return whether each unit's parameters are freed after forward: sharded again, or still whole."""
+    model: Any = Net()
+    prepare_fully_shard(model, {**BLOCKS, "sharding_strategy": strategy})
+    with torch.no_grad():
+        model.eval()
+        model(batch(0, 0))
+    return {
+        "block": isinstance(model.blocks[0].up.weight, DTensor),
+        "root": isinstance(model.embed.weight, DTensor),
+    }
