@@ -6,7 +6,7 @@ The library is imported inside the commands, so that ``--help`` does not wait fo
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads annotations when the program runs
 from typing import Annotated, Any
 
 import typer
@@ -52,7 +52,7 @@ class Link(str, Enum):
     copy = "copy"
 
 
-Checkpoint = Annotated[Path, typer.Argument(metavar="CKPT", help="The checkpoint.", show_default=False)]
+Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, not a report.")]
 
 
@@ -128,7 +128,7 @@ def inspect(
 def convert(
     source: Checkpoint,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(metavar="OUT", help="The folder to make.", show_default=False),
     ] = None,
     to: Annotated[Target, typer.Option(help="Who is to read the output.")] = Target.auto,
@@ -183,8 +183,8 @@ def convert(
 
 @app.command()
 def verify(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another.", show_default=False)],
+    first: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another.", show_default=False)],
     json: Json = False,
 ) -> int:
     """Compare two checkpoints bit for bit, however they are divided. Exits with 1 if they differ."""

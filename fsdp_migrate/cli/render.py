@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.checkpoint_convert import (
         ConversionPlan,
+        ConversionReport,
         Manifest,
         ProgressEvent,
     )
@@ -146,3 +147,20 @@ def _show_changes(plan: Mapping[str, Any]) -> None:
             table.add_row(change, str(len(entries)), escape("\n".join(entries[:3])))
     if table.row_count:
         console().print(table)
+
+
+def show_conversion(report: ConversionReport) -> None:
+    """Show what a conversion did."""
+    described = report.as_dict()
+    out = console()
+    out.print(f"[bold]{report.action}[/]: {ACTIONS[report.action]}")
+    _show_changes(described)
+    show_findings(described["findings"])
+    if report.output is None:
+        out.print("Nothing was written.")
+        return
+    out.print(
+        f"[green]Converted[/] {described['entries']} entries, {decimal(described['nbytes'])} in tensors: "
+        f"{decimal(report.bytes_linked)} of data files linked, {decimal(report.bytes_written)} written"
+    )
+    out.print(f"  {described['source']} -> {report.output}", markup=False)

@@ -1,0 +1,119 @@
+"""Holds the documents to what the code does: codes, commands, options, and everything that they show."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+
+from fsdp_migrate.cli import main
+from fsdp_migrate.cli.app import app
+from tests.rank_bodies import readme
+from tests.ranks import ROOT, run_ranks
+from tools import findings_table
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+README = (ROOT / "README.md").read_text()
+CLI = (ROOT / "docs" / "cli.md").read_text()
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OPTIONS = [
+    (name, option)
+    for name, command in COMMANDS.items()
+    for parameter in command.params
+    for option in parameter.opts
+    if option.startswith("--") and option != "--help"
+]
+SHOWN = [
+    line.removeprefix("$ ").partition("#")[0].strip()
+    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
+TARGETS = re.findall(r"`make ([a-z-]+)`", README) + [c.split()[1] for c in SHOWN if c.startswith("make ")]
+
+
+def section(page: str, title: str) -> str:
+    """Return what stands under a heading of the second level."""
+    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return found.group(1) if found else ""
+
+
+def test_the_table_of_finding_codes_is_up_to_date() -> None:
+    assert findings_table.main(["--check"]) == 0, "run `python tools/findings_table.py`"
+
+
+def test_an_outdated_table_of_codes_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "findings.md"
+    page.write_text(findings_table.PAGE.read_text().replace("| FM001 |", "| FM999 |"))
+    monkeypatch.setattr(findings_table, "PAGE", page)
+    assert findings_table.main(["--check"]) == 1
+    assert findings_table.main([]) == 0
+    assert page.read_text() == (ROOT / "docs" / "findings.md").read_text()
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_is_documented(command: str) -> None:
+    assert section(CLI, command)
+    assert COMMANDS[command].help
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_every_option_is_documented(command: str, option: str) -> None:
+    assert re.search(rf"^\| `{option}[ `]", section(CLI, command), re.MULTILINE)
+
+
+def test_no_option_is_documented_that_does_not_exist() -> None:
+    documented = {
+        (command, option)
+        for command in COMMANDS
+        for option in re.findall(r"^\| `(--[a-z-]+)", section(CLI, command), re.MULTILINE)
+    }
+    assert documented == set(OPTIONS)
+
+
+@pytest.mark.parametrize("target", sorted({*TARGETS}))
+def test_the_targets_of_make_exist(target: str) -> None:
+    subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True, timeout=60)
+
+
+def test_the_commands_of_the_readme_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_ranks(readme.save_checkpoint, str(tmp_path / "CKPT"))
+    monkeypatch.chdir(tmp_path)
+    commands = [command.split() for command in SHOWN if command.startswith("fsdp-migrate ")]
+    assert len(commands) >= 3
+    for command in commands:
+        assert main(command[1:]) == 0, capsys.readouterr().err
+
+
+def test_every_command_that_the_readme_shows_is_tried() -> None:
+    known = ("make ", "fsdp-migrate ", "pip install .")
+    assert [command for command in SHOWN if not command.startswith(known)] == []
+
+
+def test_the_code_of_the_readme_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) >= 3
+    for classes in run_ranks(readme.run_blocks, blocks):
+        assert classes == ["FullyShardedDataParallel", "FSDPModel", "FSDPModel"]
+
+
+@pytest.mark.slow
+def test_a_clean_clone_has_the_targets_without_venvs(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "constraints").mkdir()
+    for name in ("pyproject.toml", "constraints/core.txt", "constraints/composer.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    planned = subprocess.run(
+        ["make", "-n", "demo"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    assert "-m venv .venv" in planned
+    assert "[dev]" not in planned
