@@ -11,7 +11,7 @@ from torch import nn
 
 from fsdp_migrate.config import FSDP1Config, FSDP2Config, MixedPrecisionPolicy, OffloadPolicy
 from fsdp_migrate.errors import ConfigError, FindingsError
-from fsdp_migrate.findings import Finding, raise_on_findings
+from fsdp_migrate.findings import FINDING_CODES, Finding, raise_on_findings
 from fsdp_migrate.mapping import MAPPERS, map_config
 
 
@@ -47,6 +47,42 @@ def test_there_is_one_function_for_every_argument() -> None:
 def test_an_argument_that_is_given_has_a_finding_of_its_own(argument: str) -> None:
     _, findings = map_config(FSDP1Config(**{argument: VALUES[argument]}))
     assert {finding.subject.partition(".")[0] for finding in findings} == {argument}
+
+
+TOLD: list[tuple[str, str, dict[str, Any]]] = [
+    ("FM001", "exact", {"sharding_strategy": "FULL_SHARD"}),
+    ("FM002", "equivalent", {"sharding_strategy": "NO_SHARD"}),
+    ("FM003", "equivalent", {"process_group": VALUES["process_group"]}),
+    ("FM004", "exact", {"device_mesh": VALUES["device_mesh"]}),
+    ("FM005", "equivalent", {"sharding_strategy": "HYBRID_SHARD"}),
+    ("FM006", "exact", {"cpu_offload": True}),
+    ("FM007", "exact", {"auto_wrap_policy": "Block"}),
+    ("FM008", "exact", {"backward_prefetch": None}),
+    ("FM009", "changed", {"backward_prefetch": "BACKWARD_POST"}),
+    ("FM010", "exact", {"mixed_precision": "fp16"}),
+    ("FM011", "equivalent", {"mixed_precision": {"buffer_dtype": "bf16"}}),
+    ("FM012", "changed", {"mixed_precision": {"keep_low_precision_grads": True}}),
+    ("FM013", "obsolete", {"limit_all_gathers": True}),
+    ("FM014", "obsolete", {"use_orig_params": False}),
+    ("FM015", "exact", {"mixed_precision": {"cast_forward_inputs": True}}),
+    ("FM016", "equivalent", {"mixed_precision": "bf16", "auto_wrap_policy": "Block"}),
+    ("FM017", "equivalent", {"ignored_states": VALUES["ignored_states"]}),
+    ("FM018", "exact", {"param_init_fn": print}),
+    ("FM019", "equivalent", {"device_id": 0}),
+    ("FM020", "equivalent", {"sync_module_states": True}),
+    ("FM021", "changed", {"forward_prefetch": True}),
+]
+
+
+@pytest.mark.parametrize(("code", "fidelity", "arguments"), TOLD, ids=[row[0] for row in TOLD])
+def test_each_code_is_told_for_its_argument(code: str, fidelity: str, arguments: dict[str, Any]) -> None:
+    _, findings = mapped(**arguments)
+    assert findings[code].fidelity == fidelity
+    assert findings[code].subject.partition(".")[0] in arguments
+
+
+def test_every_code_of_an_argument_is_tested() -> None:
+    assert {row[0] for row in TOLD} == {code for code in FINDING_CODES if code.startswith("FM0")}
 
 
 def test_defaults_are_not_told_where_nothing_differs() -> None:

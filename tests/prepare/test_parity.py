@@ -43,3 +43,11 @@ def test_sync_module_states_gives_every_rank_the_model_of_rank_0() -> None:
         assert found.losses == reference.losses
         assert_same(found.parameters, reference.parameters)
         assert_same(found.buffers, reference.buffers)
+
+
+def test_offloading_to_the_cpu_changes_no_value() -> None:
+    for reference, found, devices in run_ranks(parity.run_offloaded, "blocks"):
+        assert found.losses == reference.losses
+        assert_same(found.parameters, reference.parameters)
+        assert_same(found.gradients, reference.gradients)
+        assert devices == {"cpu"}

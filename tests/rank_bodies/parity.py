@@ -204,6 +204,14 @@ def run_synchronised(case: str) -> tuple[Run, Run]:
     return run_fsdp1(case), run_prepared(case, seed=dist.get_rank(), sync_module_states=True)
 
 
+def run_offloaded(case: str) -> tuple[Run, Run, set[str]]:
+    """Train under FSDP1, and under FSDP2 with ``cpu_offload``, with which FSDP1 itself needs a GPU."""
+    found = run_prepared(case, cpu_offload=True)
+    model = prepare_fully_shard(model_of(case), {**arguments_of(case), "cpu_offload": True})
+    devices = {str(param.device) for param in model.parameters()}
+    return run_fsdp1(case), found, devices
+
+
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """Gather a sharded tensor."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

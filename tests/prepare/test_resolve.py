@@ -1,0 +1,58 @@
+"""Words become torch's objects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy as TorchOffloadPolicy
+
+from fsdp_migrate import resolve, torch_compat
+from fsdp_migrate.config import FSDP2Config, MixedPrecisionPolicy, OffloadPolicy
+from fsdp_migrate.errors import ConfigError, ProcessGroupError
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "float64"])
+def test_dtypes(name: str) -> None:
+    assert str(resolve.resolve_dtype(name)) == f"torch.{name}"
+
+
+def test_a_name_of_torchs_that_is_no_dtype_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"`torch\.nn` is no dtype"):
+        resolve.resolve_dtype("nn")
+
+
+def test_mixed_precision_policy() -> None:
+    policy = resolve.resolve_mp_policy(
+        MixedPrecisionPolicy(param_dtype="bfloat16", reduce_dtype="float32", cast_forward_inputs=False)
+    )
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    assert policy.output_dtype is None
+    assert policy.cast_forward_inputs is False
+
+
+def test_memory_is_pinned_where_there_is_an_accelerator_to_copy_to() -> None:
+    policy = resolve.resolve_offload_policy(OffloadPolicy())
+    assert isinstance(policy, CPUOffloadPolicy)
+    assert policy.pin_memory is (torch_compat.accelerator_type() is not None)
+    pinned = resolve.resolve_offload_policy(OffloadPolicy(pin_memory=True))
+    assert isinstance(pinned, CPUOffloadPolicy)
+    assert pinned.pin_memory
+    assert type(resolve.resolve_offload_policy(None)) is TorchOffloadPolicy
+
+
+@pytest.mark.parametrize(
+    ("device_id", "device"), [("cpu", "cpu"), ("cuda:1", "cuda"), (3, None), (None, None)]
+)
+def test_the_device_is_that_of_device_id_or_the_accelerator(
+    device_id: int | str | None, device: str | None
+) -> None:
+    found = resolve.resolve_device_type(FSDP2Config(device_id=device_id))
+    assert found == (device or torch_compat.accelerator_type() or "cpu")
+
+
+def test_hybrid_sharding_makes_one_shard_group_of_each_node() -> None:
+    assert resolve.resolve_mesh_shape("hybrid", 32, 8) == (4, 8)
+    assert resolve.resolve_mesh_shape("shard", 32, 8) == (1, 32)
+    assert resolve.resolve_mesh_shape("replicate", 32, 8) == (32, 1)
+    with pytest.raises(ProcessGroupError, match="12 ranks are no multiple of 8 devices"):
+        resolve.resolve_mesh_shape("hybrid", 12, 8)
