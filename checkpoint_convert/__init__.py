@@ -1,1 +1,76 @@
-"""FSDP1-era checkpoints in, FSDP2 checkpoints out."""
+"""FSDP1-era checkpoints in, FSDP2 checkpoints out.
+
+    inspect_checkpoint   what is it, what does it hold
+    plan_conversion      what would become of every entry
+    execute_plan         do it
+    convert_checkpoint   the three in one
+    verify_checkpoints   do two checkpoints hold the same, bit for bit
+
+torch is imported for casts only. Nothing of a checkpoint is ever executed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.execute import (
+        ConversionReport as ConversionReport,
+        convert_checkpoint as convert_checkpoint,
+        execute_plan as execute_plan,
+    )
+    from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint as inspect_checkpoint
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest as Manifest
+    from fsdp_migrate.checkpoint_convert.plan import (
+        ConversionPlan as ConversionPlan,
+        plan_conversion as plan_conversion,
+    )
+    from fsdp_migrate.checkpoint_convert.progress import ProgressEvent as ProgressEvent
+    from fsdp_migrate.checkpoint_convert.verify import (
+        Difference as Difference,
+        VerifyReport as VerifyReport,
+        verify_checkpoints as verify_checkpoints,
+    )
+
+__all__ = [
+    "ConversionPlan",
+    "ConversionReport",
+    "Difference",
+    "Manifest",
+    "ProgressEvent",
+    "VerifyReport",
+    "convert_checkpoint",
+    "execute_plan",
+    "inspect_checkpoint",
+    "plan_conversion",
+    "verify_checkpoints",
+]
+
+_HOMES = {
+    "ConversionPlan": "plan",
+    "ConversionReport": "execute",
+    "Difference": "verify",
+    "Manifest": "metadata",
+    "ProgressEvent": "progress",
+    "VerifyReport": "verify",
+    "convert_checkpoint": "execute",
+    "execute_plan": "execute",
+    "inspect_checkpoint": "inspect",
+    "plan_conversion": "plan",
+    "verify_checkpoints": "verify",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

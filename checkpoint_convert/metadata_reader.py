@@ -21,7 +21,7 @@ from fsdp_migrate.checkpoint_convert.dcp_records import (
     TensorRecord,
 )
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
-from fsdp_migrate.checkpoint_convert.keys import Path
+from fsdp_migrate.checkpoint_convert.keys import Path, join_path
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Chunk, Entry, Stored, TensorEntry
 from fsdp_migrate.checkpoint_convert.reshard import Shape, tiling_problem
 from fsdp_migrate.checkpoint_convert.safe_pickle import load_pickle, paused_gc
@@ -150,7 +150,9 @@ class _Builder:
             return {}
         paths: dict[Any, Path] = {}
         for key, path in planner.items():
-            if isinstance(path, list | tuple) and all(type(p) in (str, int) for p in path):
+            is_path = isinstance(path, list | tuple) and all(type(p) in (str, int) for p in path)
+            # A planner of somebody's own may record something else; then the key alone counts.
+            if is_path and join_path(tuple(path)) == key:
                 paths[key] = tuple(path)
         return paths
 

@@ -160,7 +160,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM223": FindingCode("refused", "Flat parameters of LOCAL_STATE_DICT: names and shapes are missing."),
         "FM224": FindingCode("refused", "Names inside an entry must change, and it cannot be read safely."),
-        "FM225": FindingCode("refused", "What was asked for concerns a model, and none was recognised."),
+        "FM225": FindingCode(
+            "refused", "What was asked for concerns a model or an optimizer, and none was recognised."
+        ),
     }
 )
 

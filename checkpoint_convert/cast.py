@@ -1,0 +1,31 @@
+"""Cast floating-point bytes from one type to another, as torch does it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+
+class Caster:
+    """Casts blocks of a tensor and counts the values that were finite and no longer are."""
+
+    def __init__(self, source: str, target: str) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._source = getattr(torch, source)
+        self._target = getattr(torch, target)
+        self.overflows = 0
+
+    def cast(self, block: memoryview) -> memoryview:
+        """Return the bytes of a block in the target type."""
+        torch = self._torch
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = torch.frombuffer(block, dtype=self._source)
+        result = values.to(self._target)
+        infinite = torch.isinf(result)
+        if infinite.any():
+            self.overflows += int((infinite & torch.isfinite(values)).sum())
+        data: memoryview = result.view(torch.uint8).numpy().data
+        return data

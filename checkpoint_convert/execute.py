@@ -1,0 +1,354 @@
+"""Carry a plan out: read, write, and check what was written."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fsdp_migrate.checkpoint_convert.cast import Caster
+from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
+from fsdp_migrate.checkpoint_convert.items import open_item
+from fsdp_migrate.checkpoint_convert.metadata import Manifest
+from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE, read_metadata
+from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.outputs import Output, OutputFile, open_output
+from fsdp_migrate.checkpoint_convert.pickle_strings import replace_strings
+from fsdp_migrate.checkpoint_convert.placement import (
+    CopyItem,
+    DataItem,
+    Item,
+    Placement,
+    TensorItem,
+    place,
+)
+from fsdp_migrate.checkpoint_convert.plan import Action, ConversionPlan, PlannedValue, plan_conversion
+from fsdp_migrate.checkpoint_convert.progress import Progress
+from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
+from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
+from fsdp_migrate.checkpoint_convert.torch_zip_writer import small_archive
+from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
+from fsdp_migrate.errors import CheckpointFormatError, OutputError
+from fsdp_migrate.findings import Finding, make_finding, raise_on_findings
+
+
+_DEFAULT_BUFFER: Final = 64 << 20
+_MAX_THREADS: Final = 4
+_COPY: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionReport:
+    """What a conversion did.
+
+    Attributes:
+        plan: What was to be done.
+        action: How it was done; a plan of ``none`` with an output is a ``relink``.
+        output: Where the result lies; None where nothing had to be written.
+        bytes_written: The bytes of the data files that were written or copied.
+        bytes_linked: The bytes of the data files that the result shares with the source.
+        findings: What there is to say about it.
+    """
+
+    plan: ConversionPlan
+    action: Action
+    output: str | None
+    bytes_written: int
+    bytes_linked: int
+    findings: tuple[Finding, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {
+            **self.plan.as_dict(),
+            "action": self.action,
+            "output": self.output,
+            "bytes_written": self.bytes_written,
+            "bytes_linked": self.bytes_linked,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def convert_checkpoint(
+    src: Location,
+    dst: Location | None = None,
+    *,
+    to: str = "auto",
+    world_size: int | None = None,
+    dtype: object = None,
+    optimizer_dtype: object = None,
+    weights_only: bool = False,
+    link: str = "auto",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    strict: bool = False,
+) -> ConversionReport:
+    """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
+
+    The source is never changed. The output is there whole or not at all. Nothing of a checkpoint is executed.
+    The cheapest way that is right is taken: nothing where the checkpoint already loads as it is; new metadata
+    over the same data files where names change; new data files where chunks or types change.
+
+    Args:
+        src: A folder that torch.distributed.checkpoint or Composer wrote, or its fsspec URL.
+        dst: The folder to make. None asks whether one is needed: it is an error if it is.
+        to: The stack that is to load the result: ``"torch"``, ``"composer"``, or ``"auto"`` for the one of the source.
+        world_size: Divide sharded tensors as ``fully_shard`` does on so many ranks.
+        dtype: Cast the weights of models to ``"fp32"``, ``"bf16"`` or ``"fp16"``.
+        optimizer_dtype: Cast the state of optimizers.
+        weights_only: Keep the model and leave the rest out.
+        link: ``"hard"`` links data files, ``"copy"`` copies them, ``"auto"`` links where it can be done.
+        overwrite: Replace an output that is there, once the new one is whole.
+        progress: Called with a :class:`ProgressEvent` now and then.
+        strict: Refuse where something would differ that a user could notice.
+
+    Raises:
+        CheckpointError: The source cannot be read or converted, or the output not be written; see ``errors``.
+        FindingsError: Under ``strict``, something would change.
+        ConfigError: An argument is none of its words, or ``dst`` is missing.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> source = "tests/checkpoint/data/torch-2.15.0/plain.dcp"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = convert_checkpoint(source, Path(folder, "out"), world_size=4)
+        >>> report.action
+        'rewrite'
+    """
+    manifest = inspect_checkpoint(src)
+    plan = plan_conversion(
+        manifest,
+        to=to,
+        world_size=world_size,
+        dtype=dtype,
+        optimizer_dtype=optimizer_dtype,
+        weights_only=weights_only,
+        link=link,
+    )
+    raise_on_findings(plan.findings, strict=strict)
+    if dst is not None:
+        return execute_plan(plan, dst, overwrite=overwrite, progress=progress)
+    if plan.action != "none":
+        msg = (
+            f"{manifest.source!r} has to be converted ({plan.action}), and no output was named. The source "
+            "is never changed in place."
+        )
+        raise OutputError(msg, path=manifest.source)
+    return ConversionReport(plan, "none", None, 0, 0, plan.findings)
+
+
+def execute_plan(
+    plan: ConversionPlan,
+    dst: Location,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    buffer_bytes: int = _DEFAULT_BUFFER,
+) -> ConversionReport:
+    """Carry out a plan that :func:`plan_conversion` made.
+
+    A plan whose action is ``none`` is carried out as ``relink``: the same entries under new metadata.
+
+    Args:
+        plan: The plan.
+        dst: The folder to make.
+        overwrite: Replace one that is there, once the new one is whole.
+        progress: Called with a :class:`ProgressEvent` now and then, in this thread.
+        buffer_bytes: How much of the data is held in memory at once, over all threads.
+
+    Raises:
+        OutputExistsError: ``dst`` is there already.
+        OutputError: It could not be written, or lies in the source. Nothing is left of it.
+        CheckpointFormatError: The source turned out to be damaged, or has changed. Nothing is left of the output.
+    """
+    source = open_folder(plan.manifest.source)
+    try:
+        output = open_output(dst, source=plan.manifest.source, overwrite=overwrite)
+        try:
+            execution = _Execution(plan, source, output, progress, buffer_bytes)
+            report = execution.run()
+            output.commit()
+        except BaseException:
+            output.abort()
+            raise
+    finally:
+        source.close()
+    return report
+
+
+class _Execution:
+    def __init__(
+        self,
+        plan: ConversionPlan,
+        source: Folder,
+        output: Output,
+        progress: Progress | None,
+        buffer_bytes: int,
+    ) -> None:
+        self._plan = plan
+        self._source = source
+        self._output = output
+        self._progress = progress
+        self._buffer = buffer_bytes
+        self._overflows: dict[str, int] = {}
+        self._copied: list[str] = []
+
+    def run(self) -> ConversionReport:
+        """Write everything, the metadata last."""
+        placement = place(self._plan, _new_values(self._plan, self._source))
+        _check_unchanged(self._plan.manifest, self._source)
+        linked, written = self._take_files(placement)
+        self._write_files(placement)
+        self._copy_extra_files()
+        self._write_metadata(placement)
+        findings = [*self._plan.findings, *self._own_findings()]
+        return ConversionReport(
+            plan=self._plan,
+            action="relink" if self._plan.action == "none" else self._plan.action,
+            output=self._output.url,
+            bytes_written=placement.nbytes + written,
+            bytes_linked=linked,
+            findings=tuple(findings),
+        )
+
+    def _take_files(self, placement: Placement) -> tuple[int, int]:
+        linked = written = 0
+        for name, as_name in placement.taken.items():
+            size = self._plan.manifest.files[name]
+            taken = self._output.take(self._source, name, as_name, size, self._plan.link)
+            if taken == "copied":
+                written += size
+                self._copied.append(name)
+            else:
+                linked += size
+        return linked, written
+
+    def _write_files(self, placement: Placement) -> None:
+        threads = max(min(len(placement.files), os.cpu_count() or 1, _MAX_THREADS), 1)
+        block = self._buffer // threads
+
+        def work(name: str, advance: Advance) -> None:
+            writer = _ItemWriter(self._source, block, advance, self._overflows)
+            with self._output.create(name) as file:
+                for item in placement.files[name]:
+                    writer.write(item, file)
+
+        run_workers(
+            placement.files,
+            work,
+            threads=threads,
+            total_bytes=placement.nbytes,
+            message="writing",
+            progress=self._progress,
+        )
+
+    def _copy_extra_files(self) -> None:
+        for name in self._plan.extra_files:
+            if not self._source.leads_outside(name):
+                # Copied even where data files are linked: people edit such files in place.
+                size = self._plan.manifest.extra_files[name]
+                self._output.take(self._source, name, name, size, "copy")
+
+    def _write_metadata(self, placement: Placement) -> None:
+        data = write_metadata(placement.entries, checkpoint_id=self._output.url)
+        sizes = {new: self._plan.manifest.files[old] for old, new in placement.taken.items()}
+        for name, items in placement.files.items():
+            sizes[name] = sum(item.length for item in items)
+        found = read_metadata(data, sizes, where=f"{self._output.url}/{METADATA_FILE}")
+        if tuple(found.entries.values()) != placement.entries:
+            raise AssertionError("The metadata that was written does not say what was planned.")
+        with self._output.create(METADATA_FILE) as file:
+            file.write(data)
+
+    def _own_findings(self) -> list[Finding]:
+        found = [
+            make_finding("FM206", key, f"{count} values.", "Use bf16 or fp32.")
+            for key, count in self._overflows.items()
+        ]
+        outside = [n for n in self._plan.extra_files if self._source.leads_outside(n)]
+        if outside:
+            names = ", ".join(f"`{name}`" for name in outside)
+            found.append(
+                make_finding("FM212", self._source.url, f"{names}: links to something outside.")
+            )
+        if self._copied and self._plan.link == "auto":
+            names = ", ".join(f"`{name}`" for name in self._copied[:8])
+            found.append(make_finding("FM218", self._source.url, f"{names}."))
+        return found
+
+
+class _ItemWriter:
+    """Writes items one after the other; one per thread."""
+
+    def __init__(
+        self, source: Folder, block: int, advance: Advance, overflows: dict[str, int]
+    ) -> None:
+        self._source = source
+        self._block = min(block, _COPY)
+        self._tensors = TensorSource(source, self._block)
+        self._advance = advance
+        self._overflows = overflows
+
+    def write(self, item: Item, file: OutputFile) -> None:
+        """Append an item to a file."""
+        if isinstance(item, CopyItem):
+            self._copy(item, file)
+        elif isinstance(item, DataItem):
+            file.write(item.data)
+            self._advance(item.length)
+        else:
+            self._assemble(item, file)
+
+    def _copy(self, item: CopyItem, file: OutputFile) -> None:
+        stored = item.source
+        for start in range(0, stored.length, self._block):
+            count = min(self._block, stored.length - start)
+            file.write(self._source.read(stored.file, stored.offset + start, count))
+            self._advance(count)
+
+    def _assemble(self, item: TensorItem, file: OutputFile) -> None:
+        entry, archive = item.tensor.source, item.archive
+        caster = Caster(entry.dtype, item.tensor.dtype) if item.tensor.is_cast else None
+        file.write(archive.head)
+        crc = written = 0
+        for block in self._tensors.read(entry, item.box):
+            data = block if caster is None else caster.cast(block)
+            crc = zlib.crc32(data, crc)
+            file.write(data)
+            written += len(data)
+            self._advance(len(data))
+        if written != archive.payload:
+            raise AssertionError(f"{written} bytes were written where {archive.payload} were planned")
+        file.write(archive.tail(crc))
+        self._advance(archive.length - archive.payload)
+        if caster is not None and caster.overflows:
+            key = item.tensor.key
+            self._overflows[key] = self._overflows.get(key, 0) + caster.overflows
+
+
+def _new_values(plan: ConversionPlan, source: Folder) -> dict[str, bytes]:
+    """Return the new bytes of the items in which names are replaced, by source key."""
+    values: dict[str, bytes] = {}
+    for entry in plan.entries:
+        if isinstance(entry, PlannedValue) and entry.names:
+            where = f"`{entry.source.key}` in {source.url!r}"
+            archive = open_item(source, entry.source.stored, where=where)
+            contents = {name: archive.read(name) for name in archive.records}
+            contents["data.pkl"] = replace_strings(contents["data.pkl"], entry.names, where=where)
+            values[entry.source.key] = small_archive(contents)
+    return values
+
+
+def _check_unchanged(manifest: Manifest, source: Folder) -> None:
+    files = source.files()
+    changed: Sequence[str] = [n for n, size in manifest.files.items() if files.get(n) != size]
+    if changed:
+        msg = (
+            f"`{changed[0]}` in {manifest.source!r} has another size than when it was inspected: "
+            f"{files.get(changed[0])} bytes, then {manifest.files[changed[0]]}. Is it still being written?"
+        )
+        raise CheckpointFormatError(msg, path=f"{manifest.source}/{changed[0]}")
+

@@ -1,0 +1,318 @@
+"""Outputs that appear whole or not at all.
+
+Everything is written into ``<output>.partial-<random>`` beside the output, and flushed to the disk. One rename
+then puts it in place. Whatever ends the work before that, the partial folder is removed and the output is as
+it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.storage import (
+    Folder,
+    LocalFolder,
+    Location,
+    is_url,
+    local_path,
+    resolve_url,
+)
+from fsdp_migrate.errors import OutputError, OutputExistsError
+
+
+Taken = Literal["cloned", "linked", "copied"]
+"""How a file of the source was taken over."""
+
+_FICLONE: Final = 0x40049409
+_COPY: Final = 8 << 20
+_BUFFER: Final = 1 << 20
+
+
+class OutputFile(Protocol):
+    """A file that is being written, from its start to its end."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Append bytes."""
+        ...
+
+    def __enter__(self) -> OutputFile: ...
+
+    def __exit__(self, *error: object) -> object:
+        """Close the file; its bytes are on the disk then, unless there was an error."""
+        ...
+
+
+class Output(Protocol):
+    """A folder that is being written."""
+
+    url: str
+
+    def create(self, name: str) -> OutputFile:
+        """Open a new file for writing; closing it flushes it to the disk."""
+        ...
+
+    def take(self, folder: Folder, name: str, as_name: str, size: int, link: str) -> Taken:
+        """Take a file of the source over: clone or link it if ``link`` allows, or copy it."""
+        ...
+
+    def commit(self) -> None:
+        """Put the output in its place."""
+        ...
+
+    def abort(self) -> None:
+        """Remove everything that was written."""
+        ...
+
+
+def open_output(dst: Location, *, source: str, overwrite: bool) -> Output:
+    """Start an output.
+
+    Raises:
+        OutputExistsError: It is there already, and may not be overwritten.
+        OutputError: It cannot be there: it is the source, or one lies inside the other.
+    """
+    if is_url(dst):
+        return FsspecOutput(os.fspath(dst), source=source, overwrite=overwrite)
+    return LocalOutput(local_path(dst), source=source, overwrite=overwrite)
+
+
+@contextlib.contextmanager
+def writing(path: object) -> Iterator[None]:
+    """Turn what the operating system says into an :class:`OutputError`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutputError | OutputExistsError):
+            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            msg = (
+                f"The disk is full: {str(path)!r} could not be written. Nothing was left of the output, and the "
+                "source is as it was. Free some space, or choose another disk."
+            )
+        else:
+            reason = error.strerror or str(error)
+            msg = (
+                f"{str(path)!r} could not be written: {reason}. Nothing was left of the output, and the source is "
+                "as it was."
+            )
+        output_error = OutputError(msg, path=path)
+        output_error.errno = error.errno
+        raise output_error from error
+
+
+class LocalOutput:
+    """An output on this machine."""
+
+    def __init__(self, path: Path, *, source: str, overwrite: bool) -> None:
+        self.path = path.absolute()
+        self.url = str(path)
+        if not is_url(source):
+            _check_apart(self.path, Path(source))
+        _check_free(self.path, overwrite=overwrite)
+        self._mark = uuid.uuid4().hex[:12]
+        self._staging = self.path.with_name(f"{self.path.name}.partial-{self._mark}")
+        self._made: list[Path] = []
+        try:
+            with writing(path):
+                self._make_parents()
+                self._staging.mkdir()
+        except BaseException:
+            self.abort()
+            raise
+
+    def create(self, name: str) -> OutputFile:
+        target = self._staging / name
+        with writing(self.path / name):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return _DurableFile(target, self.path / name)
+
+    def take(self, folder: Folder, name: str, as_name: str, size: int, link: str) -> Taken:
+        if isinstance(folder, LocalFolder) and link != "copy":
+            old, new = folder.path / name, self._staging / as_name
+            with writing(self.path / as_name):
+                new.parent.mkdir(parents=True, exist_ok=True)
+            taken = _clone_or_link(old, new)
+            if taken is not None:
+                return taken
+        if link == "hard":
+            msg = (
+                f"{folder.url}/{name} cannot be linked into {self.url!r}: they lie on different file systems, or "
+                "links are not allowed there. Use link='copy' or 'auto'."
+            )
+            raise OutputError(msg, path=self.path / as_name)
+        with self.create(as_name) as file:
+            for start in range(0, size, _COPY):
+                file.write(folder.read(name, start, min(_COPY, size - start)))
+        return "copied"
+
+    def commit(self) -> None:
+        with writing(self.path):
+            for base, _, _ in os.walk(self._staging):
+                _sync_folder(Path(base))
+            self._swap()
+            _sync_folder(self.path.parent)
+
+    def abort(self) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)
+        for parent in reversed(self._made):
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+
+    def _make_parents(self) -> None:
+        for parent in reversed(self.path.parents):
+            if not parent.exists():
+                parent.mkdir()
+                self._made.append(parent)
+
+    def _swap(self) -> None:
+        if not os.path.lexists(self.path):
+            self._staging.rename(self.path)
+            return
+        old = self.path.with_name(f"{self.path.name}.old-{self._mark}")
+        self.path.rename(old)
+        try:
+            self._staging.rename(self.path)
+        except BaseException:
+            old.rename(self.path)
+            raise
+        if old.is_symlink():
+            old.unlink()
+        else:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+class _DurableFile:
+    """A file whose bytes are on the disk once it is closed without an error."""
+
+    def __init__(self, path: Path, shown: Path) -> None:
+        self._shown = shown
+        self._file = path.open("xb", buffering=_BUFFER)
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        with writing(self._shown):
+            return self._file.write(data)
+
+    def __enter__(self) -> _DurableFile:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            return
+        with writing(self._shown), self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+class FsspecOutput:
+    """An output behind an fsspec URL. There is no rename of folders there; ``.metadata`` is moved last."""
+
+    def __init__(self, url: str, *, source: str, overwrite: bool) -> None:
+        self.url = url.rstrip("/")
+        self._fs, self._root = resolve_url(self.url)
+        if is_url(source):
+            _check_urls_apart(self.url, source.rstrip("/"))
+        self._existed = bool(self._fs.exists(self._root))
+        if self._existed and not overwrite:
+            raise _exists(self.url)
+        self._staging = f"{self._root}.partial-{uuid.uuid4().hex[:12]}"
+        self._names: list[str] = []
+
+    def create(self, name: str) -> OutputFile:
+        with writing(f"{self.url}/{name}"):
+            self._fs.makedirs(f"{self._staging}/{name}".rpartition("/")[0], exist_ok=True)
+            self._names.append(name)
+            file: OutputFile = self._fs.open(f"{self._staging}/{name}", "wb")
+            return file
+
+    def take(self, folder: Folder, name: str, as_name: str, size: int, link: str) -> Taken:
+        if link == "hard":
+            msg = f"{folder.url}/{name} cannot be linked to {self.url!r}. Use link='copy' or 'auto'."
+            raise OutputError(msg, path=f"{self.url}/{as_name}")
+        with self.create(as_name) as file:
+            for start in range(0, size, _COPY):
+                file.write(folder.read(name, start, min(_COPY, size - start)))
+        return "copied"
+
+    def commit(self) -> None:
+        with writing(self.url):
+            if self._existed:
+                self._fs.rm(self._root, recursive=True)
+            self._fs.makedirs(self._root, exist_ok=True)
+            for name in sorted(self._names, key=lambda name: name == METADATA_FILE):
+                self._fs.makedirs(f"{self._root}/{name}".rpartition("/")[0], exist_ok=True)
+                self._fs.mv(f"{self._staging}/{name}", f"{self._root}/{name}")
+        self.abort()
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._fs.exists(self._staging):
+                self._fs.rm(self._staging, recursive=True)
+
+
+def _check_apart(path: Path, source: Path) -> None:
+    out, src = path.resolve(), source.resolve()
+    if out == src:
+        raise OutputError(f"The output {str(path)!r} is the source itself.", path=path)
+    if src in out.parents:
+        msg = f"The output {str(path)!r} lies inside the source {str(source)!r}, which is never changed."
+        raise OutputError(msg, path=path)
+    if out in src.parents:
+        msg = f"The source {str(source)!r} lies inside the output {str(path)!r}, which would replace it."
+        raise OutputError(msg, path=path)
+
+
+def _check_urls_apart(url: str, source: str) -> None:
+    if f"{url}/".startswith(f"{source}/") or f"{source}/".startswith(f"{url}/"):
+        raise OutputError(f"The output {url!r} and the source {source!r} lie in each other.", path=url)
+
+
+def _check_free(path: Path, *, overwrite: bool) -> None:
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
+        raise _exists(str(path))
+    is_checkpoint = (path / METADATA_FILE).is_file() or (path.is_dir() and not any(path.iterdir()))
+    if not is_checkpoint:
+        msg = (
+            f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`. It is not overwritten, "
+            "because something else would be deleted. Choose another output, or remove it yourself."
+        )
+        raise OutputExistsError(msg, path=path)
+
+
+def _exists(url: str) -> OutputExistsError:
+    msg = f"{url!r} is there already. Choose another output, or ask for it to be overwritten."
+    return OutputExistsError(msg, path=url)
+
+
+def _clone_or_link(old: Path, new: Path) -> Taken | None:
+    """Share the bytes of a file, as a copy-on-write clone or a hard link; None where neither is possible."""
+    real = old.resolve()
+    with contextlib.suppress(OSError), real.open("rb") as source, new.open("xb") as target:
+        fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+        return "cloned"
+    new.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        os.link(real, new)
+        return "linked"
+    return None
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+

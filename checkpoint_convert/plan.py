@@ -1,0 +1,384 @@
+"""From a manifest and a wish to a plan: what every entry becomes. Pure, and all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, get_args
+
+from fsdp_migrate.checkpoint_convert.dtypes import resolve_cast
+from fsdp_migrate.checkpoint_convert.keys import Path, find_collisions, join_path
+from fsdp_migrate.checkpoint_convert.metadata import (
+    BytesEntry,
+    Manifest,
+    Part,
+    Stack,
+    TensorEntry,
+)
+from fsdp_migrate.checkpoint_convert.parts import entry_path
+from fsdp_migrate.checkpoint_convert.renames import Renames, plan_renames
+from fsdp_migrate.checkpoint_convert.reshard import Box, shard_boxes
+from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
+from fsdp_migrate.errors import ConfigError, PlanError
+from fsdp_migrate.findings import Finding, make_finding
+
+
+Action = Literal["none", "relink", "rewrite"]
+"""``none``: it loads as it is. ``relink``: new metadata over the same data files. ``rewrite``: new data files."""
+
+Link = Literal["auto", "hard", "copy"]
+
+_CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """What a tensor becomes: its key, path and type, and the boxes that it is divided into."""
+
+    key: str
+    path: Path | None
+    source: TensorEntry
+    dtype: str
+    boxes: tuple[Box, ...]
+
+    @property
+    def is_cast(self) -> bool:
+        """Tell whether its type changes."""
+        return self.dtype != self.source.dtype
+
+    @property
+    def is_rechunked(self) -> bool:
+        """Tell whether it is divided in another way than before."""
+        return self.boxes != tuple((chunk.offsets, chunk.sizes) for chunk in self.source.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedValue:
+    """What another value becomes; ``names`` are replaced inside it, and nothing else is."""
+
+    key: str
+    path: Path | None
+    source: BytesEntry
+    names: Mapping[str, str]
+
+
+PlannedEntry = PlannedTensor | PlannedValue
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionPlan:
+    """What a conversion will do.
+
+    Attributes:
+        manifest: The source.
+        action: How it is done.
+        stack: Who is to load the result.
+        entries: What the result holds, in the order of the source.
+        left_out: The keys of the source that it does not hold.
+        extra_files: Other files that are copied along.
+        world_size: How many ranks tensors are divided for; None as they are.
+        link: How data files are taken over by ``relink``.
+        findings: What there is to say about it.
+    """
+
+    manifest: Manifest
+    action: Action
+    stack: Stack
+    entries: tuple[PlannedEntry, ...]
+    left_out: tuple[str, ...]
+    extra_files: tuple[str, ...]
+    world_size: int | None
+    link: Link
+    findings: tuple[Finding, ...]
+
+    @property
+    def tensors(self) -> tuple[PlannedTensor, ...]:
+        """Return the tensors of the result."""
+        return tuple(e for e in self.entries if isinstance(e, PlannedTensor))
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Return the new key of every entry that gets one."""
+        return {e.source.key: e.key for e in self.entries if e.key != e.source.key}
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors of the source that the result holds."""
+        return sum(entry.source.nbytes for entry in self.tensors)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {
+            "source": self.manifest.source,
+            "action": self.action,
+            "stack": self.stack,
+            "world_size": self.world_size,
+            "link": self.link,
+            "nbytes": self.nbytes,
+            "entries": len(self.entries),
+            "renamed": self.renamed,
+            "rechunked": [e.key for e in self.tensors if e.is_rechunked],
+            "cast": {
+                e.key: {"from": e.source.dtype, "to": e.dtype} for e in self.tensors if e.is_cast
+            },
+            "rewritten": [
+                e.key for e in self.entries if isinstance(e, PlannedValue) and e.names
+            ],
+            "left_out": list(self.left_out),
+            "extra_files": list(self.extra_files),
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def plan_conversion(
+    manifest: Manifest,
+    *,
+    to: str = "auto",
+    world_size: int | None = None,
+    dtype: object = None,
+    optimizer_dtype: object = None,
+    weights_only: bool = False,
+    link: str = "auto",
+) -> ConversionPlan:
+    """Decide what a conversion will do, and whether it can be done. Nothing is read or written.
+
+    Args:
+        manifest: What :func:`inspect_checkpoint` found.
+        to: The stack that is to load the result: ``"torch"``, ``"composer"``, or ``"auto"`` for the one that
+            wrote the source.
+        world_size: Divide every sharded tensor as ``fully_shard`` does on so many ranks; None leaves the
+            chunks as they are. Any number loads on any other.
+        dtype: Cast the floating-point tensors of models to ``"fp32"``, ``"bf16"`` or ``"fp16"``; None or
+            ``"keep"`` leaves them as they are.
+        optimizer_dtype: The same for the state of optimizers, but for step counts.
+        weights_only: Keep the model and leave the rest out.
+        link: How ``relink`` takes data files over: ``"hard"`` links, ``"copy"``, or ``"auto"``, links where they can be.
+
+    Raises:
+        PlanError: It cannot be done; its ``findings`` hold every reason.
+        UnsupportedFeatureError: The target cannot be written yet.
+        ConfigError: An argument is none of its words.
+
+    Example:
+        >>> from fsdp_migrate.checkpoint_convert import inspect_checkpoint
+        >>> manifest = inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp")
+        >>> plan_conversion(manifest).action
+        'none'
+        >>> plan_conversion(manifest, world_size=4).action
+        'rewrite'
+    """
+    _check_arguments(world_size, link)
+    casts = {
+        "model": resolve_cast(dtype, field="dtype"),
+        "optimizer": resolve_cast(optimizer_dtype, field="optimizer_dtype"),
+    }
+    stack, move = resolve_target(manifest, to)
+    parts = [part for part in manifest.parts if part.kind == "model" or not weights_only]
+    renames = plan_renames(manifest, parts, move)
+    entries = _plan_entries(manifest, parts, renames, casts, world_size)
+    left_out = tuple(key for key in manifest.entries if key not in renames.paths)
+    extra_files = () if weights_only else _carried_files(manifest)
+    findings = [
+        *(f for f in manifest.findings if f.code != "FM222" or not weights_only),
+        *renames.findings,
+        *_collision_findings(renames),
+        *_missing_part_findings(manifest, casts, weights_only=weights_only),
+    ]
+    refused = [finding for finding in findings if finding.fidelity == "refused"]
+    if refused:
+        raise _plan_error(manifest, refused)
+    plan = ConversionPlan(
+        manifest=manifest,
+        action=_choose_action(manifest, entries, left_out),
+        stack=stack,
+        entries=entries,
+        left_out=left_out,
+        extra_files=extra_files,
+        world_size=world_size,
+        link=link,  # type: ignore[arg-type]  # checked above
+        findings=(),
+    )
+    moved = [part.name for part in parts if move(part) is None]
+    return _with_findings(plan, findings, moved)
+
+
+def _carried_files(manifest: Manifest) -> tuple[str, ...]:
+    """Return the other files that come along; data files that no entry refers to are of another save."""
+    return tuple(name for name in manifest.extra_files if not name.endswith(".distcp"))
+
+
+def _check_arguments(world_size: object, link: str) -> None:
+    if world_size is not None and (type(world_size) is not int or world_size < 1):
+        msg = f"`world_size` is {world_size!r}; expected a whole number of at least 1."
+        raise ConfigError(msg, field="world_size")
+    if link not in get_args(Link):
+        msg = f"`link` is {link!r}; expected one of {', '.join(map(repr, get_args(Link)))}."
+        raise ConfigError(msg, field="link")
+
+
+def _plan_entries(
+    manifest: Manifest,
+    parts: Sequence[Part],
+    renames: Renames,
+    casts: Mapping[str, str | None],
+    world_size: int | None,
+) -> tuple[PlannedEntry, ...]:
+    part_of = {key: part for part in parts for key in part.keys}
+    is_whole = all(len(entry.chunks) == 1 for entry in manifest.tensors)
+    planned: list[PlannedEntry] = []
+    for key, entry in manifest.entries.items():
+        part = part_of.get(key)
+        if part is None:
+            continue
+        path = renames.paths[key]
+        new_key, new_path = join_path(path), None if entry.path is None else path
+        if isinstance(entry, BytesEntry):
+            planned.append(PlannedValue(new_key, new_path, entry, renames.names.get(key, {})))
+            continue
+        boxes = _plan_boxes(entry, world_size, shard_whole=is_whole and part.kind != "other")
+        dtype = _plan_dtype(entry, casts.get(part.kind))
+        planned.append(PlannedTensor(new_key, new_path, entry, dtype, boxes))
+    return tuple(planned)
+
+
+def _plan_boxes(
+    entry: TensorEntry, world_size: int | None, *, shard_whole: bool
+) -> tuple[Box, ...]:
+    """Divide a tensor if it is a sharded one.
+
+    A tensor in one chunk is a buffer or a scalar, except where the whole checkpoint was saved by one rank: there
+    nothing tells buffers from parameters, and every tensor of a model or an optimizer is divided.
+    """
+    old = tuple((chunk.offsets, chunk.sizes) for chunk in entry.chunks)
+    if world_size is None or not (shard_whole or len(old) > 1):
+        return old
+    new = tuple(shard_boxes(entry.shape, world_size))
+    return old if set(new) == set(old) else new
+
+
+def _plan_dtype(entry: TensorEntry, cast: str | None) -> str:
+    is_step = entry_path(entry)[-1] == "step"
+    return entry.dtype if cast is None or is_step or entry.dtype not in _CASTABLE else cast
+
+
+def _collision_findings(renames: Renames) -> list[Finding]:
+    collisions = find_collisions({old: join_path(path) for old, path in renames.paths.items()})
+    found = [
+        make_finding(
+            "FM221",
+            new,
+            f"{' and '.join(f'`{old}`' for old in olds)} would both be called `{new}`.",
+            "Save the checkpoint again with one of them left out.",
+        )
+        for new, olds in collisions.items()
+    ]
+    for key, names in renames.names.items():
+        found += [
+            make_finding("FM221", key, f"{' and '.join(f'`{o}`' for o in olds)} would both be `{new}`.")
+            for new, olds in find_collisions(names).items()
+        ]
+    return found
+
+
+def _missing_part_findings(
+    manifest: Manifest, casts: Mapping[str, str | None], *, weights_only: bool
+) -> list[Finding]:
+    kinds = {part.kind for part in manifest.parts}
+    tops = ", ".join(f"`{part.name}`" for part in manifest.parts)
+    wanted = [
+        (weights_only, "model", "weights_only"),
+        (casts["model"] is not None, "model", "dtype"),
+        (casts["optimizer"] is not None, "optimizer", "optimizer_dtype"),
+    ]
+    return [
+        make_finding(
+            "FM225", option, f"no {kind} was recognised. The checkpoint holds {tops or 'nothing'}."
+        )
+        for is_wanted, kind, option in wanted
+        if is_wanted and kind not in kinds
+    ]
+
+
+def _plan_error(manifest: Manifest, refused: Sequence[Finding]) -> PlanError:
+    lines = [f"{manifest.source!r} cannot be converted as asked:"]
+    for finding in refused:
+        hint = f" {finding.hint}" if finding.hint else ""
+        lines.append(f"  {finding.code} `{finding.subject}`: {finding.message}{hint}")
+    return PlanError("\n".join(lines), findings=refused, path=manifest.source)
+
+
+def _choose_action(
+    manifest: Manifest, entries: Sequence[PlannedEntry], left_out: Sequence[str]
+) -> Action:
+    tensors = [entry for entry in entries if isinstance(entry, PlannedTensor)]
+    # What is left out would stay in linked files, and take up space without a name.
+    if left_out or any(entry.is_cast or entry.is_rechunked for entry in tensors):
+        return "rewrite"
+    values = [entry for entry in entries if isinstance(entry, PlannedValue)]
+    is_renamed = any(entry.key != entry.source.key for entry in entries)
+    if is_renamed or any(value.names for value in values) or not manifest.is_portable:
+        return "relink"
+    return "none"
+
+
+def _with_findings(
+    plan: ConversionPlan, findings: Sequence[Finding], without_place: Sequence[str]
+) -> ConversionPlan:
+    return replace(plan, findings=(*findings, *_plan_findings(plan, without_place)))
+
+
+def _plan_findings(plan: ConversionPlan, without_place: Sequence[str]) -> list[Finding]:
+    manifest, found = plan.manifest, []
+    cast = [e for e in plan.tensors if e.is_cast]
+    rechunked = [e for e in plan.tensors if e.is_rechunked]
+    others = [p.name for p in manifest.parts if p.kind == "other"]
+    notes = [
+        (plan.action == "none", "FM201", manifest.source, "no entry has to change."),
+        (
+            not manifest.is_portable,
+            "FM208",
+            ".metadata",
+            f"written by torch {manifest.torch_hint}, in a form that torch 2.6 to 2.14 cannot read.",
+        ),
+        (
+            bool(rechunked),
+            "FM204",
+            manifest.source,
+            f"{len(rechunked)} tensors, for {plan.world_size} ranks instead of {manifest.world_size}.",
+        ),
+        (bool(cast), "FM205", manifest.source, f"{len(cast)} tensors ({_cast_kinds(cast)})."),
+        (
+            bool(plan.left_out),
+            "FM207",
+            manifest.source,
+            f"{len(plan.left_out)} entries that are not of a model.",
+        ),
+        (
+            bool(others) and not plan.left_out,
+            "FM210",
+            ", ".join(others),
+            "of the user or the framework.",
+        ),
+        (bool(plan.extra_files), "FM211", manifest.source, _some(plan.extra_files)),
+        (
+            len(plan.extra_files) < len(manifest.extra_files),
+            "FM212",
+            manifest.source,
+            _some([n for n in manifest.extra_files if n not in plan.extra_files]),
+        ),
+    ]
+    found += [make_finding(code, subject, text) for holds, code, subject, text in notes if holds]
+    if plan.stack != manifest.stack:
+        found.append(make_finding("FM213", manifest.source, f"{len(plan.renamed)} entries."))
+        found += [make_finding("FM214", name, "it is of Composer.") for name in without_place]
+    return found
+
+
+def _cast_kinds(cast: Sequence[PlannedTensor]) -> str:
+    return ", ".join(sorted({f"{e.source.dtype} to {e.dtype}" for e in cast}))
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:8])
+    return f"{shown}." if len(names) <= 8 else f"{shown} and {len(names) - 8} more."
+

@@ -1,0 +1,102 @@
+"""Put a box of a tensor together from the chunks of a source, block by block, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
+from fsdp_migrate.checkpoint_convert.items import TensorBytes, locate_tensor
+from fsdp_migrate.checkpoint_convert.metadata import Chunk, TensorEntry
+from fsdp_migrate.checkpoint_convert.reshard import Box, blocks, intersect, paired_runs
+from fsdp_migrate.checkpoint_convert.storage import Folder
+from fsdp_migrate.errors import CheckpointFormatError
+
+
+_MAX_LOCATED: Final = 4096
+
+
+class TensorSource:
+    """Reads boxes of tensors from a folder. One per thread: it keeps a buffer and what it has located.
+
+    Args:
+        folder: The source.
+        block_bytes: The largest block that is yielded at once.
+    """
+
+    def __init__(self, folder: Folder, block_bytes: int) -> None:
+        self._folder = folder
+        self._block = max(block_bytes, 16)
+        self._buffer = bytearray(0)
+        self._located: OrderedDict[tuple[str, int], TensorBytes] = OrderedDict()
+
+    def read(self, entry: TensorEntry, box: Box) -> Iterator[memoryview]:
+        """Yield the bytes of ``box`` in row-major order. A block is only good until the next one.
+
+        Raises:
+            CheckpointFormatError: A stored item is damaged, or not what the metadata says.
+        """
+        itemsize = DTYPES[entry.dtype].itemsize
+        for block in blocks(box, self._block // itemsize):
+            nbytes = math.prod(block[1]) * itemsize
+            if nbytes == 0:
+                continue
+            view = self._view(nbytes)
+            for chunk in entry.chunks:
+                part = intersect(block, (chunk.offsets, chunk.sizes))
+                if part is not None:
+                    self._fill(view, entry, chunk, part, block)
+            yield view
+
+    def locate(self, entry: TensorEntry, chunk: Chunk) -> TensorBytes:
+        """Find the bytes of a chunk, and check that it is what the metadata says.
+
+        Raises:
+            CheckpointFormatError: It is not.
+        """
+        key = (chunk.stored.file, chunk.stored.offset)
+        found = self._located.get(key)
+        if found is not None:
+            return found
+        where = f"`{entry.key}` at {chunk.offsets} in '{self._folder.url}/{chunk.stored.file}'"
+        found = locate_tensor(self._folder, chunk.stored, where=where)
+        if (found.dtype, found.shape) != (entry.dtype, chunk.sizes):
+            msg = (
+                f"{where}: the metadata says {entry.dtype} of shape {list(chunk.sizes)}, and the item is "
+                f"{found.dtype} of shape {list(found.shape)}. The files are not of the same save."
+            )
+            raise CheckpointFormatError(msg)
+        self._located[key] = found
+        if len(self._located) > _MAX_LOCATED:
+            self._located.popitem(last=False)
+        return found
+
+    def _view(self, nbytes: int) -> memoryview:
+        if len(self._buffer) < nbytes:
+            self._buffer = bytearray(nbytes)
+        return memoryview(self._buffer)[:nbytes]
+
+    def _fill(
+        self, view: memoryview, entry: TensorEntry, chunk: Chunk, part: Box, block: Box
+    ) -> None:
+        itemsize = DTYPES[entry.dtype].itemsize
+        found = self.locate(entry, chunk)
+        data = None if found.strides is None else self._gather(found, itemsize)
+        for start, target, count in paired_runs(part, (chunk.offsets, chunk.sizes), block):
+            piece = view[target * itemsize : (target + count) * itemsize]
+            if data is None:
+                self._folder.read_into(found.file, found.position + start * itemsize, piece)
+            else:
+                piece[:] = data[start * itemsize : (start + count) * itemsize]
+
+    def _gather(self, found: TensorBytes, itemsize: int) -> memoryview:
+        """Bring a chunk whose elements do not follow each other into order. It is held whole meanwhile."""
+        raw = self._folder.read(found.file, found.position, found.nbytes)
+        cells: Any = np.frombuffer(raw, dtype=np.dtype((np.void, itemsize)))[found.start :]
+        strides = [step * itemsize for step in found.strides or ()]
+        ordered = np.lib.stride_tricks.as_strided(cells, found.shape, strides)
+        return memoryview(np.ascontiguousarray(ordered).tobytes())

@@ -1,0 +1,286 @@
+"""Do two checkpoints hold the same? Logical tensors, bit for bit, across any chunking."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
+from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
+from fsdp_migrate.checkpoint_convert.items import open_item
+from fsdp_migrate.checkpoint_convert.keys import join_path
+from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Entry, Manifest, TensorEntry
+from fsdp_migrate.checkpoint_convert.progress import Progress
+from fsdp_migrate.checkpoint_convert.renames import plan_renames
+from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
+from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
+from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
+from fsdp_migrate.checkpoint_convert.value_compare import value_difference
+from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
+from fsdp_migrate.errors import UnsupportedFeatureError
+
+
+DifferenceKind = Literal["missing", "extra", "kind", "dtype", "shape", "value"]
+
+_BLOCK: Final = 8 << 20
+_THREADS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same; ``index`` is the first element of a tensor that differs."""
+
+    key: str
+    kind: DifferenceKind
+    message: str
+    index: tuple[int, ...] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {
+            "key": self.key,
+            "kind": self.kind,
+            "message": self.message,
+            "index": None if self.index is None else list(self.index),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a comparison found.
+
+    Attributes:
+        src: The first checkpoint.
+        dst: The second.
+        differences: The first differences, in the order of the first checkpoint.
+        is_complete: Whether everything was compared; False where there were more differences than asked for.
+        tensors: How many tensors both hold and were compared, or were to be.
+        values: The same for other values.
+        nbytes: The bytes of these tensors.
+        renamed: The names that only agree once wrappers' prefixes, or the stacks' top names, are off.
+    """
+
+    src: str
+    dst: str
+    differences: tuple[Difference, ...]
+    is_complete: bool
+    tensors: int
+    values: int
+    nbytes: int
+    renamed: Mapping[str, str]
+
+    @property
+    def is_same(self) -> bool:
+        """Tell whether there is no difference."""
+        return not self.differences
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {
+            "src": self.src,
+            "dst": self.dst,
+            "is_same": self.is_same,
+            "is_complete": self.is_complete,
+            "tensors": self.tensors,
+            "values": self.values,
+            "nbytes": self.nbytes,
+            "renamed": dict(self.renamed),
+            "differences": [difference.as_dict() for difference in self.differences],
+        }
+
+
+def verify_checkpoints(
+    src: Location,
+    dst: Location,
+    *,
+    progress: Progress | None = None,
+    max_differences: int = 10,
+) -> VerifyReport:
+    """Compare two checkpoints: the same names, shapes and types, and the same bits, however they are divided.
+
+    Names are compared once wrappers' prefixes are off on both sides, and so are the parameter names in parameter
+    groups; the report says which. Values that are no tensors are compared by what they say, and those that
+    cannot be read safely by their bytes. Nothing of a checkpoint is executed.
+
+    Args:
+        src: The first checkpoint.
+        dst: The second.
+        progress: Called with a :class:`ProgressEvent` now and then.
+        max_differences: Stop after so many.
+
+    Raises:
+        CheckpointError: One of them cannot be read.
+
+    Example:
+        >>> folder = "tests/checkpoint/data/torch-2.13.0"
+        >>> verify_checkpoints(f"{folder}/plain.dcp", f"{folder}/plain.dcp").is_same
+        True
+    """
+    manifests = inspect_checkpoint(src), inspect_checkpoint(dst)
+    with contextlib.ExitStack() as stack:
+        folders = open_folder(src), open_folder(dst)
+        for folder in folders:
+            stack.callback(folder.close)
+        comparison = _Comparison(_sides(manifests, folders), max_differences)
+        return comparison.run(progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    manifest: Manifest
+    folder: Folder
+    entries: Mapping[str, Entry]
+    names: Mapping[str, Mapping[str, str]]
+
+
+def _sides(
+    manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder]
+) -> tuple[_Side, _Side]:
+    same_stack = manifests[0].stack == manifests[1].stack
+    one, other = (
+        _side(manifest, folder, to="auto" if same_stack else "torch")
+        for manifest, folder in zip(manifests, folders, strict=True)
+    )
+    return one, other
+
+
+def _side(manifest: Manifest, folder: Folder, *, to: str) -> _Side:
+    try:
+        _, move = resolve_target(manifest, to)
+    except UnsupportedFeatureError:
+        _, move = resolve_target(manifest, "auto")
+    renames = plan_renames(manifest, manifest.parts, move)
+    entries: dict[str, Entry] = {}
+    for key, entry in manifest.entries.items():
+        name = join_path(renames.paths[key])
+        # Names that collide are compared as they are.
+        entries[key if name in entries else name] = entry
+    return _Side(manifest, folder, entries, renames.names)
+
+
+class _EnoughError(Exception):
+    """There are as many differences as were asked for."""
+
+
+class _Comparison:
+    def __init__(self, sides: tuple[_Side, _Side], max_differences: int) -> None:
+        self._sides = sides
+        self._max = max(max_differences, 1)
+        self._found: list[Difference] = []
+        self._common = [key for key in sides[0].entries if key in sides[1].entries]
+        self._order = {key: number for number, key in enumerate(sides[0].entries)}
+
+    def run(self, progress: Progress | None) -> VerifyReport:
+        """Compare everything."""
+        tensors = [key for key in self._common if isinstance(self._entry(key), TensorEntry)]
+        nbytes = sum(e.nbytes for k in tensors if isinstance(e := self._entry(k), TensorEntry))
+        is_complete = True
+        try:
+            self._compare_keys()
+            run_workers(
+                self._common,
+                self._compare_entry,
+                threads=_THREADS,
+                total_bytes=nbytes,
+                message="comparing",
+                progress=progress,
+            )
+        except _EnoughError:
+            is_complete = False
+        last = len(self._order)
+        self._found.sort(key=lambda found: self._order.get(found.key, last))
+        return VerifyReport(
+            src=self._sides[0].manifest.source,
+            dst=self._sides[1].manifest.source,
+            differences=tuple(self._found[: self._max]),
+            is_complete=is_complete,
+            tensors=len(tensors),
+            values=len(self._common) - len(tensors),
+            nbytes=nbytes,
+            renamed={
+                entry.key: key
+                for side in self._sides
+                for key, entry in side.entries.items()
+                if entry.key != key
+            },
+        )
+
+    def _entry(self, key: str) -> Entry:
+        return self._sides[0].entries[key]
+
+    def _compare_keys(self) -> None:
+        ours, theirs = (side.entries for side in self._sides)
+        for key in ours:
+            if key not in theirs:
+                self._add(Difference(key, "missing", "only the first checkpoint has it"))
+        for key in theirs:
+            if key not in ours:
+                self._add(Difference(key, "extra", "only the second checkpoint has it"))
+
+    def _compare_entry(self, key: str, advance: Advance) -> None:
+        ours, theirs = (side.entries[key] for side in self._sides)
+        if isinstance(ours, BytesEntry) and isinstance(theirs, BytesEntry):
+            self._compare_values(key, ours, theirs)
+        elif isinstance(ours, TensorEntry) and isinstance(theirs, TensorEntry):
+            self._compare_tensors(key, ours, theirs, advance)
+        else:
+            kinds = [
+                "a tensor" if isinstance(e, TensorEntry) else "a value" for e in (ours, theirs)
+            ]
+            self._add(Difference(key, "kind", " and ".join(kinds)))
+
+    def _compare_values(self, key: str, ours: BytesEntry, theirs: BytesEntry) -> None:
+        one, other = (
+            open_item(side.folder, entry.stored, where=f"`{entry.key}` in {side.folder.url!r}")
+            for side, entry in zip(self._sides, (ours, theirs), strict=True)
+        )
+        names = [
+            side.names.get(entry.key, {})
+            for side, entry in zip(self._sides, (ours, theirs), strict=True)
+        ]
+        problem = value_difference(one, other, names[0], names[1])
+        if problem is not None:
+            self._add(Difference(key, "value", problem))
+
+    def _compare_tensors(
+        self, key: str, ours: TensorEntry, theirs: TensorEntry, advance: Advance
+    ) -> None:
+        if ours.shape != theirs.shape:
+            shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
+            self._add(Difference(key, "shape", shapes))
+        elif ours.dtype != theirs.dtype:
+            self._add(Difference(key, "dtype", f"{ours.dtype} and {theirs.dtype}"))
+        else:
+            index = self._first_difference(ours, theirs, advance)
+            if index is not None:
+                message = f"the first element that differs is at {list(index)}"
+                self._add(Difference(key, "value", message, index))
+
+    def _first_difference(
+        self, ours: TensorEntry, theirs: TensorEntry, advance: Advance
+    ) -> tuple[int, ...] | None:
+        box = (0,) * len(ours.shape), ours.shape
+        itemsize = DTYPES[ours.dtype].itemsize
+        done = 0
+        left, right = (
+            TensorSource(side.folder, _BLOCK).read(entry, box)
+            for side, entry in zip(self._sides, (ours, theirs), strict=True)
+        )
+        for one, other in zip(left, right, strict=True):
+            a, b = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
+            if not np.array_equal(a, b):
+                first = (done + int(np.flatnonzero(a != b)[0])) // itemsize
+                return tuple(int(i) for i in np.unravel_index(first, ours.shape))
+            done += len(one)
+            advance(len(one))
+        return None
+
+    def _add(self, difference: Difference) -> None:
+        self._found.append(difference)
+        if len(self._found) >= self._max:
+            raise _EnoughError
+
