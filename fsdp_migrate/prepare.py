@@ -134,6 +134,9 @@ def shard_plan(model: nn.Module) -> ShardPlan:
 
 def apply_plan(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = None) -> None:
     """Shard the model by the plan, unit by unit; a collective call of all ranks."""
+    # FSDP1 moved parameters to `device_id` whatever the current device was; FSDP2 uses the current one.
+    index = resolve.resolve_device_index(plan.config)
+    torch_compat.make_current(resolve.resolve_device_type(plan.config), index)
     meshes = _Meshes(mesh)
     root_mesh = meshes.of(plan.config)
     torch_compat.mend_fsdp2_on_cpu(root_mesh.device_type)

@@ -68,6 +68,19 @@ def resolve_device_type(config: FSDP2Config) -> str:
     return torch_compat.accelerator_type() or "cpu"
 
 
+def resolve_device_index(config: FSDP2Config) -> int | None:
+    """Return the index that ``device_id`` names, if it names one.
+
+    Example:
+        >>> from fsdp_migrate.config import FSDP2Config
+        >>> [resolve_device_index(FSDP2Config(device_id=device)) for device in (3, "cuda:1", "cpu", None)]
+        [3, 1, None, None]
+    """
+    if isinstance(config.device_id, str):
+        return torch.device(config.device_id).index
+    return config.device_id
+
+
 def resolve_devices_per_node(device_type: str) -> int:
     """Return the number of ranks that FSDP1 takes to be one node: its devices, or 1 on the CPU."""
     return 1 if device_type == "cpu" else torch.accelerator.device_count()

@@ -34,6 +34,12 @@ def accelerator_type() -> str | None:
     return None if device is None else device.type
 
 
+def make_current(device_type: str, index: int | None) -> None:
+    """Make a device the current one, on which FSDP2 puts what it shards; nothing on the CPU."""
+    if device_type != "cpu" and index is not None:
+        torch.get_device_module(device_type).set_device(index)
+
+
 def run_wrap_policy(
     policy: Any, root: nn.Module, ignored_modules: set[nn.Module]
 ) -> dict[nn.Module, dict[str, Any]] | None:

@@ -212,3 +212,8 @@ def test_contradictory_arguments_are_errors(arguments: dict[str, Any], field: st
 def test_any_set_of_arguments_is_told_in_full(names: set[str]) -> None:
     _, findings = map_config(FSDP1Config(**{name: VALUES[name] for name in names}))
     assert {finding.subject.partition(".")[0] for finding in findings} == names
+
+
+def test_reshard_after_forward_may_be_a_number_and_a_boolean_stays_one() -> None:
+    assert FSDP2Config(reshard_after_forward=2).reshard_after_forward == 2
+    assert FSDP2Config(reshard_after_forward=True).reshard_after_forward is True
