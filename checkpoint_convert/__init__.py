@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.convert import convert_checkpoint as convert_checkpoint
     from fsdp_migrate.checkpoint_convert.execute import (
         ConversionReport as ConversionReport,
-        convert_checkpoint as convert_checkpoint,
         execute_plan as execute_plan,
     )
     from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint as inspect_checkpoint
@@ -55,7 +55,7 @@ _HOMES = {
     "Manifest": "metadata",
     "ProgressEvent": "progress",
     "VerifyReport": "verify",
-    "convert_checkpoint": "execute",
+    "convert_checkpoint": "convert",
     "execute_plan": "execute",
     "inspect_checkpoint": "inspect",
     "plan_conversion": "plan",

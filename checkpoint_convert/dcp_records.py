@@ -1,7 +1,8 @@
 """Stand-ins for what torch.distributed.checkpoint pickles into ``.metadata``, torch 2.1 to 2.15.
 
 The names are those that files of these releases ask for. ``TensorProperties`` and its memory format moved
-in 2.3, ``StorageMeta`` came in 2.4 and gained ``modules`` in 2.7, ``TensorProperties`` gained strides in 2.15,
+in 2.3, ``StorageMeta`` came in 2.4 and gained ``modules`` in 2.7, ``TensorProperties`` gained strides
+in 2.15,
 and Python 3.11.0 to 3.11.3 pickled enum members by ``getattr``.
 """
 
@@ -192,9 +193,7 @@ def _layout(name: object) -> str:
 
 
 TORCH_SIZE: Final = StandIn(torch_size)
-DTYPE_GLOBALS: Final[dict[tuple[str, str], object]] = {
-    ("torch", name): DTypeName(name) for name in DTYPES
-}
+DTYPE_GLOBALS: Final[dict[tuple[str, str], object]] = {("torch", name): DTypeName(name) for name in DTYPES}
 PATH_GLOBALS: Final[dict[tuple[str, str], object]] = {
     (module, name): PathRecord
     for module in ("pathlib", "pathlib._local")

@@ -47,9 +47,7 @@ DTYPES: Final = {
     )
 }
 
-STORAGE_DTYPES: Final = {
-    dtype.storage: dtype.name for dtype in DTYPES.values() if dtype.storage is not None
-}
+STORAGE_DTYPES: Final = {dtype.storage: dtype.name for dtype in DTYPES.values() if dtype.storage is not None}
 
 _SPELLINGS: Final = {
     "keep": None,

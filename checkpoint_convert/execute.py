@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from fsdp_migrate.checkpoint_convert.cast import Caster
-from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
+from fsdp_migrate.checkpoint_convert.item_writer import ItemWriter
 from fsdp_migrate.checkpoint_convert.items import open_item
-from fsdp_migrate.checkpoint_convert.metadata import Manifest
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE, read_metadata
 from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
-from fsdp_migrate.checkpoint_convert.outputs import Output, OutputFile, open_output
+from fsdp_migrate.checkpoint_convert.outputs import Output, open_output
 from fsdp_migrate.checkpoint_convert.pickle_strings import replace_strings
 from fsdp_migrate.checkpoint_convert.placement import (
-    CopyItem,
-    DataItem,
-    Item,
     Placement,
-    TensorItem,
     place,
 )
-from fsdp_migrate.checkpoint_convert.plan import Action, ConversionPlan, PlannedValue, plan_conversion
-from fsdp_migrate.checkpoint_convert.progress import Progress
+from fsdp_migrate.checkpoint_convert.plan import Action, ConversionPlan, PlannedValue
 from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
-from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
 from fsdp_migrate.checkpoint_convert.torch_zip_writer import small_archive
 from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
-from fsdp_migrate.errors import CheckpointFormatError, OutputError
-from fsdp_migrate.findings import Finding, make_finding, raise_on_findings
+from fsdp_migrate.errors import CheckpointFormatError
+from fsdp_migrate.findings import Finding, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest
+    from fsdp_migrate.checkpoint_convert.progress import Progress
 
 
 _DEFAULT_BUFFER: Final = 64 << 20
@@ -71,75 +68,6 @@ class ConversionReport:
         }
 
 
-def convert_checkpoint(
-    src: Location,
-    dst: Location | None = None,
-    *,
-    to: str = "auto",
-    world_size: int | None = None,
-    dtype: object = None,
-    optimizer_dtype: object = None,
-    weights_only: bool = False,
-    link: str = "auto",
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    strict: bool = False,
-) -> ConversionReport:
-    """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
-
-    The source is never changed. The output is there whole or not at all. Nothing of a checkpoint is executed.
-    The cheapest way that is right is taken: nothing where the checkpoint already loads as it is; new metadata
-    over the same data files where names change; new data files where chunks or types change.
-
-    Args:
-        src: A folder that torch.distributed.checkpoint or Composer wrote, or its fsspec URL.
-        dst: The folder to make. None asks whether one is needed: it is an error if it is.
-        to: The stack that is to load the result: ``"torch"``, ``"composer"``, or ``"auto"`` for the one of the source.
-        world_size: Divide sharded tensors as ``fully_shard`` does on so many ranks.
-        dtype: Cast the weights of models to ``"fp32"``, ``"bf16"`` or ``"fp16"``.
-        optimizer_dtype: Cast the state of optimizers.
-        weights_only: Keep the model and leave the rest out.
-        link: ``"hard"`` links data files, ``"copy"`` copies them, ``"auto"`` links where it can be done.
-        overwrite: Replace an output that is there, once the new one is whole.
-        progress: Called with a :class:`ProgressEvent` now and then.
-        strict: Refuse where something would differ that a user could notice.
-
-    Raises:
-        CheckpointError: The source cannot be read or converted, or the output not be written; see ``errors``.
-        FindingsError: Under ``strict``, something would change.
-        ConfigError: An argument is none of its words, or ``dst`` is missing.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> source = "tests/checkpoint/data/torch-2.15.0/plain.dcp"
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     report = convert_checkpoint(source, Path(folder, "out"), world_size=4)
-        >>> report.action
-        'rewrite'
-    """
-    manifest = inspect_checkpoint(src)
-    plan = plan_conversion(
-        manifest,
-        to=to,
-        world_size=world_size,
-        dtype=dtype,
-        optimizer_dtype=optimizer_dtype,
-        weights_only=weights_only,
-        link=link,
-    )
-    raise_on_findings(plan.findings, strict=strict)
-    if dst is not None:
-        return execute_plan(plan, dst, overwrite=overwrite, progress=progress)
-    if plan.action != "none":
-        msg = (
-            f"{manifest.source!r} has to be converted ({plan.action}), and no output was named. The source "
-            "is never changed in place."
-        )
-        raise OutputError(msg, path=manifest.source)
-    return ConversionReport(plan, "none", None, 0, 0, plan.findings)
-
-
 def execute_plan(
     plan: ConversionPlan,
     dst: Location,
@@ -162,7 +90,8 @@ def execute_plan(
     Raises:
         OutputExistsError: ``dst`` is there already.
         OutputError: It could not be written, or lies in the source. Nothing is left of it.
-        CheckpointFormatError: The source turned out to be damaged, or has changed. Nothing is left of the output.
+        CheckpointFormatError: The source turned out to be damaged, or has changed. Nothing is left of
+            the output.
     """
     source = open_folder(plan.manifest.source)
     try:
@@ -231,7 +160,7 @@ class _Execution:
         block = self._buffer // threads
 
         def work(name: str, advance: Advance) -> None:
-            writer = _ItemWriter(self._source, block, advance, self._overflows)
+            writer = ItemWriter(self._source, block, advance, self._overflows)
             with self._output.create(name) as file:
                 for item in placement.files[name]:
                     writer.write(item, file)
@@ -271,62 +200,11 @@ class _Execution:
         outside = [n for n in self._plan.extra_files if self._source.leads_outside(n)]
         if outside:
             names = ", ".join(f"`{name}`" for name in outside)
-            found.append(
-                make_finding("FM212", self._source.url, f"{names}: links to something outside.")
-            )
+            found.append(make_finding("FM212", self._source.url, f"{names}: links to something outside."))
         if self._copied and self._plan.link == "auto":
             names = ", ".join(f"`{name}`" for name in self._copied[:8])
             found.append(make_finding("FM218", self._source.url, f"{names}."))
         return found
-
-
-class _ItemWriter:
-    """Writes items one after the other; one per thread."""
-
-    def __init__(
-        self, source: Folder, block: int, advance: Advance, overflows: dict[str, int]
-    ) -> None:
-        self._source = source
-        self._block = min(block, _COPY)
-        self._tensors = TensorSource(source, self._block)
-        self._advance = advance
-        self._overflows = overflows
-
-    def write(self, item: Item, file: OutputFile) -> None:
-        """Append an item to a file."""
-        if isinstance(item, CopyItem):
-            self._copy(item, file)
-        elif isinstance(item, DataItem):
-            file.write(item.data)
-            self._advance(item.length)
-        else:
-            self._assemble(item, file)
-
-    def _copy(self, item: CopyItem, file: OutputFile) -> None:
-        stored = item.source
-        for start in range(0, stored.length, self._block):
-            count = min(self._block, stored.length - start)
-            file.write(self._source.read(stored.file, stored.offset + start, count))
-            self._advance(count)
-
-    def _assemble(self, item: TensorItem, file: OutputFile) -> None:
-        entry, archive = item.tensor.source, item.archive
-        caster = Caster(entry.dtype, item.tensor.dtype) if item.tensor.is_cast else None
-        file.write(archive.head)
-        crc = written = 0
-        for block in self._tensors.read(entry, item.box):
-            data = block if caster is None else caster.cast(block)
-            crc = zlib.crc32(data, crc)
-            file.write(data)
-            written += len(data)
-            self._advance(len(data))
-        if written != archive.payload:
-            raise AssertionError(f"{written} bytes were written where {archive.payload} were planned")
-        file.write(archive.tail(crc))
-        self._advance(archive.length - archive.payload)
-        if caster is not None and caster.overflows:
-            key = item.tensor.key
-            self._overflows[key] = self._overflows.get(key, 0) + caster.overflows
 
 
 def _new_values(plan: ConversionPlan, source: Folder) -> dict[str, bytes]:
@@ -351,4 +229,3 @@ def _check_unchanged(manifest: Manifest, source: Folder) -> None:
             f"{files.get(changed[0])} bytes, then {manifest.files[changed[0]]}. Is it still being written?"
         )
         raise CheckpointFormatError(msg, path=f"{manifest.source}/{changed[0]}")
-

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fsdp_migrate.checkpoint_convert.layouts.dcp import inspect_dcp
 from fsdp_migrate.checkpoint_convert.layouts.recognise import open_checkpoint
-from fsdp_migrate.checkpoint_convert.metadata import Manifest
-from fsdp_migrate.checkpoint_convert.storage import Location
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest
+    from fsdp_migrate.checkpoint_convert.storage import Location
 
 
 def inspect_checkpoint(src: Location, *, deep: bool = False) -> Manifest:
@@ -16,7 +21,8 @@ def inspect_checkpoint(src: Location, *, deep: bool = False) -> Manifest:
 
     Args:
         src: A folder that torch.distributed.checkpoint or Composer wrote, or its fsspec URL.
-        deep: Also read every stored item: its structure, its checksum, and whether it is what the metadata says.
+        deep: Also read every stored item: its structure, its checksum, and whether it is what the
+            metadata says.
 
     Raises:
         CheckpointNotFoundError: There is nothing at ``src``.

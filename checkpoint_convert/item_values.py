@@ -7,7 +7,7 @@ they were built from. It can be compared and shown, not called.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from fsdp_migrate.checkpoint_convert.dcp_records import (
     DTYPE_GLOBALS,
@@ -17,6 +17,10 @@ from fsdp_migrate.checkpoint_convert.dcp_records import (
 )
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES, STORAGE_DTYPES
 from fsdp_migrate.checkpoint_convert.safe_pickle import Globals, Inert, InertType, StandIn, load_pickle
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class StorageType(Inert):
@@ -68,7 +72,8 @@ class Record(Inert):
     __slots__ = ("arguments", "entries", "items", "state")
     name: str = ""
 
-    def __new__(cls, *arguments: object) -> Record:
+    def __new__(cls, *arguments: object) -> Self:
+        """Keep the arguments, and do nothing with them."""
         record = super().__new__(cls)
         record.arguments = arguments
         record.state = None
@@ -97,7 +102,8 @@ class Record(Inert):
 
 
 def _record_type(name: str) -> type[Record]:
-    return InertType(name.rpartition(".")[2], (Record,), {"__slots__": (), "name": name})
+    made = InertType(name.rpartition(".")[2], (Record,), {"__slots__": (), "name": name})
+    return cast("type[Record]", made)
 
 
 class OrderedDictValue(dict[Any, Any], metaclass=InertType):

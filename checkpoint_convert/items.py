@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.item_values import TensorValue, load_value
-from fsdp_migrate.checkpoint_convert.metadata import Stored
 from fsdp_migrate.checkpoint_convert.reshard import Shape, row_major_strides
-from fsdp_migrate.checkpoint_convert.storage import Folder
 from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
 from fsdp_migrate.errors import CheckpointFormatError
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.metadata import Stored
+    from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
 _PICKLE: Final = "data.pkl"

@@ -8,8 +8,11 @@ to their own submodules, so it only comes off where every name of a part has it,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 WRAPPER_PARTS: Final = frozenset(

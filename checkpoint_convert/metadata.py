@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
-from fsdp_migrate.checkpoint_convert.keys import Path
-from fsdp_migrate.checkpoint_convert.reshard import Shape
-from fsdp_migrate.findings import Finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsdp_migrate.checkpoint_convert.keys import Path
+    from fsdp_migrate.checkpoint_convert.reshard import Shape
+    from fsdp_migrate.findings import Finding
 
 
 PartKind = Literal["model", "optimizer", "other"]

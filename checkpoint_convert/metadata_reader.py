@@ -1,13 +1,13 @@
-"""From the bytes of ``.metadata`` to entries: read without running it, and hold everything against the files."""
+"""From the bytes of ``.metadata`` to entries: read without running it, and held against the files."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.dcp_records import (
     METADATA_GLOBALS,
@@ -26,6 +26,10 @@ from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Chunk, Entry, S
 from fsdp_migrate.checkpoint_convert.reshard import Shape, tiling_problem
 from fsdp_migrate.checkpoint_convert.safe_pickle import load_pickle, paused_gc
 from fsdp_migrate.errors import CheckpointFormatError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 METADATA_FILE: Final = ".metadata"
@@ -198,11 +202,7 @@ class _Builder:
         itemsize = DTYPES[kind.properties.dtype].itemsize
         chunks: list[Chunk] = []
         for chunk in kind.chunks:
-            if not (
-                isinstance(chunk, ChunkRecord)
-                and _is_shape(chunk.offsets)
-                and _is_shape(chunk.sizes)
-            ):
+            if not (isinstance(chunk, ChunkRecord) and _is_shape(chunk.offsets) and _is_shape(chunk.sizes)):
                 self.problems.append(f"`{key}`: a chunk has no offsets or sizes")
                 return None
             stored = places.pop(chunk.offsets, None)
@@ -244,7 +244,7 @@ class _Builder:
             else:
                 items += [(chunk.stored, entry.key) for chunk in entry.chunks]
         items.sort()
-        for (one, key), (other, other_key) in zip(items, items[1:], strict=False):
+        for (one, key), (other, other_key) in itertools.pairwise(items):
             if one.file == other.file and one.offset + one.length > other.offset:
                 self.problems.append(
                     f"`{key}` and `{other_key}` share bytes of {one.file!r}: {one.length} at "

@@ -9,13 +9,17 @@ from __future__ import annotations
 import hashlib
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.keys import Path
 from fsdp_migrate.checkpoint_convert.metadata import Chunk, Entry, Stored, TensorEntry
-from fsdp_migrate.checkpoint_convert.reshard import Shape
 from fsdp_migrate.checkpoint_convert.safe_pickle import paused_gc
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from fsdp_migrate.checkpoint_convert.keys import Path
+    from fsdp_migrate.checkpoint_convert.reshard import Shape
 
 
 _FRAME: Final = 64 << 10
@@ -53,7 +57,8 @@ def _framed(pieces: Iterable[bytes]) -> Iterator[bytes]:
 class _MetadataPickler:
     """Emits opcodes. Text and classes that come again are kept in the pickle's memo.
 
-    The memo numbers things in the order in which they are emitted, so pieces are made in the order in which they stand.
+    The memo numbers things in the order in which they are emitted, so pieces are made in the order in
+    which they stand.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """Outputs that appear whole or not at all.
 
-Everything is written into ``<output>.partial-<random>`` beside the output, and flushed to the disk. One rename
+Everything is written into ``<output>.partial-<random>`` beside the output, and flushed to the disk.
+One rename
 then puts it in place. Whatever ends the work before that, the partial folder is removed and the output is as
 it was.
 """
@@ -13,9 +14,8 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.storage import (
@@ -24,9 +24,14 @@ from fsdp_migrate.checkpoint_convert.storage import (
     Location,
     is_url,
     local_path,
-    resolve_url,
 )
 from fsdp_migrate.errors import OutputError, OutputExistsError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Self
 
 
 Taken = Literal["cloned", "linked", "copied"]
@@ -44,9 +49,9 @@ class OutputFile(Protocol):
         """Append bytes."""
         ...
 
-    def __enter__(self) -> OutputFile: ...
+    def __enter__(self) -> Self: ...
 
-    def __exit__(self, *error: object) -> object:
+    def __exit__(self, kind: object, error: object, trace: object, /) -> object:
         """Close the file; its bytes are on the disk then, unless there was an error."""
         ...
 
@@ -81,6 +86,8 @@ def open_output(dst: Location, *, source: str, overwrite: bool) -> Output:
         OutputError: It cannot be there: it is the source, or one lies inside the other.
     """
     if is_url(dst):
+        from fsdp_migrate.checkpoint_convert.remote_output import FsspecOutput
+
         return FsspecOutput(os.fspath(dst), source=source, overwrite=overwrite)
     return LocalOutput(local_path(dst), source=source, overwrite=overwrite)
 
@@ -95,13 +102,15 @@ def writing(path: object) -> Iterator[None]:
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             msg = (
-                f"The disk is full: {str(path)!r} could not be written. Nothing was left of the output, and the "
+                f"The disk is full: {str(path)!r} could not be written. Nothing was left of "
+                "the output, and the "
                 "source is as it was. Free some space, or choose another disk."
             )
         else:
             reason = error.strerror or str(error)
             msg = (
-                f"{str(path)!r} could not be written: {reason}. Nothing was left of the output, and the source is "
+                f"{str(path)!r} could not be written: {reason}. Nothing was left of the "
+                "output, and the source is "
                 "as it was."
             )
         output_error = OutputError(msg, path=path)
@@ -130,12 +139,14 @@ class LocalOutput:
             raise
 
     def create(self, name: str) -> OutputFile:
+        """Open a new file for writing."""
         target = self._staging / name
         with writing(self.path / name):
             target.parent.mkdir(parents=True, exist_ok=True)
             return _DurableFile(target, self.path / name)
 
     def take(self, folder: Folder, name: str, as_name: str, size: int, link: str) -> Taken:
+        """Take a file of the source over."""
         if isinstance(folder, LocalFolder) and link != "copy":
             old, new = folder.path / name, self._staging / as_name
             with writing(self.path / as_name):
@@ -145,7 +156,8 @@ class LocalOutput:
                 return taken
         if link == "hard":
             msg = (
-                f"{folder.url}/{name} cannot be linked into {self.url!r}: they lie on different file systems, or "
+                f"{folder.url}/{name} cannot be linked into {self.url!r}: they lie on "
+                "different file systems, or "
                 "links are not allowed there. Use link='copy' or 'auto'."
             )
             raise OutputError(msg, path=self.path / as_name)
@@ -155,6 +167,7 @@ class LocalOutput:
         return "copied"
 
     def commit(self) -> None:
+        """Put the output in its place."""
         with writing(self.path):
             for base, _, _ in os.walk(self._staging):
                 _sync_folder(Path(base))
@@ -162,6 +175,7 @@ class LocalOutput:
             _sync_folder(self.path.parent)
 
     def abort(self) -> None:
+        """Remove everything that was written."""
         shutil.rmtree(self._staging, ignore_errors=True)
         for parent in reversed(self._made):
             with contextlib.suppress(OSError):
@@ -198,13 +212,14 @@ class _DurableFile:
         self._file = path.open("xb", buffering=_BUFFER)
 
     def write(self, data: bytes | memoryview, /) -> int:
+        """Append bytes."""
         with writing(self._shown):
             return self._file.write(data)
 
-    def __enter__(self) -> _DurableFile:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object, /) -> None:
         if kind is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -212,52 +227,6 @@ class _DurableFile:
         with writing(self._shown), self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
-
-
-class FsspecOutput:
-    """An output behind an fsspec URL. There is no rename of folders there; ``.metadata`` is moved last."""
-
-    def __init__(self, url: str, *, source: str, overwrite: bool) -> None:
-        self.url = url.rstrip("/")
-        self._fs, self._root = resolve_url(self.url)
-        if is_url(source):
-            _check_urls_apart(self.url, source.rstrip("/"))
-        self._existed = bool(self._fs.exists(self._root))
-        if self._existed and not overwrite:
-            raise _exists(self.url)
-        self._staging = f"{self._root}.partial-{uuid.uuid4().hex[:12]}"
-        self._names: list[str] = []
-
-    def create(self, name: str) -> OutputFile:
-        with writing(f"{self.url}/{name}"):
-            self._fs.makedirs(f"{self._staging}/{name}".rpartition("/")[0], exist_ok=True)
-            self._names.append(name)
-            file: OutputFile = self._fs.open(f"{self._staging}/{name}", "wb")
-            return file
-
-    def take(self, folder: Folder, name: str, as_name: str, size: int, link: str) -> Taken:
-        if link == "hard":
-            msg = f"{folder.url}/{name} cannot be linked to {self.url!r}. Use link='copy' or 'auto'."
-            raise OutputError(msg, path=f"{self.url}/{as_name}")
-        with self.create(as_name) as file:
-            for start in range(0, size, _COPY):
-                file.write(folder.read(name, start, min(_COPY, size - start)))
-        return "copied"
-
-    def commit(self) -> None:
-        with writing(self.url):
-            if self._existed:
-                self._fs.rm(self._root, recursive=True)
-            self._fs.makedirs(self._root, exist_ok=True)
-            for name in sorted(self._names, key=lambda name: name == METADATA_FILE):
-                self._fs.makedirs(f"{self._root}/{name}".rpartition("/")[0], exist_ok=True)
-                self._fs.mv(f"{self._staging}/{name}", f"{self._root}/{name}")
-        self.abort()
-
-    def abort(self) -> None:
-        with contextlib.suppress(OSError):
-            if self._fs.exists(self._staging):
-                self._fs.rm(self._staging, recursive=True)
 
 
 def _check_apart(path: Path, source: Path) -> None:
@@ -272,26 +241,23 @@ def _check_apart(path: Path, source: Path) -> None:
         raise OutputError(msg, path=path)
 
 
-def _check_urls_apart(url: str, source: str) -> None:
-    if f"{url}/".startswith(f"{source}/") or f"{source}/".startswith(f"{url}/"):
-        raise OutputError(f"The output {url!r} and the source {source!r} lie in each other.", path=url)
-
-
 def _check_free(path: Path, *, overwrite: bool) -> None:
     if not os.path.lexists(path):
         return
     if not overwrite:
-        raise _exists(str(path))
+        raise already_there(str(path))
     is_checkpoint = (path / METADATA_FILE).is_file() or (path.is_dir() and not any(path.iterdir()))
     if not is_checkpoint:
         msg = (
-            f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`. It is not overwritten, "
+            f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`. "
+            "It is not overwritten, "
             "because something else would be deleted. Choose another output, or remove it yourself."
         )
         raise OutputExistsError(msg, path=path)
 
 
-def _exists(url: str) -> OutputExistsError:
+def already_there(url: str) -> OutputExistsError:
+    """Return the error for an output that may not be overwritten."""
     msg = f"{url!r} is there already. Choose another output, or ask for it to be overwritten."
     return OutputExistsError(msg, path=url)
 
@@ -315,4 +281,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-

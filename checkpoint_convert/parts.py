@@ -18,11 +18,14 @@ Paths are looked for at depths 0 to 3: the root, ``model``, ``app.model``, ``sta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.keys import Path, all_have_module, strip_wrappers
 from fsdp_migrate.checkpoint_convert.metadata import Entry, Part, PartKind, TensorEntry
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 MODEL_NAMES: Final = frozenset(
@@ -58,7 +61,7 @@ def guess_path(key: str) -> Path:
 
 def entry_path(entry: Entry) -> Path:
     """Return the recorded path of an entry, or the guessed one."""
-    return entry.path if entry.path else guess_path(entry.key)
+    return entry.path or guess_path(entry.key)
 
 
 def find_parts(entries: Mapping[str, Entry]) -> tuple[Part, ...]:
@@ -152,15 +155,11 @@ def _find_models(
                 below[path[:depth]].add(_comparable(".".join(map(str, rest))))
             is_state = any(_EXTRA_STATE in str(name) for name in rest)
             plain[path[:depth]] &= is_tensor or is_state or len(rest) == 1
-    named = {
-        prefix for prefix in below if plain[prefix] and _is_model_place(prefix, optimizers)
-    }
+    named = {prefix for prefix in below if plain[prefix] and _is_model_place(prefix, optimizers)}
     if named:
         return _outermost(named)
     matching = {
-        prefix
-        for prefix, names in below.items()
-        if any(wanted and wanted <= names for wanted in trained)
+        prefix for prefix, names in below.items() if any(wanted and wanted <= names for wanted in trained)
     }
     if not optimizers and all(
         len(path) == 1 and isinstance(entries[key], TensorEntry) for key, path in paths.items()
@@ -177,9 +176,7 @@ def _is_model_place(prefix: Path, optimizers: set[Path]) -> bool:
 
 
 def _outermost(prefixes: set[Path]) -> set[Path]:
-    return {
-        prefix for prefix in prefixes if not any(prefix[:n] in prefixes for n in range(len(prefix)))
-    }
+    return {prefix for prefix in prefixes if not any(prefix[:n] in prefixes for n in range(len(prefix)))}
 
 
 def _comparable(name: str) -> str:

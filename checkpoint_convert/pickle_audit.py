@@ -21,7 +21,8 @@ _SIMPLE_RUN: Final = re.compile(
     b"(?:"
     + b"|".join(
         (
-            # No argument: containers, tuples, None and booleans, MEMOIZE, NEWOBJ, REDUCE, BUILD, STACK_GLOBAL, ...
+            # No argument: containers, tuples, None and booleans, MEMOIZE, NEWOBJ, REDUCE, BUILD,
+            # STACK_GLOBAL, ...
             rb"[)\]}(\x94\x81Rbuaetdsl012NQ\x85-\x89\x8f\x90\x91\x93]",
             rb"[hqK](?s:.)",
             rb"M(?s:..)",
@@ -71,7 +72,8 @@ def audit_opcodes(data: bytes, *, where: str) -> None:
         where: The file and entry, for messages.
 
     Raises:
-        UnsafePickleError: An opcode that no checkpoint needs, or one that would allocate far more than the data holds.
+        UnsafePickleError: An opcode that no checkpoint needs, or one that would allocate far more than
+            the data holds.
         CheckpointFormatError: Not a pickle, or one that is cut off.
 
     Example:
@@ -98,7 +100,10 @@ def _audit_rare(data: bytes, position: int, where: str) -> int:
     """Check one opcode that is not in the regular expression, and return where the next one starts."""
     opcode, size = data[position], len(data)
     if opcode in _REFUSED:
-        msg = f"{where} holds the pickle opcode {_REFUSED[opcode]}, which no checkpoint needs. It was not loaded."
+        msg = (
+            f"{where} holds the pickle opcode {_REFUSED[opcode]}, which no checkpoint needs. It "
+            "was not loaded."
+        )
         raise UnsafePickleError(msg)
     if opcode in _COUNTED:
         start = position + 1 + _COUNTED[opcode]
@@ -121,7 +126,10 @@ def _audit_rare(data: bytes, position: int, where: str) -> int:
     else:
         end = size + 1
     if end > size:
-        msg = f"{where} is not a whole pickle: at byte {position} of {size} stands {data[position : position + 8]!r}."
+        msg = (
+            f"{where} is not a whole pickle: at byte {position} of {size} stands "
+            f"{data[position : position + 8]!r}."
+        )
         raise CheckpointFormatError(msg)
     return end
 

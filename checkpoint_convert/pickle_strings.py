@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import pickletools
 import struct
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import CheckpointFormatError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 _TEXT = frozenset({"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
@@ -15,8 +14,13 @@ from fsdp_migrate.checkpoint_convert.metadata import (
     TensorEntry,
 )
 from fsdp_migrate.checkpoint_convert.plan import ConversionPlan, PlannedTensor, PlannedValue
-from fsdp_migrate.checkpoint_convert.reshard import Box
 from fsdp_migrate.checkpoint_convert.torch_zip_writer import TensorArchive, tensor_archive
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from fsdp_migrate.checkpoint_convert.reshard import Box
 
 
 _NAMES_FILE: Final = "__names_0.distcp"
@@ -123,9 +127,7 @@ class _Placer:
                 stored[entry.key] = self._value(entry)
             else:
                 box = entry.boxes[0]
-                chunks[entry.key] = [
-                    Chunk(*box, self._append(self._emptiest(), self._item(entry, box)))
-                ]
+                chunks[entry.key] = [Chunk(*box, self._append(self._emptiest(), self._item(entry, box)))]
         entries = tuple(
             _tensor_entry(entry, chunks[entry.key])
             if isinstance(entry, PlannedTensor)

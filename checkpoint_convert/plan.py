@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from fsdp_migrate.checkpoint_convert.dtypes import resolve_cast
 from fsdp_migrate.checkpoint_convert.keys import Path, find_collisions, join_path
@@ -23,8 +22,12 @@ from fsdp_migrate.errors import ConfigError, PlanError
 from fsdp_migrate.findings import Finding, make_finding
 
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
 Action = Literal["none", "relink", "rewrite"]
-"""``none``: it loads as it is. ``relink``: new metadata over the same data files. ``rewrite``: new data files."""
+"""``none``: it loads as it is. ``relink``: new metadata, the same data files. ``rewrite``: new data files."""
 
 Link = Literal["auto", "hard", "copy"]
 
@@ -118,12 +121,8 @@ class ConversionPlan:
             "entries": len(self.entries),
             "renamed": self.renamed,
             "rechunked": [e.key for e in self.tensors if e.is_rechunked],
-            "cast": {
-                e.key: {"from": e.source.dtype, "to": e.dtype} for e in self.tensors if e.is_cast
-            },
-            "rewritten": [
-                e.key for e in self.entries if isinstance(e, PlannedValue) and e.names
-            ],
+            "cast": {e.key: {"from": e.source.dtype, "to": e.dtype} for e in self.tensors if e.is_cast},
+            "rewritten": [e.key for e in self.entries if isinstance(e, PlannedValue) and e.names],
             "left_out": list(self.left_out),
             "extra_files": list(self.extra_files),
             "findings": [finding.as_dict() for finding in self.findings],
@@ -152,7 +151,8 @@ def plan_conversion(
             ``"keep"`` leaves them as they are.
         optimizer_dtype: The same for the state of optimizers, but for step counts.
         weights_only: Keep the model and leave the rest out.
-        link: How ``relink`` takes data files over: ``"hard"`` links, ``"copy"``, or ``"auto"``, links where they can be.
+        link: How ``relink`` takes data files over: ``"hard"`` links, ``"copy"``, or ``"auto"``, links
+            where they can be.
 
     Raises:
         PlanError: It cannot be done; its ``findings`` hold every reason.
@@ -241,12 +241,11 @@ def _plan_entries(
     return tuple(planned)
 
 
-def _plan_boxes(
-    entry: TensorEntry, world_size: int | None, *, shard_whole: bool
-) -> tuple[Box, ...]:
+def _plan_boxes(entry: TensorEntry, world_size: int | None, *, shard_whole: bool) -> tuple[Box, ...]:
     """Divide a tensor if it is a sharded one.
 
-    A tensor in one chunk is a buffer or a scalar, except where the whole checkpoint was saved by one rank: there
+    A tensor in one chunk is a buffer or a scalar, except where the whole checkpoint was saved by one
+    rank: there
     nothing tells buffers from parameters, and every tensor of a model or an optimizer is divided.
     """
     old = tuple((chunk.offsets, chunk.sizes) for chunk in entry.chunks)
@@ -291,9 +290,7 @@ def _missing_part_findings(
         (casts["optimizer"] is not None, "optimizer", "optimizer_dtype"),
     ]
     return [
-        make_finding(
-            "FM225", option, f"no {kind} was recognised. The checkpoint holds {tops or 'nothing'}."
-        )
+        make_finding("FM225", option, f"no {kind} was recognised. The checkpoint holds {tops or 'nothing'}.")
         for is_wanted, kind, option in wanted
         if is_wanted and kind not in kinds
     ]
@@ -307,9 +304,7 @@ def _plan_error(manifest: Manifest, refused: Sequence[Finding]) -> PlanError:
     return PlanError("\n".join(lines), findings=refused, path=manifest.source)
 
 
-def _choose_action(
-    manifest: Manifest, entries: Sequence[PlannedEntry], left_out: Sequence[str]
-) -> Action:
+def _choose_action(manifest: Manifest, entries: Sequence[PlannedEntry], left_out: Sequence[str]) -> Action:
     tensors = [entry for entry in entries if isinstance(entry, PlannedTensor)]
     # What is left out would stay in linked files, and take up space without a name.
     if left_out or any(entry.is_cast or entry.is_rechunked for entry in tensors):
@@ -381,4 +376,3 @@ def _cast_kinds(cast: Sequence[PlannedTensor]) -> str:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(f"`{name}`" for name in names[:8])
     return f"{shown}." if len(names) <= 8 else f"{shown} and {len(names) - 8} more."
-

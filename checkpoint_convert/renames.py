@@ -86,11 +86,7 @@ def clean_path(part: Part, path: Path, *, module: bool) -> Path:
 
 def _drops_module(part: Part, manifest: Manifest, lists: Sequence[NameList]) -> bool:
     names = [name for found in lists for name in found.names or ()]
-    known = [
-        name
-        for key in part.keys
-        if (name := parameter_name(part, entry_path(manifest.entries[key])))
-    ]
+    known = [name for key in part.keys if (name := parameter_name(part, entry_path(manifest.entries[key])))]
     return part.kind != "other" and all_have_module([*known, *names])
 
 
@@ -120,8 +116,10 @@ def _findings(
             make_finding(
                 "FM203",
                 part.name,
-                f"{len(part.keys)} entries, such as `{part.keys[0]}`: now `{join_path(paths[part.keys[0]])}`.",
-                "If `module` is the name of a submodule of yours, wrap the model in one of that name when loading.",
+                f"{len(part.keys)} entries, such as `{part.keys[0]}`: now "
+                f"`{join_path(paths[part.keys[0]])}`.",
+                "If `module` is the name of a submodule of yours, wrap the model in one of "
+                "that name when loading.",
             )
         )
     if wrapped or module:
@@ -129,7 +127,8 @@ def _findings(
             make_finding(
                 "FM224",
                 unread.key,
-                f"it asks for `{unread.reason}`, which is not on the list of what may be read, and the names in it "
+                f"it asks for `{unread.reason}`, which is not on the list of what may be "
+                "read, and the names in it "
                 "have to lose their prefixes.",
             )
             for unread in lists

@@ -51,6 +51,7 @@ class StandIn(Inert):
         self._call = call
 
     def __call__(self, *args: object) -> object:
+        """Call it."""
         return self._call(*args)
 
 
@@ -68,6 +69,7 @@ class _Unpickler(pickle.Unpickler):
         self._persistent = persistent
 
     def find_class(self, module_name: str, global_name: str) -> Any:
+        """Look a global up in the table; nothing is imported."""
         try:
             return self._allowed[module_name, global_name]
         except KeyError:
@@ -79,6 +81,7 @@ class _Unpickler(pickle.Unpickler):
             raise UnsafePickleError(msg, global_name=name) from None
 
     def persistent_load(self, pid: Any) -> Any:
+        """Hand a persistent id on, or refuse it."""
         if self._persistent is None:
             msg = f"{self._where} refers to an object outside itself (a persistent id). It was not loaded."
             raise UnsafePickleError(msg)
@@ -102,7 +105,8 @@ def load_pickle(
 
     Raises:
         UnsafePickleError: It names something else, or would exhaust memory. Nothing of it was executed.
-        CheckpointFormatError: It is not a pickle, or not a whole one, or not one of what ``allowed`` describes.
+        CheckpointFormatError: It is not a pickle, or not a whole one, or not one of what ``allowed``
+            describes.
 
     Example:
         >>> import pickle

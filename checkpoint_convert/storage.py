@@ -10,11 +10,14 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 Location = str | os.PathLike[str]
@@ -106,6 +109,7 @@ class LocalFolder:
         self._lock = threading.Lock()
 
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
+        """Return every file below the folder with its size."""
         found: dict[str, int] = {}
         for base, folders, names in os.walk(self.path):
             folders.sort()
@@ -121,18 +125,22 @@ class LocalFolder:
         return found
 
     def has(self, name: str) -> bool:
+        """Tell whether there is a file of this name."""
         return (self.path / name).is_file()
 
     def leads_outside(self, name: str) -> bool:
+        """Tell whether a name leads out of the folder by a link."""
         target = (self.path / name).resolve()
         return target != self._real and self._real not in target.parents
 
     def read(self, name: str, offset: int, length: int) -> bytes:
+        """Return exactly ``length`` bytes."""
         buffer = bytearray(length)
         self.read_into(name, offset, memoryview(buffer))
         return bytes(buffer)
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer``."""
         opened = self._acquire(name)
         try:
             while len(buffer):
@@ -146,6 +154,7 @@ class LocalFolder:
             self._release(opened)
 
     def close(self) -> None:
+        """Close what is open."""
         with self._lock:
             for opened in self._open.values():
                 os.close(opened.fd)
@@ -199,21 +208,23 @@ class FsspecFolder:
             raise CheckpointFormatError(f"{self.url!r} is not a folder.", path=self.url)
 
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
+        """Return every file below the folder with its size."""
         prefix = self.root.rstrip("/") + "/"
         depth = None if max_depth is None else max_depth + 1
         found = self.fs.find(self.root, maxdepth=depth, detail=True)
-        return {
-            name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())
-        }
+        return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
 
     def has(self, name: str) -> bool:
+        """Tell whether there is a file of this name."""
         return bool(self.fs.isfile(f"{self.root}/{name}"))
 
     def leads_outside(self, name: str) -> bool:
+        """Tell whether a name leads out of the folder by a link."""
         del name
         return False
 
     def read(self, name: str, offset: int, length: int) -> bytes:
+        """Return exactly ``length`` bytes."""
         if length == 0:
             return b""
         data: bytes = self.fs.cat_file(f"{self.root}/{name}", start=offset, end=offset + length)
@@ -223,6 +234,7 @@ class FsspecFolder:
         return data
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer``."""
         buffer[:] = self.read(name, offset, len(buffer))
 
     def close(self) -> None:

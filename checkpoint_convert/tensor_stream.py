@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.items import TensorBytes, locate_tensor
-from fsdp_migrate.checkpoint_convert.metadata import Chunk, TensorEntry
 from fsdp_migrate.checkpoint_convert.reshard import Box, blocks, intersect, paired_runs
-from fsdp_migrate.checkpoint_convert.storage import Folder
 from fsdp_migrate.errors import CheckpointFormatError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.checkpoint_convert.metadata import Chunk, TensorEntry
+    from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
 _MAX_LOCATED: Final = 4096
@@ -29,7 +33,7 @@ class TensorSource:
     """
 
     def __init__(self, folder: Folder, block_bytes: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._block = max(block_bytes, 16)
         self._buffer = bytearray(0)
         self._located: OrderedDict[tuple[str, int], TensorBytes] = OrderedDict()
@@ -62,8 +66,8 @@ class TensorSource:
         found = self._located.get(key)
         if found is not None:
             return found
-        where = f"`{entry.key}` at {chunk.offsets} in '{self._folder.url}/{chunk.stored.file}'"
-        found = locate_tensor(self._folder, chunk.stored, where=where)
+        where = f"`{entry.key}` at {chunk.offsets} in '{self.folder.url}/{chunk.stored.file}'"
+        found = locate_tensor(self.folder, chunk.stored, where=where)
         if (found.dtype, found.shape) != (entry.dtype, chunk.sizes):
             msg = (
                 f"{where}: the metadata says {entry.dtype} of shape {list(chunk.sizes)}, and the item is "
@@ -80,22 +84,20 @@ class TensorSource:
             self._buffer = bytearray(nbytes)
         return memoryview(self._buffer)[:nbytes]
 
-    def _fill(
-        self, view: memoryview, entry: TensorEntry, chunk: Chunk, part: Box, block: Box
-    ) -> None:
+    def _fill(self, view: memoryview, entry: TensorEntry, chunk: Chunk, part: Box, block: Box) -> None:
         itemsize = DTYPES[entry.dtype].itemsize
         found = self.locate(entry, chunk)
         data = None if found.strides is None else self._gather(found, itemsize)
         for start, target, count in paired_runs(part, (chunk.offsets, chunk.sizes), block):
             piece = view[target * itemsize : (target + count) * itemsize]
             if data is None:
-                self._folder.read_into(found.file, found.position + start * itemsize, piece)
+                self.folder.read_into(found.file, found.position + start * itemsize, piece)
             else:
                 piece[:] = data[start * itemsize : (start + count) * itemsize]
 
     def _gather(self, found: TensorBytes, itemsize: int) -> memoryview:
         """Bring a chunk whose elements do not follow each other into order. It is held whole meanwhile."""
-        raw = self._folder.read(found.file, found.position, found.nbytes)
+        raw = self.folder.read(found.file, found.position, found.nbytes)
         cells: Any = np.frombuffer(raw, dtype=np.dtype((np.void, itemsize)))[found.start :]
         strides = [step * itemsize for step in found.strides or ()]
         ordered = np.lib.stride_tricks.as_strided(cells, found.shape, strides)

@@ -79,7 +79,7 @@ class TorchZip:
         start = record.header + _LOCAL.size + fields[9] + fields[10]
         if start + record.size > self._end:
             raise self._broken(f"the record `{name}` reaches beyond the item")
-        return self._offset + start
+        return int(self._offset + start)
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a record."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.reshard import Shape, row_major_strides
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 _FLAGS: Final = 0x0808  # the checksum follows the record; names are UTF-8
@@ -145,13 +148,9 @@ def _descriptor(record: _Record, crc: int) -> bytes:
 def _directory(records: Sequence[_Record], crcs: Sequence[int]) -> bytes:
     entries = b"".join(map(_entry, records, crcs))
     start, size, count = records[-1].end, len(entries), len(records)
-    end64 = struct.pack(
-        "<4sQ2H2I4Q", b"PK\x06\x06", 44, 0x031E, 0x2D, 0, 0, count, count, size, start
-    )
+    end64 = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 0x031E, 0x2D, 0, 0, count, count, size, start)
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, start + size, 1)
-    end = struct.pack(
-        "<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, size, min(start, _LIMIT32), 0
-    )
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, size, min(start, _LIMIT32), 0)
     return entries + end64 + locator + end
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.dcp_records import PathRecord
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.item_values import Record, StorageRef, TensorValue
 from fsdp_migrate.checkpoint_convert.items import load_item, tensor_bytes
-from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
 
 
 _PICKLE = "data.pkl"
@@ -115,25 +120,18 @@ class _Comparison:
             self._push(left[number], right[number], f"{where}[{number}]")
         return None
 
-    def _mappings(
-        self, left: dict[object, object], right: dict[object, object], where: str
-    ) -> str | None:
+    def _mappings(self, left: dict[object, object], right: dict[object, object], where: str) -> str | None:
         if list(map(_show, left)) != list(map(_show, right)):
             return f"the keys {_show(list(left))} and {_show(list(right))}"
-        for (key, value), other in zip(
-            reversed(left.items()), reversed(right.values()), strict=True
-        ):
+        for (key, value), other in zip(reversed(left.items()), reversed(right.values()), strict=True):
             self._push(value, other, f"{where}[{key!r:.60}]")
         return None
 
     def _tensors(self, left: TensorValue, right: TensorValue) -> str | None:
         if (left.dtype, left.shape) != (right.dtype, right.shape):
-            return (
-                f"tensors of {left.dtype} {list(left.shape)} and {right.dtype} {list(right.shape)}"
-            )
+            return f"tensors of {left.dtype} {list(left.shape)} and {right.dtype} {list(right.shape)}"
         ours, theirs = (
-            _elements(archive, value)
-            for archive, value in zip(self._archives, (left, right), strict=True)
+            _elements(archive, value) for archive, value in zip(self._archives, (left, right), strict=True)
         )
         return None if ours == theirs else "the tensors' elements differ"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.items import open_item
 from fsdp_migrate.checkpoint_convert.keys import join_path
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Entry, Manifest, TensorEntry
-from fsdp_migrate.checkpoint_convert.progress import Progress
 from fsdp_migrate.checkpoint_convert.renames import plan_renames
 from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
 from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
@@ -22,6 +20,12 @@ from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
 from fsdp_migrate.checkpoint_convert.value_compare import value_difference
 from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
 from fsdp_migrate.errors import UnsupportedFeatureError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsdp_migrate.checkpoint_convert.progress import Progress
 
 
 DifferenceKind = Literal["missing", "extra", "kind", "dtype", "shape", "value"]
@@ -102,7 +106,8 @@ def verify_checkpoints(
 ) -> VerifyReport:
     """Compare two checkpoints: the same names, shapes and types, and the same bits, however they are divided.
 
-    Names are compared once wrappers' prefixes are off on both sides, and so are the parameter names in parameter
+    Names are compared once wrappers' prefixes are off on both sides, and so are the parameter names in
+    parameter
     groups; the report says which. Values that are no tensors are compared by what they say, and those that
     cannot be read safely by their bytes. Nothing of a checkpoint is executed.
 
@@ -137,9 +142,7 @@ class _Side:
     names: Mapping[str, Mapping[str, str]]
 
 
-def _sides(
-    manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder]
-) -> tuple[_Side, _Side]:
+def _sides(manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder]) -> tuple[_Side, _Side]:
     same_stack = manifests[0].stack == manifests[1].stack
     one, other = (
         _side(manifest, folder, to="auto" if same_stack else "torch")
@@ -228,9 +231,7 @@ class _Comparison:
         elif isinstance(ours, TensorEntry) and isinstance(theirs, TensorEntry):
             self._compare_tensors(key, ours, theirs, advance)
         else:
-            kinds = [
-                "a tensor" if isinstance(e, TensorEntry) else "a value" for e in (ours, theirs)
-            ]
+            kinds = ["a tensor" if isinstance(e, TensorEntry) else "a value" for e in (ours, theirs)]
             self._add(Difference(key, "kind", " and ".join(kinds)))
 
     def _compare_values(self, key: str, ours: BytesEntry, theirs: BytesEntry) -> None:
@@ -239,16 +240,13 @@ class _Comparison:
             for side, entry in zip(self._sides, (ours, theirs), strict=True)
         )
         names = [
-            side.names.get(entry.key, {})
-            for side, entry in zip(self._sides, (ours, theirs), strict=True)
+            side.names.get(entry.key, {}) for side, entry in zip(self._sides, (ours, theirs), strict=True)
         ]
         problem = value_difference(one, other, names[0], names[1])
         if problem is not None:
             self._add(Difference(key, "value", problem))
 
-    def _compare_tensors(
-        self, key: str, ours: TensorEntry, theirs: TensorEntry, advance: Advance
-    ) -> None:
+    def _compare_tensors(self, key: str, ours: TensorEntry, theirs: TensorEntry, advance: Advance) -> None:
         if ours.shape != theirs.shape:
             shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
             self._add(Difference(key, "shape", shapes))
@@ -283,4 +281,3 @@ class _Comparison:
         self._found.append(difference)
         if len(self._found) >= self._max:
             raise _EnoughError
-

@@ -5,20 +5,19 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from fsdp_migrate.checkpoint_convert.progress import Progress, ProgressEvent
+from fsdp_migrate.checkpoint_convert.progress import ProgressEvent
 
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.progress import Progress
 
 T = TypeVar("T")
 Advance = Callable[[int], None]
 """Reports bytes as done; raises where the work is to stop."""
 
 _POLL: Final = 0.1
-
-
-class StoppedError(Exception):
-    """Raised inside a worker when the work has been given up; never leaves this module."""
 
 
 def run_workers(
@@ -32,67 +31,70 @@ def run_workers(
 ) -> None:
     """Call ``work(task, advance)`` for every task, in ``threads`` threads.
 
-    The first error, also an interrupt of the calling thread or an exception of ``progress``, stops all workers
-    at their next ``advance``; it is raised once they have ended.
+    The first error stops all workers at their next ``advance``, and is raised once they have ended. An
+    interrupt of the calling thread and an exception of ``progress`` count as errors.
     """
-    pending: queue.SimpleQueue[T] = queue.SimpleQueue()
-    for task in tasks:
-        pending.put(task)
-    events: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
-    stop = threading.Event()
-
-    def advance(nbytes: int) -> None:
-        if stop.is_set():
-            raise StoppedError
-        events.put(nbytes)
-
-    def loop() -> None:
-        try:
-            while not stop.is_set():
-                try:
-                    task = pending.get_nowait()
-                except queue.Empty:
-                    break
-                work(task, advance)
-        except StoppedError:
-            pass
-        except BaseException as error:  # noqa: BLE001  # carried to the calling thread
-            events.put(error)
-        events.put(None)
-
-    workers = [threading.Thread(target=loop, daemon=True) for _ in range(threads)]
+    crew = _Crew(tasks, work)
+    workers = [threading.Thread(target=crew.loop, daemon=True) for _ in range(threads)]
     try:
         for worker in workers:
             worker.start()
-        _follow(events, len(workers), total_bytes, message, progress)
+        crew.follow(threads, total_bytes, message, progress)
     finally:
-        stop.set()
+        crew.stop.set()
         for worker in workers:
             if worker.ident is not None:
                 worker.join()
 
 
-def _follow(
-    events: queue.SimpleQueue[int | BaseException | None],
-    running: int,
-    total_bytes: int,
-    message: str,
-    progress: Progress | None,
-) -> None:
-    done = 0
-    if progress is not None:
-        progress(ProgressEvent(0, total_bytes, message))
-    while running:
+class _StoppedError(Exception):
+    """Raised inside a worker when the work has been given up; never leaves this module."""
+
+
+class _Crew(Generic[T]):
+    def __init__(self, tasks: Iterable[T], work: Callable[[T, Advance], None]) -> None:
+        self.stop = threading.Event()
+        self._work = work
+        self._pending: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
+        for task in tasks:
+            self._pending.put(task)
+
+    def loop(self) -> None:
+        """Work until nothing is left; runs in the workers."""
         try:
-            # A timeout, because without one a signal would wait for the next event.
-            event = events.get(timeout=_POLL)
-        except queue.Empty:
-            continue
-        if event is None:
-            running -= 1
-        elif isinstance(event, BaseException):
-            raise event
-        else:
-            done += event
-            if progress is not None:
-                progress(ProgressEvent(done, total_bytes, message))
+            while not self.stop.is_set():
+                self._work(self._pending.get_nowait(), self._advance)
+        except (queue.Empty, _StoppedError):
+            pass
+        except BaseException as error:  # carried to the calling thread
+            self._events.put(error)
+        self._events.put(None)
+
+    def follow(self, running: int, total_bytes: int, message: str, progress: Progress | None) -> None:
+        """Report progress until all workers have ended, or one of them failed."""
+        report = progress or _ignore
+        done = 0
+        report(ProgressEvent(done, total_bytes, message))
+        while running:
+            try:
+                # A timeout, because without one a signal would wait for the next event.
+                event = self._events.get(timeout=_POLL)
+            except queue.Empty:
+                continue
+            if event is None:
+                running -= 1
+            elif isinstance(event, BaseException):
+                raise event
+            else:
+                done += event
+                report(ProgressEvent(done, total_bytes, message))
+
+    def _advance(self, nbytes: int) -> None:
+        if self.stop.is_set():
+            raise _StoppedError
+        self._events.put(nbytes)
+
+
+def _ignore(event: ProgressEvent) -> None:
+    del event

@@ -1,11 +1,14 @@
-"""Composer's sharded checkpoints: a distributed checkpoint of ``state.*`` and ``rng.*``, per ``ep{e}-ba{b}/``."""
+"""Composer's sharded checkpoints: per ``ep{e}-ba{b}/``, a distributed one of ``state.*`` and ``rng.*``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.keys import Path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fsdp_migrate.checkpoint_convert.keys import Path
 
 
 _STATE: Final = "state"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.items import load_item, open_item
 from fsdp_migrate.checkpoint_convert.layouts.composer import composer_evidence
@@ -29,9 +28,14 @@ from fsdp_migrate.checkpoint_convert.parts import (
     is_flattened,
     parameter_name,
 )
-from fsdp_migrate.checkpoint_convert.storage import Folder
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
 from fsdp_migrate.findings import Finding, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
 _FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
@@ -90,7 +94,8 @@ def _check_files(folder: Folder, used: Mapping[str, int], entries: Mapping[str, 
     for name in used:
         if folder.leads_outside(name):
             msg = (
-                f"`{name}` in {folder.url!r} is a link to something outside the checkpoint, so it is not read. "
+                f"`{name}` in {folder.url!r} is a link to something outside the checkpoint, "
+                "so it is not read. "
                 "Copy the checkpoint with its links followed (cp -rL)."
             )
             raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
@@ -108,9 +113,7 @@ def _check_files(folder: Folder, used: Mapping[str, int], entries: Mapping[str, 
             raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
 
 
-def _name_lists(
-    folder: Folder, entries: Mapping[str, Entry], parts: Sequence[Part]
-) -> Iterator[NameList]:
+def _name_lists(folder: Folder, entries: Mapping[str, Entry], parts: Sequence[Part]) -> Iterator[NameList]:
     """Read the entries of optimizers that hold parameter names as values."""
     for part in parts:
         if part.kind != "optimizer":
@@ -169,7 +172,8 @@ def _findings(
         yield make_finding(
             "FM223",
             flat[0],
-            f"{len(flat)} entries are flat parameters, as LOCAL_STATE_DICT saves them: their names, shapes and "
+            f"{len(flat)} entries are flat parameters, as LOCAL_STATE_DICT saves them: "
+            "their names, shapes and "
             "padding are not in the checkpoint, and plain slices of different ranks overwrote each other.",
             "Load it with the FSDP1 model that saved it, and save that with SHARDED_STATE_DICT.",
         )
@@ -206,9 +210,11 @@ def _optimizer_findings(
         yield make_finding(
             "FM222",
             part.name,
-            "its state is kept by parameter number, as `optimizer.state_dict()` gives it. Every rank's own piece "
+            "its state is kept by parameter number, as `optimizer.state_dict()` gives it. "
+            "Every rank's own piece "
             "then has the same key, and torch.distributed.checkpoint keeps one of them: the others are lost.",
-            "Save it with FSDP.optim_state_dict or torch.distributed.checkpoint.state_dict.get_state_dict, or "
+            "Save it with FSDP.optim_state_dict or "
+            "torch.distributed.checkpoint.state_dict.get_state_dict, or "
             "convert with weights_only.",
         )
     if any(path[len(part.prefix) :] == ("param_groups",) for path in paths.values()):
@@ -220,5 +226,3 @@ def _optimizer_findings(
             "saved with `flatten_optimizer_state_dict=True`.",
             "Load it with the same option.",
         )
-
-

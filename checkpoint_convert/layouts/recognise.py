@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.item_values import TensorValue
 from fsdp_migrate.checkpoint_convert.items import load_item
@@ -25,6 +23,11 @@ from fsdp_migrate.errors import (
     UnsafePickleError,
     UnsupportedFeatureError,
 )
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 _RANK_FILE: Final = re.compile(r"(^|[_\-.])rank[_\-]?\d+\.(pt|pth|bin)$")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.keys import Path
-from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part, Stack
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsdp_migrate.checkpoint_convert.keys import Path
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part, Stack
 
 
 _PLANNED: Final = ("accelerate", "lightning", "torchtitan", "hf")
@@ -35,7 +39,8 @@ def resolve_target(manifest: Manifest, to: str) -> tuple[Stack, Callable[[Part],
     if to == "composer":
         msg = (
             f"{manifest.source!r} was not saved by Composer: it has none of the timestamps, schedulers and "
-            "callbacks' state that Composer's Trainer loads. Converting to 'composer' from it is not possible yet."
+            "callbacks' state that Composer's Trainer loads. Converting to 'composer' from "
+            "it is not possible yet."
         )
         raise UnsupportedFeatureError(msg, feature="to=composer from another stack")
     return "torch", _composer_to_torch(manifest)
@@ -49,7 +54,8 @@ def _composer_to_torch(manifest: Manifest) -> Callable[[Part], Path | None]:
     optimizers = [part.name for part in manifest.parts if part.kind == "optimizer"]
     if len(optimizers) > 1:
         msg = (
-            f"{manifest.source!r} holds {len(optimizers)} optimizers ({', '.join(optimizers)}), and plain torch "
+            f"{manifest.source!r} holds {len(optimizers)} optimizers "
+            f"({', '.join(optimizers)}), and plain torch "
             "checkpoints have one place, `optim`. Convert it to 'composer', or with weights_only."
         )
         raise UnsupportedFeatureError(msg, feature="several optimizers to torch")

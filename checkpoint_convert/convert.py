@@ -1,0 +1,86 @@
+"""Inspect, plan and execute in one call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.execute import ConversionReport, execute_plan
+from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
+from fsdp_migrate.checkpoint_convert.plan import plan_conversion
+from fsdp_migrate.errors import OutputError
+from fsdp_migrate.findings import raise_on_findings
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.progress import Progress
+    from fsdp_migrate.checkpoint_convert.storage import Location
+
+
+def convert_checkpoint(
+    src: Location,
+    dst: Location | None = None,
+    *,
+    to: str = "auto",
+    world_size: int | None = None,
+    dtype: object = None,
+    optimizer_dtype: object = None,
+    weights_only: bool = False,
+    link: str = "auto",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    strict: bool = False,
+) -> ConversionReport:
+    """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
+
+    The source is never changed. The output is there whole or not at all. Nothing of a checkpoint is executed.
+    The cheapest way that is right is taken: nothing where the checkpoint already loads as it is; new metadata
+    over the same data files where names change; new data files where chunks or types change.
+
+    Args:
+        src: A folder that torch.distributed.checkpoint or Composer wrote, or its fsspec URL.
+        dst: The folder to make. None asks whether one is needed: it is an error if it is.
+        to: The stack that is to load the result: ``"torch"``, ``"composer"``, or ``"auto"`` for the
+            one of the source.
+        world_size: Divide sharded tensors as ``fully_shard`` does on so many ranks.
+        dtype: Cast the weights of models to ``"fp32"``, ``"bf16"`` or ``"fp16"``.
+        optimizer_dtype: Cast the state of optimizers.
+        weights_only: Keep the model and leave the rest out.
+        link: ``"hard"`` links data files, ``"copy"`` copies them, ``"auto"`` links where it can be done.
+        overwrite: Replace an output that is there, once the new one is whole.
+        progress: Called with a :class:`ProgressEvent` now and then.
+        strict: Refuse where something would differ that a user could notice.
+
+    Raises:
+        CheckpointError: The source cannot be read or converted, or the output not be written; see ``errors``.
+        FindingsError: Under ``strict``, something would change.
+        ConfigError: An argument is none of its words, or ``dst`` is missing.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> source = "tests/checkpoint/data/torch-2.15.0/plain.dcp"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = convert_checkpoint(source, Path(folder, "out"), world_size=4)
+        >>> report.action
+        'rewrite'
+    """
+    manifest = inspect_checkpoint(src)
+    plan = plan_conversion(
+        manifest,
+        to=to,
+        world_size=world_size,
+        dtype=dtype,
+        optimizer_dtype=optimizer_dtype,
+        weights_only=weights_only,
+        link=link,
+    )
+    raise_on_findings(plan.findings, strict=strict)
+    if dst is not None:
+        return execute_plan(plan, dst, overwrite=overwrite, progress=progress)
+    if plan.action != "none":
+        msg = (
+            f"{manifest.source!r} has to be converted ({plan.action}), and no output was named. The source "
+            "is never changed in place."
+        )
+        raise OutputError(msg, path=manifest.source)
+    return ConversionReport(plan, "none", None, 0, 0, plan.findings)

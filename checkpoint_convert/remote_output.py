@@ -1,0 +1,74 @@
+"""Outputs behind fsspec URLs, where folders cannot be renamed: ``.metadata`` comes last."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.outputs import already_there, writing
+from fsdp_migrate.checkpoint_convert.storage import Folder, is_url, resolve_url
+from fsdp_migrate.errors import OutputError
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.outputs import OutputFile, Taken
+
+
+_COPY: Final = 8 << 20
+
+
+class FsspecOutput:
+    """An output behind an fsspec URL. There is no rename of folders there; ``.metadata`` is moved last."""
+
+    def __init__(self, url: str, *, source: str, overwrite: bool) -> None:
+        self.url = url.rstrip("/")
+        self._fs, self._root = resolve_url(self.url)
+        if is_url(source):
+            _check_urls_apart(self.url, source.rstrip("/"))
+        self._existed = bool(self._fs.exists(self._root))
+        if self._existed and not overwrite:
+            raise already_there(self.url)
+        self._staging = f"{self._root}.partial-{uuid.uuid4().hex[:12]}"
+        self._names: list[str] = []
+
+    def create(self, name: str) -> OutputFile:
+        """Open a new file for writing."""
+        with writing(f"{self.url}/{name}"):
+            self._fs.makedirs(f"{self._staging}/{name}".rpartition("/")[0], exist_ok=True)
+            self._names.append(name)
+            file: OutputFile = self._fs.open(f"{self._staging}/{name}", "wb")
+            return file
+
+    def take(self, folder: Folder, name: str, as_name: str, size: int, link: str) -> Taken:
+        """Take a file of the source over."""
+        if link == "hard":
+            msg = f"{folder.url}/{name} cannot be linked to {self.url!r}. Use link='copy' or 'auto'."
+            raise OutputError(msg, path=f"{self.url}/{as_name}")
+        with self.create(as_name) as file:
+            for start in range(0, size, _COPY):
+                file.write(folder.read(name, start, min(_COPY, size - start)))
+        return "copied"
+
+    def commit(self) -> None:
+        """Put the output in its place."""
+        with writing(self.url):
+            if self._existed:
+                self._fs.rm(self._root, recursive=True)
+            self._fs.makedirs(self._root, exist_ok=True)
+            for name in sorted(self._names, key=lambda name: name == METADATA_FILE):
+                self._fs.makedirs(f"{self._root}/{name}".rpartition("/")[0], exist_ok=True)
+                self._fs.mv(f"{self._staging}/{name}", f"{self._root}/{name}")
+        self.abort()
+
+    def abort(self) -> None:
+        """Remove everything that was written."""
+        with contextlib.suppress(OSError):
+            if self._fs.exists(self._staging):
+                self._fs.rm(self._staging, recursive=True)
+
+
+def _check_urls_apart(url: str, source: str) -> None:
+    if f"{url}/".startswith(f"{source}/") or f"{source}/".startswith(f"{url}/"):
+        raise OutputError(f"The output {url!r} and the source {source!r} lie in each other.", path=url)
