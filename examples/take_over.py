@@ -24,8 +24,8 @@ def main(source: str, output: str) -> int:
     except FSDPMigrateError as error:
         print(error, file=sys.stderr)
         return 1
-    print("identical" if report.identical else "different")
-    return 0 if report.identical else 1
+    print("identical" if report.is_same else "different")
+    return 0 if report.is_same else 1
 
 
 if __name__ == "__main__":

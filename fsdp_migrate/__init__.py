@@ -6,7 +6,8 @@
 
 :func:`prepare_fully_shard` takes a model and the arguments of its ``FullyShardedDataParallel`` call, and
 shards it with ``fully_shard``. :func:`convert_checkpoint` makes a checkpoint of the FSDP1 run one that FSDP2
-loads. What changes on the way is said in :class:`Finding` objects; what goes wrong is an :class:`FSDPMigrateError`.
+loads. What changes on the way is said in :class:`Finding` objects; what goes wrong is an
+:class:`FSDPMigrateError`.
 
 The names are loaded when they are first used, so that working with configs does not import torch.
 """

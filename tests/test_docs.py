@@ -12,7 +12,7 @@ import typer
 
 from fsdp_migrate.cli import main
 from fsdp_migrate.cli.app import app
-from tests.rank_bodies import readme
+from tests.rank_bodies import checkpoints, readme
 from tests.ranks import ROOT, run_ranks
 from tools import findings_table
 
@@ -86,7 +86,7 @@ def test_the_targets_of_make_exist(target: str) -> None:
 def test_the_commands_of_the_readme_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_ranks(readme.save_checkpoint, str(tmp_path / "CKPT"))
+    run_ranks(checkpoints.save_fsdp1, str(tmp_path / "CKPT"))
     monkeypatch.chdir(tmp_path)
     commands = [command.split() for command in SHOWN if command.startswith("fsdp-migrate ")]
     assert len(commands) >= 3

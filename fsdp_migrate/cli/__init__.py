@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _end_on_signals():
             result = app(arguments, prog_name="fsdp-migrate", standalone_mode=False)
+        if result == 130:  # newer typers make this of KeyboardInterrupt, older ones Abort
+            raise KeyboardInterrupt
     except BaseException as error:  # torch's CheckpointException is no Exception
         return _report(error, arguments)
     return result if isinstance(result, int) else 0
@@ -55,6 +57,8 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    if isinstance(error, typer.Abort) and error.__cause__ is not None:
+        error = error.__cause__
     message, code = _explain(error)
     if "--json" in arguments:
         command = next((word for word in arguments if not word.startswith("-")), None)
@@ -69,7 +73,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     """Return the message and the exit code that stand for ``error``."""
     if isinstance(error, _UsageError):
         return _explain_usage(error)
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+    if isinstance(error, KeyboardInterrupt):
         return "Interrupted. Nothing is left of an unfinished output.", 130
     if isinstance(error, SystemExit):
         return _explain_exit(error)

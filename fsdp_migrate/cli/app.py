@@ -197,4 +197,4 @@ def verify(
         write_document("verify", report.as_dict())
     else:
         render.show_verification(report)
-    return 0 if report.identical else 1
+    return 0 if report.is_same else 1

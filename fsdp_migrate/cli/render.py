@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ConversionReport,
         Manifest,
         ProgressEvent,
+        VerifyReport,
     )
     from fsdp_migrate.errors import PlanError
 
@@ -35,6 +36,8 @@ ACTIONS = {
     "relink": "new metadata over the same data files; no tensor is rewritten",
     "rewrite": "tensors are streamed into new files",
 }
+LAYOUTS = {"dcp": "Distributed checkpoint (DCP)"}
+WRITERS = {"torch": "plain torch", "composer": "Composer"}
 
 
 def console() -> Console:
@@ -81,10 +84,12 @@ def show_manifest(manifest: Manifest) -> None:
     """Show what a checkpoint is and what it holds, by part."""
     out = console()
     described = manifest.as_dict()
-    hint = f", written by {described['torch_hint']}" if described["torch_hint"] else ""
-    out.print(f"[bold]{escape(described['source'])}[/]")
-    out.print(escape(f"{described['layout']} checkpoint of the {described['stack']} stack{hint}"))
-    out.print(escape(described["evidence"]))
+    layout = LAYOUTS.get(manifest.layout, manifest.layout)
+    writer = WRITERS.get(manifest.stack, manifest.stack)
+    hint = f", torch {manifest.torch_hint}" if manifest.torch_hint else ""
+    out.print(f"[bold]{escape(manifest.source)}[/]")
+    out.print(escape(f"{layout}, saved by {writer}{hint}"))
+    out.print(escape(f"Recognised by: {manifest.evidence}"))
     right = ("tensors", "values", "size", "chunks")
     table = make_table("part", "name", *right, "dtypes", right=right)
     for part in described["parts"]:
@@ -93,8 +98,8 @@ def show_manifest(manifest: Manifest) -> None:
             escape(part["name"]),
             str(part["tensors"]),
             str(part["values"]),
-            decimal(part["nbytes"]),
-            str(part["chunks"]),
+            decimal(part["nbytes"]) if part["tensors"] else "",
+            str(part["chunks"]) if part["tensors"] else "",
             ", ".join(part["dtypes"]),
         )
     out.print(table)
@@ -118,7 +123,7 @@ def show_outlook(manifest: Manifest, plan: ConversionPlan | None, problem: PlanE
     else:
         out.print(escape(f"`fsdp-migrate convert {manifest.source} OUT` would {plan.action} it: "), end="")
         out.print(f"{ACTIONS[plan.action]}.")
-    _show_changes(plan.as_dict())
+    show_changes(plan.as_dict())
 
 
 def show_plan(plan: ConversionPlan) -> None:
@@ -127,12 +132,12 @@ def show_plan(plan: ConversionPlan) -> None:
     out = console()
     out.print(f"[bold]{plan.action}[/]: {ACTIONS[plan.action]}")
     out.print(f"{described['entries']} entries, {decimal(described['nbytes'])} in tensors")
-    _show_changes(described)
+    show_changes(described)
     show_findings(described["findings"])
     out.print("Nothing was written.")
 
 
-def _show_changes(plan: Mapping[str, Any]) -> None:
+def show_changes(plan: Mapping[str, Any]) -> None:
     """Show what of the entries changes, with the first names of each kind of change."""
     changes = {
         "renamed": [f"{old} -> {new}" for old, new in plan["renamed"].items()],
@@ -154,7 +159,7 @@ def show_conversion(report: ConversionReport) -> None:
     described = report.as_dict()
     out = console()
     out.print(f"[bold]{report.action}[/]: {ACTIONS[report.action]}")
-    _show_changes(described)
+    show_changes(described)
     show_findings(described["findings"])
     if report.output is None:
         out.print("Nothing was written.")
@@ -164,3 +169,25 @@ def show_conversion(report: ConversionReport) -> None:
         f"{decimal(report.bytes_linked)} of data files linked, {decimal(report.bytes_written)} written"
     )
     out.print(f"  {described['source']} -> {report.output}", markup=False)
+
+
+def show_verification(report: VerifyReport) -> None:
+    """Show whether two checkpoints hold the same, and the first differences if they do not."""
+    out = console()
+    held = f"{report.tensors} tensors ({decimal(report.nbytes)}) and {report.values} other values"
+    if report.renamed:
+        table = make_table("in the first", "in the second")
+        for name, other in list(report.renamed.items())[:3]:
+            table.add_row(escape(name), escape(other))
+        out.print(f"{len(report.renamed)} names agree once the prefixes of wrappers are off, for example:")
+        out.print(table)
+    if report.is_same:
+        out.print(f"[green]The same[/]: {held}, bit for bit")
+        return
+    table = make_table("entry", "difference")
+    for difference in report.differences:
+        table.add_row(escape(difference.key), escape(difference.message))
+    out.print(f"[red]Different[/], of {held}:")
+    out.print(table)
+    if not report.is_complete:
+        out.print("There may be more: the comparison stopped here.")

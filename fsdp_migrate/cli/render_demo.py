@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.cli.render import ACTIONS, console, make_table, show_findings
+from fsdp_migrate.cli.render import ACTIONS, console, make_table, show_changes, show_findings
 
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ def show_demo(report: DemoReport) -> None:
     out = console()
     out.print()
     out.print(_losses(report))
-    action = report.conversion.as_dict()["action"]
-    out.print(f"converted by [bold]{action}[/]: {ACTIONS[action]}")
+    action = report.conversion.action
+    out.print(f"The checkpoint was converted by [bold]{action}[/]: {ACTIONS[action]}.")
+    show_changes(report.conversion.as_dict())
     table = make_table("largest difference", "of", "", right=("of",))
     for name, part in (
         ("loss", report.loss),

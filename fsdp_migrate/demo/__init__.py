@@ -55,7 +55,7 @@ class DemoReport:
     def identical(self) -> bool:
         """Whether losses, parameters, optimizer state and the converted checkpoint are the same."""
         compared = (self.loss, self.parameters, self.optimizer)
-        return self.verification.identical and not any(part.num_different for part in compared)
+        return self.verification.is_same and not any(part.num_different for part in compared)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as it stands in JSON."""

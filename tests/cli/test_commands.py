@@ -1,0 +1,185 @@
+"""inspect, convert and verify: what they show, write and return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fsdp_migrate import inspect_checkpoint, plan_conversion, verify_checkpoints
+from fsdp_migrate.cli import main
+from fsdp_migrate.cli.app import DType, Link, Target
+from fsdp_migrate.errors import UnsupportedFeatureError
+from tests.cli.conftest import fingerprint
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    RunJson = Callable[..., tuple[int, dict[str, Any]]]
+
+
+def test_inspect_shows_the_parts(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(compiled)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    for word in ("model", "optimizer", "float32", "relink", "_orig_mod."):
+        assert word in printed.err
+
+
+def test_inspect_says_that_nothing_is_needed(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(clean)]) == 0
+    assert "loads it as it is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--deep"]])
+def test_inspect_as_a_document(clean: Path, run_json: RunJson, arguments: list[str]) -> None:
+    code, document = run_json("inspect", clean, *arguments)
+    assert code == 0
+    assert document["manifest"]["layout"] == "dcp"
+    assert document["conversion"]["action"] == "none"
+    parts = {part["kind"]: part["tensors"] for part in document["manifest"]["parts"]}
+    assert parts["model"] == 6
+    assert parts["optimizer"] == 18
+
+
+def test_convert_relinks_what_only_needs_names(
+    compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = fingerprint(compiled)
+    assert main(["convert", str(compiled), str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "relink" in printed.err
+    assert fingerprint(compiled) == before
+    keys = inspect_checkpoint(tmp_path / "out").entries
+    assert "model.0.linear.weight" in keys
+    assert not [key for key in keys if "_orig_mod" in key]
+
+
+def test_convert_as_a_document(compiled: Path, tmp_path: Path, run_json: RunJson) -> None:
+    code, document = run_json("convert", compiled, tmp_path / "out")
+    assert code == 0
+    assert document["dry_run"] is False
+    report = document["report"]
+    assert report["action"] == "relink"
+    assert report["renamed"]["model._orig_mod.2.bias"] == "model.2.bias"
+    assert report["bytes_linked"] > 0
+
+
+def test_convert_divides_casts_and_leaves_out(clean: Path, tmp_path: Path, run_json: RunJson) -> None:
+    out = tmp_path / "out"
+    code, document = run_json(
+        "convert", clean, out, "--world-size", 3, "--dtype", "bf16", "--weights-only", "--link", "copy"
+    )
+    assert code == 0
+    assert document["report"]["action"] == "rewrite"
+    manifest = inspect_checkpoint(out)
+    assert {entry.dtype for entry in manifest.tensors} == {"bfloat16"}
+    assert {part.kind for part in manifest.parts} == {"model"}
+    assert manifest.world_size == 3
+
+
+def test_convert_casts_the_optimizer_only_if_asked(clean: Path, tmp_path: Path, run_json: RunJson) -> None:
+    run_json("convert", clean, tmp_path / "a", "--dtype", "bf16")
+    run_json("convert", clean, tmp_path / "b", "--optimizer-dtype", "bf16")
+    moment = "optimizer.state.2.weight.exp_avg"
+    dtypes = {
+        name: {entry.key: entry.dtype for entry in inspect_checkpoint(tmp_path / name).tensors}
+        for name in "ab"
+    }
+    assert dtypes["a"]["model.2.weight"] == dtypes["b"][moment] == "bfloat16"
+    assert dtypes["b"]["model.2.weight"] == dtypes["a"][moment] == "float32"
+
+
+def test_a_dry_run_writes_nothing(
+    compiled: Path, tmp_path: Path, run_json: RunJson, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    code, document = run_json("convert", compiled, out, "--dry-run")
+    assert (code, document["dry_run"], document["plan"]["action"]) == (0, True, "relink")
+    assert main(["convert", str(compiled), str(out), "--dry-run"]) == 0
+    assert "Nothing was written" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_an_output_convert_says_whether_one_is_needed(
+    clean: Path, compiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(clean)]) == 0
+    assert "loads it as it is" in capsys.readouterr().err
+    assert main(["convert", str(compiled)]) == 1
+    assert "relink" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
+def test_strict_refuses_changes_with_3(
+    prefixed: Path, tmp_path: Path, run_json: RunJson, arguments: list[str]
+) -> None:
+    out = tmp_path / "out"
+    code, document = run_json("convert", prefixed, out, "--strict", *arguments)
+    assert code == 3
+    assert document["error"]["type"] == "FindingsError"
+    assert [finding["fidelity"] for finding in document["error"]["findings"]] == ["changed"]
+    assert list(tmp_path.iterdir()) == []
+    assert run_json("convert", prefixed, out)[0] == 0
+
+
+def test_an_existing_output_is_kept_unless_told_otherwise(
+    clean: Path, tmp_path: Path, run_json: RunJson
+) -> None:
+    out = tmp_path / "out"
+    assert run_json("convert", clean, out, "--world-size", 4)[0] == 0
+    before = fingerprint(out)
+    code, document = run_json("convert", clean, out)
+    assert (code, document["error"]["type"]) == (1, "OutputExistsError")
+    assert fingerprint(out) == before
+    assert run_json("convert", clean, out, "--overwrite")[0] == 0
+    assert verify_checkpoints(clean, out).is_same
+    assert fingerprint(out) != before
+
+
+def test_verify(clean: Path, compiled: Path, tmp_path: Path, run_json: RunJson) -> None:
+    out = tmp_path / "out"
+    run_json("convert", clean, out, "--world-size", 4)
+    code, document = run_json("verify", clean, out)
+    assert (code, document["is_same"], document["differences"]) == (0, True, [])
+    code, document = run_json("verify", clean, compiled)
+    assert code == 0
+    assert len(document["renamed"]) == 6
+
+
+def test_verify_shows_the_first_differences(
+    clean: Path, tmp_path: Path, run_json: RunJson, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    run_json("convert", clean, out, "--dtype", "bf16")
+    code, document = run_json("verify", clean, out)
+    assert (code, document["is_same"]) == (1, False)
+    assert {difference["kind"] for difference in document["differences"]} == {"dtype"}
+    assert main(["verify", str(clean), str(out)]) == 1
+    printed = capsys.readouterr()
+    assert "model.2.weight" in printed.err
+    assert "Different" in printed.err
+    assert printed.out == ""
+
+
+def test_targets_of_later_issues_are_refused_by_name(clean: Path, tmp_path: Path, run_json: RunJson) -> None:
+    code, document = run_json("convert", clean, tmp_path / "out", "--to", "hf")
+    assert (code, document["error"]["type"]) == (1, "UnsupportedFeatureError")
+    assert "hf" in document["error"]["message"]
+
+
+@pytest.mark.parametrize("to", list(Target))
+@pytest.mark.parametrize("link", list(Link))
+@pytest.mark.parametrize("dtype", list(DType))
+def test_the_library_knows_every_word_of_the_command(
+    clean: Path, to: Target, link: Link, dtype: DType
+) -> None:
+    wanted = {"to": to.value, "link": link.value, "dtype": dtype.value}
+    if to in (Target.auto, Target.torch):
+        plan_conversion(inspect_checkpoint(clean), **wanted)
+    else:
+        with pytest.raises(UnsupportedFeatureError, match=to.value):
+            plan_conversion(inspect_checkpoint(clean), **wanted)
