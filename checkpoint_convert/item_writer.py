@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.workers import Advance
 
 _COPY: Final = 8 << 20
+_LEAST: Final = 64
 
 
 class ItemWriter:
@@ -23,7 +24,7 @@ class ItemWriter:
 
     def __init__(self, source: Folder, block: int, advance: Advance, overflows: dict[str, int]) -> None:
         self._source = source
-        self._block = min(block, _COPY)
+        self._block = max(min(block, _COPY), _LEAST)
         self._tensors = TensorSource(source, self._block)
         self._advance = advance
         self._overflows = overflows

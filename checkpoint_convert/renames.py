@@ -44,7 +44,7 @@ def plan_renames(manifest: Manifest, parts: Sequence[Part], move: MovePrefix) ->
             path = clean_path(part, entry_path(manifest.entries[key]), module=module)
             paths[key] = path if place is None else place + path[len(part.prefix) :]
         for found in own_lists:
-            mapping = {n: clean_name(n, module=module) for n in found.names or ()}
+            mapping = {n: clean_name(n, module=module) for n in (*(found.names or ()), *found.labels)}
             names[found.key] = {old: new for old, new in mapping.items() if old != new}
         findings += _findings(part, paths, own_lists, names, module=module)
     return Renames(paths, names, tuple(findings))
@@ -76,12 +76,18 @@ def clean_path(part: Part, path: Path, *, module: bool) -> Path:
         start = len(part.prefix)
         # Nested optimizer state has the name one level further down, flattened state behind its first word.
         at = start if part.kind == "model" or len(path) == start + 1 else start + 1
-        head, dot, rest = str(cleaned[at]).partition(".")
-        if part.kind == "model" or at > start:
-            cleaned[at] = "" if cleaned[at] == "module" else strip_module(str(cleaned[at]))
-        elif head in ("state", "param_groups"):
-            cleaned[at] = head + dot + strip_module(rest)
+        cleaned[at] = _without_module(cleaned[at], whole=part.kind == "model" or at > start)
     return tuple(name for name in cleaned if name != "")
+
+
+def _without_module(name: str | int, *, whole: bool) -> str | int:
+    """Take ``module.`` off a parameter name, or off the one behind ``state.`` and ``param_groups.``."""
+    if isinstance(name, int):
+        return name
+    if whole:
+        return "" if name == "module" else strip_module(name)
+    head, dot, rest = name.partition(".")
+    return head + dot + strip_module(rest) if head in ("state", "param_groups") else name
 
 
 def _drops_module(part: Part, manifest: Manifest, lists: Sequence[NameList]) -> bool:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 
 _FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
-_NAME_FIELDS: Final = ("params", "param_names")
+_PARAMS: Final = "params"
+_LABELS: Final = "param_names"
 _ZIP_START: Final = b"PK\x03\x04"
 
 
@@ -122,7 +123,7 @@ def _name_lists(folder: Folder, entries: Mapping[str, Entry], parts: Sequence[Pa
             entry = entries[key]
             below = entry_path(entry)[len(part.prefix) :]
             is_whole = below == ("param_groups",)
-            is_field = len(below) == 3 and below[2] in _NAME_FIELDS and below[0] == "param_groups"
+            is_field = len(below) == 3 and below[2] in (_PARAMS, _LABELS) and below[0] == "param_groups"
             if isinstance(entry, BytesEntry) and (is_whole or is_field):
                 yield _name_list(folder, entry)
 
@@ -132,20 +133,29 @@ def _name_list(folder: Folder, entry: BytesEntry) -> NameList:
     try:
         value = load_item(open_item(folder, entry.stored, where=where))
     except UnsafePickleError as error:
-        return NameList(entry.key, None, error.global_name or "an opcode that is not allowed")
-    return NameList(entry.key, tuple(_names_in(value)))
+        reason = error.global_name or "an opcode that is not allowed"
+        return NameList(entry.key, None, reason=reason)
+    if entry_path(entry)[-1] == _LABELS:
+        return NameList(entry.key, (), tuple(_names_in(value, _LABELS)))
+    return NameList(entry.key, tuple(_names_in(value, _PARAMS)), tuple(_labels_in(value)))
 
 
-def _names_in(value: object) -> Iterator[str]:
-    """Yield the names in a ``params`` list, or in those of whole parameter groups; numbers as text."""
+def _names_in(value: object, field: str) -> Iterator[str]:
+    """Yield the names in a list of them, or in ``field`` of whole parameter groups; numbers as text."""
     if not isinstance(value, list | tuple):
         return
     for item in value:
         if isinstance(item, dict):
-            for field in _NAME_FIELDS:
-                yield from _names_in(item.get(field))
+            yield from _names_in(item.get(field), field)
         elif isinstance(item, str | int):
             yield str(item)
+
+
+def _labels_in(value: object) -> Iterator[str]:
+    """Yield the labels in whole parameter groups."""
+    for item in value if isinstance(value, list | tuple) else ():
+        if isinstance(item, dict):
+            yield from _names_in(item.get(_LABELS), _LABELS)
 
 
 def _torch_hint(metadata: MetadataFile) -> str:
