@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fsdp_migrate.plan import UnitPlan
-    from fsdp_migrate.tying import Tie
+    from fsdp_migrate.units import UnitPlan
 
 
 def check_model(model: nn.Module) -> None:
@@ -65,14 +64,11 @@ def check_model(model: nn.Module) -> None:
             raise UnsupportedFeatureError(msg, feature="tensor parallel")
 
 
-def check_units(
-    model: nn.Module, units: Iterable[UnitPlan], ties: Iterable[Tie], ignored: AbstractSet[nn.Parameter]
-) -> None:
-    """Check that ``fully_shard`` takes every unit and that no parameter would be torn between two.
+def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSet[nn.Parameter]) -> None:
+    """Check that ``fully_shard`` takes every unit.
 
     Raises:
         ModelError: A parameter is a scalar, not contiguous, or of another dtype than its unit.
-        UnsupportedFeatureError: Tied parameters would belong to several units.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     for name, parameter in named.items():
@@ -89,9 +85,6 @@ def check_units(
             raise ModelError(msg, fqn=name)
     for unit in units:
         _check_dtypes(unit, named)
-    for tie in ties:
-        if tie.crosses_units and named[tie.names[0]] not in ignored:
-            _refuse_tie(tie)
 
 
 def _check_dtypes(unit: UnitPlan, named: dict[str, nn.Parameter]) -> None:
@@ -106,13 +99,3 @@ def _check_dtypes(unit: UnitPlan, named: dict[str, nn.Parameter]) -> None:
             "auto-wrap policy, or cast them."
         )
         raise ModelError(msg, fqn=unit.fqn)
-
-
-def _refuse_tie(tie: Tie) -> None:
-    names = " and ".join(f"`{name}`" for name in tie.names)
-    units = " and ".join(f"`{unit}`" if unit else "the root" for unit in tie.units)
-    msg = (
-        f"{names} are one parameter, but would belong to several units: {units}. FSDP would untie them. "
-        "Leave the modules that share it out of the auto-wrap policy, so that one unit holds them all."
-    )
-    raise UnsupportedFeatureError(msg, feature="tied parameters across units")

@@ -327,6 +327,14 @@ class FSDP1Config(FrozenModel):
         # An iterator would be empty the second time that somebody looks at it.
         return value if isinstance(value, str) else tuple(value)
 
+    def updated(self, **arguments: Any) -> FSDP1Config:
+        """Return a config with these arguments in place of its own; what was not given stays not given.
+
+        Raises:
+            ConfigError: An argument is unknown, or its value means nothing.
+        """
+        return FSDP1Config(**{**{name: getattr(self, name) for name in self.model_fields_set}, **arguments})
+
     @model_validator(mode="after")
     def _check_ignored(self) -> FSDP1Config:
         if self.ignored_modules is not None and self.ignored_states is not None:

@@ -125,6 +125,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "A container without a forward is no unit; its parameters belong to the unit above.",
         ),
         "FM102": FindingCode("obsolete", "A selected module without parameters of its own needs no unit."),
+        "FM103": FindingCode("equivalent", "Tied parameters belong to the nearest unit above all of their modules."),
+        "FM104": FindingCode("equivalent", "The modules of tied parameters are sharded together, as one unit."),
         # FM2xx: checkpoints
         "FM201": FindingCode("exact", "The checkpoint loads into FSDP2 as it is."),
         "FM202": FindingCode("equivalent", "Wrappers' prefixes were taken out of names."),

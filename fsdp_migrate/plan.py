@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -11,48 +11,20 @@ from torch import nn
 
 from fsdp_migrate import resolve, torch_compat
 from fsdp_migrate.check import check_model, check_units
-from fsdp_migrate.config import FSDP1Config, FSDP2Config, MixedPrecisionPolicy, read_wrap_policy
+from fsdp_migrate.config import FSDP1Config, FSDP2Config
 from fsdp_migrate.errors import ConfigError, ProcessGroupError, UnsupportedFeatureError
-from fsdp_migrate.findings import Finding, make_finding
 from fsdp_migrate.mapping import map_config
 from fsdp_migrate.tying import Tie, find_ties, parameter_names
-from fsdp_migrate.wrap import WrapRequest, WrapUnit, find_units, resolve_classes
+from fsdp_migrate.units import plan_units
+from fsdp_migrate.wrap import WrapRequest, find_units, resolve_classes
 
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-
-@dataclass(frozen=True)
-class UnitPlan:
-    """One unit: its module's name (empty for the root), what it manages, and how.
-
-    ``parameters`` are names in the model; ``numel`` counts their elements, unsharded.
-    """
-
-    fqn: str
-    module_class: str
-    parameters: tuple[str, ...]
-    numel: int
-    config: FSDP2Config
-    full_precision: bool = False
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this is the unit of the whole model."""
-        return not self.fqn
-
-    @property
-    def reshard_after_forward(self) -> bool | int | None:
-        """What ``fully_shard`` is told; None: torch's default, which keeps the root's parameters."""
-        return self.config.root_reshard_after_forward if self.is_root else self.config.reshard_after_forward
-
-    @property
-    def mp_policy(self) -> MixedPrecisionPolicy:
-        """The unit's mixed precision."""
-        if self.full_precision:
-            return MixedPrecisionPolicy(cast_forward_inputs=False)
-        return self.config.root_mp_policy if self.is_root else self.config.mp_policy
+    from fsdp_migrate.findings import Finding
+    from fsdp_migrate.tying import TieOwner
+    from fsdp_migrate.units import UnitPlan
 
 
 @dataclass(frozen=True)
@@ -86,6 +58,7 @@ class ShardPlan:
                 {
                     "fqn": unit.fqn,
                     "class": unit.module_class,
+                    "grouped": list(unit.grouped),
                     "parameters": list(unit.parameters),
                     "numel": unit.numel,
                     "reshard_after_forward": unit.reshard_after_forward,
@@ -127,6 +100,7 @@ def plan_fully_shard(
     mesh: DeviceMesh | None = None,
     world_size: int | None = None,
     auto_wrap_policy: Any = None,
+    tied: TieOwner = "parent",
 ) -> ShardPlan:
     """Plan what :func:`prepare_fully_shard` would do, changing nothing.
 
@@ -136,6 +110,8 @@ def plan_fully_shard(
         mesh: The mesh to shard on, in place of the config's.
         world_size: The number of ranks. With it no process group is needed.
         auto_wrap_policy: A policy in place of the config's.
+        tied: Which unit owns a parameter that several would share: ``parent``, the nearest unit above them
+            (they are no units then), or ``group``, one unit made of them.
 
     Raises:
         ConfigError: An argument means nothing, or contradicts another.
@@ -153,20 +129,20 @@ def plan_fully_shard(
     """
     given = read_config(fsdp1_config)
     if auto_wrap_policy is not None:
-        given = FSDP1Config(**{**_given(given), "auto_wrap_policy": read_wrap_policy(auto_wrap_policy)})
+        given = given.updated(auto_wrap_policy=auto_wrap_policy)
     config, findings = map_config(given)
     mesh_shape = _mesh_shape(config, mesh, world_size)
     check_model(model)
     request = _wrap_request(model, given, config)
     found = find_units(model, request)
-    units, more = _plan_units(model, given, found, request)
-    ties = tuple(find_ties(model, {model.get_submodule(unit.fqn): unit.fqn for unit in units}))
-    check_units(model, units, ties, request.ignored_params)
+    units, more = plan_units(model, given, found, request, tied)
+    members = {model.get_submodule(fqn): unit.fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}
+    check_units(model, units, request.ignored_params)
     return ShardPlan(
         units=units,
         config=config,
         mesh_shape=mesh_shape,
-        ties=ties,
+        ties=tuple(find_ties(model, members)),
         ignored=tuple(
             names[0] for param, names in parameter_names(model).items() if param in request.ignored_params
         ),
@@ -176,10 +152,6 @@ def plan_fully_shard(
         full_precision=tuple(_full_precision_modules(model, config)),
         findings=(*findings, *more),
     )
-
-
-def _given(config: FSDP1Config) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in config.model_fields_set}
 
 
 def _mesh_shape(config: FSDP2Config, mesh: DeviceMesh | None, world_size: int | None) -> tuple[int, int]:
@@ -258,64 +230,3 @@ def _ignored(model: nn.Module, config: FSDP2Config) -> tuple[frozenset[nn.Module
         msg = f"`{name}` holds what is not in the model: {', '.join(sorted(set(strangers)))}."
         raise ConfigError(msg, field=name)
     return frozenset(modules), frozenset(params)
-
-
-def _plan_units(
-    model: nn.Module, given: FSDP1Config, found: Iterable[WrapUnit], request: WrapRequest
-) -> tuple[tuple[UnitPlan, ...], list[Finding]]:
-    names = {param: all_names[0] for param, all_names in parameter_names(model).items()}
-    claimed: set[nn.Parameter] = set(request.ignored_params)
-    units: list[UnitPlan] = []
-    containers: list[str] = []
-    empty: list[str] = []
-    findings: list[Finding] = []
-    for unit in found:
-        params = [param for param in unit.module.parameters() if param not in claimed]
-        if unit.fqn and not params:
-            empty.append(unit.fqn)
-            continue
-        if unit.fqn and not torch_compat.has_forward(unit.module):
-            containers.append(unit.fqn)
-            continue
-        claimed.update(params)
-        config, own = _unit_config(given, unit)
-        findings.extend(own)
-        units.append(
-            UnitPlan(
-                fqn=unit.fqn,
-                module_class=type(unit.module).__name__,
-                parameters=tuple(names[param] for param in params),
-                numel=sum(param.numel() for param in params),
-                config=config,
-                full_precision=unit.full_precision and bool(unit.fqn),
-            )
-        )
-    findings.extend(_left_out(containers, empty))
-    return tuple(units), findings
-
-
-def _unit_config(given: FSDP1Config, unit: WrapUnit) -> tuple[FSDP2Config, list[Finding]]:
-    """Map the unit's own FSDP1 arguments, which ``CustomPolicy`` can give, over those of the whole."""
-    if not unit.overrides:
-        return map_config(given)[0], []
-    config, findings = map_config(FSDP1Config(**{**_given(given), **unit.overrides}))
-    own = [
-        replace(finding, subject=f"auto_wrap_policy[{unit.fqn}].{finding.subject}")
-        for finding in findings
-        if finding.subject.partition(".")[0] in unit.overrides
-    ]
-    return config, own
-
-
-def _left_out(containers: list[str], empty: list[str]) -> Iterator[Finding]:
-    if containers:
-        text = f"{_some(containers)}: FSDP2 hangs on `forward`, which a container has not."
-        yield make_finding("FM101", "auto_wrap_policy", text)
-    if empty:
-        text = f"{_some(empty)}: selected, but without parameters that an inner unit has not."
-        yield make_finding("FM102", "auto_wrap_policy", text)
-
-
-def _some(names: list[str], limit: int = 4) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(f"`{name}`" for name in names[:limit]) + more

@@ -15,7 +15,7 @@ from fsdp_migrate import resolve, torch_compat
 from fsdp_migrate.errors import ModelError, ProcessGroupError, UnsupportedFeatureError
 from fsdp_migrate.findings import raise_on_findings
 from fsdp_migrate.optimizers import check_optimizers, repoint_optimizers
-from fsdp_migrate.plan import ShardPlan, UnitPlan, plan_fully_shard
+from fsdp_migrate.plan import ShardPlan, plan_fully_shard
 from fsdp_migrate.precision import apply_buffer_dtype, apply_full_precision_casts
 from fsdp_migrate.tying import parameter_names
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from fsdp_migrate.config import FSDP2Config
+    from fsdp_migrate.tying import TieOwner
+    from fsdp_migrate.units import UnitPlan
 
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ def prepare_fully_shard(
     mesh: DeviceMesh | None = None,
     auto_wrap_policy: Any = None,
     activation_checkpointing: Any = None,
+    tied: TieOwner = "parent",
     strict: bool = False,
 ) -> ModelT:
     """Shard a model natively with FSDP2, as its FSDP1 arguments say.
@@ -68,6 +71,8 @@ def prepare_fully_shard(
         mesh: A mesh in place of the config's groups: 1-D, or (replicate, shard).
         auto_wrap_policy: A policy in place of the config's.
         activation_checkpointing: Not supported yet; apply ``checkpoint_wrapper`` before.
+        tied: Which unit owns a parameter that several would share: ``parent``, the nearest unit above them
+            (they are no units then), or ``group``, one unit made of them.
         strict: Treat findings that change something as errors.
 
     Returns:
@@ -105,7 +110,7 @@ def prepare_fully_shard(
         )
         raise UnsupportedFeatureError(msg, feature="activation_checkpointing")
     every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-    plan = plan_fully_shard(model, fsdp1_config, mesh=mesh, auto_wrap_policy=auto_wrap_policy)
+    plan = plan_fully_shard(model, fsdp1_config, mesh=mesh, auto_wrap_policy=auto_wrap_policy, tied=tied)
     _check_supported(plan)
     raise_on_findings(plan.findings, strict=strict)
     names = parameter_names(model)
@@ -143,10 +148,12 @@ def apply_plan(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = N
     if plan.config.broadcast_from_rank0:
         _broadcast_from_rank0(model, root_mesh)
     ignored = {model.get_parameter(name) for name in plan.ignored}
-    units = [_shard_unit(model, unit, meshes.of(unit.config), ignored) for unit in plan.units]
-    torch_compat.stop_backward_prefetch(
-        module for unit, module in zip(plan.units, units, strict=True) if not unit.config.backward_prefetch
-    )
+    units: list[FSDPModule] = []
+    for unit in plan.units:
+        modules = _shard_unit(model, unit, meshes.of(unit.config), ignored)
+        if not unit.config.backward_prefetch:
+            torch_compat.stop_backward_prefetch(modules)
+        units.extend(modules)
     for each in meshes:
         torch_compat.mend_gloo_averaging(each, units)
     apply_full_precision_casts(model, plan)
@@ -170,7 +177,7 @@ class _Meshes:
         return iter(self._made.values())
 
 
-def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set[Any]) -> FSDPModule:
+def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set[Any]) -> list[FSDPModule]:
     arguments: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": resolve.resolve_mp_policy(unit.mp_policy),
@@ -180,7 +187,8 @@ def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set
         arguments["reshard_after_forward"] = unit.reshard_after_forward
     if ignored:
         arguments["ignored_params"] = ignored
-    return torch_compat.shard_module(model.get_submodule(unit.fqn), arguments)
+    modules = [model.get_submodule(fqn) for fqn in (*unit.grouped, unit.fqn)]
+    return torch_compat.shard_modules(modules, arguments)
 
 
 def _check_supported(plan: ShardPlan) -> None:

@@ -70,10 +70,13 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
-def shard_module(module: nn.Module, arguments: Mapping[str, Any]) -> FSDPModule:
-    """Call ``fully_shard`` with those arguments that are set; an absent one is torch's own default."""
-    sharded: FSDPModule = fully_shard(module, **arguments)
-    return sharded
+def shard_modules(modules: list[nn.Module], arguments: Mapping[str, Any]) -> list[FSDPModule]:
+    """Call ``fully_shard`` on one module, or on several as one group."""
+    if len(modules) == 1:
+        alone: FSDPModule = fully_shard(modules[0], **arguments)
+        return [alone]
+    group: list[FSDPModule] = fully_shard(modules, **arguments)
+    return group
 
 
 def mesh_of_groups(

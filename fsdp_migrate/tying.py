@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set as AbstractSet
 
     from torch import nn
+
+
+TieOwner = Literal["parent", "group"]
+"""Who owns a parameter that several units would share: the unit above them, or one made of them."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,79 @@ def find_ties(model: nn.Module, units: Mapping[nn.Module, str]) -> list[Tie]:
     a module that is registered several times has several paths.
     """
     return [
-        Tie(names, tuple(dict.fromkeys(_unit_of(model, name, units) for name in names)))
+        Tie(names, tuple(dict.fromkeys(units_above(model, name, units)[-1] for name in names)))
         for names in parameter_names(model).values()
         if len(names) > 1
     ]
 
 
-def _unit_of(model: nn.Module, parameter_name: str, units: Mapping[nn.Module, str]) -> str:
-    module, unit = model, units.get(model, "")
+def units_above(model: nn.Module, parameter_name: str, units: Mapping[nn.Module, str]) -> list[str]:
+    """Return the names of the units on the path to a parameter, the root's (empty) first."""
+    module, found = model, [""]
     for part in parameter_name.split(".")[:-1]:
         module = module.get_submodule(part)
-        unit = units.get(module, unit)
-    return unit
+        if module in units and module is not model:
+            found.append(units[module])
+    return found
+
+
+@dataclass(frozen=True)
+class TieDecision:
+    """Which unit owns a tied parameter, and which units are given up, or grouped, so that it does."""
+
+    tie: Tie
+    owner: str
+    given_up: tuple[str, ...] = ()
+    grouped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TiedUnits:
+    """The units after ties are resolved: each module's unit, by the name of the one that is sharded.
+
+    ``grouped`` maps the name of a unit to those of the modules that are sharded together with it.
+    """
+
+    names: dict[nn.Module, str]
+    grouped: dict[str, tuple[str, ...]]
+    decisions: tuple[TieDecision, ...]
+
+
+def resolve_ties(
+    model: nn.Module, units: Mapping[nn.Module, str], ignored: AbstractSet[nn.Parameter], tied: TieOwner
+) -> TiedUnits:
+    """Give up or group units until no tied parameter belongs to several.
+
+    ``parent``: the parameter goes to the nearest unit that is above all of its modules. The units between
+    are given up, and what else they hold goes to the owner too, since a unit manages all that no inner unit
+    does. ``group``: the units of its modules become one, where they lie side by side; otherwise as before.
+    ``units`` are in the order in which they are sharded.
+    """
+    names = dict(units)
+    decisions: list[TieDecision] = []
+    while (crossing := _first_crossing(model, names, ignored)) is not None:
+        paths = [units_above(model, name, names) for name in crossing.names]
+        shared = [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]
+        side_by_side = all(len(path) == len(shared) + 1 for path in paths)
+        if tied == "group" and side_by_side:
+            together = set(crossing.units)
+            members = [units[module] for module, name in names.items() if name in together]
+            names = {module: members[-1] if name in together else name for module, name in names.items()}
+            decisions.append(TieDecision(crossing, members[-1], grouped=tuple(members)))
+        else:
+            below = dict.fromkeys(unit for path in paths for unit in path[len(shared) :])
+            names = {module: name for module, name in names.items() if name not in below}
+            decisions.append(TieDecision(crossing, shared[-1], given_up=tuple(below)))
+    grouped = {
+        owner: tuple(units[module] for module, name in names.items() if name == owner != units[module])
+        for owner in dict.fromkeys(names.values())
+    }
+    return TiedUnits(names, {owner: others for owner, others in grouped.items() if others}, tuple(decisions))
+
+
+def _first_crossing(
+    model: nn.Module, units: Mapping[nn.Module, str], ignored: AbstractSet[nn.Parameter]
+) -> Tie | None:
+    shared = {names: param for param, names in parameter_names(model).items()}
+    ties = (tie for tie in find_ties(model, units) if tie.crosses_units)
+    return next((tie for tie in ties if shared[tie.names] not in ignored), None)

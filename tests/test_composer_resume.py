@@ -27,7 +27,7 @@ def test_the_losses_are_those_of_the_fsdp1_continuation(tmp_path: Path, world_si
 
     report = convert_checkpoint(saved / "ep0-ba3", converted, world_size=world_size)
     assert report.action == ("rewrite" if world_size else "relink")
-    assert verify_checkpoints(saved / "ep0-ba3", converted).identical
+    assert verify_checkpoints(saved / "ep0-ba3", converted).is_same
 
     resumed = functools.partial(composer_runs.train, str(saved), fsdp2_from=str(converted))
     for before, after in zip(reference, run_ranks(resumed, timeout=200), strict=True):

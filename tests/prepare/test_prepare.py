@@ -40,8 +40,6 @@ MESSAGES = [
     ("part wrapped by FSDP1", "ModelError", "`blocks.0` is wrapped by FullyShardedDataParallel"),
     ("wrapped by DDP", "ModelError", "DistributedDataParallel"),
     ("several dtypes", "ModelError", r"`blocks.1`.*float32 \(`blocks.1.norm.weight`\), bfloat16"),
-    ("tied across units", "UnsupportedFeatureError", "`blocks.0.up.weight` and `blocks.1.up.weight` are one"),
-    ("one module in two units", "UnsupportedFeatureError", "several units: `blocks.0` and `blocks.1`"),
     ("a container", "ModelError", "ModuleList, which has no `forward`"),
     ("not contiguous", "ModelError", "`head.out.weight` is not contiguous"),
     ("on meta", "UnsupportedFeatureError", "`embed.weight` is on the meta device"),

@@ -95,8 +95,6 @@ REFUSED: dict[str, Callable[[Any], Call]] = {
     "part wrapped by FSDP1": _spoil("blocks.0", lambda net: _of_fsdp1(net.blocks[0])),
     "wrapped by DDP": lambda net: Call(DistributedDataParallel(net)),
     "several dtypes": _spoil("blocks.1.up", lambda net: net.blocks[1].up.to(torch.bfloat16)),
-    "tied across units": _spoil("blocks.1.up.weight", lambda net: net.blocks[0].up.weight),
-    "one module in two units": _spoil("blocks.1.up", lambda net: net.blocks[0].up),
     "a container": lambda net: Call(net.blocks, dict(CPU)),
     "not contiguous": _spoil("head.out.weight", lambda net: nn.Parameter(torch.zeros(6, 13).t())),
     "on meta": lambda net: Call(net.to("meta")),
