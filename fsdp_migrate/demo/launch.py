@@ -67,7 +67,7 @@ def _describe(failures: dict[int, ProcessFailure]) -> str:
 
 
 def _traceback(failure: ProcessFailure) -> str:
-    message = failure.message
+    message: object = failure.message  # a dict where torch's `record` wrote it
     if isinstance(message, dict):
         message = message.get("extraInfo", {}).get("py_callstack") or message.get("message")
     return str(message).rstrip()

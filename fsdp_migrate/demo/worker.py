@@ -36,7 +36,7 @@ def train_fsdp1(folder: Path, steps: int) -> dict[str, Any]:
     model = FSDP(Transformer(), **fsdp1_arguments(dist.get_world_size()))
     # As in many runs: every name in the state dict of a compiled model has `_orig_mod.` in it, and
     # FSDP2 does not find what it looks for.
-    compiled = torch.compile(model, backend="eager")
+    compiled: nn.Module = torch.compile(model, backend="eager")  # type: ignore[assignment]
     optimizer = make_optimizer(model)
     losses = train(compiled, optimizer, 0, steps // 2)
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
@@ -57,7 +57,7 @@ def train_fsdp2(folder: Path, steps: int) -> dict[str, Any]:
     model = prepare_fully_shard(Transformer(), fsdp1_arguments(dist.get_world_size()))
     optimizer = make_optimizer(model)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, "step": 0}
     dcp.load(state, checkpoint_id=folder / FSDP2_CHECKPOINT)
     set_state_dict(
         model,

@@ -177,7 +177,7 @@ def test_targets_of_later_issues_are_refused_by_name(clean: Path, tmp_path: Path
 def test_the_library_knows_every_word_of_the_command(
     clean: Path, to: Target, link: Link, dtype: DType
 ) -> None:
-    wanted = {"to": to.value, "link": link.value, "dtype": dtype.value}
+    wanted: dict[str, Any] = {"to": to.value, "link": link.value, "dtype": dtype.value}
     if to in (Target.auto, Target.torch):
         plan_conversion(inspect_checkpoint(clean), **wanted)
     else:

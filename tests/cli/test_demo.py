@@ -1,0 +1,216 @@
+"""The demo, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+
+from fsdp_migrate import demo, verify_checkpoints
+from fsdp_migrate.cli import main
+from fsdp_migrate.demo.compare import compare_states
+from fsdp_migrate.errors import ConfigError, OutputExistsError
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+COMMAND = [sys.executable, "-m", "fsdp_migrate", "demo"]
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_the_run_goes_on_under_fsdp2(tmp_path: Path) -> None:
+    """Two demos at once: one for people, that keeps its files, and one for machines."""
+    kept = tmp_path / "kept"
+    with start("--dir", kept) as shown, start("--json", "--steps", 3) as told:
+        document = json.loads(finish(told)[0])
+        out, text = finish(shown)
+    assert out == ""
+    assert text.split()[-1] == "identical"
+    for word in ("FSDP1", "FSDP2", "relink", "_orig_mod.", "sharding_strategy", "fsdp-migrate convert"):
+        assert word in text
+    assert "Warning" not in text
+    assert verify_checkpoints(kept / "fsdp1-checkpoint", kept / "fsdp2-checkpoint").is_same
+    check_numbers(document, world_size=2, num_steps=3)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    out, shown = process.communicate(timeout=110)
+    assert process.returncode == 0, shown
+    return out, shown
+
+
+def check_numbers(document: dict[str, Any], *, world_size: int, num_steps: int) -> None:
+    assert (document["schema_version"], document["command"]) == (1, "demo")
+    assert document["identical"] is True
+    assert (document["num_steps"], document["world_size"]) == (num_steps, world_size)
+    steps = [str(step) for step in range(1, num_steps + 1)]
+    losses = document["losses"]
+    assert list(losses["fsdp1"]) == steps
+    assert list(losses["fsdp2"]) == steps[document["saved_at"] :]
+    assert losses["fsdp2"].items() <= losses["fsdp1"].items()
+    for part in ("loss", "parameters", "optimizer"):
+        assert document[part]["num_values"] > 0
+        assert document[part]["num_different"] == 0
+        assert document[part]["largest_difference"] == 0
+    assert document["conversion"]["action"] == "relink"
+    assert document["verification"]["is_same"] is True
+    assert {finding["subject"] for finding in document["findings"]} >= {"sharding_strategy"}
+    assert document["folder"] is None
+
+
+@pytest.mark.slow
+def test_two_replicas_of_two_shards() -> None:
+    with start("--world-size", 4, "--steps", 4, "--json") as process:
+        check_numbers(json.loads(finish(process)[0]), world_size=4, num_steps=4)
+
+
+# As if FSDP2 had gone on with two numbers a little off.
+SPOILED = """
+import sys
+from fsdp_migrate import demo
+from fsdp_migrate.cli import main
+
+true_load = demo._load
+
+def load(path):
+    state = true_load(path)
+    if path.name == "fsdp2-final.pt":
+        state["model"]["head.weight"].view(-1)[0] += 0.25
+        state["optimizer"]["state"]["tokens.weight"]["exp_avg"].view(-1)[0] += 0.5
+    return state
+
+demo._load = load
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_any_difference_shows_and_exits_with_1() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", SPOILED, "demo", "--steps", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert result.returncode == 1
+    assert "identical" not in result.stderr
+    rows = {line[:16].strip(): line for line in result.stderr.splitlines()}
+    assert "every bit is the same" in rows["loss"]
+    assert "0.25, 1 differ, first head.weight" in rows["parameters"]
+    assert "0.5, 1 differ, first state.tokens.weight.exp_avg" in rows["optimizer state"]
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(OutputExistsError, match="not an empty folder"):
+        demo.run_demo(tmp_path)
+    assert main(["demo", "--dir", str(tmp_path)]) == 1
+    assert "not an empty folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("wrong", [{"world_size": 0}, {"num_steps": 1}])
+def test_numbers_that_are_too_small_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        demo.run_demo(**wrong)  # type: ignore[arg-type]
+
+
+FAILING = """
+import signal, sys
+from pathlib import Path
+from fsdp_migrate.demo.launch import launch_ranks
+from fsdp_migrate.errors import RankError
+
+handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+arguments = ["-m", "fsdp_migrate.demo.worker", "no-such-phase", sys.argv[1], "2"]
+try:
+    launch_ranks(arguments, world_size=2, logs=Path(sys.argv[1], "logs"))
+except RankError as error:
+    print(error)
+assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+"""
+
+
+def test_a_process_that_fails_is_named_with_its_traceback(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", FAILING, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "rank 0 (exit code 1)" in result.stdout
+    assert "KeyError: 'no-such-phase'" in result.stdout
+    assert result.stderr == "", "the launcher's own report is not to be shown as well"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_ends_the_processes(tmp_path: Path, number: int, code: int) -> None:
+    with start("--dir", tmp_path / "kept", "--steps", 100_000) as process:
+        workers = wait_for_workers(process.pid)
+        os.kill(process.pid, number)
+        shown = process.communicate(timeout=60)[1]
+    assert process.returncode == code, shown
+    assert "Traceback" not in shown
+    gone, alive = psutil.wait_procs(workers, timeout=20)
+    assert (len(gone), alive) == (2, [])
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return "fsdp_migrate.demo.worker" in process.cmdline()
+    except psutil.Error:  # it has ended meanwhile
+        return False
+
+
+def wait_for_workers(pid: int) -> list[psutil.Process]:
+    """Return the demo's two processes once they have begun to write their output."""
+    parent = psutil.Process(pid)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        workers = [
+            child
+            for child in parent.children(recursive=True)
+            if "fsdp_migrate.demo.worker" in child.cmdline()
+        ]
+        if len(workers) == 2:
+            time.sleep(0.5)
+            return workers
+        time.sleep(0.05)
+    raise AssertionError("the demo started no processes")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "different", "gap"),
+    [
+        ({"a": torch.ones(2)}, {"a": torch.ones(2)}, 0, 0.0),
+        ({"a": torch.tensor([float("nan")])}, {"a": torch.tensor([float("nan")])}, 0, 0.0),
+        ({"a": torch.tensor([0.0])}, {"a": torch.tensor([-0.0])}, 1, 0.0),
+        ({"a": torch.ones(2)}, {"a": torch.ones(2, dtype=torch.float64)}, 1, 0.0),
+        ({"a": torch.ones(2)}, {"a": torch.ones(3)}, 1, float("inf")),
+        ({"a": torch.ones(2)}, {}, 1, float("inf")),
+        ({"a": [{"lr": 0.5}]}, {"a": [{"lr": 0.25}]}, 1, 0.25),
+        ({"a": {"b": "x"}}, {"a": {"b": "y"}}, 1, float("inf")),
+        ({"a": 1}, {"a": 1.0}, 1, 0.0),
+    ],
+)
+def test_states_are_compared_bit_for_bit(first: object, second: object, different: int, gap: float) -> None:
+    comparison = compare_states(first, second)
+    assert comparison.num_different == different
+    assert comparison.largest_difference == gap
+    assert (comparison.first_different is None) == (not different)
