@@ -51,11 +51,12 @@ def test_the_table_of_finding_codes_is_up_to_date() -> None:
 
 def test_an_outdated_table_of_codes_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "findings.md"
-    page.write_text(findings_table.PAGE.read_text().replace("| FM001 |", "| FM999 |"))
+    shutil.copy(findings_table.PAGE, page)
     monkeypatch.setattr(findings_table, "PAGE", page)
-    assert findings_table.main(["--check"]) == 1
     assert findings_table.main([]) == 0
-    assert page.read_text() == (ROOT / "docs" / "findings.md").read_text()
+    assert findings_table.main(["--check"]) == 0
+    page.write_text(page.read_text().replace("| FM001 |", "| FM999 |"))
+    assert findings_table.main(["--check"]) == 1
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
