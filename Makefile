@@ -38,20 +38,23 @@ clean:
 
 # A stamp says that an installation was finished; one that broke off has none and is done again.
 $(CORE)/.run: pyproject.toml constraints/core.txt
+	@echo "Setting up $(CORE): torch 2.13"
 	$(call make_venv,$(CORE))
-	$(CORE)/bin/pip install -q -e . -c constraints/core.txt
+	@$(CORE)/bin/pip install -qq -e . -c constraints/core.txt
 	@touch $@
 
 $(CORE)/.dev: $(CORE)/.run
-	$(CORE)/bin/pip install -q -e '.[dev]' -c constraints/core.txt
+	@echo "Adding the development tools to $(CORE)"
+	@$(CORE)/bin/pip install -qq -e '.[dev]' -c constraints/core.txt
 	@touch $@
 
 $(COMPOSER)/.dev: pyproject.toml constraints/composer.txt
+	@echo "Setting up $(COMPOSER): Composer, torch 2.7; several GB"
 	$(call make_venv,$(COMPOSER))
-	$(COMPOSER)/bin/pip install -q -e '.[composer,dev]' -c constraints/composer.txt
+	@$(COMPOSER)/bin/pip install -qq -e '.[composer,dev]' -c constraints/composer.txt
 	@touch $@
 
 define make_venv
 @$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("fsdp-migrate needs Python 3.10 or newer")'
-$(PYTHON) -m venv $(1)
+@$(PYTHON) -m venv $(1)
 endef
