@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
-from tests.rank_bodies import checkpoints
+from tests.rank_bodies import conversions
 from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -36,18 +39,16 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 def test_fsdp2_loads_what_fsdp1_saved(
     kind: str, options: dict[str, Any], world_size: int, tmp_path: Path
 ) -> None:
-    wanted = run_ranks(checkpoints.save_fsdp1, str(tmp_path / "fsdp1"), kind)[0]
+    wanted = run_ranks(conversions.save_fsdp1, str(tmp_path / "fsdp1"), kind)[0]
     report = convert_checkpoint(tmp_path / "fsdp1", tmp_path / "fsdp2", **options)
     assert bool(report.plan.renamed) == (kind == "compiled")
     assert verify_checkpoints(tmp_path / "fsdp1", tmp_path / "fsdp2").is_same
-    for found in run_ranks(
-        checkpoints.load_fsdp2, str(tmp_path / "fsdp2"), world_size=world_size
-    ):
+    for found in run_ranks(conversions.load_fsdp2, str(tmp_path / "fsdp2"), world_size=world_size):
         assert_same(found, wanted)
 
 
 def test_fsdp2_loads_the_weights_of_flat_parameters(tmp_path: Path) -> None:
-    wanted = run_ranks(checkpoints.save_fsdp1, str(tmp_path / "fsdp1"), "flat")[0]
+    wanted = run_ranks(conversions.save_fsdp1, str(tmp_path / "fsdp1"), "flat")[0]
     manifest = inspect_checkpoint(tmp_path / "fsdp1")
     assert [(part.kind, part.name) for part in manifest.parts][:2] == [
         ("model", "model"),
@@ -61,15 +62,15 @@ def test_fsdp2_loads_the_weights_of_flat_parameters(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fsdp2_loads_what_hsdp_saved(tmp_path: Path) -> None:
-    wanted = run_ranks(checkpoints.save_fsdp1, str(tmp_path / "fsdp1"), "hsdp", world_size=4)[0]
+    wanted = run_ranks(conversions.save_fsdp1, str(tmp_path / "fsdp1"), "hsdp", world_size=4)[0]
     assert inspect_checkpoint(tmp_path / "fsdp1").world_size == 2
     convert_checkpoint(tmp_path / "fsdp1", tmp_path / "fsdp2", world_size=4)
-    for found in run_ranks(checkpoints.load_fsdp2, str(tmp_path / "fsdp2"), world_size=2):
+    for found in run_ranks(conversions.load_fsdp2, str(tmp_path / "fsdp2"), world_size=2):
         assert_same(found, wanted)
 
 
 def test_what_the_user_put_beside_comes_along(tmp_path: Path) -> None:
-    run_ranks(checkpoints.save_fsdp1, str(tmp_path / "fsdp1"), "plain")
+    run_ranks(conversions.save_fsdp1, str(tmp_path / "fsdp1"), "plain")
     report = convert_checkpoint(tmp_path / "fsdp1", tmp_path / "out", world_size=3)
     (finding,) = [found for found in report.findings if found.code == "FM210"]
     assert finding.subject == "lr_scheduler, progress, seed"
