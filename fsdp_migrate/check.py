@@ -25,7 +25,7 @@ def check_model(model: nn.Module) -> None:
 
     Raises:
         ModelError: It is wrapped by FSDP1 or DDP, is sharded already, or is a container without a forward.
-        UnsupportedFeatureError: Parameters are on the meta device, or are DTensors of another parallelism.
+        UnsupportedFeatureError: Parameters are DTensors of another parallelism.
     """
     for fqn, module in model.named_modules():
         where = f"`{fqn}`" if fqn else "The model"
@@ -50,12 +50,6 @@ def check_model(model: nn.Module) -> None:
         )
         raise ModelError(msg, fqn="")
     for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            msg = (
-                f"Parameter `{name}` is on the meta device, which is not supported yet. "
-                "Build the model on a real device."
-            )
-            raise UnsupportedFeatureError(msg, feature="meta device")
         if isinstance(parameter, DTensor):
             msg = (
                 f"Parameter `{name}` is a DTensor: another parallelism has sharded it, "
@@ -68,7 +62,7 @@ def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSe
     """Check that ``fully_shard`` takes every unit.
 
     Raises:
-        ModelError: A parameter is a scalar, not contiguous, or of another dtype than its unit.
+        ModelError: A parameter is a scalar, quantised, not contiguous, or of another dtype than its unit.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     for name, parameter in named.items():
@@ -78,6 +72,13 @@ def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSe
             msg = (
                 f"Parameter `{name}` is a scalar, which fully_shard cannot shard. Make it 1-D with one "
                 f"element, or pass it in `ignored_states`."
+            )
+            raise ModelError(msg, fqn=name)
+        quantised = _quantiser(parameter)
+        if quantised:
+            msg = (
+                f"Parameter `{name}` is quantised by {quantised} ({type(parameter).__name__}), which "
+                "fully_shard would cut up without its scales. Pass it in `ignored_states`, or dequantise it."
             )
             raise ModelError(msg, fqn=name)
         if not parameter.is_contiguous():
@@ -99,3 +100,15 @@ def _check_dtypes(unit: UnitPlan, named: dict[str, nn.Parameter]) -> None:
             "auto-wrap policy, or cast them."
         )
         raise ModelError(msg, fqn=unit.fqn)
+
+
+def _quantiser(parameter: nn.Parameter) -> str | None:
+    """Return the package that has quantised a parameter, unless it tells FSDP2 how to gather it."""
+    for tensor in (parameter, parameter.data):
+        if hasattr(tensor, "fsdp_pre_all_gather"):
+            return None
+        for base in type(tensor).__mro__:
+            package = base.__module__.partition(".")[0]
+            if package in {"bitsandbytes", "torchao", "hqq", "quanto"}:
+                return package
+    return None

@@ -383,3 +383,4 @@ class FSDP2Config(FrozenModel):
     param_init_fn: Callable[..., Any] | None = None
     broadcast_from_rank0: bool = False
     backward_prefetch: bool = True
+    forward_prefetch: bool = False

@@ -116,8 +116,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "`sync_module_states`: rank 0's parameters and buffers are broadcast before sharding.",
         ),
         "FM021": FindingCode(
-            "changed",
-            "`forward_prefetch`: all-gathers of the forward are not prefetched explicitly.",
+            "exact", "`forward_prefetch`: units are chained in the order of the first forward."
         ),
         # FM1xx: the model, as it is sharded
         "FM101": FindingCode(
@@ -125,8 +124,19 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "A container without a forward is no unit; its parameters belong to the unit above.",
         ),
         "FM102": FindingCode("obsolete", "A selected module without parameters of its own needs no unit."),
-        "FM103": FindingCode("equivalent", "Tied parameters belong to the nearest unit above all of their modules."),
-        "FM104": FindingCode("equivalent", "The modules of tied parameters are sharded together, as one unit."),
+        "FM103": FindingCode(
+            "equivalent", "Tied parameters belong to the nearest unit above all of their modules."
+        ),
+        "FM104": FindingCode(
+            "equivalent", "The modules of tied parameters are sharded together, as one unit."
+        ),
+        "FM105": FindingCode(
+            "exact", "A size-based policy finds no module large enough: the whole model is one unit."
+        ),
+        "FM106": FindingCode(
+            "equivalent",
+            "Ignored parameters are trained beside sharded ones, which foreach optimizers refuse.",
+        ),
         # FM2xx: checkpoints
         "FM201": FindingCode("exact", "The checkpoint loads into FSDP2 as it is."),
         "FM202": FindingCode("equivalent", "Wrappers' prefixes were taken out of names."),

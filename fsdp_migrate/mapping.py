@@ -234,11 +234,7 @@ def _map_ignored(config: FSDP1Config, name: str) -> Mapped:
     if not value:
         return Mapped()
     text = "Left as they are: not sharded, not moved, gradients not reduced."
-    hint = (
-        "An optimizer over sharded and ignored parameters needs `foreach=False`, and "
-        "`torch.nn.utils.clip_grad_norm_` one call for each kind."
-    )
-    return Mapped({name: value}, (make_finding("FM017", name, text, hint),))
+    return Mapped({name: value}, (make_finding("FM017", name, text),))
 
 
 def map_ignored_modules(config: FSDP1Config) -> Mapped:
@@ -280,12 +276,12 @@ def map_sync_module_states(config: FSDP1Config) -> Mapped:
 
 
 def map_forward_prefetch(config: FSDP1Config) -> Mapped:
-    """Say that the next unit's all-gather is not issued by the CPU ahead of time."""
-    if not config.forward_prefetch:
-        return Mapped()
-    text = "The next unit's all-gather is not issued early by the CPU. Values are the same."
-    hint = "Chain the units with `set_modules_to_forward_prefetch` where the CPU is the bottleneck."
-    return Mapped({}, (make_finding("FM021", "forward_prefetch", text, hint),))
+    """Chain the units in the order of the first forward, as FSDP1 does, from the second forward on."""
+    text = "Off: the next unit's all-gather starts when its turn comes."
+    if config.forward_prefetch:
+        text = "Each unit starts the next one's all-gather, in the order of the first forward."
+    finding = make_finding("FM021", "forward_prefetch", text)
+    return Mapped({"forward_prefetch": config.forward_prefetch}, (finding,))
 
 
 def map_limit_all_gathers(config: FSDP1Config) -> Mapped:

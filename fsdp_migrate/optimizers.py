@@ -44,7 +44,8 @@ def repoint_optimizers(
 ) -> None:
     """Put the sharded parameters in the place of the old ones, by name.
 
-    Groups, their order and their settings stay as they are. State that has a parameter's shape is sharded
+    Groups, their order and their settings stay as they are, but for ``foreach`` and ``fused`` in groups that
+    hold ignored parameters too, where torch cannot have them. State that has a parameter's shape is sharded
     like the parameter; other state, such as step counters, moves as it is.
 
     Args:
@@ -55,11 +56,20 @@ def repoint_optimizers(
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[param][0]] for param in group["params"]]
+            _make_mixable(group)
         old_state: dict[Any, dict[str, Any]] = dict(optimizer.state)
         optimizer.state.clear()
         for param, state in old_state.items():
             new = sharded[names[param][0]] if param in names else param
             optimizer.state[new] = {key: _shard_like(value, param, new) for key, value in state.items()}
+
+
+def _make_mixable(group: dict[str, Any]) -> None:
+    """Switch ``foreach`` and ``fused`` off in a group that holds both DTensors and plain parameters."""
+    if len({isinstance(param, DTensor) for param in group["params"]}) > 1:
+        for name in ("foreach", "fused"):
+            if name in group:
+                group[name] = False
 
 
 def _shard_like(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:

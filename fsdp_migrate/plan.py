@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
-from fsdp_migrate import resolve, torch_compat
+from fsdp_migrate import resolve
 from fsdp_migrate.check import check_model, check_units
-from fsdp_migrate.config import FSDP1Config, FSDP2Config
-from fsdp_migrate.errors import ConfigError, ProcessGroupError, UnsupportedFeatureError
+from fsdp_migrate.config import FSDP1Config, FSDP2Config, SizeWrap
+from fsdp_migrate.errors import ConfigError, ProcessGroupError, WrapPolicyError
+from fsdp_migrate.findings import make_finding
+from fsdp_migrate.ignored import resolve_ignored
 from fsdp_migrate.mapping import map_config
+from fsdp_migrate.materialize import check_materialization
 from fsdp_migrate.tying import Tie, find_ties, parameter_names
 from fsdp_migrate.units import plan_units
 from fsdp_migrate.wrap import WrapRequest, find_units, resolve_classes
@@ -101,6 +105,7 @@ def plan_fully_shard(
     world_size: int | None = None,
     auto_wrap_policy: Any = None,
     tied: TieOwner = "parent",
+    reshard_after_forward: bool | int | None = None,
 ) -> ShardPlan:
     """Plan what :func:`prepare_fully_shard` would do, changing nothing.
 
@@ -112,10 +117,13 @@ def plan_fully_shard(
         auto_wrap_policy: A policy in place of the config's.
         tied: Which unit owns a parameter that several would share: ``parent``, the nearest unit above them
             (they are no units then), or ``group``, one unit made of them.
+        reshard_after_forward: What becomes of the parameters of every unit but the root after its forward,
+            in place of what the strategy says: freed, kept, or as a number sharded again over that many
+            ranks, which FSDP1 did not have (ZeRO++'s hpZ).
 
     Raises:
         ConfigError: An argument means nothing, or contradicts another.
-        WrapPolicyError: The policy cannot be evaluated on this model.
+        WrapPolicyError: The policy cannot be evaluated on this model, or selects nothing.
         ModelError: The model cannot be sharded so; the message names the parameter or module.
         UnsupportedFeatureError: Something that is not supported on this torch, or not yet.
         ProcessGroupError: There is no process group and no ``world_size``.
@@ -133,9 +141,19 @@ def plan_fully_shard(
     config, findings = map_config(given)
     mesh_shape = _mesh_shape(config, mesh, world_size)
     check_model(model)
+    reshard: dict[str, Any] = {}
+    if reshard_after_forward is not None:
+        _check_reshard(reshard_after_forward, mesh_shape[1])
+        reshard["reshard_after_forward"] = reshard_after_forward
+    config = config.model_copy(update=reshard)
     request = _wrap_request(model, given, config)
-    found = find_units(model, request)
-    units, more = plan_units(model, given, found, request, tied)
+    check_materialization(
+        model, config.param_init_fn, request.ignored_modules, overwritten=config.broadcast_from_rank0
+    )
+    units, more = plan_units(model, given, find_units(model, request), request, tied)
+    units = tuple(replace(unit, config=unit.config.model_copy(update=reshard)) for unit in units)
+    _check_wrapped(config.auto_wrap_policy, units, more)
+    more.extend(_trained_ignored(request))
     members = {model.get_submodule(fqn): unit.fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}
     check_units(model, units, request.ignored_params)
     return ShardPlan(
@@ -195,10 +213,7 @@ def _full_precision_modules(model: nn.Module, config: FSDP2Config) -> Iterator[s
 
 
 def _wrap_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> WrapRequest:
-    modules, params = _ignored(model, config)
-    if params and not torch_compat.HAS_IGNORED_PARAMS:
-        msg = "`ignored_modules` and `ignored_states` need torch 2.7 or later, whose fully_shard can ignore."
-        raise UnsupportedFeatureError(msg, feature="ignored_states")
+    modules, params = resolve_ignored(model, config)
     return WrapRequest(
         policy=config.auto_wrap_policy,
         full_precision_classes=None if given.mixed_precision is None else config.full_precision_classes,
@@ -207,26 +222,43 @@ def _wrap_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> 
     )
 
 
-def _ignored(model: nn.Module, config: FSDP2Config) -> tuple[frozenset[nn.Module], frozenset[nn.Parameter]]:
-    """Return the ignored modules with all below them, and their parameters or those given by themselves."""
-    name = "ignored_modules" if config.ignored_modules else "ignored_states"
-    states = config.ignored_modules or config.ignored_states or ()
-    kinds = (nn.Module,) if name == "ignored_modules" else (nn.Module, nn.Parameter)
-    if isinstance(states, str) or any(isinstance(state, str) for state in states):
-        msg = f"`{name}` holds names, which are not supported yet. Pass the modules or parameters themselves."
-        raise UnsupportedFeatureError(msg, feature=name)
-    for state in states:
-        if not isinstance(state, kinds):
-            expected = " and ".join(kind.__name__ for kind in kinds)
-            msg = f"`{name}` holds a {type(state).__name__}; expected {expected} objects."
-            raise ConfigError(msg, field=name)
-    own = set(model.modules())
-    modules = {child for state in states if isinstance(state, nn.Module) for child in state.modules()}
-    params = {state for state in states if isinstance(state, nn.Parameter)}
-    params.update(param for module in modules for param in module.parameters())
-    strangers = [type(module).__name__ for module in modules - own]
-    strangers += ["a parameter"] * len(params - set(model.parameters()))
-    if strangers:
-        msg = f"`{name}` holds what is not in the model: {', '.join(sorted(set(strangers)))}."
-        raise ConfigError(msg, field=name)
-    return frozenset(modules), frozenset(params)
+def _check_wrapped(policy: Any, units: tuple[UnitPlan, ...], findings: list[Finding]) -> None:
+    """Refuse a policy that selects nothing; by size that can be meant, so it is only told."""
+    if policy is None or len(units) > 1:
+        return
+    if any(finding.code in {"FM101", "FM103"} for finding in findings):
+        return
+    size = getattr(policy, "func", policy) is size_based_auto_wrap_policy or isinstance(policy, SizeWrap)
+    if not size:
+        msg = (
+            "The `auto_wrap_policy` selects no module of the model, so the whole model would be one unit. "
+            "Name classes that are in the model, or give None if one unit is meant."
+        )
+        raise WrapPolicyError(msg)
+    text = "No module is large enough to be a unit of its own: the whole model is one, as in FSDP1."
+    findings.append(make_finding("FM105", "auto_wrap_policy", text))
+
+
+def _trained_ignored(request: WrapRequest) -> Iterator[Finding]:
+    count = sum(param.requires_grad for param in request.ignored_params)
+    if count:
+        text = (
+            f"{count} ignored parameters are trained: plain tensors beside DTensors, which foreach and fused "
+            "optimizers and `torch.nn.utils.clip_grad_norm_` refuse to mix."
+        )
+        hint = (
+            "Optimizers given to prepare_fully_shard are set to `foreach=False`; build later ones so. "
+            "`fsdp_migrate.clip_grad_norm_` takes both kinds."
+        )
+        yield make_finding("FM106", "ignored_states", text, hint)
+
+
+def _check_reshard(number: bool | int, shards: int) -> None:
+    if isinstance(number, bool):
+        return
+    if number < 2 or number >= shards or shards % number:
+        msg = (
+            f"`reshard_after_forward` is {number}; as a number it must divide the {shards} shards, and be "
+            "neither 1 nor all of them. True frees parameters after forward, False keeps them."
+        )
+        raise ConfigError(msg, field="reshard_after_forward")

@@ -12,11 +12,20 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fsdp_migrate import resolve, torch_compat
+from fsdp_migrate.consensus import agree_on_plan, groups_of
 from fsdp_migrate.errors import ModelError, ProcessGroupError, UnsupportedFeatureError
 from fsdp_migrate.findings import raise_on_findings
+from fsdp_migrate.materialize import (
+    broadcast_from_rank0,
+    is_sharded,
+    materialize_modules,
+    modules_of_unit,
+    restore_ties,
+)
 from fsdp_migrate.optimizers import check_optimizers, repoint_optimizers
 from fsdp_migrate.plan import ShardPlan, plan_fully_shard
 from fsdp_migrate.precision import apply_buffer_dtype, apply_full_precision_casts
+from fsdp_migrate.prefetch import ForwardPrefetch
 from fsdp_migrate.tying import parameter_names
 
 
@@ -48,6 +57,7 @@ def prepare_fully_shard(
     auto_wrap_policy: Any = None,
     activation_checkpointing: Any = None,
     tied: TieOwner = "parent",
+    reshard_after_forward: bool | int | None = None,
     strict: bool = False,
 ) -> ModelT:
     """Shard a model natively with FSDP2, as its FSDP1 arguments say.
@@ -63,7 +73,8 @@ def prepare_fully_shard(
     Composer has a function of the same name whose second argument is its own ``FSDP2Config``.
 
     Args:
-        model: The model, on a real device, neither wrapped nor sharded yet.
+        model: The model, neither wrapped nor sharded yet; on a real device, or on the meta device, from
+            which it is materialised unit by unit, with the values that FSDP1 would have given it.
         fsdp1_config: An :class:`~fsdp_migrate.config.FSDP1Config`, or the keyword arguments of
             ``FullyShardedDataParallel`` as a dict, with torch's objects or their names. None: its defaults.
         optimizers: One or several optimizers that were built from the model's parameters. They are pointed
@@ -73,6 +84,8 @@ def prepare_fully_shard(
         activation_checkpointing: Not supported yet; apply ``checkpoint_wrapper`` before.
         tied: Which unit owns a parameter that several would share: ``parent``, the nearest unit above them
             (they are no units then), or ``group``, one unit made of them.
+        reshard_after_forward: In place of what the strategy says: whether units other than the root are
+            freed after forward, or to how many ranks they are sharded again.
         strict: Treat findings that change something as errors.
 
     Returns:
@@ -110,11 +123,22 @@ def prepare_fully_shard(
         )
         raise UnsupportedFeatureError(msg, feature="activation_checkpointing")
     every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-    plan = plan_fully_shard(model, fsdp1_config, mesh=mesh, auto_wrap_policy=auto_wrap_policy, tied=tied)
-    _check_supported(plan)
-    raise_on_findings(plan.findings, strict=strict)
     names = parameter_names(model)
-    check_optimizers(every, names)
+
+    def make_plan() -> ShardPlan:
+        plan = plan_fully_shard(
+            model,
+            fsdp1_config,
+            mesh=mesh,
+            auto_wrap_policy=auto_wrap_policy,
+            tied=tied,
+            reshard_after_forward=reshard_after_forward,
+        )
+        raise_on_findings(plan.findings, strict=strict)
+        check_optimizers(every, names)
+        return plan
+
+    plan = agree_on_plan(make_plan, model, groups_of(fsdp1_config, mesh))
     apply_plan(model, plan, mesh=mesh)
     sharded = dict(model.named_parameters(remove_duplicate=False))
     repoint_optimizers(every, names, sharded)
@@ -145,19 +169,35 @@ def apply_plan(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = N
     meshes = _Meshes(mesh)
     root_mesh = meshes.of(plan.config)
     torch_compat.mend_fsdp2_on_cpu(root_mesh.device_type)
-    if plan.config.broadcast_from_rank0:
-        _broadcast_from_rank0(model, root_mesh)
     ignored = {model.get_parameter(name) for name in plan.ignored}
     units: list[FSDPModule] = []
     for unit in plan.units:
+        _fill_unit(model, plan, unit, meshes.of(unit.config), ignored)
         modules = _shard_unit(model, unit, meshes.of(unit.config), ignored)
         if not unit.config.backward_prefetch:
             torch_compat.stop_backward_prefetch(modules)
         units.extend(modules)
     for each in meshes:
         torch_compat.mend_gloo_averaging(each, units)
+    if plan.config.forward_prefetch:
+        ForwardPrefetch(model, units)
     apply_full_precision_casts(model, plan)
     apply_buffer_dtype(model, plan)
+
+
+def _fill_unit(
+    model: nn.Module, plan: ShardPlan, unit: UnitPlan, mesh: DeviceMesh, ignored: set[nn.Parameter]
+) -> None:
+    """Give one unit's meta tensors their values, and every rank those of rank 0, before it is sharded."""
+    skipped = {model.get_submodule(fqn) for fqn in plan.ignored_modules}
+    roots = [model.get_submodule(fqn) for fqn in (*unit.grouped, unit.fqn)]
+    modules = modules_of_unit(roots, lambda module: module in skipped or is_sharded(module))
+    device = resolve.resolve_device(mesh)
+    materialize_modules(modules, device, unit.config.param_init_fn)
+    own = set(unit.parameters)
+    restore_ties(model, (tie for tie in plan.ties if own.intersection(tie.names)))
+    if unit.config.broadcast_from_rank0:
+        broadcast_from_rank0(modules, ignored, mesh)
 
 
 class _Meshes:
@@ -189,25 +229,6 @@ def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set
         arguments["ignored_params"] = ignored
     modules = [model.get_submodule(fqn) for fqn in (*unit.grouped, unit.fqn)]
     return torch_compat.shard_modules(modules, arguments)
-
-
-def _check_supported(plan: ShardPlan) -> None:
-    if plan.config.param_init_fn is not None:
-        msg = "`param_init_fn` is not supported yet. Build the model on a real device, initialised."
-        raise UnsupportedFeatureError(msg, feature="param_init_fn")
-
-
-@torch.no_grad()
-def _broadcast_from_rank0(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Give every rank the values of the mesh's first rank, tensor by tensor."""
-    device = torch.device(mesh.device_type)
-    for tensor in (*model.parameters(), *model.buffers()):
-        value = tensor.detach().to(device)
-        for dim in reversed(range(mesh.ndim)):
-            group = mesh.get_group(dim)
-            dist.broadcast(value, group=group, group_src=0)
-        if value.data_ptr() != tensor.data_ptr():
-            tensor.copy_(value)
 
 
 def _verify(model: nn.Module, plan: ShardPlan, before: dict[nn.Parameter, tuple[str, ...]]) -> None:

@@ -81,6 +81,13 @@ def resolve_device_index(config: FSDP2Config) -> int | None:
     return config.device_id
 
 
+def resolve_device(mesh: DeviceMesh) -> torch.device:
+    """Return the device on which FSDP2 puts what it shards on the mesh: the current one of its type."""
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+
+
 def resolve_devices_per_node(device_type: str) -> int:
     """Return the number of ranks that FSDP1 takes to be one node: its devices, or 1 on the CPU."""
     return 1 if device_type == "cpu" else torch.accelerator.device_count()

@@ -6,6 +6,7 @@ what it was checked on.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 from contextlib import ExitStack
@@ -68,6 +69,14 @@ def is_flat_parameter(parameter: nn.Parameter) -> bool:
 def has_forward(module: nn.Module) -> bool:
     """Tell whether a module has a forward of its own, on which FSDP2 can hang its hooks."""
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def copy_without_children(module: nn.Module) -> nn.Module:
+    """Copy a module with parameters and buffers of its own, so that changing the copy leaves it alone."""
+    twin = copy.copy(module)
+    for table in ("_parameters", "_buffers"):
+        vars(twin)[table] = copy.deepcopy(vars(module)[table])
+    return twin
 
 
 def shard_modules(modules: list[nn.Module], arguments: Mapping[str, Any]) -> list[FSDPModule]:

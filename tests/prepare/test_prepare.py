@@ -42,12 +42,21 @@ MESSAGES = [
     ("several dtypes", "ModelError", r"`blocks.1`.*float32 \(`blocks.1.norm.weight`\), bfloat16"),
     ("a container", "ModelError", "ModuleList, which has no `forward`"),
     ("not contiguous", "ModelError", "`head.out.weight` is not contiguous"),
-    ("on meta", "UnsupportedFeatureError", "`embed.weight` is on the meta device"),
+    (
+        "no reset_parameters",
+        "ModelError",
+        r"\(Net\) has `gain` on the meta device and no `reset_",
+    ),
+    ("a buffer that nobody sets", "ModelError", "Block. has `scale` on the meta device"),
+    ("ignored on meta", "ModelError", "`head.norm` is ignored, but on the meta device"),
+    ("quantised", "ModelError", r"`head.out.weight` is quantised by bitsandbytes \(Params4bit\)"),
+    ("a policy that wraps nothing", "WrapPolicyError", "selects no module of the model"),
+    ("a name that matches nothing", "ConfigError", "'heat', which is and matches no name.*`head`"),
+    ("an expression that is none", "ConfigError", r"'hea\(d', which is no name in the model and no expr"),
+    ("too many ranks to shard over again", "ConfigError", "is 3; as a number it must divide the 2 shards"),
     ("optimizer of another model", "OptimizerError", r"17 parameters in group 0.*\[13, 6\]"),
-    ("param_init_fn", "UnsupportedFeatureError", "`param_init_fn` is not supported yet"),
     ("activation checkpointing", "UnsupportedFeatureError", "`activation_checkpointing` is not supported"),
-    ("strict", "FindingsError", "FM021 `forward_prefetch`"),
-    ("ignored by name", "UnsupportedFeatureError", "`ignored_modules` holds names"),
+    ("strict", "FindingsError", "FM009 `backward_prefetch`"),
     ("ignored of another model", "ConfigError", "not in the model: Linear, a parameter"),
     ("parameters in ignored_modules", "ConfigError", "holds a Parameter; expected Module"),
     ("2-D mesh", "ConfigError", r"shape \(2, 1\); this sharding strategy expects 1-D"),
@@ -65,8 +74,10 @@ def test_every_refusal_is_tested() -> None:
 def test_what_cannot_be_sharded_is_an_error_before_anything_is_changed(
     name: str, error: str, message: str
 ) -> None:
+    if "ignored" in name and not torch_compat.HAS_IGNORED_PARAMS:
+        error, message = "(Config|UnsupportedFeature)Error", "not in the model|holds|torch 2.7 or later"
     for found, text, untouched in run_ranks(prepare.refuse, name):
-        assert found == error, text
+        assert re.fullmatch(error, found), text
         assert re.search(message, text)
         assert untouched
 

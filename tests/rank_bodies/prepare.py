@@ -84,6 +84,17 @@ def _sharded_in_part(net: Any) -> Call:
     return Call(net)
 
 
+def _ignored_on_meta(net: Any) -> Call:
+    net.head.to("meta")
+    return Call(net, {**BLOCKS, "ignored_modules": [net.head]})
+
+
+def _quantised() -> nn.Parameter:
+    kind = type("Params4bit", (nn.Parameter,), {"__module__": "bitsandbytes.nn.modules"})
+    parameter: nn.Parameter = torch.Tensor._make_subclass(kind, torch.zeros(13, 6), False)
+    return parameter
+
+
 def _of_fsdp1(module: Any) -> Any:
     return FSDP(module, device_id=torch.device("cpu"))
 
@@ -97,14 +108,19 @@ REFUSED: dict[str, Callable[[Any], Call]] = {
     "several dtypes": _spoil("blocks.1.up", lambda net: net.blocks[1].up.to(torch.bfloat16)),
     "a container": lambda net: Call(net.blocks, dict(CPU)),
     "not contiguous": _spoil("head.out.weight", lambda net: nn.Parameter(torch.zeros(6, 13).t())),
-    "on meta": lambda net: Call(net.to("meta")),
+    "no reset_parameters": _spoil("gain", lambda net: nn.Parameter(torch.zeros(3, device="meta"))),
+    "a buffer that nobody sets": _spoil("blocks.0.scale", lambda net: torch.zeros(1, device="meta")),
+    "ignored on meta": _ignored_on_meta,
+    "quantised": _spoil("head.out.weight", lambda net: _quantised()),
+    "a policy that wraps nothing": _argue(auto_wrap_policy={nn.Conv1d}),
+    "a name that matches nothing": _argue(ignored_modules=["heat"]),
+    "an expression that is none": _argue(ignored_modules="hea(d"),
+    "too many ranks to shard over again": lambda net: Call(net, more={"reshard_after_forward": 3}),
     "optimizer of another model": lambda net: Call(
         net, more={"optimizers": torch.optim.SGD(Net().parameters(), lr=1.0)}
     ),
-    "param_init_fn": _argue(param_init_fn=print),
     "activation checkpointing": lambda net: Call(net, more={"activation_checkpointing": True}),
-    "strict": lambda net: Call(net, {**BLOCKS, "forward_prefetch": True}, {"strict": True}),
-    "ignored by name": _argue(ignored_modules=["head"]),
+    "strict": lambda net: Call(net, {**BLOCKS, "backward_prefetch": "BACKWARD_POST"}, {"strict": True}),
     "ignored of another model": _argue(ignored_states=[nn.Linear(1, 1)]),
     "parameters in ignored_modules": _argue(ignored_modules=[nn.Parameter(torch.zeros(1))]),
     "2-D mesh": lambda net: Call(net, more={"mesh": _mesh(dist.get_world_size(), 1)}),

@@ -1,0 +1,79 @@
+"""What FSDP1 was told to ignore: modules, parameters, their names, or expressions for their names."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fsdp_migrate import torch_compat, words
+from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fsdp_migrate.config import FSDP2Config
+
+
+def resolve_ignored(
+    model: nn.Module, config: FSDP2Config
+) -> tuple[frozenset[nn.Module], frozenset[nn.Parameter]]:
+    """Return the ignored modules with all below them, and every ignored parameter.
+
+    A string is the name of a module (in ``ignored_states`` also of a parameter), or else a regular
+    expression that must match whole names, as Accelerate's ``ignored_modules`` does.
+
+    Raises:
+        ConfigError: Something is of another kind, or is not in the model.
+        UnsupportedFeatureError: This torch's ``fully_shard`` cannot ignore parameters.
+    """
+    name = "ignored_modules" if config.ignored_modules else "ignored_states"
+    given = config.ignored_modules or config.ignored_states or ()
+    states = list(_resolve_names(model, name, (given,) if isinstance(given, str) else given))
+    kinds = (nn.Module,) if name == "ignored_modules" else (nn.Module, nn.Parameter)
+    for state in states:
+        if not isinstance(state, kinds):
+            expected = " and ".join(kind.__name__ for kind in kinds)
+            msg = f"`{name}` holds a {type(state).__name__}; expected {expected} objects, or names."
+            raise ConfigError(msg, field=name)
+    modules = {child for state in states if isinstance(state, nn.Module) for child in state.modules()}
+    params = {state for state in states if isinstance(state, nn.Parameter)}
+    params.update(param for module in modules for param in module.parameters())
+    strangers = [type(module).__name__ for module in modules - set(model.modules())]
+    strangers += ["a parameter"] * len(params - set(model.parameters()))
+    if strangers:
+        msg = f"`{name}` holds what is not in the model: {', '.join(sorted(set(strangers)))}."
+        raise ConfigError(msg, field=name)
+    if params and not torch_compat.HAS_IGNORED_PARAMS:
+        msg = f"`{name}` needs torch 2.7 or later, whose fully_shard can ignore parameters."
+        raise UnsupportedFeatureError(msg, feature=name)
+    return frozenset(modules), frozenset(params)
+
+
+def _resolve_names(model: nn.Module, field: str, given: Iterable[Any]) -> Iterable[Any]:
+    known: dict[str, Any] = {name: module for name, module in model.named_modules() if name}
+    if field == "ignored_states":
+        known |= dict(model.named_parameters(remove_duplicate=False))
+    for item in given:
+        if not isinstance(item, str):
+            yield item
+        elif item in known:
+            yield known[item]
+        else:
+            yield from _matching(item, known, field)
+
+
+def _matching(expression: str, known: dict[str, Any], field: str) -> list[Any]:
+    try:
+        pattern = re.compile(expression)
+    except re.error as error:
+        msg = f"`{field}` holds {expression!r}, which is no name in the model and no expression: {error}."
+        raise ConfigError(msg, field=field) from error
+    found = [state for name, state in known.items() if pattern.fullmatch(name)]
+    if not found:
+        near = words.closest(expression, known)
+        msg = f"`{field}` holds {expression!r}, which is and matches no name in the model.{near}"
+        raise ConfigError(msg, field=field)
+    return found
