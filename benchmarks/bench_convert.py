@@ -2,8 +2,8 @@
 
     python benchmarks/bench_convert.py --size 4G
 
-The checkpoint is written by real FullyShardedDataParallel: a stack of linear layers and AdamW on 2 gloo ranks,
-one step, SHARDED_STATE_DICT, torch.distributed.checkpoint. Every measurement is a process of its own, imports
+The checkpoint is written by real FullyShardedDataParallel: linear layers and AdamW on 2 gloo ranks, one step,
+SHARDED_STATE_DICT, torch.distributed.checkpoint. Every measurement is a process of its own, imports
 included, over files that are in the page cache. Both sides of a ratio take turns and the median counts. Exit
 code 1 where a ratio is out of bounds.
 """
@@ -208,8 +208,8 @@ def _watch(pid: int, peaks: dict[str, int]) -> None:
         found = {line.split(":")[0]: line.split()[1] for line in lines if len(line.split()) > 1}
         if "VmHWM" not in found:
             return
-        for name in peaks:
-            peaks[name] = max(peaks[name], int(found[name]))
+        for name, peak in peaks.items():
+            peaks[name] = max(peak, int(found[name]))
         time.sleep(0.02)
 
 

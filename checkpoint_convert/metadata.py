@@ -100,7 +100,8 @@ class Part:
 class NameList:
     """The parameter names that a ``params`` or ``param_groups`` item holds.
 
-    ``labels`` are those of ``param_names``, which torch takes as the caller gave them. ``names`` is None where the item asks for a class outside the allow-list, and ``reason`` says which.
+    ``labels`` are those of ``param_names``, which torch takes as the caller gave them. ``names`` is None
+    where the item asks for a class outside the allow-list, and ``reason`` says which.
     """
 
     key: str

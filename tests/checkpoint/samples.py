@@ -5,15 +5,18 @@ from __future__ import annotations
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 DATA = Path(__file__).parent / "data"

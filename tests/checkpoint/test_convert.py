@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from fsdp_migrate.checkpoint_convert import (
     plan_conversion,
     verify_checkpoints,
 )
-from fsdp_migrate.checkpoint_convert.progress import ProgressEvent
 from fsdp_migrate.errors import FindingsError, OutputError
 from tests.checkpoint.samples import (
     COMPOSER,
@@ -33,6 +31,12 @@ from tests.checkpoint.samples import (
     rename_keys,
     save_with_torch,
 )
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fsdp_migrate.checkpoint_convert.progress import ProgressEvent
 
 
 WAYS: list[dict[str, Any]] = [{}, {"world_size": 1}, {"world_size": 3}, {"world_size": 8}]
@@ -86,7 +90,7 @@ def test_the_metadata_is_what_torch_itself_would_write(tmp_path: Path) -> None:
     # `index` takes no part in the comparison of MetadataIndex, and torch uses it to find chunks.
     for index in ours.storage_data:
         if index.offset is not None:
-            chunk = ours.state_dict_metadata[index.fqn].chunks[index.index]
+            chunk = ours.state_dict_metadata[index.fqn].chunks[index.index]  # type: ignore[union-attr]
             assert chunk.offsets == index.offset
 
 
@@ -152,9 +156,7 @@ def test_converting_again_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_dtype_casts_the_model_and_nothing_else(
-    word: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_dtype_casts_the_model_and_nothing_else(word: str, dtype: torch.dtype, tmp_path: Path) -> None:
     convert_checkpoint(PLAIN, tmp_path / "out", dtype=word, world_size=3)
     got, wanted = load_with_torch(tmp_path / "out"), expected(PLAIN)
     for name, tensor in wanted["model"].items():
@@ -212,9 +214,7 @@ def test_names_inside_parameter_groups_come_clean(tmp_path: Path) -> None:
         "model": {"module._orig_mod.w": torch.ones(2, 2)},
         "optim": {
             "state": {"module._orig_mod.w": {"exp_avg": torch.ones(2, 2)}},
-            "param_groups": [
-                {"lr": 0.1, "params": ["module._orig_mod.w"], "param_names": ["_orig_mod.w"]}
-            ],
+            "param_groups": [{"lr": 0.1, "params": ["module._orig_mod.w"], "param_names": ["_orig_mod.w"]}],
         },
     }
     save_with_torch(state, tmp_path / "source")
@@ -232,9 +232,7 @@ def test_whole_parameter_groups_of_old_torch_come_clean(tmp_path: Path) -> None:
     rename_keys(source, lambda part: f"_orig_mod.{part}" if part.endswith("weight") else part)
     report = convert_checkpoint(source, tmp_path / "out", world_size=3)
     assert "FM215" in {finding.code for finding in report.findings}
-    assert_holds(
-        load_with_torch(tmp_path / "out"), expected(DATA / "torch-2.3.1" / "mesh.dcp")
-    )
+    assert_holds(load_with_torch(tmp_path / "out"), expected(DATA / "torch-2.3.1" / "mesh.dcp"))
 
 
 def test_composer_stays_composer(tmp_path: Path) -> None:
@@ -253,9 +251,7 @@ def test_composer_to_torch_moves_model_and_optimizer(tmp_path: Path) -> None:
     assert set(got) == {"model", "optim", "state", "rng"}
     for name, tensor in source["state"]["model"].items():
         assert torch.equal(got["model"][name], tensor)
-    assert (
-        got["optim"]["param_groups"] == source["state"]["optimizers"]["AdamW"]["param_groups"]
-    )
+    assert got["optim"]["param_groups"] == source["state"]["optimizers"]["AdamW"]["param_groups"]
     kept = {finding.subject for finding in report.findings if finding.code == "FM214"}
     assert {"state.timestamp", "rng"} <= kept
     assert verify_checkpoints(COMPOSER, tmp_path / "out").is_same
@@ -315,9 +311,7 @@ def test_any_tensor_survives(tmp_path: Path) -> None:
         for name in [*names.split(), "uint16", "uint32", "uint64"]
     }
     tensors["empty"] = torch.zeros(0, 3)
-    tensors["channels_last"] = torch.arange(48.0).reshape(2, 2, 3, 4).to(
-        memory_format=torch.channels_last
-    )
+    tensors["channels_last"] = torch.arange(48.0).reshape(2, 2, 3, 4).to(memory_format=torch.channels_last)
     tensors["transposed"] = torch.arange(12.0).reshape(3, 4).t()
     tensors["expanded"] = torch.arange(3.0)[:, None].expand(3, 4)
     tensors["slice"] = torch.arange(40.0)[3:7]
@@ -328,6 +322,8 @@ def test_any_tensor_survives(tmp_path: Path) -> None:
         assert got[name].dtype == tensor.dtype
         ours, theirs = got[name].contiguous(), tensor.contiguous()
         assert ours.shape == theirs.shape
-        assert ours.numpy(force=True).tobytes() == theirs.numpy(force=True).tobytes() if (
-            ours.dtype in (torch.float32, torch.int64)
-        ) else torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+        assert (
+            ours.numpy(force=True).tobytes() == theirs.numpy(force=True).tobytes()
+            if (ours.dtype in (torch.float32, torch.int64))
+            else torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+        )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,8 +22,6 @@ from fsdp_migrate.checkpoint_convert import (
     plan_conversion,
     verify_checkpoints,
 )
-from fsdp_migrate.checkpoint_convert.items import TensorBytes
-from fsdp_migrate.checkpoint_convert.metadata import Chunk, TensorEntry
 from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
 from fsdp_migrate.errors import (
     CheckpointError,
@@ -44,6 +41,14 @@ from tests.checkpoint.samples import (
     rename_keys,
     save_with_torch,
 )
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fsdp_migrate.checkpoint_convert.items import TensorBytes
+    from fsdp_migrate.checkpoint_convert.metadata import Chunk, TensorEntry
 
 
 KEY = "model.blocks.0.up.weight"
@@ -229,9 +234,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("edit", "match"), LIES, ids=lambda value: getattr(value, "__name__", ""))
-def test_metadata_that_lies(
-    edit: Callable[[Metadata], None], match: str, tmp_path: Path
-) -> None:
+def test_metadata_that_lies(edit: Callable[[Metadata], None], match: str, tmp_path: Path) -> None:
     source = edit_metadata(copy_of(PLAIN, tmp_path), edit)
     message = refuse(source, tmp_path, match, CheckpointFormatError)
     assert KEY in message or edit is _share_bytes
@@ -288,9 +291,7 @@ def test_a_damaged_item_is_an_error(at: int, tmp_path: Path) -> None:
     assert_nothing_left(tmp_path, "copy")
 
 
-def test_a_source_that_shrinks_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_shrinks_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = copy_of(PLAIN, tmp_path)
     locate = TensorSource.locate
 
@@ -423,9 +424,7 @@ def test_any_other_file_is_no_checkpoint(tmp_path: Path) -> None:
         (["config.json", "model.safetensors"], "Hugging Face"),
     ],
 )
-def test_folders_of_other_kinds_say_what_they_are(
-    names: list[str], match: str, tmp_path: Path
-) -> None:
+def test_folders_of_other_kinds_say_what_they_are(names: list[str], match: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for name in names:
         (tmp_path / "other" / name).write_bytes(b"x")

@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
@@ -35,6 +34,10 @@ from tests.checkpoint.samples import (
     contents,
     copy_of,
 )
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -93,9 +96,7 @@ def test_a_full_disk_leaves_nothing(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_disk_that_is_really_full(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_really_full(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Path.open
 
     def open_full(self: Path, *args: Any, **kwargs: Any) -> Any:
@@ -239,9 +240,7 @@ def test_folders_above_the_output_are_made_and_unmade(source: Path, tmp_path: Pa
     convert_checkpoint(source, tmp_path / "a" / "b" / "out")
     assert verify_checkpoints(source, tmp_path / "a" / "b" / "out").is_same
     with pytest.raises(KeyboardInterrupt):
-        convert_checkpoint(
-            source, tmp_path / "c" / "d" / "out", progress=_Interrupted(KeyboardInterrupt())
-        )
+        convert_checkpoint(source, tmp_path / "c" / "d" / "out", progress=_Interrupted(KeyboardInterrupt()))
     assert_nothing_left(tmp_path, "source", "a")
 
 
@@ -341,4 +340,4 @@ def test_reading_opens_no_more_files_than_it_must(tmp_path: Path) -> None:
         start = time.monotonic()
         convert_checkpoint(wide, tmp_path / str(number), world_size=3)
         assert time.monotonic() - start < 20
-    assert len(os.listdir("/proc/self/fd")) < 200
+    assert len(list(Path("/proc/self/fd").iterdir())) < 200

@@ -70,7 +70,7 @@ def load_fsdp2(folder: str) -> Flat:
     fully_shard(model, mesh=mesh)
     optimizer = _optimizer(model)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {
+    state: dict[str, Any] = {
         "model": model_state,
         "optimizer": optimizer_state,
         "progress": {"step": 0, "names": ["", ""], "seen": torch.zeros(5, dtype=torch.int64)},
@@ -84,14 +84,14 @@ def load_fsdp2(folder: str) -> Flat:
         optim_state_dict=state["optimizer"],
     )
     found: Flat = {f"model.{name}": _full(value) for name, value in model.state_dict().items()}
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, moments in optimizer.state.items():
         for moment, value in moments.items():
             found[f"optimizer.{names[parameter]}.{moment}"] = _full(value)
     found["lr"] = [group["lr"] for group in optimizer.param_groups]
     found["decay"] = [group["weight_decay"] for group in optimizer.param_groups]
-    found["progress"] = (state["progress"]["step"], state["progress"]["names"])  # type: ignore[index]
-    found["seen"] = state["progress"]["seen"]  # type: ignore[index]
+    found["progress"] = (state["progress"]["step"], state["progress"]["names"])
+    found["seen"] = state["progress"]["seen"]
     found["seed"] = state["seed"]
     return found
 

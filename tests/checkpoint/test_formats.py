@@ -1,0 +1,273 @@
+"""The bytes that are written and read without torch, held against torch itself."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import sys
+import warnings
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from fsdp_migrate.checkpoint_convert import torch_zip_writer
+from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
+from fsdp_migrate.checkpoint_convert.item_values import TensorValue
+from fsdp_migrate.checkpoint_convert.items import load_item, tensor_bytes
+from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Chunk, Entry, Stored, TensorEntry
+from fsdp_migrate.checkpoint_convert.metadata_reader import read_metadata
+from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.reshard import shard_boxes
+from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
+from fsdp_migrate.checkpoint_convert.torch_zip_writer import tensor_archive
+from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
+from tests.checkpoint.samples import DATA, GOLDEN
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+SHAPES: list[tuple[int, ...]] = [(), (0,), (3,), (5, 7), (0, 3), (2, 3, 4, 5), (70_000,)]
+HERE = [name for name in DTYPES if hasattr(torch, name)]
+
+
+def open_zip(data: bytes) -> TorchZip:
+    return TorchZip(lambda start, count: data[start : start + count], 0, len(data), where="an item")
+
+
+def saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def sample(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
+    if tensor.numel():
+        top = 2 if dtype == "bool" else 256
+        raw = tensor.view(-1).view(torch.uint8)
+        raw.copy_(torch.randint(0, top, raw.shape, dtype=torch.uint8))
+    return tensor
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    flat = tensor.contiguous().view(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+
+
+def write(tensor: torch.Tensor) -> bytes:
+    archive = tensor_archive(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    data = raw(tensor)
+    item = archive.head + data + archive.tail(zlib.crc32(data))
+    assert (len(item), len(data)) == (archive.length, archive.payload)
+    return item
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", HERE)
+def test_torch_loads_the_tensors_that_we_write(dtype: str, shape: tuple[int, ...]) -> None:
+    tensor = sample(dtype, shape)
+    item = write(tensor)
+    loaded = torch.load(io.BytesIO(item), weights_only=True)
+    assert (loaded.shape, loaded.dtype, loaded.stride()) == (shape, tensor.dtype, tensor.stride())
+    assert raw(loaded) == raw(tensor)
+    assert zipfile.ZipFile(io.BytesIO(item)).testzip() is None
+
+
+@pytest.mark.parametrize("dtype", HERE)
+def test_we_read_the_tensors_that_torch_writes(dtype: str) -> None:
+    tensor = sample(dtype, (5, 7))
+    archive = open_zip(saved(tensor))
+    value = load_item(archive)
+    assert isinstance(value, TensorValue)
+    found = tensor_bytes(archive, value, "f")
+    assert (found.dtype, found.shape, found.strides) == (dtype, (5, 7), None)
+    assert archive.read("data/0") == raw(tensor)
+    archive.check_crc("data/0")
+
+
+@pytest.mark.parametrize("limit", [10, 200, 1000])
+def test_archives_beyond_four_gigabytes_are_written_in_the_wide_form(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.arange(400.0)
+    monkeypatch.setattr(torch_zip_writer, "_LIMIT32", limit)
+    archive = tensor_archive("float32", (400,))
+    item = archive.head + raw(tensor) + archive.tail(zlib.crc32(raw(tensor)))
+    assert len(item) == archive.length
+    monkeypatch.undo()
+    # A real reader looks for 0xFFFFFFFF, so put that where the small limit stands.
+    wide = item.replace(limit.to_bytes(4, "little"), b"\xff" * 4) if limit == 1000 else None
+    if wide is not None:
+        assert torch.equal(torch.load(io.BytesIO(wide), weights_only=True), tensor)
+        assert open_zip(wide).read("data/0") == raw(tensor)
+
+
+@pytest.mark.slow
+def test_a_tensor_beyond_four_gigabytes_is_read_by_torch(tmp_path: Path) -> None:
+    size = (1 << 32) + 64
+    archive = tensor_archive("uint8", (size,))
+    with (tmp_path / "item").open("wb") as file:
+        file.write(archive.head)
+        file.seek(size - 2, 1)
+        file.write(b"\x05\x07")
+        file.write(archive.tail(0))
+    assert (tmp_path / "item").stat().st_size == archive.length
+    loaded = torch.load(tmp_path / "item", weights_only=True, mmap=True)
+    assert (loaded.shape, loaded[-1].item(), loaded[-2].item()) == ((size,), 7, 5)
+    with (tmp_path / "item").open("rb") as item:
+
+        def read(start: int, count: int) -> bytes:
+            item.seek(start)
+            return item.read(count)
+
+        ours = TorchZip(read, 0, archive.length, where="an item")
+        assert read(ours.position("data/0") + size - 1, 1) == b"\x07"
+
+
+@pytest.mark.parametrize("cut", [1, 10, 100, 500])
+def test_cut_archives_are_errors(cut: int) -> None:
+    data = saved(torch.ones(3))
+    with pytest.raises(CheckpointFormatError, match="an item"):
+        open_zip(data[:-cut]).read("data/0")
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_damaged_archives_are_errors_and_no_crash(data: st.DataObject) -> None:
+    damaged = bytearray(saved([torch.ones(3), {"a": 1}]))
+    for _ in range(data.draw(st.integers(1, 6))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        archive = open_zip(bytes(damaged))
+        load_item(archive)
+        for name in archive.records:
+            archive.check_crc(name)
+    except (CheckpointFormatError, UnsupportedFeatureError):
+        pass
+
+
+def test_compressed_and_big_endian_archives_are_refused() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"x" * 1000)
+    with pytest.raises(UnsupportedFeatureError, match="compressed"):
+        open_zip(buffer.getvalue())
+    with pytest.raises(UnsupportedFeatureError, match="byte order"):
+        open_zip(saved(torch.ones(3)).replace(b"little", b"big!!!"))
+
+
+dimensions = st.lists(st.integers(0, 6), max_size=3).map(tuple)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300)
+
+
+@st.composite
+def entry_lists(draw: st.DrawFn) -> list[Entry]:
+    entries: dict[str, Entry] = {}
+    offset = 0
+    for key in draw(st.lists(names, max_size=6, unique=True)):
+        path = draw(st.just((key,)) | st.none()) if "." not in key else (key,)
+        if draw(st.booleans()):
+            entries[key] = BytesEntry(key, path, Stored("f", offset, 9))
+            offset += 9
+            continue
+        shape, dtype = draw(dimensions), draw(st.sampled_from(HERE))
+        chunks = []
+        for offsets, sizes in shard_boxes(shape, draw(st.integers(1, 4))):
+            length = draw(st.integers(10_000, 1 << 40))
+            chunks.append(Chunk(offsets, sizes, Stored("f", offset, length)))
+            offset += length
+        grad = draw(st.booleans())
+        entries[key] = TensorEntry(key, path, dtype, shape, tuple(chunks), grad)
+    return list(entries.values())
+
+
+@given(entry_lists())
+@settings(max_examples=100, deadline=None)
+def test_metadata_reads_back_as_it_was_written(entries: list[Entry]) -> None:
+    data = write_metadata(entries, checkpoint_id="here")
+    found = read_metadata(data, {"f": 1 << 50}, where="there")
+    assert list(found.entries.values()) == entries
+    loaded = pickle.loads(data)
+    assert list(loaded.state_dict_metadata) == [entry.key for entry in entries]
+    for entry in entries:
+        kind = loaded.state_dict_metadata[entry.key]
+        if isinstance(entry, TensorEntry):
+            assert kind.properties.dtype == getattr(torch, entry.dtype)
+            assert kind.properties.requires_grad is entry.requires_grad
+            assert kind.size == torch.Size(entry.shape)
+    # What we write, torch writes again without loss.
+    again = read_metadata(pickle.dumps(loaded), {"f": 1 << 50}, where="there")
+    assert again.entries == found.entries
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_our_metadata_of_a_genuine_checkpoint_is_torchs_own(name: str) -> None:
+    data = (DATA / name / ".metadata").read_bytes()
+    files = {path.name: path.stat().st_size for path in (DATA / name).iterdir()}
+    found = read_metadata(data, files, where=name)
+    ours = pickle.loads(write_metadata(list(found.entries.values()), checkpoint_id="x"))
+    if "2.15" in name:
+        with pytest.raises(ValueError, match="too many values"):
+            pickle.loads(data)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = pickle.loads(data)
+    # Before torch 2.3 the class of the properties was another one of the same name.
+    assert repr(ours.state_dict_metadata) == repr(theirs.state_dict_metadata)
+    assert ours.planner_data == theirs.planner_data
+    assert ours.storage_data == theirs.storage_data
+
+
+def test_metadata_of_early_python_3_11_names_enum_members_by_getattr() -> None:
+    data = (DATA / "torch-2.13.0" / "plain.dcp" / ".metadata").read_bytes()
+    old = b"\x8c\x14_MEM_FORMAT_ENCODING\x94\x93\x94K\x00\x85\x94R\x94"
+    new = b"\x8c\x14_MEM_FORMAT_ENCODING\x94\x93\x94\x8c\x17TORCH_CONTIGUOUS_FORMAT\x86\x94R\x94"
+    assert old in data
+    # `getattr` goes in front, where nothing is memoised: the numbers of the memo stay as they are.
+    start = data.index(old)
+    place = data.rindex(b"h\x00", 0, start)
+    changed = data[:place] + b"cbuiltins\ngetattr\n" + data[place:start] + new + data[start + len(old) :]
+    unframed = changed[:2] + changed[11:]
+    files = {"__0_0.distcp": 1 << 40, "__1_0.distcp": 1 << 40}
+    assert read_metadata(unframed, files, where="x").entries == read_metadata(data, files, where="x").entries
+
+
+def test_torch_is_not_imported_but_for_casts(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from fsdp_migrate.checkpoint_convert import *\n"
+        "source, out = sys.argv[1:3]\n"
+        "inspect_checkpoint(source, deep=True)\n"
+        "convert_checkpoint(source, out + '1')\n"
+        "convert_checkpoint(source, out + '2', world_size=4)\n"
+        "convert_checkpoint(source, out + '3', weights_only=True)\n"
+        "assert verify_checkpoints(source, out + '2').is_same\n"
+        "assert 'torch' not in sys.modules\n"
+        "convert_checkpoint(source, out + '4', dtype='bf16')\n"
+        "assert 'torch' in sys.modules\n"
+    )
+    source = str(DATA / "torch-2.13.0" / "plain.dcp")
+    subprocess.run([sys.executable, "-c", code, source, str(tmp_path / "out")], check=True)
+
+
+def test_docstrings_say_what_happens() -> None:
+    import doctest
+    import importlib
+    import pkgutil
+
+    import fsdp_migrate.checkpoint_convert as package
+
+    tried = 0
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        result = doctest.testmod(importlib.import_module(module.name), optionflags=doctest.ELLIPSIS)
+        assert result.failed == 0, module.name
+        tried += result.attempted
+    assert tried >= 50

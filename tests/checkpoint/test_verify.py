@@ -1,0 +1,127 @@
+"""Comparing finds what differs, and only that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from fsdp_migrate.checkpoint_convert import verify_checkpoints
+from tests.checkpoint.samples import FLAT, PLAIN, save_with_torch
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fsdp_migrate.checkpoint_convert.progress import ProgressEvent
+
+
+def state() -> dict[str, Any]:
+    return {
+        "model": {"w": torch.arange(12.0).reshape(3, 4), "n": torch.tensor(3)},
+        "optim": {"state": {"w": {"exp_avg": torch.ones(3, 4)}}, "param_groups": [{"params": ["w"]}]},
+        "step": 7,
+        "rate": 0.1,
+        "nested": {"when": [1, (2.5, None)], "names": ["a", "b"], "tensor": [torch.ones(2)]},
+    }
+
+
+def compare(tmp_path: Path, other: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
+    save_with_torch(state(), tmp_path / "a")
+    save_with_torch(other, tmp_path / "b")
+    report = verify_checkpoints(tmp_path / "a", tmp_path / "b", **options)
+    assert report.is_same == (not report.differences)
+    return [(difference.key, difference.kind) for difference in report.differences]
+
+
+def test_the_same_is_the_same(tmp_path: Path) -> None:
+    assert compare(tmp_path, state()) == []
+
+
+def change(path: str, value: Any) -> dict[str, Any]:
+    changed = state()
+    *parents, last = path.split("/")
+    inner: Any = changed
+    for parent in parents:
+        inner = inner[parent]
+    inner[last] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "found"),
+    [
+        ("model/w", torch.arange(12.0).reshape(4, 3), ("model.w", "shape")),
+        ("model/w", torch.arange(12).reshape(3, 4), ("model.w", "dtype")),
+        ("model/n", 3, ("model.n", "kind")),
+        ("model/n", torch.tensor(4), ("model.n", "value")),
+        ("step", 8, ("step", "value")),
+        ("step", 7.0, ("step", "value")),
+        ("step", True, ("step", "value")),
+        ("rate", 0.1 + 1e-17 + 2e-17, ("rate", "value")),
+        ("nested/when", [1, (2.5, 0)], ("nested.when", "value")),
+        ("nested/when", [1, [2.5, None]], ("nested.when", "value")),
+        ("nested/names", ["a"], ("nested.names", "value")),
+        ("nested/names", ["b", "a"], ("nested.names", "value")),
+        ("optim/param_groups", [{"params": ["v"]}], ("optim.param_groups.0.params", "value")),
+    ],
+)
+def test_each_difference_is_named(path: str, value: Any, found: tuple[str, str], tmp_path: Path) -> None:
+    assert compare(tmp_path, change(path, value)) == [found]
+
+
+def test_the_first_element_that_differs_is_given(tmp_path: Path) -> None:
+    other = state()
+    other["model"]["w"][1, 2] = -1
+    other["model"]["w"][2, 0] = -1
+    save_with_torch(state(), tmp_path / "a")
+    save_with_torch(other, tmp_path / "b")
+    (difference,) = verify_checkpoints(tmp_path / "a", tmp_path / "b").differences
+    assert difference.index == (1, 2)
+    assert "[1, 2]" in difference.message
+
+
+def test_bits_count_and_not_values(tmp_path: Path) -> None:
+    for number, (one, other, same) in enumerate([(0.0, -0.0, False), (float("nan"), float("nan"), True)]):
+        folders = [tmp_path / f"{number}{side}" for side in "ab"]
+        for value, folder in zip((one, other), folders, strict=True):
+            save_with_torch({"model": {"w": torch.tensor([value])}, "x": value}, folder)
+        report = verify_checkpoints(*folders)
+        assert {d.key for d in report.differences} == (set() if same else {"model.w", "x"})
+
+
+def test_entries_of_one_side_are_named(tmp_path: Path) -> None:
+    other = state()
+    del other["step"]
+    other["more"] = 1
+    assert compare(tmp_path, other) == [("step", "missing"), ("more", "extra")]
+
+
+def test_enough_is_enough(tmp_path: Path) -> None:
+    save_with_torch({"model": {str(n): torch.tensor(n) for n in range(50)}}, tmp_path / "a")
+    save_with_torch({"model": {str(n): torch.tensor(-1) for n in range(50)}}, tmp_path / "b")
+    report = verify_checkpoints(tmp_path / "a", tmp_path / "b", max_differences=3)
+    assert (len(report.differences), report.is_complete) == (3, False)
+
+
+def test_wrapped_names_count_as_the_same_and_are_said(tmp_path: Path) -> None:
+    wrapped = state()
+    wrapped["model"] = {f"_orig_mod.{name}": value for name, value in wrapped["model"].items()}
+    wrapped["optim"]["param_groups"][0]["params"] = ["_orig_mod.w"]
+    save_with_torch(state(), tmp_path / "a")
+    save_with_torch(wrapped, tmp_path / "b")
+    report = verify_checkpoints(tmp_path / "a", tmp_path / "b")
+    assert report.is_same
+    assert report.renamed == {"model._orig_mod.w": "model.w", "model._orig_mod.n": "model.n"}
+
+
+def test_the_same_run_saved_in_two_ways_is_the_same() -> None:
+    # The golden runs start from one seed; only `use_orig_params` differs.
+    assert verify_checkpoints(PLAIN, FLAT).is_same
+
+
+def test_progress_ends_at_all_bytes() -> None:
+    events: list[ProgressEvent] = []
+    report = verify_checkpoints(PLAIN, PLAIN, progress=events.append)
+    assert events[-1].done_bytes == events[-1].total_bytes == report.nbytes
