@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _end_on_signals():
             result = app(arguments, prog_name="fsdp-migrate", standalone_mode=False)
-        if result == 130:  # newer typers make this of KeyboardInterrupt, older ones Abort
-            raise KeyboardInterrupt
     except BaseException as error:  # torch's CheckpointException is no Exception
         return _report(error, arguments)
+    if result == 130:  # what newer versions of typer make of KeyboardInterrupt; older ones raise Abort
+        return _report(KeyboardInterrupt(), arguments)
     return result if isinstance(result, int) else 0
 
 

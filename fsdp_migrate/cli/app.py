@@ -5,6 +5,7 @@ The library is imported inside the commands, so that ``--help`` does not wait fo
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from pathlib import Path  # noqa: TC003 - typer reads annotations when the program runs
 from typing import Annotated, Any
@@ -54,6 +55,15 @@ class Link(str, Enum):
 
 Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, not a report.")]
+
+
+def _refuse_torchrun() -> None:
+    """Raise where torchrun started several of this process: they would all write the same output."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        from fsdp_migrate.errors import UnsupportedFeatureError
+
+        msg = "Converting under torchrun is not supported yet. Run `fsdp-migrate convert` by itself, once."
+        raise UnsupportedFeatureError(msg, feature="convert under torchrun")
 
 
 def _show_version(wanted: bool) -> None:
@@ -154,6 +164,7 @@ def convert(
     from fsdp_migrate.cli import render
     from fsdp_migrate.findings import raise_on_findings
 
+    _refuse_torchrun()
     wanted: dict[str, Any] = {
         "to": to.value,
         "world_size": world_size,

@@ -183,3 +183,13 @@ def test_the_library_knows_every_word_of_the_command(
     else:
         with pytest.raises(UnsupportedFeatureError, match=to.value):
             plan_conversion(inspect_checkpoint(clean), **wanted)
+
+
+def test_torchrun_is_refused_by_name(
+    clean: Path, tmp_path: Path, run_json: RunJson, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, document = run_json("convert", clean, tmp_path / "out")
+    assert (code, document["error"]["feature"]) == (1, "convert under torchrun")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,56 @@
+"""Runs every script in examples/."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.rank_bodies import checkpoints
+from tests.ranks import ROOT, run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+EXAMPLES = ROOT / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def run(*arguments: object) -> str:
+    result = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def losses(*arguments: object) -> list[str]:
+    return re.findall(r"loss (\S+)", run(*TORCHRUN, EXAMPLES / "train.py", *arguments))
+
+
+def test_every_example_is_listed() -> None:
+    listed = re.findall(r"^\| \[(\S+)\]\(\1\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.slow
+def test_train_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+    first, second = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
+    assert len(losses("--fsdp", 1, "--save", first)) == 3
+    run("-m", "fsdp_migrate", "convert", first, second)
+    expected = losses("--fsdp", 1, "--load", first)
+    assert len(expected) == 3
+    assert losses("--fsdp", 2, "--load", second) == expected
+
+
+def test_take_over(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    run_ranks(checkpoints.save_fsdp1, str(source), "_orig_mod.")
+    output = run(EXAMPLES / "take_over.py", source, tmp_path / "out")
+    assert output.splitlines()[0].endswith(": relink")
+    assert output.splitlines()[-1] == "identical"
