@@ -157,8 +157,8 @@ def convert(
 ) -> int:
     """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
 
-    CKPT is never written to. OUT appears whole or not at all. Without OUT nothing is written either, and the
-    answer is whether FSDP2 loads CKPT as it is.
+    CKPT is never written to. OUT appears whole or not at all. Without OUT
+    the answer is whether FSDP2 loads CKPT as it is.
     """
     from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, plan_conversion
     from fsdp_migrate.cli import render

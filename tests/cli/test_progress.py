@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -33,7 +34,7 @@ def test_short_work_says_nothing_in_a_file() -> None:
 
 def test_long_work_says_how_far_it_is_and_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 1.0, 20.0, 40.0))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     assert shown(EVENTS, terminal=False).splitlines() == [
         "writing: 1.0 MB of 4.0 MB, 50.0 kB/s, 60 s left",
         "writing: 4.0 MB of 4.0 MB, 100.0 kB/s, 0 s left",
