@@ -7,8 +7,13 @@
     ├── ModelError (ValueError)                      a model that cannot be sharded as asked
     ├── OptimizerError (ValueError)                  an optimizer that does not belong to the model
     ├── ProcessGroupError (RuntimeError)             no process group, or one that does not fit
+    ├── ModelStateError (RuntimeError)               a model in no state for what was asked
     ├── FindingsError (ValueError)                   findings that the caller asked to treat as errors
+    ├── MicrobatchError (ValueError)                 microbatches that cannot be run
     ├── RankError (RuntimeError)                     a process of a launched group failed
+    │   ├── BatchError                               a rank failed within a batch, and every rank stopped
+    │   │   └── BatchOutOfMemoryError (MemoryError)  for lack of memory; a smaller microbatch may do
+    │   └── RanksDivergedError                       the ranks did not do the same collectives
     └── CheckpointError
         ├── CheckpointNotFoundError (FileNotFoundError)
         ├── CheckpointFormatError (ValueError)       unreadable, corrupt, or not a checkpoint of a known kind
@@ -28,7 +33,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fsdp_migrate.findings import Finding
 
@@ -76,6 +81,10 @@ class ProcessGroupError(FSDPMigrateError, RuntimeError):
     """No process group, or one that does not fit the arguments."""
 
 
+class ModelStateError(FSDPMigrateError, RuntimeError):
+    """A model in no state for what was asked: in the middle of a forward, summoned, not finite."""
+
+
 class FindingsError(FSDPMigrateError, ValueError):
     """Findings that stop the work: refused ones always, changed ones under ``strict``.
 
@@ -88,8 +97,32 @@ class FindingsError(FSDPMigrateError, ValueError):
         self.strict = strict
 
 
+class MicrobatchError(FSDPMigrateError, ValueError):
+    """Microbatches that cannot be run: none on any rank, or other settings on other ranks."""
+
+
 class RankError(FSDPMigrateError, RuntimeError):
     """A process of a launched group failed."""
+
+
+class BatchError(RankError):
+    """A rank failed within a batch, so that every rank stopped. ``reasons`` says why, by rank."""
+
+    def __init__(self, message: str, *, reasons: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons)
+
+
+class BatchOutOfMemoryError(BatchError, MemoryError):
+    """Ranks ran out of memory within a batch, and none failed for another reason."""
+
+
+class RanksDivergedError(RankError):
+    """Ranks were about to do different collectives; ``operations`` says which, by rank."""
+
+    def __init__(self, message: str, *, operations: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.operations = dict(operations)
 
 
 class CheckpointError(FSDPMigrateError):
@@ -114,9 +147,7 @@ class UnsafePickleError(CheckpointFormatError):
     ``global_name`` is what it asked for, or None where an opcode is to blame.
     """
 
-    def __init__(
-        self, message: str, *, path: object = None, global_name: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, path: object = None, global_name: str | None = None) -> None:
         super().__init__(message, path=path)
         self.global_name = global_name
 

@@ -10,13 +10,20 @@ import copy
 import importlib
 import inspect
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    ActivationWrapper,
+    checkpoint_wrapper,
+    offload_wrapper,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor
 
 
 if TYPE_CHECKING:
@@ -77,6 +84,46 @@ def copy_without_children(module: nn.Module) -> nn.Module:
     for table in ("_parameters", "_buffers"):
         vars(twin)[table] = copy.deepcopy(vars(module)[table])
     return twin
+
+
+def is_wrap_policy(choice: Any) -> bool:
+    """Tell one of FSDP1's auto-wrap policies, or a callable of the same arguments, from other callables."""
+    if hasattr(choice, "_run_policy"):
+        return True
+    try:
+        parameters = inspect.signature(choice).parameters
+    except (TypeError, ValueError):
+        return False
+    return {"recurse", "nonwrapped_numel"} <= set(parameters)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether a module is compiled: in place, or as the wrapper of ``torch.compile`` (2.6 to 2.15)."""
+    return "_orig_mod" in vars(module)["_modules"] or module._compiled_call_impl is not None
+
+
+def checkpoint_wrapped(model: nn.Module) -> set[nn.Module]:
+    """Return torch's wrappers of activation checkpointing, and what they wrap (2.6 to 2.15)."""
+    wrappers = [module for module in model.modules() if isinstance(module, ActivationWrapper)]
+    return {module for each in wrappers for module in (each, each._checkpoint_wrapped_module)}
+
+
+def read_checkpoint_wrapper(wrapper: Any) -> dict[str, Any] | None:
+    """Return the options in a ``checkpoint_wrapper``, ``offload_wrapper`` or partial of one; else None."""
+    bound: dict[str, Any] = {}
+    while isinstance(wrapper, partial):
+        bound = {**wrapper.keywords, **bound}
+        wrapper = wrapper.func
+    if wrapper is offload_wrapper:
+        return {"recompute": False, "offload_to_cpu": True}
+    if wrapper is not checkpoint_wrapper:
+        return None
+    return {key: value for key, value in bound.items() if value is not None}
+
+
+def base_of_view(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor that a view is a view of, or None."""
+    return tensor._base
 
 
 def shard_modules(modules: list[nn.Module], arguments: Mapping[str, Any]) -> list[FSDPModule]:
@@ -151,7 +198,7 @@ def _sums_instead_of_averaging(group: dist.ProcessGroup) -> bool:
 
 def _replace_division() -> None:
     """Replace, once, what torch 2.6 and 2.7 use to average (``_fsdp_collectives``, ``_fsdp_param_group``)."""
-    collectives, param_group = _private("_fsdp_collectives"), _private("_fsdp_param_group")
+    collectives, param_group = fsdp2_internals("_fsdp_collectives"), fsdp2_internals("_fsdp_param_group")
     factors: Callable[..., Any] = collectives._get_gradient_divide_factors
     if getattr(factors, "mended_by_fsdp_migrate", False):
         return
@@ -179,7 +226,8 @@ def _replace_division() -> None:
     param_group.foreach_reduce = reduce_without_event
 
 
-def _private(name: str) -> Any:
+def fsdp2_internals(name: str) -> Any:
+    """Return one of the modules of which FSDP2 is made (2.6 to 2.15)."""
     return importlib.import_module(f"torch.distributed.fsdp._fully_shard.{name}")
 
 
@@ -191,7 +239,7 @@ def mend_fsdp2_on_cpu(device_type: str) -> None:
     """
     if device_type != "cpu" or hasattr(torch.cpu.Stream, "record_event"):
         return
-    param_group = _private("_fsdp_param_group")
+    param_group = fsdp2_internals("_fsdp_param_group")
     copy_out: Callable[..., Any] = param_group.foreach_all_gather_copy_out
 
     preserve_version = importlib.import_module("torch.autograd")._unsafe_preserve_version_counter
@@ -208,3 +256,83 @@ def mend_fsdp2_on_cpu(device_type: str) -> None:
     param_group.foreach_all_gather_copy_out = quiet_copy_out
     setattr(torch.cpu.Stream, "record_event", do_nothing)  # noqa: B010 - absent there, so mypy knows none
     setattr(torch.cpu.Stream, "wait_event", do_nothing)  # noqa: B010
+
+
+def parameter_groups(unit: FSDPModule) -> list[Any]:
+    """Return what a unit shards together: one group up to torch 2.12, one for each mesh since."""
+    state = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    return list(groups)
+
+
+def gradient_sync(unit: FSDPModule) -> tuple[bool, bool] | None:
+    """Return whether a unit reduces gradients at all, and over replicas; None where it has none (2.6 to 2.15).
+
+    ``set_requires_gradient_sync`` and ``set_requires_all_reduce`` set them; torch has nothing that reads them.
+    """
+    groups = parameter_groups(unit)
+    return (groups[0].reduce_grads, groups[0].all_reduce_grads) if groups else None
+
+
+def is_idle(unit: FSDPModule) -> bool:
+    """Tell whether a unit is in no forward and in no backward (2.6 to 2.15)."""
+    name: str = unit._get_fsdp_state()._training_state.name
+    return name == "IDLE"
+
+
+def scale_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply plain tensors of one device and dtype by a scalar of the same, in few kernels."""
+    torch._foreach_mul_(tensors, factor)
+
+
+class AgreeingGradScaler(torch.amp.GradScaler):
+    """A ``GradScaler`` whose ranks agree on whether there was an overflow, whatever the gradients are.
+
+    torch's own asks the mesh of the first gradient of each dtype, and fails where plain gradients are among
+    DTensors; gradients on other meshes, and plain ones, are not agreed on (2.6 to 2.15). This one unscales
+    local tensors and makes one all-reduce. As FSDP1's scaler does, it takes float16 gradients.
+    ``_unscale_grads_`` is what ``unscale_`` calls, and what ``step`` calls for fused optimizers (2.6 to 2.15).
+    """
+
+    def __init__(self, device: str, *, process_group: dist.ProcessGroup | None, **options: Any) -> None:
+        super().__init__(device, **options)
+        self.process_group = process_group
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, torch.Tensor]:
+        del allow_fp16
+        alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        with torch.no_grad():
+            for grad in _local_gradients(optimizer):
+                alike.setdefault((grad.device, grad.dtype), []).append(grad)
+            found = {found_inf.device: found_inf}
+            for (device, _), grads in alike.items():
+                flag = found.setdefault(device, found_inf.to(device, copy=True))
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inv_scale.to(device))
+            agreed = torch.stack([flag.to(found_inf.device) for flag in found.values()]).amax()
+            dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self.process_group)
+            for flag in found.values():
+                flag.copy_(agreed)
+        # torch adds the flags of all devices up; one is enough, and they are equal.
+        return found
+
+
+def _local_gradients(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            if param.grad.is_sparse:
+                param.grad = param.grad.coalesce()
+                yield param.grad._values()
+            elif isinstance(param.grad, DTensor):
+                yield param.grad.to_local()
+            else:
+                yield param.grad
