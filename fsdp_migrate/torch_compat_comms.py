@@ -121,19 +121,24 @@ class ParameterGroup:
             group.unshard(False)  # sharded over one rank: nothing is sent
             group.wait_for_unshard()
         unexpected = []
+        dtypes = {grad.dtype for param in self.parameters if (grad := _pending_gradient(param)) is not None}
         for param, is_used in zip(self.parameters, used, strict=True):
             if _pending_gradient(param) is not None:
                 unexpected += [] if is_used else [str(param._param_fqn)]
             elif is_used:
-                param._unsharded_param.grad = torch.zeros_like(param._unsharded_param)
+                _set_zero_gradient(param, next(iter(dtypes), None))
         if not unexpected:
             group.post_backward()
         return unexpected
 
+    def reshard(self) -> None:
+        """Free the gathered parameters, if there are any."""
+        self._group._to_sharded()
+
     def forget(self) -> None:
         """Drop gradients that wait for a reduction, and gathered parameters."""
         for param in self.parameters:
-            if not isinstance(inspect.getattr_static(param, "unsharded_accumulated_grad", None), property):
+            if _accumulates_apart(param):
                 param.unsharded_accumulated_grad = None
             if hasattr(param, "_unsharded_param"):
                 param._unsharded_param.grad = None
@@ -141,6 +146,20 @@ class ParameterGroup:
         self._group._to_sharded()
         for param in self.parameters:
             param.free_unsharded_param()  # what a gather that broke off had allocated
+
+
+def _accumulates_apart(param: Any) -> bool:
+    """Tell whether gradients that wait in another dtype than theirs have a place of their own (to 2.14)."""
+    return not isinstance(inspect.getattr_static(param, "unsharded_accumulated_grad", None), property)
+
+
+def _set_zero_gradient(param: Any, dtype: torch.dtype | None) -> None:
+    """Give a parameter a gradient of zeros, in the dtype of the others that wait in its group."""
+    whole = param._unsharded_param
+    if dtype in {None, whole.dtype} or not _accumulates_apart(param):
+        whole.grad = torch.zeros_like(whole)
+    else:
+        param.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=dtype)
 
 
 def _pending_gradient(param: Any) -> torch.Tensor | None:
