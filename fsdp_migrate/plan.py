@@ -14,6 +14,7 @@ from fsdp_migrate import resolve
 from fsdp_migrate.check import check_model, check_units
 from fsdp_migrate.config import FSDP1Config, FSDP2Config, SizeWrap
 from fsdp_migrate.errors import ConfigError, ProcessGroupError, WrapPolicyError
+from fsdp_migrate.estimates import estimate_plan, estimate_unit
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.ignored import resolve_ignored
 from fsdp_migrate.mapping import map_config
@@ -26,6 +27,7 @@ from fsdp_migrate.wrap import WrapRequest, find_units, resolve_classes
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from fsdp_migrate.estimates import PlanBytes
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.tying import TieOwner
     from fsdp_migrate.units import UnitPlan
@@ -54,6 +56,14 @@ class ShardPlan:
         """The unit of the whole model."""
         return self.units[-1]
 
+    @property
+    def bytes(self) -> PlanBytes:
+        """What the whole plan costs."""
+        return estimate_plan(
+            [unit.bytes for unit in self.units if unit.bytes is not None],
+            frees=[unit.frees_after_forward for unit in self.units],
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain JSON data."""
         return {
@@ -65,11 +75,13 @@ class ShardPlan:
                     "grouped": list(unit.grouped),
                     "parameters": list(unit.parameters),
                     "numel": unit.numel,
+                    "bytes": None if unit.bytes is None else asdict(unit.bytes),
                     "reshard_after_forward": unit.reshard_after_forward,
                     "mp_policy": unit.mp_policy.model_dump(),
                 }
                 for unit in self.units
             ],
+            "bytes": self.bytes.as_dict(),
             "ties": [asdict(tie) for tie in self.ties],
             "ignored": list(self.ignored),
             "full_precision": list(self.full_precision),
@@ -156,6 +168,7 @@ def plan_fully_shard(
     more.extend(_trained_ignored(request))
     members = {model.get_submodule(fqn): unit.fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}
     check_units(model, units, request.ignored_params)
+    units = _with_estimates(model, units, config, mesh_shape)
     return ShardPlan(
         units=units,
         config=config,
@@ -169,6 +182,26 @@ def plan_fully_shard(
         ),
         full_precision=tuple(_full_precision_modules(model, config)),
         findings=(*findings, *more),
+    )
+
+
+def _with_estimates(
+    model: nn.Module, units: tuple[UnitPlan, ...], config: FSDP2Config, shape: tuple[int, int]
+) -> tuple[UnitPlan, ...]:
+    named = dict(model.named_parameters(remove_duplicate=False))
+    ranks = shape[0] * shape[1]
+    others = {"shard": (1, ranks), "replicate": (ranks, 1), "hybrid": shape}
+    return tuple(
+        replace(
+            unit,
+            bytes=estimate_unit(
+                [named[name] for name in unit.parameters],
+                unit.mp_policy,
+                shape if unit.config.mesh == config.mesh else others[unit.config.mesh],
+                gathers_again=unit.frees_after_forward,
+            ),
+        )
+        for unit in units
     )
 
 

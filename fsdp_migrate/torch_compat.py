@@ -23,7 +23,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 if TYPE_CHECKING:
@@ -78,11 +78,15 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
-def copy_without_children(module: nn.Module) -> nn.Module:
-    """Copy a module with parameters and buffers of its own, so that changing the copy leaves it alone."""
+def meta_twin(module: nn.Module) -> nn.Module:
+    """Copy a module without what is below it, with parameters and buffers of its own on the meta device."""
     twin = copy.copy(module)
     for table in ("_parameters", "_buffers"):
-        vars(twin)[table] = copy.deepcopy(vars(module)[table])
+        vars(twin)[table] = dict(vars(module)[table])
+    for name, tensor in list(twin.named_parameters(recurse=False)):
+        setattr(twin, name, nn.Parameter(tensor.to("meta").clone(), requires_grad=tensor.requires_grad))
+    for name, tensor in list(twin.named_buffers(recurse=False)):
+        setattr(twin, name, tensor.to("meta").clone())
     return twin
 
 
@@ -124,6 +128,36 @@ def read_checkpoint_wrapper(wrapper: Any) -> dict[str, Any] | None:
 def base_of_view(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor that a view is a view of, or None."""
     return tensor._base
+
+
+class _Writes(TorchDispatchMode):
+    """Records the storages that operations write to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        names = [argument.name for argument in func._schema.arguments]
+        written = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}
+        for name, value in [*zip(names, args, strict=False), *(kwargs or {}).items()]:
+            if name in written and isinstance(value, torch.Tensor):
+                self.storages.add(value.untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))
+
+
+def written_tensors(call: Callable[[], Any], tensors: Mapping[str, torch.Tensor]) -> set[str] | None:
+    """Call something and return the names of the tensors that it wrote to, also through ``.data`` and views.
+
+    Works on the meta device, where nothing is computed. None: the call failed, so that nothing is known.
+    """
+    with _Writes() as writes:
+        try:
+            call()
+        except Exception:
+            return None
+    return {name for name, tensor in tensors.items() if tensor.untyped_storage()._cdata in writes.storages}
 
 
 def shard_modules(modules: list[nn.Module], arguments: Mapping[str, Any]) -> list[FSDPModule]:
@@ -256,83 +290,3 @@ def mend_fsdp2_on_cpu(device_type: str) -> None:
     param_group.foreach_all_gather_copy_out = quiet_copy_out
     setattr(torch.cpu.Stream, "record_event", do_nothing)  # noqa: B010 - absent there, so mypy knows none
     setattr(torch.cpu.Stream, "wait_event", do_nothing)  # noqa: B010
-
-
-def parameter_groups(unit: FSDPModule) -> list[Any]:
-    """Return what a unit shards together: one group up to torch 2.12, one for each mesh since."""
-    state = unit._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
-    return list(groups)
-
-
-def gradient_sync(unit: FSDPModule) -> tuple[bool, bool] | None:
-    """Return whether a unit reduces gradients at all, and over replicas; None where it has none (2.6 to 2.15).
-
-    ``set_requires_gradient_sync`` and ``set_requires_all_reduce`` set them; torch has nothing that reads them.
-    """
-    groups = parameter_groups(unit)
-    return (groups[0].reduce_grads, groups[0].all_reduce_grads) if groups else None
-
-
-def is_idle(unit: FSDPModule) -> bool:
-    """Tell whether a unit is in no forward and in no backward (2.6 to 2.15)."""
-    name: str = unit._get_fsdp_state()._training_state.name
-    return name == "IDLE"
-
-
-def scale_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply plain tensors of one device and dtype by a scalar of the same, in few kernels."""
-    torch._foreach_mul_(tensors, factor)
-
-
-class AgreeingGradScaler(torch.amp.GradScaler):
-    """A ``GradScaler`` whose ranks agree on whether there was an overflow, whatever the gradients are.
-
-    torch's own asks the mesh of the first gradient of each dtype, and fails where plain gradients are among
-    DTensors; gradients on other meshes, and plain ones, are not agreed on (2.6 to 2.15). This one unscales
-    local tensors and makes one all-reduce. As FSDP1's scaler does, it takes float16 gradients.
-    ``_unscale_grads_`` is what ``unscale_`` calls, and what ``step`` calls for fused optimizers (2.6 to 2.15).
-    """
-
-    def __init__(self, device: str, *, process_group: dist.ProcessGroup | None, **options: Any) -> None:
-        super().__init__(device, **options)
-        self.process_group = process_group
-
-    def _unscale_grads_(
-        self,
-        optimizer: torch.optim.Optimizer,
-        inv_scale: torch.Tensor,
-        found_inf: torch.Tensor,
-        allow_fp16: bool,
-    ) -> dict[torch.device, torch.Tensor]:
-        del allow_fp16
-        alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        with torch.no_grad():
-            for grad in _local_gradients(optimizer):
-                alike.setdefault((grad.device, grad.dtype), []).append(grad)
-            found = {found_inf.device: found_inf}
-            for (device, _), grads in alike.items():
-                flag = found.setdefault(device, found_inf.to(device, copy=True))
-                torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inv_scale.to(device))
-            agreed = torch.stack([flag.to(found_inf.device) for flag in found.values()]).amax()
-            dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self.process_group)
-            for flag in found.values():
-                flag.copy_(agreed)
-        # torch adds the flags of all devices up; one is enough, and they are equal.
-        return found
-
-
-def _local_gradients(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if param.grad is None:
-                continue
-            if param.grad.is_sparse:
-                param.grad = param.grad.coalesce()
-                yield param.grad._values()
-            elif isinstance(param.grad, DTensor):
-                yield param.grad.to_local()
-            else:
-                yield param.grad

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fsdp_migrate.config import FSDP1Config, FSDP2Config
+    from fsdp_migrate.estimates import UnitBytes
     from fsdp_migrate.tying import TieDecision, TieOwner
     from fsdp_migrate.wrap import WrapRequest, WrapUnit
 
@@ -29,6 +30,7 @@ class UnitPlan:
 
     ``parameters`` are names in the model; ``numel`` counts their elements, unsharded. ``grouped`` are the
     names of further modules that are sharded together with the first, as ``fully_shard([...])`` does.
+    ``bytes`` is what the unit costs.
     """
 
     fqn: str
@@ -38,6 +40,7 @@ class UnitPlan:
     config: FSDP2Config
     full_precision: bool = False
     grouped: tuple[str, ...] = ()
+    bytes: UnitBytes | None = None
 
     @property
     def is_root(self) -> bool:
@@ -48,6 +51,12 @@ class UnitPlan:
     def reshard_after_forward(self) -> bool | int | None:
         """What ``fully_shard`` is told; None: torch's default, which keeps the root's parameters."""
         return self.config.root_reshard_after_forward if self.is_root else self.config.reshard_after_forward
+
+    @property
+    def frees_after_forward(self) -> bool:
+        """Whether the parameters are freed after forward, and gathered again for backward."""
+        reshard = self.reshard_after_forward
+        return not self.is_root if reshard is None else reshard is not False
 
     @property
     def mp_policy(self) -> MixedPrecisionPolicy:

@@ -50,6 +50,12 @@ def test_an_init_function_that_gives_no_memory_is_an_error() -> None:
         assert re.match(r"ModelError: `param_init_fn` left .* on the meta device", error)
 
 
+def test_a_buffer_that_reset_parameters_does_not_set_is_an_error_and_not_garbage() -> None:
+    for error in run_ranks(meta.forget_a_buffer):
+        assert re.search(r"ModelError: `layers\.1\.scale`: on the meta device, and `Forgetful\.reset", error)
+        assert error.endswith(" untouched")
+
+
 SAID = {
     "meta here, real there": (r"ranks \[1\] are on the meta device.*`sync_module_states` is not set",) * 2,
     "rank 0 meta": (r"ranks \[0\] are on the meta device.*Build the model of rank 0 on a real device",) * 2,

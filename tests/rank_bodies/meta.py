@@ -146,6 +146,25 @@ def init_that_does_nothing() -> str:
     return "no error"
 
 
+class Forgetful(Layer):
+    """Its ``reset_parameters`` leaves the buffer alone, and sets the parameter through ``.data``."""
+
+    def reset_parameters(self) -> None:
+        self.gain.data.normal_()
+
+
+def forget_a_buffer() -> str:
+    """Prepare a meta model with a buffer that nobody sets; return the error."""
+    model = Stack()
+    model.layers[1] = Forgetful()
+    try:
+        prepare_fully_shard(model.to("meta"), {"auto_wrap_policy": {Layer}, "device_id": "cpu"})
+    except FSDPMigrateError as error:
+        sharded = any(isinstance(module, FSDPModule) for module in model.modules())
+        return f"{type(error).__name__}: {error} {'touched' if sharded else 'untouched'}"
+    return "no error"
+
+
 DISAGREEMENTS: dict[str, Callable[[int], tuple[Any, dict[str, Any]]]] = {
     "meta here, real there": lambda rank: (Stack().to("meta") if rank == 1 else Stack(), {}),
     "rank 0 meta": lambda rank: (Stack().to("meta") if rank == 0 else Stack(), {"sync_module_states": True}),
