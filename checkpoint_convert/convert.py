@@ -79,8 +79,8 @@ def convert_checkpoint(
         return execute_plan(plan, dst, overwrite=overwrite, progress=progress)
     if plan.action != "none":
         msg = (
-            f"{manifest.source!r} has to be converted ({plan.action}), and no output was named. The source "
-            "is never changed in place."
+            f"{manifest.source!r} has to be converted ({plan.action}), and no output was named. The "
+            "source is never changed in place."
         )
         raise OutputError(msg, path=manifest.source)
     return ConversionReport(plan, "none", None, 0, 0, plan.findings)

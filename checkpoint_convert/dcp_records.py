@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
-from fsdp_migrate.checkpoint_convert.safe_pickle import Globals, Inert, StandIn
+from fsdp_migrate.checkpoint_convert.safe_pickle import Globals, Inert, StandIn, show
 
 
 class DTypeName(str):
@@ -167,7 +167,7 @@ class _MemoryFormatEnum(Inert):
 
     def __call__(self, value: object) -> int:
         if type(value) is not int or not 0 <= value <= 2:
-            raise TypeError(f"no such memory format: {value!r}")
+            raise TypeError(f"no such memory format: {show(value)}")
         return value
 
 

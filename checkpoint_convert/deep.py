@@ -80,8 +80,8 @@ def _equal_moments(source: TensorSource, manifest: Manifest) -> Iterator[Finding
             yield make_finding(
                 "FM217",
                 part.name,
-                f"{len(equal)} of {len(pairs)} parameters, such as `{equal[0]}`. torch does that to a full "
-                "optimizer state on CPU with offload_to_cpu=True.",
+                f"{len(equal)} of {len(pairs)} parameters, such as `{equal[0]}`. torch does that to a "
+                "full optimizer state on CPU with offload_to_cpu=True.",
                 "Save it again with offload_to_cpu=False, or SHARDED_STATE_DICT.",
             )
 

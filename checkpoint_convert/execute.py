@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.item_writer import ItemWriter
 from fsdp_migrate.checkpoint_convert.items import open_item
+from fsdp_migrate.checkpoint_convert.metadata import Stored
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE, read_metadata
 from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
 from fsdp_migrate.checkpoint_convert.outputs import Output, open_output
 from fsdp_migrate.checkpoint_convert.pickle_strings import replace_strings
 from fsdp_migrate.checkpoint_convert.placement import (
+    CopyItem,
+    Item,
     Placement,
     place,
 )
@@ -20,12 +23,12 @@ from fsdp_migrate.checkpoint_convert.plan import Action, ConversionPlan, Planned
 from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
 from fsdp_migrate.checkpoint_convert.torch_zip_writer import small_archive
 from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
-from fsdp_migrate.errors import CheckpointFormatError
+from fsdp_migrate.errors import CheckpointFormatError, OutputError
 from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.metadata import Manifest
     from fsdp_migrate.checkpoint_convert.progress import Progress
@@ -129,57 +132,67 @@ class _Execution:
         """Write everything, the metadata last."""
         placement = place(self._plan, _new_values(self._plan, self._source))
         _check_unchanged(self._plan.manifest, self._source)
-        linked, written = self._take_files(placement)
-        self._write_files(placement)
-        self._copy_extra_files()
+        linked = self._share_files(placement)
+        files = {**placement.files, **self._whole_copies(placement)}
+        self._write_files(files)
         self._write_metadata(placement)
-        findings = [*self._plan.findings, *self._own_findings()]
         return ConversionReport(
             plan=self._plan,
             action="relink" if self._plan.action == "none" else self._plan.action,
             output=self._output.url,
-            bytes_written=placement.nbytes + written,
+            bytes_written=sum(item.length for items in files.values() for item in items),
             bytes_linked=linked,
-            findings=tuple(findings),
+            findings=(*self._plan.findings, *self._own_findings()),
         )
 
-    def _take_files(self, placement: Placement) -> tuple[int, int]:
-        linked = written = 0
+    def _share_files(self, placement: Placement) -> int:
+        """Share data files with the source where that can be; return how many bytes are shared."""
+        linked = 0
         for name, as_name in placement.taken.items():
-            size = self._plan.manifest.files[name]
-            taken = self._output.take(self._source, name, as_name, size, self._plan.link)
-            if taken == "copied":
-                written += size
-                self._copied.append(name)
+            if self._plan.link != "copy" and self._output.share(self._source, name, as_name):
+                linked += self._plan.manifest.files[name]
+            elif self._plan.link == "hard":
+                msg = (
+                    f"'{self._source.url}/{name}' cannot be linked into {self._output.url!r}: they lie on "
+                    "different file systems, or links are not allowed there. Use link='copy' or 'auto'."
+                )
+                raise OutputError(msg, path=f"{self._output.url}/{as_name}")
             else:
-                linked += size
-        return linked, written
+                self._copied.append(name)
+        return linked
 
-    def _write_files(self, placement: Placement) -> None:
-        threads = max(min(len(placement.files), os.cpu_count() or 1, _MAX_THREADS), 1)
+    def _whole_copies(self, placement: Placement) -> dict[str, Sequence[Item]]:
+        """Return the files that are copied whole: data that cannot be shared, and the user's other files.
+
+        The latter are copied even where data files are linked, because people edit such files in place.
+        """
+        manifest = self._plan.manifest
+        sizes = {**manifest.files, **manifest.extra_files}
+        names = {placement.taken[name]: name for name in self._copied}
+        extra = (n for n in self._plan.extra_files if not self._source.leads_outside(n))
+        names.update({name: name for name in extra})
+        return {
+            as_name: [CopyItem(Stored(name, 0, sizes[name]), sizes[name])] for as_name, name in names.items()
+        }
+
+    def _write_files(self, files: Mapping[str, Sequence[Item]]) -> None:
+        threads = max(min(len(files), os.cpu_count() or 1, _MAX_THREADS), 1)
         block = self._buffer // threads
 
         def work(name: str, advance: Advance) -> None:
             writer = ItemWriter(self._source, block, advance, self._overflows)
             with self._output.create(name) as file:
-                for item in placement.files[name]:
+                for item in files[name]:
                     writer.write(item, file)
 
         run_workers(
-            placement.files,
+            files,
             work,
             threads=threads,
-            total_bytes=placement.nbytes,
+            total_bytes=sum(item.length for items in files.values() for item in items),
             message="writing",
             progress=self._progress,
         )
-
-    def _copy_extra_files(self) -> None:
-        for name in self._plan.extra_files:
-            if not self._source.leads_outside(name):
-                # Copied even where data files are linked: people edit such files in place.
-                size = self._plan.manifest.extra_files[name]
-                self._output.take(self._source, name, name, size, "copy")
 
     def _write_metadata(self, placement: Placement) -> None:
         data = write_metadata(placement.entries, checkpoint_id=self._output.url)

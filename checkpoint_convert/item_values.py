@@ -136,12 +136,13 @@ def _rebuild_tensor_v3(
 
 
 def _tensor(storage: Any, dtype: Any, start: Any, shape: Any, strides: Any) -> TensorValue:
-    numbers = (start, *shape, *strides)
-    if not isinstance(storage, StorageRef) or dtype not in DTYPES:
+    if not isinstance(storage, StorageRef) or not isinstance(dtype, str) or dtype not in DTYPES:
         raise TypeError("a tensor without storage or of an unknown type")
     if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides):
         raise TypeError("a tensor whose shape and strides do not fit")
-    if any(type(n) is not int or n < 0 for n in numbers):
+    if len(shape) > _MAX_DIMENSIONS:
+        raise TypeError("a tensor of more dimensions than torch allows")
+    if any(type(n) is not int or n < 0 for n in (start, *shape, *strides)):
         raise TypeError("a tensor with a negative size, stride or start")
     return TensorValue(str(dtype), shape, strides, start, storage)
 
@@ -162,6 +163,7 @@ def _storage(pid: object) -> StorageRef:
     return StorageRef(kind.dtype, key, numel)
 
 
+_MAX_DIMENSIONS: Final = 64
 _RECORDS: Final = (
     "_codecs.encode",
     "builtins.bytearray",

@@ -24,7 +24,7 @@ from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.keys import Path, join_path
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Chunk, Entry, Stored, TensorEntry
 from fsdp_migrate.checkpoint_convert.reshard import Shape, tiling_problem
-from fsdp_migrate.checkpoint_convert.safe_pickle import load_pickle, paused_gc
+from fsdp_migrate.checkpoint_convert.safe_pickle import load_pickle, paused_gc, show
 from fsdp_migrate.errors import CheckpointFormatError
 
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 METADATA_FILE: Final = ".metadata"
+# torch allows 64. A pickle can hand the same long tuple to a million chunks.
+_MAX_DIMENSIONS: Final = 64
 _MAX_SHOWN: Final = 20
 _DRIVE: Final = re.compile(r"^[A-Za-z]:")
 
@@ -115,7 +117,7 @@ class _Builder:
         entries: dict[str, Entry] = {}
         for key, kind in kinds.items():
             if not isinstance(key, str):
-                self.problems.append(f"an entry is called {key!r:.80}, which is not text")
+                self.problems.append(f"an entry is called {show(key)}, which is not text")
                 continue
             entry = self._entry(key, kind, paths.get(key), places.pop(key, {}))
             if entry is not None:
@@ -140,7 +142,7 @@ class _Builder:
                 seen.add(problem)
                 continue
             if index.offset is not None and not _is_shape(index.offset):
-                self.problems.append(f"`{index.fqn}`: an item is stored at {index.offset!r:.80}")
+                self.problems.append(f"`{index.fqn}`: an item is stored at {show(index.offset)}")
                 continue
             of_key = places[index.fqn]
             if index.offset in of_key:
@@ -154,7 +156,13 @@ class _Builder:
             return {}
         paths: dict[Any, Path] = {}
         for key, path in planner.items():
-            is_path = isinstance(path, list | tuple) and all(type(p) in (str, int) for p in path)
+            # A path is no longer than its key, however often the pickle refers to a longer one.
+            is_path = (
+                isinstance(key, str)
+                and isinstance(path, list | tuple)
+                and len(path) <= len(key) + 1
+                and all(type(p) in (str, int) for p in path)
+            )
             # A planner of somebody's own may record something else; then the key alone counts.
             if is_path and join_path(tuple(path)) == key:
                 paths[key] = tuple(path)
@@ -183,11 +191,11 @@ class _Builder:
             return "its properties are missing"
         self.property_sizes.add(properties.state_size)
         if not isinstance(properties.dtype, DTypeName) or properties.dtype not in DTYPES:
-            return f"its type is {properties.dtype!r:.80}, which is not known here"
+            return f"its type is {show(properties.dtype)}, which is not known here"
         if properties.layout != "torch.strided":
-            return f"its layout is {properties.layout!r:.80}, expected 'torch.strided'"
+            return f"its layout is {show(properties.layout)}, expected 'torch.strided'"
         if not _is_shape(kind.size):
-            return f"its shape is {kind.size!r:.80}"
+            return f"its shape is {show(kind.size)}"
         if not isinstance(kind.chunks, list):
             return "its chunks are not a list"
         return None
@@ -214,8 +222,8 @@ class _Builder:
             nbytes = math.prod(chunk.sizes) * itemsize
             if stored.length < nbytes:
                 self.problems.append(
-                    f"`{key}`: the chunk at {chunk.offsets} needs {nbytes} bytes, "
-                    f"and its item has {stored.length}"
+                    f"`{key}`: the chunk at {chunk.offsets} needs {nbytes} bytes, and its item has "
+                    f"{stored.length}"
                 )
                 return None
             chunks.append(Chunk(chunk.offsets, chunk.sizes, stored))
@@ -257,7 +265,15 @@ def _memory_format(value: object) -> int:
 
 
 def _is_shape(value: object) -> bool:
-    return type(value) is tuple and all(type(n) is int and n >= 0 for n in value)
+    return (
+        type(value) is tuple
+        and len(value) <= _MAX_DIMENSIONS
+        and all(type(n) is int and n >= 0 for n in value)
+    )
+
+
+def _transforms(value: object) -> str:
+    return show(tuple(value[:16]) if isinstance(value, list) else value)
 
 
 class _FileCheck:
@@ -272,8 +288,8 @@ class _FileCheck:
             return "where it is stored is not described as torch does it"
         if info.transform_descriptors:
             return (
-                f"its data went through {info.transform_descriptors!r:.80} when it was saved. "
-                "Only checkpoints without such transforms can be read"
+                f"its data went through {_transforms(info.transform_descriptors)} when it was saved. Only "
+                "checkpoints without such transforms can be read"
             )
         name = info.relative_path
         if not isinstance(name, str):
@@ -285,11 +301,11 @@ class _FileCheck:
             return problem
         offset, length = info.offset, info.length
         if type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
-            return f"its place in {name!r} is {offset!r:.40}, {length!r:.40}"
+            return f"its place in {name!r} is {show(offset)}, {show(length)}"
         if offset + length > self._files[name]:
             return (
-                f"its item ends at byte {offset + length} of {name!r}, which has {self._files[name]}. "
-                "The file was cut off"
+                f"its item ends at byte {offset + length} of {name!r}, which has {self._files[name]}. The "
+                "file was cut off"
             )
         return None
 

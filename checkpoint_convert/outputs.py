@@ -15,7 +15,7 @@ import os
 import shutil
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.storage import (
@@ -34,11 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-Taken = Literal["cloned", "linked", "copied"]
-"""How a file of the source was taken over."""
-
 _FICLONE: Final = 0x40049409
-_COPY: Final = 8 << 20
 _BUFFER: Final = 1 << 20
 
 
@@ -65,8 +61,8 @@ class Output(Protocol):
         """Open a new file for writing; closing it flushes it to the disk."""
         ...
 
-    def take(self, folder: Folder, name: str, as_name: str, size: int, link: str) -> Taken:
-        """Take a file of the source over: clone or link it if ``link`` allows, or copy it."""
+    def share(self, folder: Folder, name: str, as_name: str) -> bool:
+        """Let the output share the bytes of a file of the source; False where that cannot be."""
         ...
 
     def commit(self) -> None:
@@ -102,16 +98,14 @@ def writing(path: object) -> Iterator[None]:
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             msg = (
-                f"The disk is full: {str(path)!r} could not be written. Nothing was left of "
-                "the output, and the "
-                "source is as it was. Free some space, or choose another disk."
+                f"The disk is full: {str(path)!r} could not be written. Nothing was left of the output, "
+                "and the source is as it was. Free some space, or choose another disk."
             )
         else:
             reason = error.strerror or str(error)
             msg = (
-                f"{str(path)!r} could not be written: {reason}. Nothing was left of the "
-                "output, and the source is "
-                "as it was."
+                f"{str(path)!r} could not be written: {reason}. Nothing was left of the output, and the "
+                "source is as it was."
             )
         output_error = OutputError(msg, path=path)
         output_error.errno = error.errno
@@ -127,6 +121,7 @@ class LocalOutput:
         if not is_url(source):
             _check_apart(self.path, Path(source))
         _check_free(self.path, overwrite=overwrite)
+        self._overwrite = overwrite
         self._mark = uuid.uuid4().hex[:12]
         self._staging = self.path.with_name(f"{self.path.name}.partial-{self._mark}")
         self._made: list[Path] = []
@@ -145,33 +140,25 @@ class LocalOutput:
             target.parent.mkdir(parents=True, exist_ok=True)
             return _DurableFile(target, self.path / name)
 
-    def take(self, folder: Folder, name: str, as_name: str, size: int, link: str) -> Taken:
-        """Take a file of the source over."""
-        if isinstance(folder, LocalFolder) and link != "copy":
-            old, new = folder.path / name, self._staging / as_name
-            with writing(self.path / as_name):
-                new.parent.mkdir(parents=True, exist_ok=True)
-            taken = _clone_or_link(old, new)
-            if taken is not None:
-                return taken
-        if link == "hard":
-            msg = (
-                f"{folder.url}/{name} cannot be linked into {self.url!r}: they lie on "
-                "different file systems, or "
-                "links are not allowed there. Use link='copy' or 'auto'."
-            )
-            raise OutputError(msg, path=self.path / as_name)
-        with self.create(as_name) as file:
-            for start in range(0, size, _COPY):
-                file.write(folder.read(name, start, min(_COPY, size - start)))
-        return "copied"
+    def share(self, folder: Folder, name: str, as_name: str) -> bool:
+        """Let the output share the bytes of a file of the source, as a clone or a hard link."""
+        if not isinstance(folder, LocalFolder):
+            return False
+        new = self._staging / as_name
+        with writing(self.path / as_name):
+            new.parent.mkdir(parents=True, exist_ok=True)
+        return _clone_or_link(folder.path / name, new)
 
     def commit(self) -> None:
         """Put the output in its place."""
         with writing(self.path):
             for base, _, _ in os.walk(self._staging):
                 _sync_folder(Path(base))
-            self._swap()
+            if self._overwrite and os.path.lexists(self.path):
+                self._replace()
+            else:
+                self._appear()
+        with contextlib.suppress(OSError):
             _sync_folder(self.path.parent)
 
     def abort(self) -> None:
@@ -187,16 +174,23 @@ class LocalOutput:
                 parent.mkdir()
                 self._made.append(parent)
 
-    def _swap(self) -> None:
-        if not os.path.lexists(self.path):
-            self._staging.rename(self.path)
-            return
-        old = self.path.with_name(f"{self.path.name}.old-{self._mark}")
-        self.path.rename(old)
+    def _appear(self) -> None:
         try:
             self._staging.rename(self.path)
+        except OSError as error:
+            # Somebody else was faster.
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise already_there(self.url) from error
+            raise
+
+    def _replace(self) -> None:
+        old = self.path.with_name(f"{self.path.name}.old-{self._mark}")
+        try:
+            self.path.rename(old)
+            self._staging.rename(self.path)
         except BaseException:
-            old.rename(self.path)
+            if os.path.lexists(old) and not os.path.lexists(self.path):
+                old.rename(self.path)
             raise
         if old.is_symlink():
             old.unlink()
@@ -249,9 +243,9 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
     is_checkpoint = (path / METADATA_FILE).is_file() or (path.is_dir() and not any(path.iterdir()))
     if not is_checkpoint:
         msg = (
-            f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`. "
-            "It is not overwritten, "
-            "because something else would be deleted. Choose another output, or remove it yourself."
+            f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`. It is not "
+            "overwritten, because something else would be deleted. Choose another output, or remove it "
+            "yourself."
         )
         raise OutputExistsError(msg, path=path)
 
@@ -262,22 +256,27 @@ def already_there(url: str) -> OutputExistsError:
     return OutputExistsError(msg, path=url)
 
 
-def _clone_or_link(old: Path, new: Path) -> Taken | None:
-    """Share the bytes of a file, as a copy-on-write clone or a hard link; None where neither is possible."""
+def _clone_or_link(old: Path, new: Path) -> bool:
+    """Share the bytes of a file, as a copy-on-write clone or a hard link; False where neither is possible."""
     real = old.resolve()
     with contextlib.suppress(OSError), real.open("rb") as source, new.open("xb") as target:
         fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
-        return "cloned"
+        os.fsync(target.fileno())
+        return True
     new.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         os.link(real, new)
-        return "linked"
-    return None
+        return True
+    return False
 
 
 def _sync_folder(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        # Some network file systems cannot flush folders, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(fd)

@@ -101,8 +101,8 @@ def _audit_rare(data: bytes, position: int, where: str) -> int:
     opcode, size = data[position], len(data)
     if opcode in _REFUSED:
         msg = (
-            f"{where} holds the pickle opcode {_REFUSED[opcode]}, which no checkpoint needs. It "
-            "was not loaded."
+            f"{where} holds the pickle opcode {_REFUSED[opcode]}, which no checkpoint needs. It was not "
+            "loaded."
         )
         raise UnsafePickleError(msg)
     if opcode in _COUNTED:
@@ -137,8 +137,8 @@ def _audit_rare(data: bytes, position: int, where: str) -> int:
 def _check_index(index: int, size: int, where: str) -> None:
     if index >= size:
         msg = (
-            f"{where} holds a pickle of {size} bytes that asks for a memo of {index} entries. "
-            "No program writes that; it was not loaded."
+            f"{where} holds a pickle of {size} bytes that asks for a memo of {index} entries. No program "
+            "writes that; it was not loaded."
         )
         raise UnsafePickleError(msg)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -102,6 +103,8 @@ class _Placer:
         self._ends: defaultdict[str, int] = defaultdict(int)
         self._shares = plan.action != "rewrite"
         self._taken = linked_names(plan.manifest.files) if self._shares else {}
+        self._last: tuple[PlannedTensor, dict[Box, Stored]] | None = None
+        self._queue: list[tuple[int, int]] | None = None
         self._names_file = unused_name(_NAMES_FILE, self._taken.values())
 
     @property
@@ -127,7 +130,7 @@ class _Placer:
                 stored[entry.key] = self._value(entry)
             else:
                 box = entry.boxes[0]
-                chunks[entry.key] = [Chunk(*box, self._append(self._emptiest(), self._item(entry, box)))]
+                chunks[entry.key] = [Chunk(*box, self._append_anywhere(self._item(entry, box)))]
         entries = tuple(
             _tensor_entry(entry, chunks[entry.key])
             if isinstance(entry, PlannedTensor)
@@ -155,14 +158,21 @@ class _Placer:
         item: Item = CopyItem(source.stored, source.stored.length) if new is None else DataItem(new)
         if self._shares:
             return self._append(self._names_file, item)
-        return self._append(source.stored.file if self._stays else self._emptiest(), item)
+        if self._stays:
+            return self._append(source.stored.file, item)
+        return self._append_anywhere(item)
 
     def _item(self, entry: PlannedTensor, box: Box) -> Item:
-        if not entry.is_cast:
-            for chunk in entry.source.chunks:
-                if (chunk.offsets, chunk.sizes) == box:
-                    return CopyItem(chunk.stored, chunk.stored.length)
+        stored = None if entry.is_cast else self._whole_chunks(entry).get(box)
+        if stored is not None:
+            return CopyItem(stored, stored.length)
         return TensorItem(entry, box, tensor_archive(entry.dtype, box[1]))
+
+    def _whole_chunks(self, entry: PlannedTensor) -> dict[Box, Stored]:
+        """Return the items of the source by their boxes; kept, because boxes of a tensor come in a row."""
+        if self._last is None or self._last[0] is not entry:
+            self._last = (entry, {(c.offsets, c.sizes): c.stored for c in entry.source.chunks})
+        return self._last[1]
 
     def _append(self, file: str, item: Item) -> Stored:
         stored = Stored(file, self._ends[file], item.length)
@@ -170,10 +180,16 @@ class _Placer:
         self._ends[file] += item.length
         return stored
 
-    def _emptiest(self) -> str:
-        """Return the file of the rank that has the least so far."""
-        names = [_rank_file(rank) for rank in range(self._plan.world_size or 1)]
-        return min(names, key=lambda name: self._ends.get(name, 0))
+    def _append_anywhere(self, item: Item) -> Stored:
+        """Append to the file of the rank that has the least so far."""
+        if self._queue is None:
+            ranks = range(self._plan.world_size or 1)
+            self._queue = [(self._ends.get(_rank_file(rank), 0), rank) for rank in ranks]
+            heapq.heapify(self._queue)
+        _, rank = self._queue[0]
+        stored = self._append(_rank_file(rank), item)
+        heapq.heapreplace(self._queue, (stored.offset + stored.length, rank))
+        return stored
 
 
 def _rank_file(rank: int) -> str:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.outputs import already_there, writing
-from fsdp_migrate.checkpoint_convert.storage import Folder, is_url, resolve_url
+from fsdp_migrate.checkpoint_convert.storage import is_url, resolve_url
 from fsdp_migrate.errors import OutputError
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.checkpoint_convert.outputs import OutputFile, Taken
-
-
-_COPY: Final = 8 << 20
+    from fsdp_migrate.checkpoint_convert.outputs import OutputFile
+    from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
 class FsspecOutput:
@@ -30,7 +28,8 @@ class FsspecOutput:
         self._existed = bool(self._fs.exists(self._root))
         if self._existed and not overwrite:
             raise already_there(self.url)
-        self._staging = f"{self._root}.partial-{uuid.uuid4().hex[:12]}"
+        self._mark = uuid.uuid4().hex[:12]
+        self._staging = f"{self._root}.partial-{self._mark}"
         self._names: list[str] = []
 
     def create(self, name: str) -> OutputFile:
@@ -41,32 +40,41 @@ class FsspecOutput:
             file: OutputFile = self._fs.open(f"{self._staging}/{name}", "wb")
             return file
 
-    def take(self, folder: Folder, name: str, as_name: str, size: int, link: str) -> Taken:
-        """Take a file of the source over."""
-        if link == "hard":
-            msg = f"{folder.url}/{name} cannot be linked to {self.url!r}. Use link='copy' or 'auto'."
-            raise OutputError(msg, path=f"{self.url}/{as_name}")
-        with self.create(as_name) as file:
-            for start in range(0, size, _COPY):
-                file.write(folder.read(name, start, min(_COPY, size - start)))
-        return "copied"
+    def share(self, folder: Folder, name: str, as_name: str) -> bool:
+        """Say that bytes cannot be shared here."""
+        del folder, name, as_name
+        return False
 
     def commit(self) -> None:
-        """Put the output in its place."""
+        """Put the output in its place; an old one is kept until the new one is whole."""
+        old = f"{self._root}.old-{self._mark}"
         with writing(self.url):
-            if self._existed:
-                self._fs.rm(self._root, recursive=True)
-            self._fs.makedirs(self._root, exist_ok=True)
-            for name in sorted(self._names, key=lambda name: name == METADATA_FILE):
-                self._fs.makedirs(f"{self._root}/{name}".rpartition("/")[0], exist_ok=True)
-                self._fs.mv(f"{self._staging}/{name}", f"{self._root}/{name}")
+            try:
+                if self._existed:
+                    self._fs.mv(self._root, old, recursive=True)
+                self._move_files()
+            except BaseException:
+                self._remove(self._root)
+                if self._existed and self._fs.exists(old):
+                    self._fs.mv(old, self._root, recursive=True)
+                raise
+        self._remove(old)
         self.abort()
 
     def abort(self) -> None:
         """Remove everything that was written."""
+        self._remove(self._staging)
+
+    def _move_files(self) -> None:
+        self._fs.makedirs(self._root, exist_ok=True)
+        for name in sorted(self._names, key=lambda name: name == METADATA_FILE):
+            self._fs.makedirs(f"{self._root}/{name}".rpartition("/")[0], exist_ok=True)
+            self._fs.mv(f"{self._staging}/{name}", f"{self._root}/{name}")
+
+    def _remove(self, path: str) -> None:
         with contextlib.suppress(OSError):
-            if self._fs.exists(self._staging):
-                self._fs.rm(self._staging, recursive=True)
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
 
 
 def _check_urls_apart(url: str, source: str) -> None:

@@ -113,8 +113,8 @@ def _findings(
             make_finding(
                 "FM202",
                 part.name,
-                f"{len(wrapped)} names and the contents of {len(changed)} entries, such as `{old}`: "
-                f"now `{join_path(paths[old])}`.",
+                f"{len(wrapped)} names and the contents of {len(changed)} entries, such as `{old}`: now "
+                f"`{join_path(paths[old])}`.",
             )
         )
     if module:
@@ -124,8 +124,8 @@ def _findings(
                 part.name,
                 f"{len(part.keys)} entries, such as `{part.keys[0]}`: now "
                 f"`{join_path(paths[part.keys[0]])}`.",
-                "If `module` is the name of a submodule of yours, wrap the model in one of "
-                "that name when loading.",
+                "If `module` is the name of a submodule of yours, wrap the model in one of that name "
+                "when loading.",
             )
         )
     if wrapped or module:
@@ -133,9 +133,8 @@ def _findings(
             make_finding(
                 "FM224",
                 unread.key,
-                f"it asks for `{unread.reason}`, which is not on the list of what may be "
-                "read, and the names in it "
-                "have to lose their prefixes.",
+                f"it asks for `{unread.reason}`, which is not on the list of what may be read, and the "
+                "names in it have to lose their prefixes.",
             )
             for unread in lists
             if unread.names is None

@@ -16,7 +16,7 @@ import gc
 import io
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from fsdp_migrate.checkpoint_convert.pickle_audit import audit_opcodes
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
@@ -75,8 +75,8 @@ class _Unpickler(pickle.Unpickler):
         except KeyError:
             name = f"{module_name}.{global_name}"
             msg = (
-                f"{self._where} asks for the global `{name}`, which is not on the list of what may be read. "
-                "Nothing of it was executed."
+                f"{self._where} asks for the global `{name}`, which is not on the list of what may be "
+                "read. Nothing of it was executed."
             )
             raise UnsafePickleError(msg, global_name=name) from None
 
@@ -141,4 +141,23 @@ def paused_gc() -> Iterator[None]:
             gc.enable()
 
 
-EMPTY_GLOBALS: Final[Globals] = {}
+def show(value: object) -> str:
+    """Show a value from a pickle in a message.
+
+    Only scalars are shown as they are: a few hundred bytes of nested tuples can have a text of exabytes.
+
+    Example:
+        >>> show(3), show((1, (2, 3))), show([[]])
+        ('3', '(1, a tuple)', 'a list')
+    """
+    if isinstance(value, tuple) and len(value) <= 16:
+        return f"({', '.join(_show_scalar(item) for item in value)})"
+    return _show_scalar(value)
+
+
+def _show_scalar(value: object) -> str:
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return repr(value[:80])
+    return f"a {type(value).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,7 @@ from fsdp_migrate.errors import CheckpointFormatError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.checkpoint_convert.metadata import Chunk, TensorEntry
     from fsdp_migrate.checkpoint_convert.storage import Folder
@@ -36,6 +37,7 @@ class TensorSource:
         self.folder = folder
         self._block = max(block_bytes, 16)
         self._buffer = bytearray(0)
+        self._sorted: tuple[TensorEntry, list[Chunk], list[int], int] | None = None
         self._located: OrderedDict[tuple[str, int], TensorBytes] = OrderedDict()
 
     def read(self, entry: TensorEntry, box: Box) -> Iterator[memoryview]:
@@ -50,7 +52,7 @@ class TensorSource:
             if nbytes == 0:
                 continue
             view = self._view(nbytes)
-            for chunk in entry.chunks:
+            for chunk in self._chunks_near(entry, block):
                 part = intersect(block, (chunk.offsets, chunk.sizes))
                 if part is not None:
                     self._fill(view, entry, chunk, part, block)
@@ -78,6 +80,18 @@ class TensorSource:
         if len(self._located) > _MAX_LOCATED:
             self._located.popitem(last=False)
         return found
+
+    def _chunks_near(self, entry: TensorEntry, block: Box) -> Sequence[Chunk]:
+        """Return the chunks that can overlap a block: those whose rows do, by two look-ups."""
+        if not entry.shape or len(entry.chunks) == 1:
+            return entry.chunks
+        if self._sorted is None or self._sorted[0] is not entry:
+            chunks = sorted(entry.chunks)
+            starts = [chunk.offsets[0] for chunk in chunks]
+            self._sorted = (entry, chunks, starts, max(chunk.sizes[0] for chunk in chunks))
+        _, chunks, starts, tallest = self._sorted
+        first, rows = block[0][0], block[1][0]
+        return chunks[bisect_left(starts, first - tallest + 1) : bisect_left(starts, first + rows)]
 
     def _view(self, nbytes: int) -> memoryview:
         if len(self._buffer) < nbytes:

@@ -164,8 +164,8 @@ class TorchZip:
         size, stored, header = wide
         if method != 0 or stored != size:
             msg = (
-                f"{self.where}: the record `{name}` is compressed. torch.save does not do that; "
-                "load and save the checkpoint again with torch."
+                f"{self.where}: the record `{name}` is compressed. torch.save does not do that; load and "
+                "save the checkpoint again with torch."
             )
             raise UnsupportedFeatureError(msg, feature="compressed records")
         if header + size > self._length:

@@ -9,6 +9,7 @@ from fsdp_migrate.checkpoint_convert.dcp_records import PathRecord
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.item_values import Record, StorageRef, TensorValue
 from fsdp_migrate.checkpoint_convert.items import load_item, tensor_bytes
+from fsdp_migrate.checkpoint_convert.safe_pickle import show
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
 
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
 
 
+_MAX_WHERE = 200
 _PICKLE = "data.pkl"
 
 
@@ -124,7 +126,7 @@ class _Comparison:
         if list(map(_show, left)) != list(map(_show, right)):
             return f"the keys {_show(list(left))} and {_show(list(right))}"
         for (key, value), other in zip(reversed(left.items()), reversed(right.values()), strict=True):
-            self._push(value, other, f"{where}[{key!r:.60}]")
+            self._push(value, other, f"{where}[{show(key)}]")
         return None
 
     def _tensors(self, left: TensorValue, right: TensorValue) -> str | None:
@@ -136,7 +138,8 @@ class _Comparison:
         return None if ours == theirs else "the tensors' elements differ"
 
     def _push(self, left: object, right: object, where: str) -> None:
-        self._pending.append((left, right, where))
+        # Cut, because a value can be nested a million times.
+        self._pending.append((left, right, where[:_MAX_WHERE]))
 
 
 def _elements(archive: TorchZip, value: TensorValue) -> bytes:

@@ -95,9 +95,8 @@ def _check_files(folder: Folder, used: Mapping[str, int], entries: Mapping[str, 
     for name in used:
         if folder.leads_outside(name):
             msg = (
-                f"`{name}` in {folder.url!r} is a link to something outside the checkpoint, "
-                "so it is not read. "
-                "Copy the checkpoint with its links followed (cp -rL)."
+                f"`{name}` in {folder.url!r} is a link to something outside the checkpoint, so it is not "
+                "read. Copy the checkpoint with its links followed (cp -rL)."
             )
             raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
     first: dict[str, Stored] = {}
@@ -182,9 +181,9 @@ def _findings(
         yield make_finding(
             "FM223",
             flat[0],
-            f"{len(flat)} entries are flat parameters, as LOCAL_STATE_DICT saves them: "
-            "their names, shapes and "
-            "padding are not in the checkpoint, and plain slices of different ranks overwrote each other.",
+            f"{len(flat)} entries are flat parameters, as LOCAL_STATE_DICT saves them: their names, "
+            "shapes and padding are not in the checkpoint, and plain slices of different ranks overwrote "
+            "each other.",
             "Load it with the FSDP1 model that saved it, and save that with SHARDED_STATE_DICT.",
         )
     models = {
@@ -220,12 +219,11 @@ def _optimizer_findings(
         yield make_finding(
             "FM222",
             part.name,
-            "its state is kept by parameter number, as `optimizer.state_dict()` gives it. "
-            "Every rank's own piece "
-            "then has the same key, and torch.distributed.checkpoint keeps one of them: the others are lost.",
+            "its state is kept by parameter number, as `optimizer.state_dict()` gives it. Every rank's "
+            "own piece then has the same key, and torch.distributed.checkpoint keeps one of them: the "
+            "others are lost.",
             "Save it with FSDP.optim_state_dict or "
-            "torch.distributed.checkpoint.state_dict.get_state_dict, or "
-            "convert with weights_only.",
+            "torch.distributed.checkpoint.state_dict.get_state_dict, or convert with weights_only.",
         )
     if any(path[len(part.prefix) :] == ("param_groups",) for path in paths.values()):
         yield make_finding("FM215", part.name, "saved by torch 2.3 or earlier.")

@@ -133,8 +133,9 @@ def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
     names = [name for name in files if "/" not in name]
     if any(name.endswith(".distcp") for name in files):
         msg = (
-            f"{url!r} has {sum(n.endswith('.distcp') for n in files)} `.distcp` files, but no `.metadata`. "
-            "Without it nothing tells what they hold: the save did not finish, or the file was not copied."
+            f"{url!r} has {sum(n.endswith('.distcp') for n in files)} `.distcp` files, but no "
+            "`.metadata`. Without it nothing tells what they hold: the save did not finish, or the file "
+            "was not copied."
         )
         return CheckpointNotFoundError(msg, path=f"{url}/{METADATA_FILE}")
     kind = _other_kind(names)
@@ -153,8 +154,8 @@ def _describe_parent(url: str, inner: list[str]) -> Exception:
         msg = f"{url!r} is not a checkpoint itself; it holds one. Use {url.rstrip('/')}/{inner[0]}."
     else:
         msg = (
-            f"{url!r} is not a checkpoint itself; it holds {len(inner)}: {_some(inner, 12)}. "
-            "Name the one that you mean."
+            f"{url!r} is not a checkpoint itself; it holds {len(inner)}: {_some(inner, 12)}. Name the one "
+            "that you mean."
         )
     return CheckpointFormatError(msg, path=url)
 

@@ -38,9 +38,9 @@ def resolve_target(manifest: Manifest, to: str) -> tuple[Stack, Callable[[Part],
         return manifest.stack, _stay
     if to == "composer":
         msg = (
-            f"{manifest.source!r} was not saved by Composer: it has none of the timestamps, schedulers and "
-            "callbacks' state that Composer's Trainer loads. Converting to 'composer' from "
-            "it is not possible yet."
+            f"{manifest.source!r} was not saved by Composer: it has none of the timestamps, schedulers "
+            "and callbacks' state that Composer's Trainer loads. Converting to 'composer' from it is not "
+            "possible yet."
         )
         raise UnsupportedFeatureError(msg, feature="to=composer from another stack")
     return "torch", _composer_to_torch(manifest)
@@ -54,9 +54,8 @@ def _composer_to_torch(manifest: Manifest) -> Callable[[Part], Path | None]:
     optimizers = [part.name for part in manifest.parts if part.kind == "optimizer"]
     if len(optimizers) > 1:
         msg = (
-            f"{manifest.source!r} holds {len(optimizers)} optimizers "
-            f"({', '.join(optimizers)}), and plain torch "
-            "checkpoints have one place, `optim`. Convert it to 'composer', or with weights_only."
+            f"{manifest.source!r} holds {len(optimizers)} optimizers ({', '.join(optimizers)}), and plain "
+            "torch checkpoints have one place, `optim`. Convert it to 'composer', or with weights_only."
         )
         raise UnsupportedFeatureError(msg, feature="several optimizers to torch")
     places: dict[str, Path] = {"model": ("model",), "optimizer": ("optim",)}

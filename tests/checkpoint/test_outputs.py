@@ -39,6 +39,8 @@ from tests.checkpoint.samples import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fsdp_migrate.checkpoint_convert.progress import ProgressEvent
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
@@ -341,3 +343,42 @@ def test_reading_opens_no_more_files_than_it_must(tmp_path: Path) -> None:
         convert_checkpoint(wide, tmp_path / str(number), world_size=3)
         assert time.monotonic() - start < 20
     assert len(list(Path("/proc/self/fd").iterdir())) < 200
+
+
+def test_an_output_that_appears_meanwhile_is_not_replaced(source: Path, tmp_path: Path) -> None:
+    def appear(event: object) -> None:
+        del event
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / "mine").write_text("keep")
+
+    with pytest.raises(OutputExistsError):
+        convert_checkpoint(source, tmp_path / "out", world_size=4, progress=appear)
+    assert contents(tmp_path / "out") == {"mine": b"keep"}
+    assert_nothing_left(tmp_path, "source", "out")
+
+
+def test_copies_show_progress_too(source: Path, tmp_path: Path) -> None:
+    events: list[ProgressEvent] = []
+    report = convert_checkpoint(source, tmp_path / "out", link="copy", progress=events.append)
+    size = sum(file.stat().st_size for file in source.glob("*.distcp"))
+    assert events[-1].done_bytes == events[-1].total_bytes == report.bytes_written == size
+
+
+def test_a_failed_overwrite_behind_a_url_keeps_the_old_output(
+    memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.put(str(PLAIN), "/ckpt", recursive=True)
+    convert_checkpoint("memory://ckpt", "memory://out")
+    before = {path: memory.cat(path) for path in memory.find("/out")}
+    move = type(memory).mv
+
+    def fail(self: Any, old: str, new: str, **options: Any) -> None:
+        if old.endswith("__1_0.distcp") and ".partial-" in old:
+            raise OSError(errno.EIO, "Input/output error")
+        move(self, old, new, **options)
+
+    monkeypatch.setattr(type(memory), "mv", fail)
+    with pytest.raises(OutputError):
+        convert_checkpoint("memory://ckpt", "memory://out", world_size=3, overwrite=True)
+    assert {path: memory.cat(path) for path in memory.find("/out")} == before
+    assert sorted(memory.ls("/", detail=False)) == ["/ckpt", "/out"]

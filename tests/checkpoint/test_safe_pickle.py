@@ -21,6 +21,7 @@ from hypothesis import given, settings, strategies as st
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.dcp_records import METADATA_GLOBALS, ChunkRecord
 from fsdp_migrate.checkpoint_convert.item_values import VALUE_GLOBALS, Record, load_value
+from fsdp_migrate.checkpoint_convert.metadata_reader import read_metadata
 from fsdp_migrate.checkpoint_convert.pickle_strings import replace_strings
 from fsdp_migrate.checkpoint_convert.safe_pickle import load_pickle
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
@@ -52,6 +53,7 @@ class _Reduce:
 
 
 PROTO = b"\x80\x04"
+METADATA = (PLAIN / ".metadata").read_bytes()
 MISSING = "torch.distributed.checkpoint.metadata"
 
 
@@ -223,6 +225,44 @@ BOMBS = {
 }
 
 
+NESTED = PROTO + b")\x94" + b"".join(b"h" + bytes([n]) + b"h" + bytes([n]) + b"\x86\x94" for n in range(200))
+"""A tuple of 2**200 leaves: harmless to hold, and impossible to show."""
+
+
+@pytest.mark.parametrize(
+    "place", ["memory format", "layout", "shape", "chunk", "transforms", "path", "storage offset"]
+)
+def test_what_cannot_be_shown_is_not_shown(place: str) -> None:
+    """Errors about values of 2**200 leaves come at once, and are short."""
+    nested: Any = ()
+    for _ in range(200):
+        nested = (nested, nested)
+    metadata = pickle.loads(METADATA)
+    entry = metadata.state_dict_metadata["model.emb.weight"]
+    info = next(iter(metadata.storage_data.values()))
+    if place == "memory format":
+        data = PROTO + call(stack_global(MISSING, "_MEM_FORMAT_ENCODING"), NESTED[2:]) + b"."
+    else:
+        if place == "layout":
+            entry.properties = nested
+        elif place == "shape":
+            entry.size = nested
+        elif place == "chunk":
+            entry.chunks[0].offsets = nested
+        elif place == "transforms":
+            info.transform_descriptors = nested
+        elif place == "path":
+            metadata.planner_data["model.emb.weight"] = nested
+            info.length = -1
+        else:
+            info.offset = nested
+        data = pickle.dumps(metadata)
+    files = {"__0_0.distcp": 1 << 30, "__1_0.distcp": 1 << 30}
+    with pytest.raises(CheckpointFormatError) as caught:
+        read_metadata(data, files, where="x")
+    assert len(str(caught.value)) < 2000
+
+
 @pytest.mark.parametrize("name", sorted(BOMBS))
 def test_a_small_pickle_cannot_take_much_memory(name: str) -> None:
     code = (
@@ -267,9 +307,6 @@ def test_garbage_is_an_error_and_no_crash(data: bytes) -> None:
     for start in (b"", PROTO, b"\x80\x02"):
         with contextlib.suppress(CheckpointFormatError):
             load_pickle(start + data, METADATA_GLOBALS, where="garbage")
-
-
-METADATA = (PLAIN / ".metadata").read_bytes()
 
 
 @given(st.data())
