@@ -1,0 +1,226 @@
+"""Full and sharded state dicts of FSDP2 models and their optimizers, by the names that FSDP1 used."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from fsdp_migrate.errors import ConfigError, OptimizerError
+from fsdp_migrate.sharded import gather, is_first_rank, show_shards
+from fsdp_migrate.tying import parameter_names
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
+"""What ``torch.compile`` and ``checkpoint_wrapper`` put into names; torch's state dicts leave it out."""
+
+
+def full_state_dict(
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    *,
+    rank0_only: bool = True,
+    offload_to_cpu: bool = True,
+) -> dict[str, Any]:
+    """Return the whole state of a sharded model, and of its optimizer, as plain tensors.
+
+    What ``FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT)`` and ``FSDP.optim_state_dict`` gave:
+    ``{"model": {name: tensor}, "optimizer": {"state": {name: {...}}, "param_groups": [...]}}``, the optimizer
+    keyed by parameter names. Tensors are gathered one after the other, so that beside the result there is one
+    whole tensor at a time on a device, and none stays where it is not wanted. All ranks must call it.
+
+    Changes nothing: torch's ``get_optimizer_state_dict`` makes a step where there is no state yet, and
+    counts it; this does not. Tied parameters are gathered once and stay one tensor.
+
+    Args:
+        model: The model, between steps.
+        optimizer: Its optimizer, or several, whose state becomes one.
+        rank0_only: Build it on the first rank only; the others return ``{}``.
+        offload_to_cpu: Put the result on the CPU.
+
+    Returns:
+        The state. It shares no memory with the model.
+
+    Raises:
+        ModelStateError: A forward or backward is under way.
+        OptimizerError: An optimizer holds parameters that are not the model's.
+
+    Example:
+        >>> from torch import nn
+        >>> import torch.distributed as dist
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> model = nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> state = full_state_dict(model, optimizer)
+        >>> list(state["model"]), state["optimizer"]["param_groups"][0]["params"]
+        (['weight', 'bias'], ['weight', 'bias'])
+        >>> dist.destroy_process_group()
+    """
+    show_shards(model, "full_state_dict")
+    wanted = not rank0_only or is_first_rank(model.parameters())
+
+    def whole(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return copy.deepcopy(value) if wanted else None
+        gathered = gather(value)
+        if not wanted:
+            return None
+        return gathered.cpu() if offload_to_cpu else gathered
+
+    state = _state(model, optimizer, whole)
+    return state if wanted else {}
+
+
+def sharded_state_dict(
+    model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None = None
+) -> dict[str, Any]:
+    """Return the state of a sharded model, and of its optimizer, as torch's checkpoints (DCP) save it.
+
+    What ``StateDictType.SHARDED_STATE_DICT`` gave: the structure of :func:`full_state_dict`, with DTensors
+    that share the model's memory. No communication; nothing is changed.
+
+    Args:
+        model: The model, between steps.
+        optimizer: Its optimizer, or several, whose state becomes one.
+
+    Returns:
+        The state, the same names on every rank.
+
+    Raises:
+        ModelStateError: A forward or backward is under way.
+        OptimizerError: An optimizer holds parameters that are not the model's.
+
+    Example:
+        >>> from torch import nn
+        >>> sorted(sharded_state_dict(nn.Linear(4, 2))["model"])
+        ['bias', 'weight']
+    """
+    show_shards(model, "sharded_state_dict")
+    return _state(model, optimizer, lambda value: value)
+
+
+def load_full_state_dict(
+    model: nn.Module,
+    state: Mapping[str, Any],
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    *,
+    strict: bool = True,
+) -> None:
+    """Load what :func:`full_state_dict` returned, or a full FSDP1 state of that structure.
+
+    The first rank of all gives the state and sends it, tensor by tensor; each rank keeps its part. All ranks
+    must call it.
+
+    Changes: the values of the model, and the optimizer's state and settings.
+
+    Args:
+        model: The sharded model, of any world size.
+        state: The state on rank 0; ignored, and best ``{}``, on the others.
+        optimizer: The optimizer, or several, whose state ``state["optimizer"]`` holds. None: not loaded.
+        strict: Every name of the model must be there, and no other.
+
+    Raises:
+        ConfigError: Rank 0's state has no part for what is to be loaded; raised on every rank.
+        ModelStateError: A forward or backward is under way.
+
+    Example:
+        >>> from torch import nn
+        >>> import torch.distributed as dist
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> model = nn.Linear(4, 2)
+        >>> load_full_state_dict(model, {"model": {"weight": torch.ones(2, 4), "bias": torch.zeros(2)}})
+        >>> model.weight.sum().item()
+        8.0
+        >>> dist.destroy_process_group()
+    """
+    show_shards(model, "load_full_state_dict")
+    optimizers = _several(optimizer)
+    needed = ["model", "optimizer"] if optimizers else ["model"]
+    have: list[Any] = [sorted(state)]
+    torch.distributed.broadcast_object_list(have, src=0)
+    missing = [part for part in needed if part not in have[0]]
+    if missing:
+        msg = f"The state of rank 0 has the parts {have[0]}; expected {needed}, as of full_state_dict."
+        raise ConfigError(msg, field=missing[0])
+    here = torch.distributed.get_rank() == 0
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
+    # torch takes the dicts that it is given apart.
+    set_model_state_dict(model, dict(state["model"]) if here else {}, options=options)
+    if optimizers:
+        mine = copy.copy(state["optimizer"]) if here else {}
+        set_optimizer_state_dict(model, optimizers, mine, options=options)
+
+
+def _state(
+    model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None, value_of: Callable[[Any], Any]
+) -> dict[str, Any]:
+    optimizers = _several(optimizer)
+    names = {param: tuple(map(_clean, every)) for param, every in parameter_names(model).items()}
+    _check_owners(optimizers, names)
+    first = {name: every[0] for every in names.values() for name in every}
+    state: dict[str, Any] = {"model": {}}
+    for name, value in get_model_state_dict(model).items():
+        # Under the first of its names a tied parameter comes first.
+        known = state["model"]
+        known[name] = known[first[name]] if first.get(name) in known else value_of(value)
+    if optimizers:
+        state["optimizer"] = _optimizer_state(optimizers, names, value_of)
+    return state
+
+
+def _several(optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    if optimizer is None:
+        return []
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+
+
+def _clean(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _check_owners(optimizers: list[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
+    """Check, on every rank and before the first collective call, that every parameter has a name."""
+    for position, optimizer in enumerate(optimizers):
+        for index, group in enumerate(optimizer.param_groups):
+            strangers = sum(param not in names for param in group["params"])
+            if strangers:
+                msg = (
+                    f"Optimizer {position} ({type(optimizer).__name__}) has {strangers} parameters in group "
+                    f"{index} that are not the model's. Build it from the sharded model, or pass it to "
+                    "prepare_fully_shard in `optimizers`."
+                )
+                raise OptimizerError(msg)
+
+
+def _optimizer_state(
+    optimizers: list[Optimizer],
+    names: Mapping[nn.Parameter, tuple[str, ...]],
+    value_of: Callable[[Any], Any],
+) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param in optimizer.state:
+                    own = optimizer.state[param]
+                    state[names[param][0]] = {key: value_of(value) for key, value in own.items()}
+            settings = {key: value_of(value) for key, value in group.items() if key != "params"}
+            groups.append({**settings, "params": [names[param][0] for param in group["params"]]})
+    return {"state": state, "param_groups": groups}
