@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.activation_checkpointing import (
+        apply_activation_checkpointing as apply_activation_checkpointing,
+    )
     from fsdp_migrate.checkpoint_convert import (
         ConversionPlan as ConversionPlan,
         ConversionReport as ConversionReport,
@@ -52,6 +55,7 @@ __all__ = [
     "ShardPlan",
     "VerifyReport",
     "__version__",
+    "apply_activation_checkpointing",
     "convert_checkpoint",
     "execute_plan",
     "inspect_checkpoint",
@@ -68,6 +72,7 @@ _HOMES = {
     "FSDPMigrateError": "errors",
     "Finding": "findings",
     "ShardPlan": "plan",
+    "apply_activation_checkpointing": "activation_checkpointing",
     "plan_fully_shard": "plan",
     "prepare_fully_shard": "prepare",
     "shard_plan": "prepare",

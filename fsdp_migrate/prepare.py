@@ -12,8 +12,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fsdp_migrate import resolve, torch_compat
+from fsdp_migrate.activation_checkpointing import (
+    CheckpointPlan,
+    apply_checkpoint_plan,
+    plan_activation_checkpointing,
+)
 from fsdp_migrate.consensus import agree_on_plan, groups_of
-from fsdp_migrate.errors import ModelError, ProcessGroupError, UnsupportedFeatureError
+from fsdp_migrate.errors import ModelError, ProcessGroupError
 from fsdp_migrate.findings import raise_on_findings
 from fsdp_migrate.materialize import (
     broadcast_from_rank0,
@@ -81,7 +86,9 @@ def prepare_fully_shard(
             at the sharded ones; groups, settings and state are kept.
         mesh: A mesh in place of the config's groups: 1-D, or (replicate, shard).
         auto_wrap_policy: A policy in place of the config's.
-        activation_checkpointing: Not supported yet; apply ``checkpoint_wrapper`` before.
+        activation_checkpointing: The layers whose activations are recomputed, as ``which`` of
+            :func:`~fsdp_migrate.activation_checkpointing.apply_activation_checkpointing` takes them, or a
+            mapping with options too. True: the modules that the auto-wrap policy selects.
         tied: Which unit owns a parameter that several would share: ``parent``, the nearest unit above them
             (they are no units then), or ``group``, one unit made of them.
         reshard_after_forward: In place of what the strategy says: whether units other than the root are
@@ -116,14 +123,9 @@ def prepare_fully_shard(
             "`torch.distributed.init_process_group()` before prepare_fully_shard."
         )
         raise ProcessGroupError(msg)
-    if activation_checkpointing is not None:
-        msg = (
-            "`activation_checkpointing` is not supported yet. Apply torch's `checkpoint_wrapper` to the "
-            "layers before prepare_fully_shard."
-        )
-        raise UnsupportedFeatureError(msg, feature="activation_checkpointing")
     every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     names = parameter_names(model)
+    checkpointing: list[CheckpointPlan] = []
 
     def make_plan() -> ShardPlan:
         plan = plan_fully_shard(
@@ -136,9 +138,16 @@ def prepare_fully_shard(
         )
         raise_on_findings(plan.findings, strict=strict)
         check_optimizers(every, names)
+        if activation_checkpointing not in (None, False):
+            policy = plan.config.auto_wrap_policy
+            checkpointing.append(
+                plan_activation_checkpointing(model, activation_checkpointing, auto_wrap_policy=policy)
+            )
         return plan
 
     plan = agree_on_plan(make_plan, model, groups_of(fsdp1_config, mesh))
+    for each in checkpointing:
+        apply_checkpoint_plan(model, each)
     apply_plan(model, plan, mesh=mesh)
     sharded = dict(model.named_parameters(remove_duplicate=False))
     repoint_optimizers(every, names, sharded)

@@ -55,7 +55,7 @@ MESSAGES = [
     ("an expression that is none", "ConfigError", r"'hea\(d', which is no name in the model and no expr"),
     ("too many ranks to shard over again", "ConfigError", "is 3; as a number it must divide the 2 shards"),
     ("optimizer of another model", "OptimizerError", r"17 parameters in group 0.*\[13, 6\]"),
-    ("activation checkpointing", "UnsupportedFeatureError", "`activation_checkpointing` is not supported"),
+    ("activation checkpointing", "WrapPolicyError", "No module of class `Blok`.*Did you mean `Block`"),
     ("strict", "FindingsError", "FM009 `backward_prefetch`"),
     ("ignored of another model", "ConfigError", "not in the model: Linear, a parameter"),
     ("parameters in ignored_modules", "ConfigError", "holds a Parameter; expected Module"),

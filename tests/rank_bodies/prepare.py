@@ -119,7 +119,7 @@ REFUSED: dict[str, Callable[[Any], Call]] = {
     "optimizer of another model": lambda net: Call(
         net, more={"optimizers": torch.optim.SGD(Net().parameters(), lr=1.0)}
     ),
-    "activation checkpointing": lambda net: Call(net, more={"activation_checkpointing": True}),
+    "activation checkpointing": lambda net: Call(net, more={"activation_checkpointing": "Blok"}),
     "strict": lambda net: Call(net, {**BLOCKS, "backward_prefetch": "BACKWARD_POST"}, {"strict": True}),
     "ignored of another model": _argue(ignored_states=[nn.Linear(1, 1)]),
     "parameters in ignored_modules": _argue(ignored_modules=[nn.Parameter(torch.zeros(1))]),
