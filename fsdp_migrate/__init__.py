@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.config import FSDP1Config as FSDP1Config, FSDP2Config as FSDP2Config
     from fsdp_migrate.errors import FSDPMigrateError as FSDPMigrateError
     from fsdp_migrate.findings import Finding as Finding
+    from fsdp_migrate.microbatch import microbatches as microbatches
     from fsdp_migrate.plan import ShardPlan as ShardPlan, plan_fully_shard as plan_fully_shard
     from fsdp_migrate.prepare import (
         prepare_fully_shard as prepare_fully_shard,
@@ -59,6 +60,7 @@ __all__ = [
     "convert_checkpoint",
     "execute_plan",
     "inspect_checkpoint",
+    "microbatches",
     "plan_conversion",
     "plan_fully_shard",
     "prepare_fully_shard",
@@ -73,6 +75,7 @@ _HOMES = {
     "Finding": "findings",
     "ShardPlan": "plan",
     "apply_activation_checkpointing": "activation_checkpointing",
+    "microbatches": "microbatch",
     "plan_fully_shard": "plan",
     "prepare_fully_shard": "prepare",
     "shard_plan": "prepare",

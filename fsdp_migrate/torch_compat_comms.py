@@ -156,7 +156,9 @@ def _accumulates_apart(param: Any) -> bool:
 def _set_zero_gradient(param: Any, dtype: torch.dtype | None) -> None:
     """Give a parameter a gradient of zeros, in the dtype of the others that wait in its group."""
     whole = param._unsharded_param
-    if dtype in {None, whole.dtype} or not _accumulates_apart(param):
+    if not _accumulates_apart(param):
+        whole.grad = torch.zeros_like(whole, dtype=whole.grad_dtype)
+    elif dtype in {None, whole.dtype}:
         whole.grad = torch.zeros_like(whole)
     else:
         param.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=dtype)
