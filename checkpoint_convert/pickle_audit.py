@@ -1,43 +1,71 @@
 """Walk the opcodes of a pickle before it is loaded, and refuse those that attack the reader itself.
 
-An allow-list of globals keeps a pickle from running code, but not from exhausting memory: ``LONG_BINPUT``
-with a large index makes CPython's unpickler clear a table of that size, and ``BYTEARRAY8`` allocates what
-it declares before it reads. So every index and length is held against the size of the data. The frequent
-opcodes are skipped in long runs by one regular expression: a pickle of a million chunks takes two seconds.
+An allow-list of globals keeps a pickle from running code, but not from taking the reader down:
+
+- ``LONG_BINPUT`` with a large index makes CPython's unpickler clear a table of that size, and ``BYTEARRAY8``
+  allocates what it declares before it reads. So every index and length is held against the size of the data.
+- A tuple of two tuples of two tuples ... takes a few bytes per level, and the hash of it, when it becomes a
+  key, takes twice as long with each; a deep one overflows the C stack. So the walk keeps count of how many
+  tuples there are in each tuple, by what the opcodes do to the stack, and refuses more than a few thousand.
+
+The walk goes by one regular expression. What torch writes for each chunk is a token or two of it, so that a
+pickle of a million chunks takes seconds.
 """
 
 from __future__ import annotations
 
 import re
+from array import array
 from typing import Final
 
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
 
 
-_SHORT_STRINGS: Final = b"|".join(
+_MAX_TUPLES: Final = 10_000
+_HIGHEST_PROTOCOL: Final = 5
+_MAX_LINE: Final = 4096
+_STOP: Final = 0x2E
+
+_LONG: Final = rb"\x8a(?:\x05(?s:.{5})|\x06(?s:.{6})|\x07(?s:.{7}))"
+_INT: Final = rb"(?:K(?s:.)|M(?s:..)|J(?s:....)|" + _LONG + rb")"
+_GET: Final = rb"(?:h(?s:.)|j(?s:....))"
+_SHAPE: Final = rb"(?:" + _INT + rb"\x85|" + _INT * 2 + rb"\x86|" + _INT * 3 + rb"\x87|\(" + _INT + rb"*t)"
+_SHORT_TEXT: Final = b"|".join(
     b"%s(?s:.{%d})" % (re.escape(bytes([length])), length) for length in range(256)
 )
-_SIMPLE_RUN: Final = re.compile(
-    b"(?:"
+_TEXT: Final = rb"[\x8cUC](?:" + _SHORT_TEXT + rb")"
+_SIZE: Final = _GET + _SHAPE + rb"\x94\x85\x94R\x94"
+_NUMBER: Final = rb"(?:" + _INT + rb"|N)"
+_NEW: Final = rb"\x94\}\x94\("
+# What torch writes per chunk, and what we do: each is an object with its state, left on the stack, and a
+# number of memos. The names of fields are memos, and so are names that came before.
+_RECORDS: Final = (
+    (8, _NEW + (_GET + _SIZE) * 2 + rb"ub"),  # ChunkStorageMetadata
+    (5, _NEW + _GET * 3 + _NUMBER + _GET + _SIZE + rb"ub"),  # MetadataIndex of a known name
+    (6, _NEW + _GET + _TEXT + rb"\x94" + _GET + _NUMBER + _GET + _SIZE + rb"ub"),
+    (2, _NEW + _GET * 3 + _INT + _GET + _INT + rb"ub"),  # _StorageInfo in a known file
+    (3, _NEW + _GET + _TEXT + rb"\x94" + (_GET + _INT) * 2 + rb"ub"),
+    (0, rb"\}\((?:" + _GET + rb"(?:" + _GET + _SHAPE + rb"\x85R|" + _NUMBER + rb"|" + _GET + rb"))*ub"),
+)
+_MEMOS: Final = (0, *(count for count, _ in _RECORDS))
+# In the order of the branches of _Walk.run; the first are those of _RECORDS.
+_TOKEN: Final = re.compile(
+    _GET
+    + rb"\)\x81(?:"
+    + b"|".join(b"(" + pattern + b")" for _, pattern in _RECORDS)
+    + b")|"
     + b"|".join(
-        (
-            # No argument: containers, tuples, None and booleans, MEMOIZE, NEWOBJ, REDUCE, BUILD,
-            # STACK_GLOBAL, ...
-            rb"[)\]}(\x94\x81Rbuaetdsl012NQ\x85-\x89\x8f\x90\x91\x93]",
-            rb"[hqK](?s:.)",
-            rb"M(?s:..)",
-            rb"[jJ](?s:....)",
-            rb"G(?s:.{8})",
-            rb"[\x8cUC](?:" + _SHORT_STRINGS + rb")",
+        b"(" + pattern + b")"
+        for pattern in (
+            rb"h(?s:.)",  # 7 a short memo
+            rb"j(?s:....)",  # 8 a long memo
+            rb"\x94",  # 9 MEMOIZE
+            _INT + rb"|G(?s:.{8})|[N\x88\x89\]}]|" + _TEXT,  # 10 a value
+            rb"[uebats()R\x85-\x87\x93\x81]|q(?s:.)",  # 11 see _Walk._effect
         )
     )
-    # Bounded, because the engine keeps a record of every repetition until the match ends.
-    + rb"){1,1000}"
 )
-
-_STOP: Final = 0x2E
-_HIGHEST_PROTOCOL: Final = 5
-# opcode -> size of the length that precedes the payload
+# Opcodes whose payload follows its length, by the size of the length.
 _COUNTED: Final = {
     ord("X"): 4,
     ord("T"): 4,
@@ -48,20 +76,23 @@ _COUNTED: Final = {
     0x8E: 8,
     0x96: 8,
 }
-# opcodes whose argument is one line of text
-_LINES: Final = frozenset(b"IFLSVg")
+# Opcodes whose argument is one line of text.
+_LINES: Final = frozenset(b"IFLSV")
 _REFUSED: Final = {
     ord("P"): "PERSID",
+    ord("d"): "DICT",
     ord("i"): "INST",
     ord("o"): "OBJ",
     0x82: "EXT1",
     0x83: "EXT2",
     0x84: "EXT4",
+    0x8F: "EMPTY_SET",
+    0x90: "ADDITEMS",
+    0x91: "FROZENSET",
     0x92: "NEWOBJ_EX",
     0x97: "NEXT_BUFFER",
     0x98: "READONLY_BUFFER",
 }
-_MAX_LINE: Final = 4096
 
 
 def audit_opcodes(data: bytes, *, where: str) -> None:
@@ -72,9 +103,8 @@ def audit_opcodes(data: bytes, *, where: str) -> None:
         where: The file and entry, for messages.
 
     Raises:
-        UnsafePickleError: An opcode that no checkpoint needs, or one that would allocate far more than
-            the data holds.
-        CheckpointFormatError: Not a pickle, or one that is cut off.
+        UnsafePickleError: An opcode that no checkpoint needs, or one that would take the reader down.
+        CheckpointFormatError: Not a pickle, or one that is cut off or makes no sense.
 
     Example:
         >>> import pickle
@@ -83,68 +113,170 @@ def audit_opcodes(data: bytes, *, where: str) -> None:
     if len(data) < 2 or data[0] != 0x80 or data[1] > _HIGHEST_PROTOCOL:
         msg = f"{where} is not a pickle that Python 3 can have written (it starts with {data[:8]!r})."
         raise CheckpointFormatError(msg)
-    position, run = 2, _SIMPLE_RUN.match
-    while True:
-        matched = run(data, position)
-        if matched is not None:
-            position = matched.end()
-            continue
-        if position >= len(data):
-            raise CheckpointFormatError(f"{where} is cut off: the pickle has no end.")
-        if data[position] == _STOP:
-            return
-        position = _audit_rare(data, position, where)
+    try:
+        _Walk(data, where).run()
+    except IndexError:
+        msg = f"{where} is not a readable pickle: it takes something off its stack that was never put there."
+        raise CheckpointFormatError(msg) from None
 
 
-def _audit_rare(data: bytes, position: int, where: str) -> int:
-    """Check one opcode that is not in the regular expression, and return where the next one starts."""
-    opcode, size = data[position], len(data)
-    if opcode in _REFUSED:
-        msg = (
-            f"{where} holds the pickle opcode {_REFUSED[opcode]}, which no checkpoint needs. It was not "
-            "loaded."
-        )
-        raise UnsafePickleError(msg)
-    if opcode in _COUNTED:
-        start = position + 1 + _COUNTED[opcode]
-        end = start + int.from_bytes(data[position + 1 : start], "little")
-    elif opcode == ord("r"):
-        end = position + 5
-        _check_index(int.from_bytes(data[position + 1 : end], "little"), size, where)
-    elif opcode == ord("p"):
-        line, end = _line(data, position + 1, where)
-        _check_index(int(line) if line.isdigit() else size, size, where)
-    elif opcode == ord("c"):
-        _, end = _line(data, position + 1, where)
-        _, end = _line(data, end, where)
-    elif opcode in _LINES:
-        _, end = _line(data, position + 1, where)
-    elif opcode == 0x95:
-        end = position + 9
-    elif opcode == 0x80:
-        end = position + 2
-    else:
-        end = size + 1
-    if end > size:
-        msg = (
-            f"{where} is not a whole pickle: at byte {position} of {size} stands "
-            f"{data[position : position + 8]!r}."
-        )
-        raise CheckpointFormatError(msg)
-    return end
+class _Walk:
+    """Knows of each thing on the stack and in the memo how many tuples it would take to hash it.
 
+    Nothing but a tuple, and what a stand-in returns of its arguments, can be hashed by its content.
+    """
 
-def _check_index(index: int, size: int, where: str) -> None:
-    if index >= size:
-        msg = (
-            f"{where} holds a pickle of {size} bytes that asks for a memo of {index} entries. No program "
-            "writes that; it was not loaded."
-        )
-        raise UnsafePickleError(msg)
+    def __init__(self, data: bytes, where: str) -> None:
+        self._data = data
+        self._where = where
+        self._stack: list[int] = []
+        self._marks: list[int] = []
+        # Two bytes each: a pickle of a million chunks has twenty million of them.
+        self._memo = array("H")
 
+    def run(self) -> None:
+        """Walk up to STOP."""
+        data, stack, memo = self._data, self._stack, self._memo
+        match, position = _TOKEN.match, 2
+        while True:
+            found = match(data, position)
+            if found is None:
+                if data[position : position + 1] == b".":
+                    return
+                position = self._rare(position)
+                continue
+            kind, start, position = found.lastindex or 0, position, found.end()
+            if kind <= 6:
+                stack.append(0)
+                # A shape in it is one tuple, or two with the arguments around it.
+                memo.extend((2,) * _MEMOS[kind])
+            elif kind == 7:
+                stack.append(memo[data[start + 1]])
+            elif kind == 8:
+                stack.append(memo[int.from_bytes(data[start + 1 : position], "little")])
+            elif kind == 9:
+                memo.append(stack[-1])
+            elif kind == 10:
+                stack.append(0)
+            else:
+                self._effect(data[start], start)
 
-def _line(data: bytes, start: int, where: str) -> tuple[bytes, int]:
-    end = data.find(b"\n", start, start + _MAX_LINE)
-    if end < 0:
-        raise CheckpointFormatError(f"{where} is not a whole pickle: a line at byte {start} has no end.")
-    return data[start:end], end + 1
+    def _effect(self, opcode: int, start: int) -> None:
+        """Do to the stack what a less frequent opcode does."""
+        stack, marks = self._stack, self._marks
+        if opcode == ord("("):
+            marks.append(len(stack))
+        elif opcode in b"ue":
+            del stack[marks.pop() :]
+        elif opcode == ord("t"):
+            self._tuple(marks.pop())
+        elif opcode in b"\x85\x86\x87":
+            self._tuple(len(stack) - (opcode - 0x84))
+        elif opcode == ord("q"):
+            self._put(self._data[start + 1])
+        elif opcode == ord(")"):
+            stack.append(1)
+        else:
+            self._pop(opcode)
+
+    def _pop(self, opcode: int) -> None:
+        """Take one or two things off: BUILD, APPEND, SETITEM, and those that leave a result."""
+        top = self._stack.pop()
+        if opcode == ord("s"):
+            self._stack.pop()
+        elif opcode == ord("R"):
+            # A stand-in can return its arguments, or a part of them.
+            self._stack[-1] = top
+        elif opcode in b"\x93\x81":
+            self._stack[-1] = 0
+
+    def _tuple(self, first: int) -> None:
+        """Make a tuple of what stands on the stack from ``first`` on."""
+        if first < 0:
+            raise IndexError
+        count = 1 + sum(self._stack[first:])
+        if count > _MAX_TUPLES:
+            msg = (
+                f"{self._where} holds a pickle that nests {count} tuples in one. No program writes that; "
+                "it was not loaded."
+            )
+            raise UnsafePickleError(msg)
+        self._stack[first:] = [count]
+
+    def _put(self, index: int) -> None:
+        if index >= len(self._data):
+            msg = (
+                f"{self._where} holds a pickle of {len(self._data)} bytes that asks for a memo of {index} "
+                "entries. No program writes that; it was not loaded."
+            )
+            raise UnsafePickleError(msg)
+        if index >= len(self._memo):
+            self._memo.extend([0] * (index + 1 - len(self._memo)))
+        self._memo[index] = self._stack[-1]
+
+    def _rare(self, position: int) -> int:
+        """Follow one opcode that is no token, and return where the next one starts."""
+        data, size = self._data, len(self._data)
+        if position >= size:
+            raise CheckpointFormatError(f"{self._where} is cut off: the pickle has no end.")
+        opcode = data[position]
+        if opcode in _REFUSED:
+            msg = (
+                f"{self._where} holds the pickle opcode {_REFUSED[opcode]}, which no checkpoint needs. It "
+                "was not loaded."
+            )
+            raise UnsafePickleError(msg)
+        if opcode in _COUNTED:
+            start = position + 1 + _COUNTED[opcode]
+            end = start + int.from_bytes(data[position + 1 : start], "little")
+            self._stack.append(0)
+        elif opcode in _LINES or opcode == ord("c"):
+            end = self._line_end(position + 1)
+            end = self._line_end(end) if opcode == ord("c") else end
+            self._stack.append(0)
+        else:
+            end = self._rarer(opcode, position)
+        if end > size:
+            found = data[position : position + 8]
+            msg = f"{self._where} is not a whole pickle: at byte {position} of {size} stands {found!r}."
+            raise CheckpointFormatError(msg)
+        return end
+
+    def _rarer(self, opcode: int, position: int) -> int:
+        stack = self._stack
+        if opcode in (ord("0"), ord("1")):
+            is_mark = bool(self._marks) and self._marks[-1] >= len(stack)
+            if opcode == ord("1") or is_mark:
+                del stack[self._marks.pop() :]
+            else:
+                stack.pop()
+        elif opcode == ord("2"):
+            stack.append(stack[-1])
+        elif opcode == ord("l"):
+            stack[self._marks.pop() :] = [0]
+        elif opcode == ord("Q"):
+            stack[-1] = 0
+        elif opcode == ord("r"):
+            self._put(int.from_bytes(self._data[position + 1 : position + 5], "little"))
+            return position + 5
+        elif opcode in b"pg":
+            end = self._line_end(position + 1)
+            line = self._data[position + 1 : end - 1]
+            index = int(line) if line.isdigit() else len(self._data)
+            if opcode == ord("p"):
+                self._put(index)
+            else:
+                stack.append(self._memo[index])
+            return end
+        elif opcode in (0x95, 0x80):
+            return position + (9 if opcode == 0x95 else 2)
+        else:
+            return len(self._data) + 1
+        return position + 1
+
+    def _line_end(self, start: int) -> int:
+        end = self._data.find(b"\n", start, start + _MAX_LINE)
+        if end < 0:
+            msg = f"{self._where} is not a whole pickle: a line at byte {start} has no end."
+            raise CheckpointFormatError(msg)
+        return end + 1

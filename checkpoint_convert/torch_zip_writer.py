@@ -6,6 +6,7 @@ known beforehand, so the length of an archive is too, and the bytes of a tensor 
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class TensorArchive:
         return b"".join(parts)
 
 
+@functools.lru_cache(maxsize=4096)
 def tensor_archive(dtype: str, shape: Shape) -> TensorArchive:
     """Lay out the archive of a contiguous tensor.
 

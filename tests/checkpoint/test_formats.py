@@ -98,10 +98,12 @@ def test_archives_beyond_four_gigabytes_are_written_in_the_wide_form(
 ) -> None:
     tensor = torch.arange(400.0)
     monkeypatch.setattr(torch_zip_writer, "_LIMIT32", limit)
+    tensor_archive.cache_clear()
     archive = tensor_archive("float32", (400,))
     item = archive.head + raw(tensor) + archive.tail(zlib.crc32(raw(tensor)))
     assert len(item) == archive.length
     monkeypatch.undo()
+    tensor_archive.cache_clear()
     # A real reader looks for 0xFFFFFFFF, so put that where the small limit stands.
     wide = item.replace(limit.to_bytes(4, "little"), b"\xff" * 4) if limit == 1000 else None
     if wide is not None:

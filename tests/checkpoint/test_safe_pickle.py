@@ -204,6 +204,14 @@ def test_the_error_names_the_global_and_the_file(tmp_path: Path) -> None:
 
 
 BOMBS = {
+    "a key so deep that its hash overflows the stack": PROTO + b"})" + b"\x85" * 300_000 + b"Ns.",
+    "a key whose hash takes for ever": PROTO + b"})" + b"2\x86" * 200 + b"Ns.",
+    "the same from the memo": PROTO + b"})\x94" + b"h\x00h\x00\x86q\x00" * 200 + b"Ns.",
+    "the same through a function": PROTO
+    + b"})\x94"
+    + (stack_global("torch", "Size") + b"h\x00h\x00\x86\x85Rq\x00") * 200
+    + b"Ns.",
+    "a set of such keys": PROTO + b"\x8f(" + b")" + b"2\x86" * 200 + b"\x90.",
     "memo of four billion": PROTO + b"Nr\xff\xff\xff\xff.",
     "memo by text": PROTO + b"Np4000000000\n.",
     "bytearray of an exabyte": b"\x80\x05\x96" + struct.pack("<Q", 1 << 60) + b".",
@@ -283,6 +291,14 @@ def test_a_small_pickle_cannot_take_much_memory(name: str) -> None:
     assert refused == ["refused"]
     # Kilobytes; ru_maxrss would count the parent, from which the process was forked.
     assert int(peak) < 100_000
+
+
+def test_tuples_within_tuples_can_be_read() -> None:
+    value = tuple((n, (str(n), ())) for n in range(2000))
+    data = pickle.dumps({value: value, "state": (3, tuple(range(50_000)), None)})
+    assert load_pickle(data, {}, where="x") == pickle.loads(data)
+    with pytest.raises(UnsafePickleError, match="nests"):
+        load_pickle(pickle.dumps(tuple((n,) for n in range(20_000))), {}, where="x")
 
 
 simple = st.recursive(
