@@ -118,6 +118,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM021": FindingCode(
             "exact", "`forward_prefetch`: units are chained in the order of the first forward."
         ),
+        "FM022": FindingCode("changed", "Under `no_sync`, gradients are added up in `reduce_dtype`."),
         # FM1xx: the model, as it is sharded
         "FM101": FindingCode(
             "equivalent",
@@ -136,6 +137,15 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM106": FindingCode(
             "equivalent",
             "Ignored parameters are trained beside sharded ones, which foreach optimizers refuse.",
+        ),
+        "FM120": FindingCode(
+            "equivalent", "What tensor or sequence parallelism has placed is sharded over FSDP's mesh too."
+        ),
+        "FM121": FindingCode(
+            "equivalent", "Expert-parallel gradients are divided by the number of all data-parallel ranks."
+        ),
+        "FM122": FindingCode(
+            "changed", "Parameters on several meshes: foreach and fused optimizers refuse to mix them."
         ),
         # FM2xx: checkpoints
         "FM201": FindingCode("exact", "The checkpoint loads into FSDP2 as it is."),

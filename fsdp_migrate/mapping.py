@@ -58,7 +58,10 @@ def map_sharding_strategy(config: FSDP1Config) -> Mapped:
     }
     findings = []
     if strategy == "NO_SHARD":
-        text = "NO_SHARD: a (world size, 1) mesh; gradients are all-reduced, nothing is sharded."
+        text = (
+            "NO_SHARD: a (world size, 1) mesh; gradients are all-reduced, nothing is sharded. Over several "
+            "backward passes the same sums are made in another order."
+        )
         hint = "DistributedDataParallel does the same with less bookkeeping."
         findings.append(make_finding("FM002", "sharding_strategy", text, hint))
     else:
@@ -166,15 +169,21 @@ def map_mp_dtypes(precision: MixedPrecision, config: FSDP1Config) -> Mapped:
     root_casts = casts or precision.cast_root_forward_inputs
     where = "every unit" if casts else "the root" if root_casts else "no unit"
     dtype_text = f"Parameters in {precision.param_dtype or 'their own dtype'}, gradients reduced in "
-    findings = (
+    findings = [
         make_finding("FM010", "mixed_precision", f"{dtype_text}{reduce or 'their own dtype'}."),
         make_finding("FM015", "mixed_precision.cast_forward_inputs", f"Inputs are cast at {where}."),
-    )
+    ]
+    if precision.param_dtype and reduce != precision.param_dtype:
+        text = (
+            f"Under `no_sync` gradients are added up in {reduce}, where FSDP1 adds them up in "
+            f"{precision.param_dtype}: more exact, in more memory. Without `no_sync` nothing differs."
+        )
+        findings.append(make_finding("FM022", "mixed_precision.reduce_dtype", text))
     fields = {
         "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=casts),
         "root_mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=root_casts),
     }
-    return Mapped(fields, findings)
+    return Mapped(fields, tuple(findings))
 
 
 def map_mp_buffer_dtype(precision: MixedPrecision, config: FSDP1Config) -> Mapped:

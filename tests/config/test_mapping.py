@@ -71,6 +71,7 @@ TOLD: list[tuple[str, str, dict[str, Any]]] = [
     ("FM019", "equivalent", {"device_id": 0}),
     ("FM020", "equivalent", {"sync_module_states": True}),
     ("FM021", "exact", {"forward_prefetch": True}),
+    ("FM022", "changed", {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32"}}),
 ]
 
 
