@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
+from fsdp_migrate import torch_compat
 from fsdp_migrate.resolve import resolve_dtype
 
 
@@ -42,13 +42,13 @@ def _cast_inputs(module: nn.Module, args: tuple[Any, ...]) -> Any:
         _input_dtypes[module] = value.dtype
         return value.to(torch.float32)
 
-    return tree_map(cast, args)
+    return torch_compat.map_leaves(cast, args)
 
 
 def _cast_outputs(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     del args
     dtype = _input_dtypes.get(module)
-    return output if dtype is None else tree_map(partial(_cast_floating, dtype), output)
+    return output if dtype is None else torch_compat.map_leaves(partial(_cast_floating, dtype), output)
 
 
 def _cast_floating(dtype: torch.dtype, value: Any) -> Any:

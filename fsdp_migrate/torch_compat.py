@@ -24,6 +24,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 
 if TYPE_CHECKING:
@@ -130,6 +131,11 @@ def base_of_view(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor._base
 
 
+def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Change every leaf of nested lists, tuples and dicts, such as a module's inputs."""
+    return tree_map(change, value)
+
+
 class _Writes(TorchDispatchMode):
     """Records the storages that operations write to."""
 
@@ -215,6 +221,11 @@ def mend_gloo_averaging(mesh: DeviceMesh, modules: Iterable[FSDPModule]) -> bool
     else:
         _replace_division()
     return True
+
+
+def averages_by_sum(mesh: DeviceMesh) -> bool:
+    """Tell whether gradients over a mesh must be summed and divided: gloo has no scaled reduction."""
+    return any(_is_gloo(mesh.get_group(dim)) for dim in range(mesh.ndim))
 
 
 def _is_gloo(group: dist.ProcessGroup) -> bool:

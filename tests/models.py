@@ -86,3 +86,13 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """Return the model's loss at repeating its input."""
     out = model(tokens)
     return nn.functional.cross_entropy(out.flatten(0, 1).float(), tokens.flatten())
+
+
+def tied_net() -> Net:
+    """Return a net whose head is its embedding."""
+    return Net(tied=True)
+
+
+def number() -> int:
+    """Return something that is no module."""
+    return 3

@@ -53,6 +53,13 @@ class Link(str, Enum):
     copy = "copy"
 
 
+class Tied(str, Enum):
+    """Which unit owns a tied parameter."""
+
+    parent = "parent"
+    group = "group"
+
+
 Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, not a report.")]
 
@@ -209,3 +216,41 @@ def verify(
     else:
         render.show_verification(report)
     return 0 if report.is_same else 1
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str,
+        typer.Option(metavar="PKG.MOD:FACTORY", help="What makes the model. It is run.", show_default=False),
+    ],
+    world_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="The number of ranks.", show_default=False)
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML or JSON: the keyword arguments of FSDP1."),
+    ] = None,
+    tied: Annotated[Tied, typer.Option(help="Who owns a parameter that units would share.")] = Tied.parent,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if anything would change.")] = False,
+    json: Json = False,
+) -> int:
+    """Show what prepare_fully_shard would do to a model, without a GPU or a process group.
+
+    The model is built on the meta device, so that its size does not matter.
+    """
+    from fsdp_migrate.cli import render_plan
+    from fsdp_migrate.config import FSDP1Config
+    from fsdp_migrate.config_files import read_config_file
+    from fsdp_migrate.factories import build_model
+    from fsdp_migrate.findings import raise_on_findings
+    from fsdp_migrate.plan import plan_fully_shard
+
+    arguments = FSDP1Config() if config is None else read_config_file(config)
+    shard_plan = plan_fully_shard(build_model(model), arguments, world_size=world_size, tied=tied.value)
+    if json:
+        write_document("plan", shard_plan.as_dict())
+    else:
+        render_plan.show_shard_plan(shard_plan)
+    raise_on_findings(shard_plan.findings, strict=strict)
+    return 0

@@ -1,0 +1,45 @@
+"""Models named as ``package.module:factory`` on the command line, built on the meta device."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsdp_migrate.errors import ConfigError
+
+
+def build_model(name: str) -> nn.Module:
+    """Import a module, call the factory in it without arguments, and return the model that it makes.
+
+    The factory runs under ``torch.device("meta")``, so that a model of any size costs no memory. The folder
+    from which the command is run is looked at first, as by ``python -m``. This executes the user's code.
+
+    Raises:
+        ConfigError: The name has another form, cannot be imported, or what it names makes no module.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        msg = f"`--model` is {name!r}; expected `package.module:factory`."
+        raise ConfigError(msg, field="model")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        factory: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        msg = f"`--model` is {name!r}, but module `{module_name}` cannot be imported: {error}."
+        raise ConfigError(msg, field="model") from error
+    for part in attribute.split("."):
+        factory = getattr(factory, part, None)
+    if not callable(factory):
+        msg = f"`--model` is {name!r}, but `{attribute}` of `{module_name}` is nothing that can be called."
+        raise ConfigError(msg, field="model")
+    with torch.device("meta"):
+        model = factory()
+    if not isinstance(model, nn.Module):
+        msg = f"`--model` is {name!r}, which makes a {type(model).__name__}; expected a torch module."
+        raise ConfigError(msg, field="model")
+    return model

@@ -1,0 +1,97 @@
+"""The command `plan`: a model and its FSDP1 arguments in, the tree of units out; no process group."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.cli import main
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+CONFIG = """
+# as it stands in somebody's repository
+auto_wrap_policy: {transformer_layer_cls: [Block]}
+sharding_strategy: FULL_SHARD
+mixed_precision: {param_dtype: bf16, reduce_dtype: fp32}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_the_plan_as_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "plan",
+        "--model",
+        "tests.models:Net",
+        "--config",
+        str(config),
+        "--world-size",
+        "16",
+        "--json",
+    ]
+    assert main(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["command"] == "plan"
+    assert document["mesh_shape"] == [1, 16]
+    assert [unit["fqn"] for unit in document["units"]] == ["blocks.0", "blocks.1", ""]
+    assert document["units"][0]["bytes"]["all_gathered_per_step"] > 0
+    assert "FM022" in {finding["code"] for finding in document["findings"]}
+
+
+def test_the_plan_for_people(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "tests.models:Net", "--config", str(config), "--world-size", "2"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for expected in ("3 units on 2 ranks", "blocks.1", "(root)", "unsharded peak", "bfloat16", "FM022"):
+        assert expected in shown.err
+
+
+def test_ties_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "tests.models:tied_net", "--world-size", "2"]) == 0
+    assert "tied: embed.weight, head.out.weight" in capsys.readouterr().err
+
+
+def test_strict_stops_at_what_would_change(config: Path) -> None:
+    arguments = ["plan", "--model", "tests.models:Net", "--config", str(config), "--world-size", "2"]
+    assert main([*arguments, "--strict"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "message"),
+    [
+        ("tests.models", CONFIG, "expected `package.module:factory`"),
+        ("tests.nothing:Net", CONFIG, "cannot be imported"),
+        ("tests.models:Nett", CONFIG, "nothing that can be called"),
+        ("tests.models:number", CONFIG, "makes a int; expected a torch module"),
+        ("tests.models:Net", "sharding_stratgy: FULL_SHARD", "Did you mean `sharding_strategy`?"),
+        ("tests.models:Net", "- FULL_SHARD", "expected a mapping"),
+        ("tests.models:Net", "a: [", "is no YAML and no JSON"),
+        ("tests.models:Net", "auto_wrap_policy: Blok", "Did you mean `Block`?"),
+    ],
+)
+def test_bad_input_is_one_clear_message(
+    model: str, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(text)
+    assert main(["plan", "--model", model, "--config", str(path), "--world-size", "2"]) == 1
+    shown = capsys.readouterr()
+    assert message in " ".join(shown.err.split())
+    assert "Traceback" not in shown.err
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "none.yaml"
+    assert main(["plan", "--model", "tests.models:Net", "--config", str(missing), "--world-size", "2"]) == 1
+    assert "There is no file" in capsys.readouterr().err
