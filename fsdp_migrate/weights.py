@@ -115,14 +115,14 @@ def swapped_parameters(model: nn.Module, weights: Mapping[str, torch.Tensor]) ->
         3.0
     """
     show_shards(model, "swapped_parameters")
-    pairs = _pairs(weights, model)
-    _exchange(pairs)
+    _exchange(_pairs(weights, model))
     try:
         yield
     finally:
-        # A forward without a backward leaves the root's whole parameters in use.
+        # A forward without a backward leaves the root's whole parameters in use, and up to torch 2.7 the
+        # first forward of all puts uneven shards into new memory: the pairs of before may be gone.
         show_shards(model, "swapped_parameters")
-        _exchange(pairs)
+        _exchange(_pairs(weights, model))
 
 
 def _tensors(model: nn.Module, *, buffers: bool) -> dict[str, torch.Tensor]:

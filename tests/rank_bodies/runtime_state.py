@@ -1,0 +1,438 @@
+"""Whole parameters, state dicts and copies of weights, under FSDP1 and under FSDP2."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel as FSDP,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
+from torch.distributed.tensor import DTensor
+
+from fsdp_migrate.prepare import prepare_fully_shard
+from fsdp_migrate.runtime import (
+    clone_parameters,
+    ema_update,
+    full_state_dict,
+    load_full_state_dict,
+    sharded_state_dict,
+    summon_full_params,
+    swapped_parameters,
+)
+from tests.models import Net, batch
+from tests.rank_bodies.parity import Tensors, full
+from tests.rank_bodies.runtime import BLOCKS, backward, error_of, fsdp1, prepared, whole_of
+
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+
+def _summon(model: Any, **arguments: Any) -> AbstractContextManager[None]:
+    if not isinstance(model, FSDP):
+        return summon_full_params(model, **arguments)
+    context: AbstractContextManager[None] = FSDP.summon_full_params(model, **arguments)
+    return context
+
+
+def _both(case: str = "blocks") -> list[Any]:
+    return [fsdp1(case), prepared(case)]
+
+
+def _clean(name: str) -> str:
+    return name.replace("_fsdp_wrapped_module.", "")
+
+
+# Whole parameters
+
+
+def what_is_seen(case: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what each model shows in the context, and that only whole tensors count as seen."""
+    shapes = {name: param.shape for name, param in Net().named_parameters()}
+    found = []
+    for model in _both(case):
+        backward(model, 0)
+        seen: dict[str, Any] = {}
+        # FSDP1 cannot offload to a CPU that is the device.
+        arguments = {**asked, "offload_to_cpu": False} if isinstance(model, FSDP) else asked
+        with _summon(model, **arguments):
+            for name, param in model.named_parameters():
+                own = _clean(name)
+                if param.shape == shapes[own] and not isinstance(param, DTensor):
+                    # FSDP1 shows small gradients of the last step whether asked or not
+                    grad = param.grad if arguments.get("with_grads") else None
+                    seen[own] = (param.detach().clone(), None if grad is None else grad.clone())
+        seen["afterwards"] = all(isinstance(p, DTensor) for p in model.parameters())
+        found.append(seen)
+    found[0].pop("afterwards")
+    return found
+
+
+def write_and_train(case: str, discard: bool = True) -> list[tuple[list[float], Tensors, Tensors]]:
+    """Change parameters and gradients in the context, then step and go on.
+
+    Without ``discard`` FSDP1 is spared ``writeback=False``, which writes where nothing is sharded.
+    """
+    found = []
+    for model in _both(case):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        backward(model, 0)
+        with torch.no_grad(), _summon(model, with_grads=True):
+            for param in model.parameters():
+                param.mul_(1.25)
+                assert param.grad is not None
+                param.grad.add_(0.5)
+        grads = whole_of(model, grads=True)
+        optimizer.step()
+        optimizer.zero_grad()  # FSDP1 sums in another order where it reduces a sum again, in NO_SHARD
+        losses = [backward(model, 1)]
+        optimizer.step()
+        with suppress(KeyError), torch.no_grad(), _summon(model):
+            for name, param in model.named_parameters():
+                if "bias" in name:
+                    param.zero_()
+            _ = {}["no such key"]  # under FSDP1 what was written until then is kept
+        if discard or not isinstance(model, FSDP):
+            with torch.no_grad(), _summon(model, writeback=False):
+                next(model.parameters()).fill_(100.0)
+        losses.append(backward(model, 2))
+        found.append((losses, grads, whole_of(model)))
+    return found
+
+
+def write_after_evaluation() -> tuple[float, float]:
+    """Write after a forward without a backward, which leaves the root's whole parameters in use."""
+    model = prepared()
+    tokens = batch(0, 0)
+    with torch.no_grad():
+        model(tokens)
+        with summon_full_params(model):
+            model.head.out.weight.zero_()
+            model.head.out.bias.zero_()
+        return model(tokens).abs().max().item(), full(model.head.out.weight).abs().max().item()
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        torch.manual_seed(module.in_features)
+        nn.init.xavier_normal_(module.weight)
+
+
+def apply_function() -> tuple[Tensors, Tensors]:
+    """Initialise by ``apply``: FSDP1's shows whole parameters, ours does in the context."""
+    old, new = _both()
+    old.apply(_initialise)
+    with summon_full_params(new):
+        new.apply(_initialise)
+    return whole_of(old), whole_of(new)
+
+
+def summon_ties() -> dict[str, Any]:
+    """Write through one of two names of a parameter; replace a parameter, or its shape."""
+    model = prepare_fully_shard(Net(tied=True), BLOCKS)
+    found: dict[str, Any] = {}
+    with torch.no_grad(), summon_full_params(model):
+        found["tied inside"] = model.embed.weight is model.head.out.weight
+        model.embed.weight.fill_(2.0)
+        model.head.norm.weight = nn.Parameter(torch.full((6,), 3.0))
+    found["tied after"] = model.embed.weight is model.head.out.weight
+    found["written"] = full(model.head.out.weight).unique().tolist()
+    found["replaced"] = full(model.head.norm.weight).unique().tolist()
+
+    def replace(module: Any, shape: tuple[int, ...]) -> None:
+        with summon_full_params(model):
+            module.weight = nn.Parameter(torch.zeros(shape))
+
+    found["untied"] = error_of(lambda: replace(model.embed, (13, 6)))
+    found["shape"] = error_of(lambda: replace(model.blocks[0].norm, (7,)))
+    found["sharded"] = all(isinstance(param, DTensor) for param in model.parameters())
+    return found
+
+
+def summon_wrongly() -> dict[str, Any]:
+    """Ask for what cannot be: forwards and other contexts inside, contradictory arguments."""
+    model, old = prepared(), fsdp1("blocks")
+    tokens = batch(0, 0)
+    expected = model(tokens).detach()
+    found: dict[str, Any] = {}
+
+    def nested() -> None:
+        with summon_full_params(model), summon_full_params(model.blocks[0]):
+            pass
+
+    def forward(module: Any, inputs: torch.Tensor) -> Any:
+        with summon_full_params(model):
+            return module(inputs)
+
+    found["nested"] = error_of(nested)
+    found["forward"] = error_of(lambda: forward(model, tokens))
+    found["forward of a unit"] = error_of(lambda: forward(model.blocks[0], torch.zeros(1, 6)))
+    found["in a forward"] = error_of(lambda: _in_forward(model, tokens))
+    model.blocks[0].reshard()
+    for arguments in ({"rank0_only": True}, {"with_grads": True, "offload_to_cpu": True, "writeback": False}):
+        for each in (model, old):
+            found[f"{type(each).__name__} {list(arguments)}"] = error_of(
+                _summon(each, **arguments).__enter__  # type: ignore[arg-type]
+            )[0]
+    fresh = prepared()
+    found["usable"] = torch.equal(fresh(tokens).detach(), expected)
+    with summon_full_params(fresh):
+        found["head"] = tuple(fresh.head(torch.zeros(2, 6)).shape)  # no unit, so it may be called
+    return found
+
+
+def _in_forward(model: Any, tokens: torch.Tensor) -> None:
+    def summon(*_: Any) -> None:
+        summon_full_params(model).__enter__()
+
+    handle = model.head.register_forward_pre_hook(summon)
+    try:
+        model(tokens)
+    finally:
+        handle.remove()
+
+
+# State dicts
+
+
+def _trained(model: Any, steps: int = 2) -> tuple[Any, torch.optim.Optimizer]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.step()
+    return model, optimizer
+
+
+def full_states(case: str) -> dict[str, Any]:
+    """Return the full state of a trained FSDP1 model, and ours of the same training."""
+    old, old_optimizer = _trained(fsdp1(case))
+    # Where the device is a CPU, torch cannot offload the model to it and makes garbage of the optimizer.
+    with FSDP.state_dict_type(
+        old,
+        StateDictType.FULL_STATE_DICT,
+        FullStateDictConfig(offload_to_cpu=False, rank0_only=True),
+        FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=True),
+    ):
+        expected = {"model": old.state_dict(), "optimizer": FSDP.optim_state_dict(old, old_optimizer)}
+    model, optimizer = _trained(prepared(case))
+    return {"FSDP1": expected, "ours": full_state_dict(model, optimizer)}
+
+
+def load_full_state() -> dict[str, Any]:
+    """Go on from a full FSDP2 state in another model, and compare with never having stopped."""
+    model, optimizer = _trained(prepared())
+    state = full_state_dict(model, optimizer)
+    optimizer.zero_grad()
+    backward(model, 7)
+    optimizer.step()
+    other = prepare_fully_shard(Net(), BLOCKS)
+    fresh = torch.optim.AdamW(other.parameters(), lr=0.5)
+    with torch.no_grad():
+        other(batch(0, 0))  # leaves the root's whole parameters in use
+    load_full_state_dict(other, state, fresh)
+    loss = backward(other, 7)
+    fresh.step()
+    found: dict[str, Any] = {"expected": whole_of(model), "loaded": whole_of(other), "loss": loss}
+    found["lr"] = fresh.param_groups[0]["lr"]
+    found["kept"] = sorted(state["optimizer"]) if state else []
+    found["no optimizer"] = error_of(lambda: load_full_state_dict(other, {"model": {}}, fresh))
+    return found
+
+
+def memory_of_full_state() -> tuple[int, int, int]:
+    """Count the whole tensors that are alive at once while a state is gathered; and those gathered."""
+    model, optimizer = _trained(prepare_fully_shard(Net(tied=True), BLOCKS), 1)
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most, gathered = 0, 0
+    original = DTensor.full_tensor
+
+    def counting(tensor: DTensor, **arguments: Any) -> torch.Tensor:
+        nonlocal most, gathered
+        whole = original(tensor, **arguments)
+        alive.append(weakref.ref(whole))
+        gathered += 1
+        most = max(most, sum(reference() is not None for reference in alive))
+        return whole
+
+    with mock.patch.object(DTensor, "full_tensor", counting):
+        full_state_dict(model, optimizer)
+    return most, gathered, len(list(model.parameters()))
+
+
+def side_effects_of_state() -> dict[str, Any]:
+    """Take states before any step and after; change them, and look at the model."""
+    model = prepared()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    found: dict[str, Any] = {
+        "fresh": full_state_dict(model, optimizer, rank0_only=False)["optimizer"]["state"]
+    }
+    found["untouched"] = len(optimizer.state)
+    backward(model, 0)
+    optimizer.step()
+    before = whole_of(model)
+    state = full_state_dict(model, optimizer, rank0_only=False)
+    for tensor in state["model"].values():
+        tensor.fill_(9.0)
+    for own in state["optimizer"]["state"].values():
+        own["exp_avg"].fill_(9.0)
+    after = whole_of(model)
+    moments = [full(own["exp_avg"]) for own in optimizer.state.values()]
+    found["shared"] = [name for name in before if not torch.equal(before[name], after[name])]
+    found["shared moments"] = sum(bool((moment == 9.0).any()) for moment in moments)
+    found["buffer"] = model.offset.max().item()
+    stranger = torch.optim.SGD(Net().parameters(), lr=0.1)
+    found["stranger"] = error_of(lambda: full_state_dict(model, stranger))
+    two = [torch.optim.SGD([param], lr=0.1 * k) for k, param in enumerate(list(model.parameters())[:2], 1)]
+    groups = full_state_dict(model, two, rank0_only=False)["optimizer"]["param_groups"]
+    found["two"] = [(group["lr"], group["params"]) for group in groups]
+    return found
+
+
+def names_with_wrappers() -> tuple[list[str], list[str], list[str]]:
+    """Return the names of states of a model in which blocks are wrapped and the whole is compiled."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model: Any = Net()
+    model.blocks[0] = checkpoint_wrapper(model.blocks[0])
+    prepare_fully_shard(model, BLOCKS)
+    compiled: Any = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    backward(model, 0)
+    optimizer.step()
+    state = full_state_dict(compiled, optimizer, rank0_only=False)
+    return list(state["model"]), list(state["optimizer"]["state"]), list(Net().state_dict())
+
+
+def sharded_states(folder: str) -> dict[str, Any]:
+    """Save FSDP1's sharded state, load it into ours in place, and compare."""
+    warnings.simplefilter("ignore")
+    old, old_optimizer = _trained(fsdp1("blocks"))
+    with FSDP.state_dict_type(
+        old, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig()
+    ):
+        saved = {"model": old.state_dict(), "optimizer": FSDP.optim_state_dict(old, old_optimizer)}
+    save(saved, checkpoint_id=folder)
+    model, optimizer = _trained(prepare_fully_shard(Net(), BLOCKS), 1)
+    state = sharded_state_dict(model, optimizer)
+    names = {part: sorted(state[part]) for part in state}
+    load(state, checkpoint_id=folder)
+    moments = {name: full(own["exp_avg"]) for name, own in state["optimizer"]["state"].items()}
+    with FSDP.state_dict_type(
+        old,
+        StateDictType.FULL_STATE_DICT,
+        FullStateDictConfig(),
+        FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=False),
+    ):
+        expected = FSDP.optim_state_dict(old, old_optimizer)["state"]
+    return {
+        "names": names,
+        "expected names": {part: sorted(saved[part]) for part in saved},
+        "parameters": whole_of(model),
+        "expected": whole_of(old),
+        "moments": moments,
+        "expected moments": {name: own["exp_avg"] for name, own in expected.items()},
+    }
+
+
+# Copies of weights
+
+
+def average_weights() -> dict[str, Any]:
+    """Average while training, on FSDP1's whole parameters and on our shards; evaluate with the averages."""
+    averages: list[Tensors] = []
+    model: Any = None
+    for model in _both():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        mine = whole_of(model) if isinstance(model, FSDP) else clone_parameters(model)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, step)
+            optimizer.step()
+            if isinstance(model, FSDP):
+                for name, value in whole_of(model).items():
+                    mine[name].lerp_(value, 1 - 0.75)
+            else:
+                ema_update(mine, model, 0.75)
+        averages.append(mine)
+    expected, average = averages
+    reference = Net()
+    tokens = batch(9, 0)
+    reference.load_state_dict(expected, strict=False)
+    own = whole_of(model)
+    with torch.no_grad():
+        before = model(tokens)
+        with swapped_parameters(model, average):
+            inside = model(tokens)
+            saved = full_state_dict(model)
+        after = model(tokens)
+        with suppress(KeyError), swapped_parameters(model, average):
+            _ = {}["no such key"]
+    return {
+        "average": {name: full(value) for name, value in average.items()},
+        "expected": expected,
+        "local": sum(value.to_local().numel() for value in average.values() if isinstance(value, DTensor)),
+        "inside": (inside, reference(tokens).detach()),
+        "outside": torch.equal(before, after),
+        "differs": not torch.equal(before, inside),
+        "saved": {name: value for name, value in saved.get("model", {}).items() if name in expected},
+        "own": (own, whole_of(model)),
+    }
+
+
+def copy_weights() -> dict[str, Any]:
+    """Copy with buffers, in another dtype, of ties; and use copies that do not fit."""
+    model = prepare_fully_shard(Net(tied=True).bfloat16(), BLOCKS)
+    copies = clone_parameters(model, buffers=True, dtype=torch.float32)
+    found: dict[str, Any] = {"dtypes": {str(value.dtype) for value in copies.values()}}
+    found["tied"] = [name for name in ("embed.weight", "head.out.weight") if name in copies]
+    found["buffers"] = [name for name in copies if "offset" in name]
+    found["alike"] = all(
+        torch.equal(full(copies[name]).bfloat16(), full(param)) for name, param in model.named_parameters()
+    )
+    backward(model, 0)
+    with torch.no_grad():
+        model.embed.weight.zero_()
+    found["apart"] = bool(full(copies["embed.weight"]).any())
+    ema_update(copies, model, 0.5)
+    found["requires grad"] = any(value.requires_grad for value in copies.values())
+    found["decay"] = error_of(lambda: ema_update(copies, model, 1.5))
+    found["stranger"] = error_of(lambda: ema_update({"nothing": torch.zeros(1)}, model, 0.5))
+    plain = {"embed.weight": torch.zeros(13, 6)}
+    found["plain"] = error_of(lambda: swapped_parameters(model, plain).__enter__())
+    with swapped_parameters(model, copies):
+        found["in bfloat16"] = str(model.embed.weight.dtype)
+    counter = nn.BatchNorm1d(3)
+    counts = clone_parameters(counter, buffers=True)
+    counter.num_batches_tracked.fill_(5)
+    ema_update(counts, counter, 0.5)
+    found["counter"] = counts["num_batches_tracked"].item()
+    return found
+
+
+def train_two_copies() -> float:
+    """Train a model in the context of other weights; return by how much its own have moved."""
+    model = prepared()
+    other = clone_parameters(model)
+    before = whole_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with swapped_parameters(model, other):
+        backward(model, 0)
+        optimizer.step()
+    after = whole_of(model)
+    moved = max((full(other[name]) - before[name]).abs().max().item() for name in before)
+    assert moved > 0, "the training was lost"
+    return max((after[name] - before[name]).abs().max().item() for name in before)
