@@ -95,11 +95,16 @@ def accumulate(case: str) -> tuple[Any, Any]:
     return both(case, _accumulate)
 
 
+def fail() -> None:
+    """Fail in a context."""
+    raise KeyError
+
+
 def _flags(model: nn.Module) -> list[tuple[bool, bool]]:
     found = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            group = module._get_fsdp_state()._fsdp_param_group
+            group: Any = module._get_fsdp_state()._fsdp_param_group
             found.append((group.reduce_grads, group.all_reduce_grads))
     return found
 
@@ -118,7 +123,7 @@ def synchronisation_flags() -> dict[str, Any]:
         found["reduced"] = [name for name, param in model.named_parameters() if param.grad is not None]
     found["after"] = _flags(model)
     with suppress(KeyError), no_sync(model):
-        _ = {}["no such key"]
+        fail()
     found["after an error"] = _flags(model)
     found["no unit"] = error_of(lambda: no_sync(Net()).__enter__())
     return found
@@ -142,7 +147,8 @@ def _clip_case(kind: str) -> tuple[Any, Any]:
     if kind == "several meshes":
         return fsdp1("blocks", **_several_meshes()), prepared("blocks", **_several_meshes())
     if kind == "ignored parameters":
-        old, new = model_of("blocks"), model_of("blocks")
+        old: Any = model_of("blocks")
+        new: Any = model_of("blocks")
         arguments = arguments_of("blocks")
         wrapped = FSDP(old, **{**arguments, "ignored_modules": [old.head]})
         return wrapped, prepare_fully_shard(new, {**arguments, "ignored_modules": [new.head]})
@@ -267,11 +273,12 @@ def _speaker() -> Any:
 def call_methods() -> dict[str, Any]:
     """Call methods of a plain model and of a prepared one, with their gradients."""
     tokens = batch(0, 0)
-    results = []
-    for model in (_speaker(), prepare_fully_shard(_speaker(), BLOCKS)):
-        if isinstance(model, FSDPModule):
-            for _ in range(2):  # the second time changes nothing
-                register_forward_methods(model, "generate", "encode", "pool.score")
+    results: list[Any] = []
+    sharded: set[str] = set()
+    methods = ("generate", "encode", "pool.score")
+    for model, registered in ((_speaker(), ()), (prepare_fully_shard(_speaker(), BLOCKS), 2 * methods)):
+        for method in registered:  # the second time changes nothing
+            register_forward_methods(model, method)
         encoded = model.encode(tokens)
         torch.autograd.backward(encoded.square().mean() + model.pool.score(encoded[..., :6]).mean())
         with torch.no_grad():
@@ -330,7 +337,7 @@ def scale(case: str) -> tuple[Any, Any]:
 
 def scale_mixed(overflow: str, optimizer: str) -> dict[str, Any]:
     """Step with sharded and plain parameters, one of which overflows on rank 1 only."""
-    model = model_of("blocks")
+    model: Any = model_of("blocks")
     prepare_fully_shard(model, {**BLOCKS, "ignored_modules": [model.head.out]})
     groups = [[p for p in model.parameters() if isinstance(p, DTensor) is kind] for kind in (False, True)]
     if optimizer == "one":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from contextlib import suppress
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -19,11 +21,15 @@ from torch.distributed.fsdp import (
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
     StateDictType,
+    fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from fsdp_migrate import torch_compat
 from fsdp_migrate.prepare import prepare_fully_shard
 from fsdp_migrate.runtime import (
+    clip_grad_norm_,
     clone_parameters,
     ema_update,
     full_state_dict,
@@ -34,7 +40,7 @@ from fsdp_migrate.runtime import (
 )
 from tests.models import Net, batch
 from tests.rank_bodies.parity import Tensors, full
-from tests.rank_bodies.runtime import BLOCKS, backward, error_of, fsdp1, prepared, whole_of
+from tests.rank_bodies.runtime import BLOCKS, backward, error_of, fail, fsdp1, prepared, whole_of
 
 
 if TYPE_CHECKING:
@@ -104,7 +110,7 @@ def write_and_train(case: str, discard: bool = True) -> list[tuple[list[float], 
             for name, param in model.named_parameters():
                 if "bias" in name:
                     param.zero_()
-            _ = {}["no such key"]  # under FSDP1 what was written until then is kept
+            fail()  # under FSDP1 what was written until then is kept
         if discard or not isinstance(model, FSDP):
             with torch.no_grad(), _summon(model, writeback=False):
                 next(model.parameters()).fill_(100.0)
@@ -185,7 +191,7 @@ def summon_wrongly() -> dict[str, Any]:
     for arguments in ({"rank0_only": True}, {"with_grads": True, "offload_to_cpu": True, "writeback": False}):
         for each in (model, old):
             found[f"{type(each).__name__} {list(arguments)}"] = error_of(
-                _summon(each, **arguments).__enter__  # type: ignore[arg-type]
+                _summon(each, **arguments).__enter__
             )[0]
     fresh = prepared()
     found["usable"] = torch.equal(fresh(tokens).detach(), expected)
@@ -380,7 +386,7 @@ def average_weights() -> dict[str, Any]:
             saved = full_state_dict(model)
         after = model(tokens)
         with suppress(KeyError), swapped_parameters(model, average):
-            _ = {}["no such key"]
+            fail()
     return {
         "average": {name: full(value) for name, value in average.items()},
         "expected": expected,
@@ -415,7 +421,7 @@ def copy_weights() -> dict[str, Any]:
     found["plain"] = error_of(lambda: swapped_parameters(model, plain).__enter__())
     with swapped_parameters(model, copies):
         found["in bfloat16"] = str(model.embed.weight.dtype)
-    counter = nn.BatchNorm1d(3)
+    counter: Any = nn.BatchNorm1d(3)
     counts = clone_parameters(counter, buffers=True)
     counter.num_batches_tracked.fill_(5)
     ema_update(counts, counter, 0.5)
@@ -436,3 +442,34 @@ def train_two_copies() -> float:
     moved = max((full(other[name]) - before[name]).abs().max().item() for name in before)
     assert moved > 0, "the training was lost"
     return max((after[name] - before[name]).abs().max().item() for name in before)
+
+
+# Tensor parallelism
+
+
+def with_tensor_parallelism() -> dict[str, Any]:
+    """Clip, show, write and gather a model whose parameters are sharded over two dimensions of a mesh."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    tokens = torch.linspace(-1.0, 1.0, 24).reshape(4, 6)
+    results: list[Any] = []
+    model: Any = None
+    for sharded in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+        if sharded:
+            parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            for layer in (model[0], model[2], model):
+                fully_shard(layer, mesh=mesh["dp"])
+            torch_compat.mend_gloo_averaging(mesh["dp"], [model[0], model[2], model])
+        torch.autograd.backward(model(tokens).square().mean())
+        norms = [clip_grad_norm_(model, 1e9, order).item() for order in (1.0, 2.0, math.inf)]
+        with summon_full_params(model, with_grads=True):
+            shown = {name: param.detach().clone() for name, param in model.named_parameters()}
+            grads = {name: full(param.grad) for name, param in model.named_parameters()}
+            with torch.no_grad():
+                for param in model.parameters():
+                    param.mul_(2.0).add_(1.0)
+        state = full_state_dict(model, rank0_only=False)["model"]
+        results.append({"norms": norms, "shown": shown, "gradients": grads, "state": state})
+    placements = {str(param.placements) for param in model.parameters()}
+    return {"plain": results[0], "sharded": results[1], "placements": len(placements)}

@@ -209,3 +209,14 @@ def test_copies_fit_or_are_refused() -> None:
 
 def test_what_is_trained_with_other_weights_stays_in_them() -> None:
     assert run_ranks(runtime_state.train_two_copies) == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_parameters_of_two_parallelisms_are_shown_written_and_clipped() -> None:
+    for found in run_ranks(runtime_state.with_tensor_parallelism, world_size=4, timeout=120):
+        plain, sharded = found["plain"], found["sharded"]
+        assert found["placements"] > 1
+        assert sharded["norms"] == pytest.approx(plain["norms"], rel=1e-6)
+        assert_equal(sharded["shown"], plain["shown"])
+        torch.testing.assert_close(sharded["gradients"], plain["gradients"])
+        assert_equal(sharded["state"], plain["state"])
