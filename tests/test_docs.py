@@ -12,6 +12,8 @@ import typer
 
 from fsdp_migrate.cli import main
 from fsdp_migrate.cli.app import app
+from fsdp_migrate.config import FSDP1Config
+from fsdp_migrate.findings import FIDELITIES
 from tests.rank_bodies import checkpoints, readme
 from tests.ranks import ROOT, run_ranks
 from tools import findings_table
@@ -118,3 +120,13 @@ def test_a_clean_clone_has_the_targets_without_venvs(tmp_path: Path) -> None:
     ).stdout
     assert "-m venv .venv" in planned
     assert "[dev]" not in planned
+
+
+def test_the_readme_says_what_becomes_of_every_argument_and_how_faithfully() -> None:
+    rows = re.findall(r"^\| (`.+?`) \| .+ \| ([a-z, ]+) \|$", README, re.MULTILINE)
+    told = {
+        name: set(words.split(", ")) for names, words in rows for name in re.findall(r"`([\w.]+)`", names)
+    }
+    assert {name for name in told if "." not in name} == set(FSDP1Config.model_fields)
+    for words in told.values():
+        assert words <= set(FIDELITIES)

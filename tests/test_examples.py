@@ -54,3 +54,23 @@ def test_take_over(tmp_path: Path) -> None:
     output = run(EXAMPLES / "take_over.py", source, tmp_path / "out")
     assert output.splitlines()[0].endswith(": relink")
     assert output.splitlines()[-1] == "identical"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "num_ranks", "shown"),
+    [
+        (["ties.py"], 2, "FM103 `embed.weight` and `head.weight` are one parameter: the root unit owns it"),
+        (["ties.py", "--tied", "group"], 2, "FM104 `embed.weight` and `head.weight` are one parameter"),
+        (["hsdp.py"], 4, "('dp_replicate', 'dp_shard') (7, 6)"),
+        (["lora.py"], 2, "units ['0.adapter', '0', '1.adapter', '1', '2.adapter', '2', '']"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_training_examples_learn(script: list[str], num_ranks: int, shown: str) -> None:
+    launcher = [*TORCHRUN[:-1], num_ranks]
+    output = run(*launcher, EXAMPLES / script[0], *script[1:])
+    assert shown in output
+    first, _, last = (float(loss) for loss in re.findall(r"loss (\S+)", output))
+    assert last < first
+    assert "still tied False" not in output
