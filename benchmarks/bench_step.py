@@ -57,7 +57,10 @@ class Block(nn.Module):
 def sharded(kind: str, width: int) -> Any:
     """Return a model of that kind."""
     model = nn.Sequential(*(Block(width) for _ in range(LAYERS)))
-    arguments = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": torch.device("cpu")}
+    arguments: dict[str, Any] = {
+        "auto_wrap_policy": ModuleWrapPolicy({Block}),
+        "device_id": torch.device("cpu"),
+    }
     if kind == "prepared":
         return prepare_fully_shard(model, arguments)
     if kind == "FSDP1":
