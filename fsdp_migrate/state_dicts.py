@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from fsdp_migrate.errors import ConfigError, OptimizerError
+from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.sharded import gather, is_first_rank, show_shards
 from fsdp_migrate.tying import parameter_names
 
@@ -135,8 +135,10 @@ def load_full_state_dict(
         strict: Every name of the model must be there, and no other.
 
     Raises:
-        ConfigError: Rank 0's state has no part for what is to be loaded; raised on every rank.
+        CheckpointMismatchError: Rank 0's state lacks a part, or differs from the model in names, shapes or
+            parameter groups; raised on every rank, before anything is loaded.
         ModelStateError: A forward or backward is under way.
+        OptimizerError: An optimizer holds parameters that are not the model's.
 
     Example:
         >>> from torch import nn
@@ -151,13 +153,9 @@ def load_full_state_dict(
     """
     show_shards(model, "load_full_state_dict")
     optimizers = _several(optimizer)
-    needed = ["model", "optimizer"] if optimizers else ["model"]
-    have: list[Any] = [sorted(state)]
-    torch.distributed.broadcast_object_list(have, src=0)
-    missing = [part for part in needed if part not in have[0]]
-    if missing:
-        msg = f"The state of rank 0 has the parts {have[0]}; expected {needed}, as of full_state_dict."
-        raise ConfigError(msg, field=missing[0])
+    sent: list[Any] = [_outline(state) if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(sent, src=0)
+    _check_fits(model, optimizers, sent[0], strict=strict)
     here = torch.distributed.get_rank() == 0
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
     # torch takes the dicts that it is given apart.
@@ -167,11 +165,65 @@ def load_full_state_dict(
         set_optimizer_state_dict(model, optimizers, mine, options=options)
 
 
+def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what can be wrong with a state, without its values."""
+    outline: dict[str, Any] = {"parts": sorted(state)}
+    for name, value in state.get("model", {}).items():
+        outline.setdefault("shapes", {})[name] = _shape(value)
+    groups = state.get("optimizer", {}).get("param_groups", [])
+    return {**outline, "groups": [sorted(group["params"]) for group in groups]}
+
+
+def _shape(value: Any) -> list[int] | None:
+    return list(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _check_fits(
+    model: nn.Module, optimizers: list[Optimizer], outline: Mapping[str, Any], *, strict: bool
+) -> None:
+    """Compare what rank 0 sends with what is here, on every rank alike: torch would hang on a difference."""
+    needed = ["model", "optimizer"] if optimizers else ["model"]
+    problems = [f"it has no part `{part}`" for part in needed if part not in outline["parts"]]
+    found, expected = (
+        outline.get("shapes", {}),
+        {k: _shape(v) for k, v in get_model_state_dict(model).items()},
+    )
+    if strict and "model" in outline["parts"]:
+        problems += [f"`{name}` is missing" for name in expected if name not in found]
+        problems += [f"`{name}` is nothing in the model" for name in found if name not in expected]
+    problems += [
+        f"`{name}` has the shape {found[name]}; expected {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    names = _names(model)
+    _check_owners(optimizers, names)
+    groups = [
+        sorted(names[param][0] for param in group["params"])
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
+    if "optimizer" in outline["parts"] and optimizers and outline["groups"] != groups:
+        sizes = [[len(group) for group in each] for each in (outline["groups"], groups)]
+        problems.append(
+            f"its parameter groups, of {sizes[0]} parameters, are not the optimizer's, of {sizes[1]}"
+        )
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        msg = f"The state of rank 0 does not fit: {'; '.join(problems[:8])}{more}. Nothing was loaded."
+        raise CheckpointMismatchError(msg)
+
+
+def _names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
+    """Return every parameter with its names, as state dicts have them."""
+    return {param: tuple(map(_clean, every)) for param, every in parameter_names(model).items()}
+
+
 def _state(
     model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None, value_of: Callable[[Any], Any]
 ) -> dict[str, Any]:
     optimizers = _several(optimizer)
-    names = {param: tuple(map(_clean, every)) for param, every in parameter_names(model).items()}
+    names = _names(model)
     _check_owners(optimizers, names)
     first = {name: every[0] for every in names.values() for name in every}
     state: dict[str, Any] = {"model": {}}

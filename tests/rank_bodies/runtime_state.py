@@ -6,6 +6,7 @@ import math
 import warnings
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -255,8 +256,32 @@ def load_full_state() -> dict[str, Any]:
     found: dict[str, Any] = {"expected": whole_of(model), "loaded": whole_of(other), "loss": loss}
     found["lr"] = fresh.param_groups[0]["lr"]
     found["kept"] = sorted(state["optimizer"]) if state else []
-    found["no optimizer"] = error_of(lambda: load_full_state_dict(other, {"model": {}}, fresh))
+    before = whole_of(other)
+    found["refused"] = [
+        error_of(partial(load_full_state_dict, other, *bad)) for bad in _bad_states(state, other)
+    ]
+    found["untouched"] = all(torch.equal(before[name], value) for name, value in whole_of(other).items())
+    load_full_state_dict(other, {"model": {"offset": torch.full((6,), 4.0)}} if state else {}, strict=False)
+    found["in part"] = other.get_buffer("offset").max().item()
     return found
+
+
+def _bad_states(state: dict[str, Any], model: Any) -> list[tuple[Any, Any]]:
+    """Return states that do not fit, of which rank 0 alone has more than an empty dict."""
+    whole = torch.optim.SGD(model.parameters(), lr=0.1)
+    two = torch.optim.SGD([{"params": [param]} for param in list(model.parameters())[:2]], lr=0.1)
+    if not state:
+        return [({}, None), ({}, whole), ({}, None), ({}, None), ({}, two)]
+    weights = state["model"]
+    renamed = {name.replace("head.out", "out"): value for name, value in weights.items()}
+    longer = {**weights, "embed.weight": torch.zeros(14, 6)}
+    return [
+        ({}, None),
+        ({"model": weights}, whole),
+        ({"model": renamed}, None),
+        ({"model": longer}, None),
+        (state, two),
+    ]
 
 
 def memory_of_full_state() -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -138,9 +139,18 @@ def test_a_full_state_is_loaded_and_training_goes_on() -> None:
         assert_equal(found["loaded"], found["expected"])
         assert found["lr"] == 0.01
         assert found["kept"] == ([] if rank else ["param_groups", "state"])
-        error, text = found["no optimizer"]
-        assert error == "ConfigError"
-        assert "The state of rank 0 has the parts ['model']; expected ['model', 'optimizer']" in text
+        assert found["untouched"]
+        assert found["in part"] == 4.0
+        messages = (
+            "it has no part `model`",
+            "it has no part `optimizer`",
+            "`head.out.weight` is missing; .*`out.weight` is nothing in the model",
+            r"`embed.weight` has the shape \[14, 6\]; expected \[13, 6\]",
+            r"its parameter groups, of \[17\] parameters, are not the optimizer's, of \[1, 1\]",
+        )
+        for (error, text), message in zip(found["refused"], messages, strict=True):
+            assert error == "CheckpointMismatchError"
+            assert re.search(message, text), text
 
 
 def test_one_whole_tensor_is_alive_at_a_time_where_none_is_wanted() -> None:
