@@ -5,6 +5,8 @@ torchrun --nproc-per-node 4 examples/hsdp.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,7 +29,7 @@ def main() -> None:
             "auto_wrap_policy": {nn.Linear},
         },
     )
-    weight = model[0].weight
+    weight: Any = model[0].weight
     print(f"rank {dist.get_rank()}: {weight.device_mesh.mesh_dim_names} {tuple(weight.to_local().shape)}")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):

@@ -35,7 +35,8 @@ class Layer(nn.Module):
         self.adapter = Adapter(width, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.tanh(self.base(x)) + self.adapter(x)
+        out: torch.Tensor = x + torch.tanh(self.base(x)) + self.adapter(x)
+        return out
 
 
 def main() -> None:

@@ -86,8 +86,8 @@ def meta_twin(module: nn.Module) -> nn.Module:
         vars(twin)[table] = dict(vars(module)[table])
     for name, tensor in list(twin.named_parameters(recurse=False)):
         setattr(twin, name, nn.Parameter(tensor.to("meta").clone(), requires_grad=tensor.requires_grad))
-    for name, tensor in list(twin.named_buffers(recurse=False)):
-        setattr(twin, name, tensor.to("meta").clone())
+    for name, buffer in list(twin.named_buffers(recurse=False)):
+        setattr(twin, name, buffer.to("meta").clone())
     return twin
 
 
@@ -140,7 +140,7 @@ class _Writes(TorchDispatchMode):
     """Records the storages that operations write to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -40,7 +40,7 @@ class _Counting(TorchDispatchMode):
     }
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = dict.fromkeys((kind for kind, _ in self.KINDS.values()), 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
