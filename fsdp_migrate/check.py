@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_migrate import torch_compat
-from fsdp_migrate.errors import ModelError, UnsupportedFeatureError
+from fsdp_migrate.errors import ModelError
 
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ def check_model(model: nn.Module) -> None:
 
     Raises:
         ModelError: It is wrapped by FSDP1 or DDP, is sharded already, or is a container without a forward.
-        UnsupportedFeatureError: Parameters are DTensors of another parallelism.
     """
     for fqn, module in model.named_modules():
         where = f"`{fqn}`" if fqn else "The model"
@@ -37,7 +35,8 @@ def check_model(model: nn.Module) -> None:
             raise ModelError(msg, fqn=fqn)
         if isinstance(module, FSDPModule):
             msg = (
-                f"{where} is sharded by fully_shard already. prepare_fully_shard shards a whole model, once."
+                f"{where} is sharded by fully_shard already. prepare_fully_shard shards a whole model, once, "
+                "after tensor parallelism, activation checkpointing and torch.compile."
             )
             raise ModelError(msg, fqn=fqn)
         if isinstance(module, DistributedDataParallel):
@@ -49,13 +48,6 @@ def check_model(model: nn.Module) -> None:
             "Shard the module that contains it and is called."
         )
         raise ModelError(msg, fqn="")
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            msg = (
-                f"Parameter `{name}` is a DTensor: another parallelism has sharded it, "
-                "and its combination with FSDP is not supported yet."
-            )
-            raise UnsupportedFeatureError(msg, feature="tensor parallel")
 
 
 def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSet[nn.Parameter]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import FSDPMigrateError, ModelError
 
@@ -32,10 +33,11 @@ class Opinion:
     error: str | None = None
 
 
-def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None) -> list[dist.ProcessGroup | None]:
+def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: nn.Module) -> list[dist.ProcessGroup | None]:
     """Return the groups over which the ranks that shard together talk; None is all ranks.
 
-    The config is looked at as it was given: whether it can be read is what the ranks are to agree on.
+    Ranks that another parallelism has joined depend on each other too. The config is looked at as it was
+    given: whether it can be read is what the ranks are to agree on.
     """
 
     def given(name: str) -> Any:
@@ -44,7 +46,9 @@ def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None) -> list[dist.ProcessGr
 
     chosen = mesh if mesh is not None else given("device_mesh")
     if isinstance(chosen, DeviceMesh):
-        return [chosen.get_group(dim) for dim in range(chosen.ndim)]
+        others = {param.device_mesh for param in model.parameters() if isinstance(param, DTensor)}
+        meshes = [chosen, *sorted(others, key=lambda other: str(other.mesh_dim_names))]
+        return [each.get_group(dim) for each in meshes for dim in range(each.ndim)]
     groups = given("process_group")
     found: list[dist.ProcessGroup | None] = [
         group

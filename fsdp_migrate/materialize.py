@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import torch_compat
 from fsdp_migrate.errors import ModelError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
+    from fsdp_migrate.plan import ShardPlan
     from fsdp_migrate.tying import Tie
 
 
@@ -51,21 +53,17 @@ def modules_of_unit(roots: Iterable[nn.Module], stop: Callable[[nn.Module], bool
     return list(found)
 
 
-def check_materialization(
-    model: nn.Module, init: Callable[..., Any] | None, ignored: AbstractSet[nn.Module], *, overwritten: bool
-) -> None:
+def check_materialization(model: nn.Module, plan: ShardPlan) -> None:
     """Check that every meta tensor will have a value, changing nothing.
 
-    Args:
-        model: The model.
-        init: The ``param_init_fn``; it is trusted.
-        ignored: Modules that are not materialised.
-        overwritten: Whether rank 0 broadcasts real values afterwards.
+    A ``param_init_fn`` is trusted; what rank 0 broadcasts afterwards needs no value before.
 
     Raises:
         ModelError: A module has no ``reset_parameters``, or it leaves a parameter or buffer as it was, or
             an ignored module is on the meta device.
     """
+    init, overwritten = plan.config.param_init_fn, plan.config.broadcast_from_rank0
+    ignored = {model.get_submodule(fqn) for fqn in plan.ignored_modules}
     checked: set[tuple[type, tuple[str, ...]]] = set()
     for fqn, module in model.named_modules():
         if not has_meta(module):
@@ -182,11 +180,12 @@ def broadcast_from_rank0(modules: Iterable[nn.Module], skip: AbstractSet[Any], m
             if tensor in skip or tensor in done:
                 continue
             done.add(tensor)
-            value = tensor.detach().to(device)
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            value = local.detach().to(device)
             for dim in reversed(range(mesh.ndim)):
                 dist.broadcast(value, group=mesh.get_group(dim), group_src=0)
-            if value.data_ptr() != tensor.data_ptr():
-                tensor.copy_(value)
+            if value.data_ptr() != local.data_ptr():
+                local.copy_(value)
 
 
 def is_sharded(module: nn.Module) -> bool:

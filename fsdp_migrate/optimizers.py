@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
+from fsdp_migrate import torch_compat_parallel
 from fsdp_migrate.errors import OptimizerError
 
 
@@ -45,8 +46,8 @@ def repoint_optimizers(
     """Put the sharded parameters in the place of the old ones, by name.
 
     Groups, their order and their settings stay as they are, but for ``foreach`` and ``fused`` in groups that
-    hold ignored parameters too, where torch cannot have them. State that has a parameter's shape is sharded
-    like the parameter; other state, such as step counters, moves as it is.
+    hold ignored parameters too, or several meshes, where torch cannot have them. State that has a
+    parameter's shape is sharded like the parameter; other state, such as step counters, moves as it is.
 
     Args:
         optimizers: The optimizers, changed in place.
@@ -65,8 +66,8 @@ def repoint_optimizers(
 
 
 def _make_mixable(group: dict[str, Any]) -> None:
-    """Switch ``foreach`` and ``fused`` off in a group that holds both DTensors and plain parameters."""
-    if len({isinstance(param, DTensor) for param in group["params"]}) > 1:
+    """Switch ``foreach`` and ``fused`` off where plain parameters and DTensors, or meshes, mix."""
+    if len({param.device_mesh if isinstance(param, DTensor) else None for param in group["params"]}) > 1:
         for name in ("foreach", "fused"):
             if name in group:
                 group[name] = False
@@ -76,13 +77,15 @@ def _shard_like(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
     """Shard a state tensor of the old parameter's shape like the new parameter; without communication."""
     if not isinstance(value, torch.Tensor) or not isinstance(new, DTensor) or value.shape != old.shape:
         return value
-    local = value.detach()
-    for dim, placement in enumerate(new.placements):
-        if isinstance(placement, Shard):
-            chunks = local.chunk(new.device_mesh.size(dim), placement.dim)
+    local = value.to_local() if isinstance(value, DTensor) else value.detach()
+    # FSDP's dimensions come first; over those of another parallelism the old state is cut already.
+    ours = new.device_mesh.ndim - (old.device_mesh.ndim if isinstance(old, DTensor) else 0)
+    for dim, placement in enumerate(new.placements[:ours]):
+        rows = torch_compat_parallel.shard_dim(placement)
+        if rows is not None:
+            chunks = local.chunk(new.device_mesh.size(dim), rows)
             mine = new.device_mesh.get_local_rank(dim)
-            empty = local.narrow(placement.dim, 0, 0)
-            local = chunks[mine] if mine < len(chunks) else empty
+            local = chunks[mine] if mine < len(chunks) else local.narrow(rows, 0, 0)
     return DTensor.from_local(
         local.to(new.to_local().device).clone(),
         new.device_mesh,

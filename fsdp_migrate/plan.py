@@ -18,7 +18,7 @@ from fsdp_migrate.estimates import estimate_plan, estimate_unit
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.ignored import resolve_ignored
 from fsdp_migrate.mapping import map_config
-from fsdp_migrate.materialize import check_materialization
+from fsdp_migrate.parallelism import check_parallelism
 from fsdp_migrate.tying import Tie, find_ties, parameter_names
 from fsdp_migrate.units import plan_units
 from fsdp_migrate.wrap import WrapRequest, find_units, resolve_classes
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.estimates import PlanBytes
     from fsdp_migrate.findings import Finding
+    from fsdp_migrate.parallelism import ParallelParameter
     from fsdp_migrate.tying import TieOwner
     from fsdp_migrate.units import UnitPlan
 
@@ -39,7 +40,8 @@ class ShardPlan:
 
     ``units`` are in the order in which they are sharded: inner ones first, the root last. ``mesh_shape`` is
     (replicas, shards). ``ignored`` and ``ignored_modules`` are the names of what is left alone,
-    ``full_precision`` those of the modules that stay out of mixed precision, units or not.
+    ``full_precision`` those of the modules that stay out of mixed precision, units or not. ``parallel`` are
+    the parameters that tensor, sequence or expert parallelism has placed before.
     """
 
     units: tuple[UnitPlan, ...]
@@ -50,6 +52,7 @@ class ShardPlan:
     ignored_modules: tuple[str, ...]
     full_precision: tuple[str, ...]
     findings: tuple[Finding, ...]
+    parallel: tuple[ParallelParameter, ...] = ()
 
     @property
     def root(self) -> UnitPlan:
@@ -85,6 +88,7 @@ class ShardPlan:
             "ties": [asdict(tie) for tie in self.ties],
             "ignored": list(self.ignored),
             "full_precision": list(self.full_precision),
+            "parallel": [parameter.as_dict() for parameter in self.parallel],
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
@@ -159,15 +163,13 @@ def plan_fully_shard(
         reshard["reshard_after_forward"] = reshard_after_forward
     config = config.model_copy(update=reshard)
     request = _wrap_request(model, given, config)
-    check_materialization(
-        model, config.param_init_fn, request.ignored_modules, overwritten=config.broadcast_from_rank0
-    )
     units, more = plan_units(model, given, find_units(model, request), request, tied)
     units = tuple(replace(unit, config=unit.config.model_copy(update=reshard)) for unit in units)
     _check_wrapped(config.auto_wrap_policy, units, more)
     more.extend(_trained_ignored(request))
     members = {model.get_submodule(fqn): unit.fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}
     check_units(model, units, request.ignored_params)
+    parallel, parallel_findings = check_parallelism(model, units, config, mesh)
     units = _with_estimates(model, units, config, mesh_shape)
     return ShardPlan(
         units=units,
@@ -181,7 +183,8 @@ def plan_fully_shard(
             fqn for fqn, module in model.named_modules() if module in request.ignored_modules
         ),
         full_precision=tuple(_full_precision_modules(model, config)),
-        findings=(*findings, *more),
+        findings=(*findings, *more, *parallel_findings),
+        parallel=parallel,
     )
 
 

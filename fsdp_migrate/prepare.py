@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
-from fsdp_migrate import resolve, torch_compat
+from fsdp_migrate import resolve, torch_compat, torch_compat_parallel
 from fsdp_migrate.activation_checkpointing import (
     CheckpointPlan,
     apply_checkpoint_plan,
@@ -22,12 +22,14 @@ from fsdp_migrate.errors import ModelError, ProcessGroupError
 from fsdp_migrate.findings import raise_on_findings
 from fsdp_migrate.materialize import (
     broadcast_from_rank0,
+    check_materialization,
     is_sharded,
     materialize_modules,
     modules_of_unit,
     restore_ties,
 )
 from fsdp_migrate.optimizers import check_optimizers, repoint_optimizers
+from fsdp_migrate.parallelism import Placed, expected_placement, has_own_mesh, parallel_placement
 from fsdp_migrate.plan import ShardPlan, plan_fully_shard
 from fsdp_migrate.precision import apply_buffer_dtype, apply_full_precision_casts
 from fsdp_migrate.prefetch import ForwardPrefetch
@@ -35,7 +37,7 @@ from fsdp_migrate.tying import parameter_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
@@ -84,7 +86,8 @@ def prepare_fully_shard(
             ``FullyShardedDataParallel`` as a dict, with torch's objects or their names. None: its defaults.
         optimizers: One or several optimizers that were built from the model's parameters. They are pointed
             at the sharded ones; groups, settings and state are kept.
-        mesh: A mesh in place of the config's groups: 1-D, or (replicate, shard).
+        mesh: A mesh in place of the config's groups: 1-D, or (replicate, shard). After tensor, sequence or
+            expert parallelism, the data-parallel dimensions of the same root mesh.
         auto_wrap_policy: A policy in place of the config's.
         activation_checkpointing: The layers whose activations are recomputed, as ``which`` of
             :func:`~fsdp_migrate.activation_checkpointing.apply_activation_checkpointing` takes them, or a
@@ -137,6 +140,7 @@ def prepare_fully_shard(
             reshard_after_forward=reshard_after_forward,
         )
         raise_on_findings(plan.findings, strict=strict)
+        check_materialization(model, plan)
         check_optimizers(every, names)
         if activation_checkpointing not in (None, False):
             policy = plan.config.auto_wrap_policy
@@ -145,13 +149,13 @@ def prepare_fully_shard(
             )
         return plan
 
-    plan = agree_on_plan(make_plan, model, groups_of(fsdp1_config, mesh))
+    plan = agree_on_plan(make_plan, model, groups_of(fsdp1_config, mesh, model))
     for each in checkpointing:
         apply_checkpoint_plan(model, each)
-    apply_plan(model, plan, mesh=mesh)
+    meshes = apply_plan(model, plan, mesh=mesh)
     sharded = dict(model.named_parameters(remove_duplicate=False))
     repoint_optimizers(every, names, sharded)
-    _verify(model, plan, names)
+    _verify(model, plan, names, meshes)
     _plans[model] = plan
     _log_findings(plan)
     return model
@@ -170,19 +174,27 @@ def shard_plan(model: nn.Module) -> ShardPlan:
         raise ModelError(msg) from None
 
 
-def apply_plan(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = None) -> None:
-    """Shard the model by the plan, unit by unit; a collective call of all ranks."""
+def apply_plan(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = None) -> dict[str, DeviceMesh]:
+    """Shard the model by the plan, unit by unit; a collective call of all ranks.
+
+    Returns:
+        The mesh that each unit was sharded on, by the unit's name.
+    """
     # FSDP1 moved parameters to `device_id` whatever the current device was; FSDP2 uses the current one.
     index = resolve.resolve_device_index(plan.config)
     torch_compat.make_current(resolve.resolve_device_type(plan.config), index)
-    meshes = _Meshes(mesh)
+    meshes = _Meshes(mesh, plan.config)
     root_mesh = meshes.of(plan.config)
     torch_compat.mend_fsdp2_on_cpu(root_mesh.device_type)
     ignored = {model.get_parameter(name) for name in plan.ignored}
     units: list[FSDPModule] = []
+    experts = {parameter.unit for parameter in plan.parallel if parameter.expert}
     for unit in plan.units:
-        _fill_unit(model, plan, unit, meshes.of(unit.config), ignored)
-        modules = _shard_unit(model, unit, meshes.of(unit.config), ignored)
+        unit_mesh = meshes.of(unit.config)
+        _fill_unit(model, plan, unit, unit_mesh, ignored)
+        modules = _shard_unit(model, unit, unit_mesh, ignored)
+        if unit.fqn in experts:
+            torch_compat_parallel.set_gradient_divisor(modules, unit_mesh, root_mesh.size())
         if not unit.config.backward_prefetch:
             torch_compat.stop_backward_prefetch(modules)
         units.extend(modules)
@@ -192,6 +204,7 @@ def apply_plan(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = N
         ForwardPrefetch(model, units)
     apply_full_precision_casts(model, plan)
     apply_buffer_dtype(model, plan)
+    return {unit.fqn: meshes.of(unit.config) for unit in plan.units}
 
 
 def _fill_unit(
@@ -212,14 +225,16 @@ def _fill_unit(
 class _Meshes:
     """Makes one mesh for each kind that units ask for, and the same one for the same request."""
 
-    def __init__(self, override: DeviceMesh | None) -> None:
+    def __init__(self, override: DeviceMesh | None, root: FSDP2Config) -> None:
         self._override = override
+        self._root = root
         self._made: dict[tuple[Any, ...], DeviceMesh] = {}
 
     def of(self, config: FSDP2Config) -> DeviceMesh:
         key = (config.mesh, id(config.process_group), id(config.device_mesh), config.device_id)
         if key not in self._made:
-            self._made[key] = resolve.make_mesh(config, self._override)
+            own = has_own_mesh(config, self._root)
+            self._made[key] = resolve.make_mesh(config, None if own else self._override)
         return self._made[key]
 
     def __iter__(self) -> Any:
@@ -240,7 +255,12 @@ def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set
     return torch_compat.shard_modules(modules, arguments)
 
 
-def _verify(model: nn.Module, plan: ShardPlan, before: dict[nn.Parameter, tuple[str, ...]]) -> None:
+def _verify(
+    model: nn.Module,
+    plan: ShardPlan,
+    before: dict[nn.Parameter, tuple[str, ...]],
+    meshes: Mapping[str, DeviceMesh],
+) -> None:
     """Check that what was planned is what came out; a failure here is an error of ours or of torch's."""
     after = {names: param for param, names in parameter_names(model).items()}
     if set(after) != set(before.values()):
@@ -248,6 +268,10 @@ def _verify(model: nn.Module, plan: ShardPlan, before: dict[nn.Parameter, tuple[
         msg = f"Sharding changed the names or ties of parameters: {lost}. Please report this model."
         raise ModelError(msg)
     replicas, shards = plan.mesh_shape
+    if meshes[plan.root.fqn].size() != replicas * shards:
+        msg = f"The root's mesh has {meshes[plan.root.fqn].size()} ranks; planned were {replicas * shards}."
+        raise ModelError(msg)
+    was = {name: parallel_placement(param) for param, names in before.items() for name in names}
     by_name = {name: param for names, param in after.items() for name in names}
     for unit in plan.units:
         for name in unit.parameters:
@@ -255,9 +279,9 @@ def _verify(model: nn.Module, plan: ShardPlan, before: dict[nn.Parameter, tuple[
             if not isinstance(param, DTensor):
                 msg = f"Parameter `{name}` of unit `{unit.fqn}` was not sharded. Please report this model."
                 raise ModelError(msg, fqn=name)
-            expected = [Shard(0)] if param.device_mesh.ndim == 1 else [Replicate(), Shard(0)]
-            if list(param.placements) != expected or param.device_mesh.size() != replicas * shards:
-                msg = f"Parameter `{name}` is placed {param.placements}; expected {expected}."
+            placed = expected_placement(was[name], meshes[unit.fqn])
+            if Placed.of(param) != placed:
+                msg = f"Parameter `{name}` is placed {Placed.of(param)}; expected {placed}."
                 raise ModelError(msg, fqn=name)
 
 
