@@ -89,7 +89,7 @@ class CheckpointedForward:
                 return run(*args, **kwargs)
             if options.reentrant:
                 return _checkpoint_reentrant(run, args, kwargs, preserve_rng_state=options.preserve_rng_state)
-            more = {} if options.context_fn is None else {"context_fn": options.context_fn}
+            more: dict[str, Any] = {} if options.context_fn is None else {"context_fn": options.context_fn}
             return checkpoint(
                 run,
                 *args,

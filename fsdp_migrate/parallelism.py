@@ -109,7 +109,7 @@ def check_parallelism(
     check_declared_ties(model)
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return (), []
-    named = dict(model.named_parameters(remove_duplicate=False))
+    named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
     data_ranks = _data_ranks(root, mesh)
     found: list[ParallelParameter] = []
     for unit in units:
@@ -142,18 +142,18 @@ def _data_ranks(root: FSDP2Config, mesh: DeviceMesh | None) -> frozenset[int]:
     return frozenset(rank for group in groups for rank in dist.get_process_group_ranks(group))
 
 
-def _is_expert(parameter: DTensor, data_ranks: frozenset[int]) -> bool:
+def _is_expert(parameter: Any, data_ranks: frozenset[int]) -> bool:
     return len(_ranks(parameter.device_mesh) & data_ranks) > 1
 
 
-def _describe(name: str, parameter: DTensor, unit: UnitPlan, *, expert: bool) -> ParallelParameter:
+def _describe(name: str, parameter: Any, unit: UnitPlan, *, expert: bool) -> ParallelParameter:
     dims = parameter.device_mesh.mesh_dim_names or ()
     placements = tuple(str(placement) for placement in parameter.placements)
     return ParallelParameter(name, unit.fqn, tuple(dims), placements, expert)
 
 
 def _check_parameter(
-    name: str, parameter: DTensor, unit: UnitPlan, mesh: DeviceMesh | None, *, expert: bool
+    name: str, parameter: Any, unit: UnitPlan, mesh: DeviceMesh | None, *, expert: bool
 ) -> None:
     where = f"Parameter `{name}` is a DTensor over {_show(parameter.device_mesh)}"
     if parameter.is_meta:

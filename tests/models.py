@@ -12,6 +12,8 @@ VOCABULARY = 13
 class Block(nn.Module):
     """A residual block whose inner width does not divide by 2 or 4."""
 
+    scale: torch.Tensor
+
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)

@@ -63,6 +63,7 @@ def test_take_over(tmp_path: Path) -> None:
         (["ties.py"], 2, "FM103 `embed.weight` and `head.weight` are one parameter: the root unit owns it"),
         (["ties.py", "--tied", "group"], 2, "FM104 `embed.weight` and `head.weight` are one parameter"),
         (["hsdp.py"], 4, "('dp_replicate', 'dp_shard') (7, 6)"),
+        (["tp_fsdp.py"], 4, "(4, 8) of (16, 8)"),
         (["lora.py"], 2, "units ['0.adapter', '0', '1.adapter', '1', '2.adapter', '2', '']"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

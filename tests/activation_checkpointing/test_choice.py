@@ -226,7 +226,7 @@ def test_without_autograd_nothing_is_saved_and_the_signature_is_the_layers_own()
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_runs_its_own_layers(copied: Any) -> None:
-    outer = nn.Sequential(WithKeywords())
+    outer: Any = nn.Sequential(WithKeywords())
     apply_activation_checkpointing(outer, WithKeywords)
     twin = copied(outer)
     torch.autograd.backward(twin[0](torch.ones(3), factor=torch.ones(3)).sum())
@@ -244,7 +244,7 @@ def test_a_forward_that_the_instance_has_of_its_own_is_kept() -> None:
 
 
 def test_parameters_are_not_put_on_the_cpu_with_the_activations() -> None:
-    outer = nn.Sequential(nn.Linear(3, 3, bias=False))
+    outer: Any = nn.Sequential(nn.Linear(3, 3, bias=False))
     apply_activation_checkpointing(outer, nn.Linear, offload_to_cpu=True, recompute=False)
     x = torch.ones(1, 3, requires_grad=True)
     out = outer(x)

@@ -102,7 +102,8 @@ class MixtureLayer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.norm(x).flatten(0, 1)
         gates, choice = self.router(tokens).softmax(-1).max(-1)
-        return x + (gates.unsqueeze(-1) * self.experts(tokens, choice)).view_as(x)
+        out: torch.Tensor = x + (gates.unsqueeze(-1) * self.experts(tokens, choice)).view_as(x)
+        return out
 
 
 class Mixture(nn.Module):
@@ -444,7 +445,7 @@ def _without_names() -> tuple[Any, Callable[[], Any]]:
 
 def _tensor_outside() -> tuple[Any, Callable[[], Any]]:
     root = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
-    model = Decoder()
+    model: Any = Decoder()
     for block in model.blocks:
         block.up.weight = nn.Parameter(distribute_tensor(block.up.weight, root["tp"], [Shard(0)]))
     return model, _prepare(model, root["dp"])
@@ -541,7 +542,7 @@ def _apply(model: Any, plan: dict[str, Any], mesh: Any = None) -> Callable[[], A
 
 def _after_fsdp() -> tuple[Any, Callable[[], Any]]:
     root = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = Decoder()
+    model: Any = Decoder()
     fully_shard(model.blocks[1], mesh=root["dp"])
     return model, _apply(model, tensor_plan())
 
@@ -637,7 +638,7 @@ def either_order() -> tuple[str, str]:
 def checkpointed_first() -> bool:
     """Checkpoint in place before tensor parallelism, whose names stay; return whether both came about."""
     root = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-    model = Decoder()
+    model: Any = Decoder()
     apply_activation_checkpointing(model, Block)
     apply_tensor_parallel(model, root["tp"], tensor_plan())
     return all(isinstance(block.up.weight, DTensor) and "forward" in vars(block) for block in model.blocks)
