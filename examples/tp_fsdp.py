@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from fsdp_migrate import prepare_fully_shard, shard_plan
+from fsdp_migrate.runtime import clip_grad_norm_
 from fsdp_migrate.tensor_parallel import apply_tensor_parallel
 
 
@@ -47,13 +48,13 @@ def main() -> None:
             print(f"{parameter.name}: {parameter.placements[0]} over {parameter.dims[0]}")
     print(f"rank {dist.get_rank()}: {tuple(model[0].up.weight.to_local().shape)} of (16, 8)")
 
-    # Parameters over (dp, tp) and over dp alone do not mix in foreach kernels.
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data_rank = mesh.get_local_rank("dp")  # ranks of one tensor-parallel group have the same data
     for step in range(3):
         inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(data_rank))
         loss = (model(inputs) - inputs.roll(1, 1)).square().mean()
         loss.backward()
+        clip_grad_norm_(model, max_norm=1.0)  # torch's own does not mix meshes
         optimizer.step()
         optimizer.zero_grad()
         average = loss.detach()

@@ -145,7 +145,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "equivalent", "Expert-parallel gradients are divided by the number of all data-parallel ranks."
         ),
         "FM122": FindingCode(
-            "changed", "Parameters on several meshes: foreach and fused optimizers refuse to mix them."
+            "changed", "Parameters on several meshes: `torch.nn.utils.clip_grad_norm_` does not mix them."
         ),
         # FM2xx: checkpoints
         "FM201": FindingCode("exact", "The checkpoint loads into FSDP2 as it is."),

@@ -66,11 +66,11 @@ def repoint_optimizers(
 
 
 def _make_mixable(group: dict[str, Any]) -> None:
-    """Switch ``foreach`` and ``fused`` off where plain parameters and DTensors, or meshes, mix."""
-    if len({param.device_mesh if isinstance(param, DTensor) else None for param in group["params"]}) > 1:
-        for name in ("foreach", "fused"):
-            if name in group:
-                group[name] = False
+    """Switch ``foreach`` and ``fused`` off where they do not take tensors of several kinds or meshes."""
+    meshes = {param.device_mesh if isinstance(param, DTensor) else None for param in group["params"]}
+    if len(meshes) > 1:
+        refused = ("foreach", "fused") if None in meshes else torch_compat_parallel.OPTIONS_OF_ONE_MESH
+        group.update({name: False for name in refused if name in group})
 
 
 def _shard_like(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:

@@ -307,14 +307,12 @@ def _findings(
         yield make_finding("FM121", "mesh", text)
     total = sum(len(unit.parameters) for unit in units)
     if len({parallel.dims for parallel in found}) + (len(found) < total) > 1:
-        text = (
-            "The parameters lie on several meshes, which foreach and fused optimizers and "
-            "`torch.nn.utils.clip_grad_norm_` refuse to mix."
-        )
-        hint = (
-            "Optimizers given to prepare_fully_shard are set to `foreach=False`; build later ones so. "
-            "`fsdp_migrate.clip_grad_norm_` takes all meshes together."
-        )
+        text = "The parameters lie on several meshes, which `torch.nn.utils.clip_grad_norm_` does not mix."
+        hint = "`fsdp_migrate.runtime.clip_grad_norm_` takes them together."
+        options = torch_compat_parallel.OPTIONS_OF_ONE_MESH
+        if options:
+            text += f" Nor do {' and '.join(options)} optimizers on this torch."
+            hint += f" Those given are set to {' and '.join(f'`{name}=False`' for name in options)}."
         yield make_finding("FM122", "mesh", text, hint)
 
 

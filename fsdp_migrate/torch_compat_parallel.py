@@ -41,6 +41,11 @@ MAX_PARALLEL_DIMS = 2 if hasattr(FSDPModule, "set_custom_all_gather") else 1
 HAS_GRADIENT_DIVISOR = hasattr(FSDPModule, "set_all_reduce_hook")
 """Whether a unit's gradients can be divided by another number than that of its ranks: since 2.7."""
 
+OPTIONS_OF_ONE_MESH: tuple[str, ...] = (
+    () if MAX_PARALLEL_DIMS > 1 else ("fused",) if HAS_GRADIENT_DIVISOR else ("foreach", "fused")
+)
+"""Kinds of optimizers that do not take DTensors of several meshes (run on 2.6, 2.7, 2.9, 2.13 and 2.15)."""
+
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the mesh that a mesh was sliced from, or itself."""

@@ -31,6 +31,8 @@ def test_training_equals_the_unsharded_model(
         assert found.found == pytest.approx(found.expected, abs=BOUND)
         assert found.gradients < BOUND
         assert found.parameters < BOUND
+        assert [ours for ours, _ in found.norms] == pytest.approx([plain for _, plain in found.norms])
+        assert max(plain for _, plain in found.norms) > 0.5, "nothing was clipped"
         assert found.ties == ([("embed.weight", "out.weight")] if "tied" in name else [])
         assert [row["name"] for row in found.json] == list(found.parallel)
         if name.startswith("expert"):

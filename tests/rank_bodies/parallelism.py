@@ -26,7 +26,9 @@ from fsdp_migrate.activation_checkpointing import apply_activation_checkpointing
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.parallelism import Placed
 from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
+from fsdp_migrate.runtime import clip_grad_norm_
 from fsdp_migrate.tensor_parallel import apply_tensor_parallel
+from fsdp_migrate.torch_compat_parallel import OPTIONS_OF_ONE_MESH
 from fsdp_migrate.tying import parameter_names
 from tests.models import Block
 from tests.rank_bodies.parity import full
@@ -268,6 +270,7 @@ class Outcome:
     found: list[float]
     parameters: float
     gradients: float
+    norms: list[tuple[float, float]]
     ties: list[tuple[str, ...]]
     parallel: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]]
     placed: dict[str, str]
@@ -296,9 +299,10 @@ def train(name: str) -> Outcome:
     prepare_fully_shard(model, setup.arguments, **setup.more)
     plan = shard_plan(model)
     placed = {key: _placed(param) for key, param in model.named_parameters()}
-    ours = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    foreach = "foreach" not in OPTIONS_OF_ONE_MESH
+    ours = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5, foreach=foreach)
     theirs = torch.optim.SGD(plain.parameters(), lr=0.3, momentum=0.5)
-    expected, found, gradients = [], [], 0.0
+    expected, found, norms, gradients = [], [], [], 0.0
     for step in range(4):
         ours.zero_grad()
         theirs.zero_grad()
@@ -307,6 +311,12 @@ def train(name: str) -> Outcome:
         torch.autograd.backward(torch.stack(losses).mean())
         expected.append(losses[setup.data_rank].item())
         gradients = max(gradients, _largest(model, plain, gradients=True))
+        norms.append(
+            (
+                clip_grad_norm_(model, max_norm=0.5).item(),
+                torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm=0.5).item(),
+            )
+        )
         ours.step()
         theirs.step()
         with torch.no_grad():
@@ -317,6 +327,7 @@ def train(name: str) -> Outcome:
         found=found,
         parameters=_largest(model, plain, gradients=False),
         gradients=gradients,
+        norms=norms,
         ties=[names for names in parameter_names(model).values() if len(names) > 1],
         parallel={p.name: (p.dims, p.placements, p.expert) for p in plan.parallel},
         placed=placed,
@@ -366,9 +377,12 @@ def optimizer_from_before(kind: str) -> float:
     ours, theirs = make(model.parameters(), lr=0.02, foreach=False), make(plain.parameters(), lr=0.02)
     for step in range(4):
         if step == 2:
-            ours.param_groups[0]["foreach"] = True
+            options = {name: True for name in ("foreach", "fused") if name in ours.param_groups[0]}
+            ours.param_groups[0].update(options)
             prepare_fully_shard(model, BLOCKS, mesh=root["dp"], optimizers=ours)
-            assert ours.param_groups[0]["foreach"] is False
+            left = {name for name in options if ours.param_groups[0][name] is True}
+            assert left == set(options) - set(OPTIONS_OF_ONE_MESH)
+            ours.param_groups[0].update(dict.fromkeys(options, False))
         for net, optimizer in ((model, ours), (plain, theirs)):
             optimizer.zero_grad()
             torch.autograd.backward(loss_of(net, tokens_of(step, 0)))
