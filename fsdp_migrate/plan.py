@@ -284,7 +284,7 @@ def _trained_ignored(request: WrapRequest) -> Iterator[Finding]:
         )
         hint = (
             "Optimizers given to prepare_fully_shard are set to `foreach=False`; build later ones so. "
-            "`fsdp_migrate.clip_grad_norm_` takes both kinds."
+            "`fsdp_migrate.runtime.clip_grad_norm_` takes both kinds."
         )
         yield make_finding("FM106", "ignored_states", text, hint)
 
