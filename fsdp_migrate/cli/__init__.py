@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-ISSUES = "https://github.com/fsdp-migrate/fsdp-migrate/issues"
-
 # click's UsageError, which typer keeps in one place or another depending on its version.
 _UsageError = typer.BadParameter.__bases__[0]
 
@@ -86,7 +84,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
         where = f": {error.filename!r}" if error.filename else ""
         return f"Error: {error.strerror or error}{where}", 1
     text = "".join(traceback.format_exception(error))
-    return f"{text}This is a bug in fsdp-migrate. Report it with these lines at {ISSUES}", 1
+    return f"{text}This is a bug in fsdp-migrate. Report it to its maintainers with these lines.", 1
 
 
 def _explain_usage(error: BaseException) -> tuple[str, int]:
