@@ -41,6 +41,8 @@ def raise_on(rank: int) -> None:
 
 
 def raise_everywhere() -> None:
+    dist.barrier()
+    time.sleep(1)  # the first to leave closes its sockets: let the other leave the barrier before
     raise KeyError(f"from {dist.get_rank()}")
 
 
