@@ -229,7 +229,8 @@ def averages_by_sum(mesh: DeviceMesh) -> bool:
 
 
 def _is_gloo(group: dist.ProcessGroup) -> bool:
-    return "gloo" in str(dist.get_backend(group))
+    # A group made without naming a backend says "undefined"; its CPU tensors go through gloo.
+    return any(name in str(dist.get_backend(group)) for name in ("gloo", "undefined"))
 
 
 def _sums_instead_of_averaging(group: dist.ProcessGroup) -> bool:
