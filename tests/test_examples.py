@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.rank_bodies import checkpoints
 from tests.ranks import ROOT, run_ranks
+from tests.scripts import run_python, run_script
 
 
 if TYPE_CHECKING:
@@ -18,19 +17,10 @@ if TYPE_CHECKING:
 
 
 EXAMPLES = ROOT / "examples"
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-
-def run(*arguments: object) -> str:
-    result = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=110
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
 
 
 def losses(*arguments: object) -> list[str]:
-    return re.findall(r"loss (\S+)", run(*TORCHRUN, EXAMPLES / "train.py", *arguments))
+    return re.findall(r"loss (\S+)", run_script(EXAMPLES / "train.py", *arguments))
 
 
 def test_every_example_is_listed() -> None:
@@ -42,7 +32,7 @@ def test_every_example_is_listed() -> None:
 def test_train_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     first, second = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
     assert len(losses("--fsdp", 1, "--save", first)) == 3
-    run("-m", "fsdp_migrate", "convert", first, second)
+    run_python("-m", "fsdp_migrate", "convert", first, second)
     expected = losses("--fsdp", 1, "--load", first)
     assert len(expected) == 3
     assert losses("--fsdp", 2, "--load", second) == expected
@@ -51,7 +41,7 @@ def test_train_goes_on_with_the_same_losses(tmp_path: Path) -> None:
 def test_take_over(tmp_path: Path) -> None:
     source = tmp_path / "source"
     run_ranks(checkpoints.save_fsdp1, str(source), "_orig_mod.")
-    output = run(EXAMPLES / "take_over.py", source, tmp_path / "out")
+    output = run_python(EXAMPLES / "take_over.py", source, tmp_path / "out")
     assert output.splitlines()[0].endswith(": relink")
     assert output.splitlines()[-1] == "identical"
 
@@ -69,8 +59,7 @@ def test_take_over(tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_training_examples_learn(script: list[str], num_ranks: int, shown: str) -> None:
-    launcher = [*TORCHRUN[:-1], num_ranks]
-    output = run(*launcher, EXAMPLES / script[0], *script[1:])
+    output = run_script(EXAMPLES / script[0], *script[1:], num_ranks=num_ranks)
     assert shown in output
     first, _, last = (float(loss) for loss in re.findall(r"loss (\S+)", output))
     assert last < first

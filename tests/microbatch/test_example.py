@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.ranks import ROOT
-
-
-def run(script: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    result = subprocess.run(
-        [*command, str(ROOT / script), *arguments], capture_output=True, text=True, check=False, timeout=110
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
+from tests.scripts import run_script
 
 
 @pytest.mark.slow
@@ -25,7 +14,7 @@ def test_the_example_accumulates_over_different_numbers_of_microbatches() -> Non
     """What is communicated when changes nothing but the traffic; the loss falls, on both ranks alike."""
     losses = []
     for arguments in ((), ("--comms", "last", "--agree")):
-        output = run("examples/gradient_accumulation.py", *arguments)
+        output = run_script("examples/gradient_accumulation.py", *arguments)
         rows = re.findall(r"step (\d) rank (\d): (\d+) microbatches, loss (\d\.\d+)", output)
         assert len(rows) == 6
         counts = {rank: [int(count) for _, who, count, _ in sorted(rows) if who == rank] for rank in "01"}
@@ -39,7 +28,7 @@ def test_the_example_accumulates_over_different_numbers_of_microbatches() -> Non
 
 @pytest.mark.slow
 def test_the_benchmark_prints_ratios() -> None:
-    output = run(
+    output = run_script(
         "benchmarks/bench_microbatch.py", "--rounds", "1", "--steps", "1", "--width", "8", "--layers", "2"
     )
     assert len(re.findall(r"^\S.*: +\d+\.\d\d", output, re.MULTILINE)) == 4
