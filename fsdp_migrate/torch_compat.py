@@ -210,8 +210,8 @@ def mend_gloo_averaging(mesh: DeviceMesh, modules: Iterable[FSDPModule]) -> bool
     the mesh must call this. Where FSDP2 can be told to sum and divide (2.8 and later), the units are told;
     before that the two functions that choose the division are replaced, for gloo groups only.
     """
-    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
-    broken = [_sums_instead_of_averaging(group) for group in groups if _is_gloo(group)]
+    groups = [group for group in mesh.get_all_groups() if _is_gloo(group, mesh.device_type)]
+    broken = [_sums_instead_of_averaging(group) for group in groups]
     if not any(broken):
         return False
     units = list(modules)
@@ -220,17 +220,18 @@ def mend_gloo_averaging(mesh: DeviceMesh, modules: Iterable[FSDPModule]) -> bool
             unit.set_force_sum_reduction_for_comms(True)
     else:
         _replace_division()
+        _SUMMING_GROUPS.update(group.group_name for group in groups)
     return True
 
 
 def averages_by_sum(mesh: DeviceMesh) -> bool:
     """Tell whether gradients over a mesh must be summed and divided: gloo has no scaled reduction."""
-    return any(_is_gloo(mesh.get_group(dim)) for dim in range(mesh.ndim))
+    return any(_is_gloo(group, mesh.device_type) for group in mesh.get_all_groups())
 
 
-def _is_gloo(group: dist.ProcessGroup) -> bool:
-    # A group made without naming a backend says "undefined"; its CPU tensors go through gloo.
-    return any(name in str(dist.get_backend(group)) for name in ("gloo", "undefined"))
+def _is_gloo(group: dist.ProcessGroup, device_type: str) -> bool:
+    # get_backend() says "undefined" of a group made without naming a backend, and one name of several.
+    return f"{device_type}:gloo" in dist.get_backend_config(group).split(",")
 
 
 def _sums_instead_of_averaging(group: dist.ProcessGroup) -> bool:
@@ -240,6 +241,9 @@ def _sums_instead_of_averaging(group: dist.ProcessGroup) -> bool:
     output = torch.empty(1)
     dist.reduce_scatter_tensor(output, torch.ones(size), op=dist.ReduceOp.AVG, group=group)
     return bool(output.item() != 1.0)
+
+
+_SUMMING_GROUPS: set[str] = set()
 
 
 def _replace_division() -> None:
@@ -254,7 +258,7 @@ def _replace_division() -> None:
         shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None, *args: Any, **kwargs: Any
     ) -> Any:
         chosen = factors(shard_group, replicate_group, *args, **kwargs)
-        if chosen[0] is not None or not _is_gloo(shard_group):
+        if chosen[0] is not None or shard_group.group_name not in _SUMMING_GROUPS:
             return chosen  # float16 is divided before and after a sum already
         size = shard_group.size() * (1 if replicate_group is None else replicate_group.size())
         return 1.0, float(size)

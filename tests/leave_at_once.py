@@ -36,6 +36,7 @@ def leave(group: object = None) -> None:
 
 if __name__ == "__main__":
     del sys.argv[0]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    script = Path(sys.argv[0]).resolve()
+    sys.path[:1] = [str(script.parent), str(Path(__file__).resolve().parent.parent)]
     dist.destroy_process_group = leave
     runpy.run_path(sys.argv[0], run_name="__main__")

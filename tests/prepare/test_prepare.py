@@ -15,6 +15,7 @@ from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
 from tests.models import Net
 from tests.rank_bodies import prepare
 from tests.ranks import run_ranks
+from tests.scripts import run_script
 
 
 def test_the_same_model_comes_back_sharded() -> None:
@@ -147,6 +148,11 @@ def test_meshes_have_the_shape_of_fsdp1s_groups(
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "NO_SHARD"])
 def test_gradients_on_gloo_are_averages(strategy: str) -> None:
     assert run_ranks(prepare.gloo_gradients, strategy) == [1.5, 1.5]
+
+
+def test_gradients_are_averages_in_a_group_that_names_no_backend() -> None:
+    output = run_script("tests/rank_scripts/unnamed_backend.py")
+    assert sorted(output.splitlines()) == ["rank 0 gradient 1.5", "rank 1 gradient 1.5"]
 
 
 def test_backward_prefetch_is_switched_off_where_fsdp1_had_none() -> None:
