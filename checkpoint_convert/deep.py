@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fsdp_migrate.checkpoint_convert.items import load_item, open_item
+from fsdp_migrate.checkpoint_convert.items import load_item, open_item, open_value
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Manifest, TensorEntry
 from fsdp_migrate.checkpoint_convert.parts import entry_path
 from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
@@ -44,6 +44,8 @@ def inspect_items(folder: Folder, manifest: Manifest) -> Manifest:
 def _check_tensor(folder: Folder, source: TensorSource, entry: TensorEntry) -> None:
     for chunk in entry.chunks:
         source.locate(entry, chunk)
+        if chunk.stored.raw is not None:
+            continue
         where = f"`{entry.key}` at {chunk.offsets} in '{folder.url}/{chunk.stored.file}'"
         archive = open_item(folder, chunk.stored, where=where)
         for name in archive.records:
@@ -51,7 +53,7 @@ def _check_tensor(folder: Folder, source: TensorSource, entry: TensorEntry) -> N
 
 
 def _check_value(folder: Folder, entry: BytesEntry, known: set[str]) -> Iterator[Finding]:
-    archive = open_item(folder, entry.stored, where=f"`{entry.key}` in {folder.url!r}")
+    archive = open_value(folder, entry, where=f"`{entry.key}` in {folder.url!r}")
     for name in archive.records:
         archive.check_crc(name)
     try:

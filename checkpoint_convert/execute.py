@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.item_writer import ItemWriter
-from fsdp_migrate.checkpoint_convert.items import open_item
+from fsdp_migrate.checkpoint_convert.items import open_value
 from fsdp_migrate.checkpoint_convert.metadata import Stored
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE, read_metadata
 from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
@@ -221,12 +221,12 @@ class _Execution:
 
 
 def _new_values(plan: ConversionPlan, source: Folder) -> dict[str, bytes]:
-    """Return the new bytes of the items in which names are replaced, by source key."""
+    """Return the bytes of the items in which names are replaced, or that are no items yet, by source key."""
     values: dict[str, bytes] = {}
     for entry in plan.entries:
-        if isinstance(entry, PlannedValue) and entry.names:
+        if isinstance(entry, PlannedValue) and (entry.names or entry.source.inline is not None):
             where = f"`{entry.source.key}` in {source.url!r}"
-            archive = open_item(source, entry.source.stored, where=where)
+            archive = open_value(source, entry.source, where=where)
             contents = {name: archive.read(name) for name in archive.records}
             contents["data.pkl"] = replace_strings(contents["data.pkl"], entry.names, where=where)
             values[entry.source.key] = small_archive(contents)

@@ -33,14 +33,18 @@ class StorageType(Inert):
 
 
 class StorageRef(Inert):
-    """The bytes that a tensor looks at: the record ``data/<key>`` of the same archive."""
+    """The bytes that a tensor looks at: the record ``data/<key>`` of the same archive.
 
-    __slots__ = ("dtype", "key", "numel")
+    Readers of one-file checkpoints find it once and for all: ``place`` is its file, position and size then.
+    """
+
+    __slots__ = ("dtype", "key", "numel", "place")
 
     def __init__(self, dtype: str | None, key: str, numel: int) -> None:
         self.dtype = dtype
         self.key = key
         self.numel = numel
+        self.place: tuple[str, int, int] | None = None
 
 
 class TensorValue(Inert):
@@ -69,7 +73,7 @@ class Record(Inert):
     Every allowed class has a subclass of its own, because pickle's NEWOBJ insists on a type.
     """
 
-    __slots__ = ("arguments", "entries", "items", "state")
+    __slots__ = ("arguments", "entries", "has_state", "is_called", "items", "state")
     name: str = ""
 
     def __new__(cls, *arguments: object) -> Self:
@@ -77,20 +81,26 @@ class Record(Inert):
         record = super().__new__(cls)
         record.arguments = arguments
         record.state = None
+        record.has_state = record.is_called = False
         record.items = []
         record.entries = []
         return record
 
     def __init__(self, *arguments: object) -> None:
+        """Note that it was called (REDUCE); a class of which an instance is made (NEWOBJ) is not."""
         del arguments
+        self.is_called = True
 
     arguments: tuple[object, ...]
+    has_state: bool
+    is_called: bool
     state: object
     items: list[object]
     entries: list[tuple[object, object]]
 
     def __setstate__(self, state: object) -> None:
         self.state = state
+        self.has_state = True
 
     def append(self, item: object) -> None:
         """Take an item, for classes that pickle as lists."""

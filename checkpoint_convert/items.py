@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.item_values import TensorValue, load_value
+from fsdp_migrate.checkpoint_convert.metadata import RawElements, Stored
 from fsdp_migrate.checkpoint_convert.reshard import Shape, row_major_strides
+from fsdp_migrate.checkpoint_convert.strided import StridedReader
 from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
-from fsdp_migrate.errors import CheckpointFormatError
+from fsdp_migrate.checkpoint_convert.torch_zip_writer import FIXED_RECORDS, small_archive
+from fsdp_migrate.checkpoint_convert.value_pickle import pickle_value
+from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.checkpoint_convert.metadata import Stored
+    from fsdp_migrate.checkpoint_convert.metadata import BytesEntry
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
 _PICKLE: Final = "data.pkl"
 _MAX_PICKLE: Final = 256 << 20
+_MAX_INLINE: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,64 @@ def open_item(folder: Folder, stored: Stored, *, where: str) -> TorchZip:
         stored.length,
         where=where,
     )
+
+
+def open_value(folder: Folder, entry: BytesEntry, *, where: str) -> TorchZip:
+    """Open the archive of a value; for one that is inline it is made, in memory.
+
+    Raises:
+        CheckpointFormatError: It is damaged.
+        UnsupportedFeatureError: An inline value cannot be written, or is too large for memory.
+    """
+    if entry.inline is None:
+        return open_item(folder, entry.stored, where=where)
+    pickled, tensors = pickle_value(entry.inline.value, where=where)
+    nbytes = sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in tensors)
+    if nbytes > _MAX_INLINE:
+        msg = f"{where} is no tensor, and holds {nbytes} bytes of tensors; at most {_MAX_INLINE} are carried."
+        raise UnsupportedFeatureError(msg, feature="values with large tensors in them")
+    contents = {"data.pkl": pickled, **FIXED_RECORDS}
+    for number, tensor in enumerate(tensors):
+        contents[f"data/{number}"] = _read_tensor(folder, tensor, where)
+    contents["version"] = b"3\n"
+    data = small_archive(contents)
+    return TorchZip(lambda start, count: data[start : start + count], 0, len(data), where=where)
+
+
+def _read_tensor(folder: Folder, value: TensorValue, where: str) -> bytes:
+    stored = place_tensor(value, where=where)
+    itemsize = DTYPES[value.dtype].itemsize
+    if stored.raw is None or stored.raw.strides is None:
+        return folder.read(stored.file, stored.offset, stored.length)
+    reader = StridedReader(folder, stored.file, stored.offset, itemsize, stored.raw.strides)
+    data: bytes = reader.read(stored.raw.start, value.shape).tobytes()
+    return data
+
+
+def place_tensor(value: TensorValue, *, where: str) -> Stored:
+    """Return where the elements of a tensor lie whose storage has its place in a file.
+
+    Raises:
+        CheckpointFormatError: Shape, strides and stored bytes do not fit.
+    """
+    if value.storage.place is None:
+        raise AssertionError(f"{where}: the storage was never looked for")
+    file, position, size = value.storage.place
+    itemsize = DTYPES[value.dtype].itemsize
+    count = math.prod(value.shape)
+    if count == 0:
+        return Stored(file, position, 0, RawElements())
+    last = value.start + sum((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True))
+    if max(last + 1, count) * itemsize > size:
+        msg = (
+            f"{where}: a {value.dtype} tensor of shape {list(value.shape)} and strides {list(value.strides)} "
+            f"needs {max(last + 1, count) * itemsize} bytes, and {size} are stored. The file is damaged, or "
+            "the tensor was expanded without a copy."
+        )
+        raise CheckpointFormatError(msg)
+    if _is_row_major(value.shape, value.strides):
+        return Stored(file, position + value.start * itemsize, count * itemsize, RawElements())
+    return Stored(file, position, size, RawElements(value.strides, value.start))
 
 
 def load_item(archive: TorchZip) -> object:

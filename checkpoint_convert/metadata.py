@@ -23,12 +23,27 @@ Stack = Literal["torch", "composer"]
 
 # Chunks and their places are named tuples, not dataclasses: a checkpoint can have millions, and they are
 # made three times faster.
+class RawElements(NamedTuple):
+    """How elements lie in bytes that are no item: ``strides`` are None where they follow each other.
+
+    Otherwise they are counted in elements, and the first one is element ``start`` of the bytes.
+    """
+
+    strides: Shape | None = None
+    start: int = 0
+
+
 class Stored(NamedTuple):
-    """Where an item lies: ``length`` bytes at ``offset`` of ``file``, which is relative to the checkpoint."""
+    """Where an item lies: ``length`` bytes at ``offset`` of ``file``, which is relative to the checkpoint.
+
+    With ``raw`` these are a chunk's elements themselves. Otherwise they are an archive of torch.save, as in
+    ``.distcp`` files; only those are ever written.
+    """
 
     file: str
     offset: int
     length: int
+    raw: RawElements | None = None
 
 
 class Chunk(NamedTuple):
@@ -66,12 +81,20 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class InlineValue:
+    """A value that the safe reader found in a larger pickle; what stands for what says ``item_values``."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
 class BytesEntry:
-    """A value that is not a tensor, stored as one item."""
+    """A value that is not a tensor, stored as one item; or ``inline``, and then ``stored`` names its file."""
 
     key: str
     path: Path | None
     stored: Stored
+    inline: InlineValue | None = None
 
 
 Entry = TensorEntry | BytesEntry
@@ -129,6 +152,8 @@ class Manifest:
         has_paths: Whether the metadata records the paths of keys.
         version: The version that the metadata gives itself, if any.
         findings: What there is to say about it.
+        save_id: What torch called the save.
+        is_relinkable: Whether an output can share its data files; only those of a distributed checkpoint.
     """
 
     source: str
@@ -146,6 +171,7 @@ class Manifest:
     version: str | None = None
     findings: tuple[Finding, ...] = ()
     save_id: str | None = None
+    is_relinkable: bool = True
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:

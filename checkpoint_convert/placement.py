@@ -109,7 +109,8 @@ class _Placer:
 
     @property
     def _stays(self) -> bool:
-        return self._shares or self._plan.world_size is None
+        is_named = self._plan.manifest.is_relinkable and self._plan.world_size is None
+        return self._shares or is_named
 
     def place(self) -> Placement:
         chunks: dict[str, list[Chunk]] = {e.key: [] for e in self._plan.tensors}
@@ -171,7 +172,8 @@ class _Placer:
     def _whole_chunks(self, entry: PlannedTensor) -> dict[Box, Stored]:
         """Return the items of the source by their boxes; kept, because boxes of a tensor come in a row."""
         if self._last is None or self._last[0] is not entry:
-            self._last = (entry, {(c.offsets, c.sizes): c.stored for c in entry.source.chunks})
+            items = [chunk for chunk in entry.source.chunks if chunk.stored.raw is None]
+            self._last = (entry, {(c.offsets, c.sizes): c.stored for c in items})
         return self._last[1]
 
     def _append(self, file: str, item: Item) -> Stored:

@@ -307,7 +307,8 @@ def _plan_error(manifest: Manifest, refused: Sequence[Finding]) -> PlanError:
 def _choose_action(manifest: Manifest, entries: Sequence[PlannedEntry], left_out: Sequence[str]) -> Action:
     tensors = [entry for entry in entries if isinstance(entry, PlannedTensor)]
     # What is left out would stay in linked files, and take up space without a name.
-    if left_out or any(entry.is_cast or entry.is_rechunked for entry in tensors):
+    is_changed = any(entry.is_cast or entry.is_rechunked for entry in tensors)
+    if left_out or is_changed or not manifest.is_relinkable:
         return "rewrite"
     values = [entry for entry in entries if isinstance(entry, PlannedValue)]
     is_renamed = any(entry.key != entry.source.key for entry in entries)

@@ -13,16 +13,18 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError
+from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError, CheckpointReadError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 Location = str | os.PathLike[str]
 
 _MAX_OPEN_FILES: Final = 64
+# What the file systems of fsspec call the size, the version and the time of the last change.
+_STAMP_FIELDS: Final = ("size", "ETag", "etag", "generation", "md5Hash", "LastModified", "mtime", "created")
 
 
 class Folder(Protocol):
@@ -40,6 +42,13 @@ class Folder(Protocol):
 
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
+        ...
+
+    def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Return what tells each file from one that takes its place later; files that are gone are left out.
+
+        Here these are size, time of the last change and inode; behind URLs whatever the service tells.
+        """
         ...
 
     def leads_outside(self, name: str) -> bool:
@@ -128,6 +137,15 @@ class LocalFolder:
         """Tell whether there is a file of this name."""
         return (self.path / name).is_file()
 
+    def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Return size, time of the last change and inode of each file."""
+        found: dict[str, str] = {}
+        for name in names:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), self._reading(name):
+                status = (self.path / name).stat()
+                found[name] = f"{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
+        return found
+
     def leads_outside(self, name: str) -> bool:
         """Tell whether a name leads out of the folder by a link."""
         target = (self.path / name).resolve()
@@ -144,7 +162,8 @@ class LocalFolder:
         opened = self._acquire(name)
         try:
             while len(buffer):
-                count = os.preadv(opened.fd, [buffer], offset)
+                with self._reading(name, offset):
+                    count = os.preadv(opened.fd, [buffer], offset)
                 if count == 0:
                     msg = f"{self._at(name)} ends at byte {offset}, {len(buffer)} bytes too early."
                     raise CheckpointFormatError(msg, path=self.path / name)
@@ -163,12 +182,25 @@ class LocalFolder:
     def _at(self, name: str) -> str:
         return repr(str(self.path / name))
 
+    @contextlib.contextmanager
+    def _reading(self, name: str, offset: int | None = None) -> Iterator[None]:
+        """Say which file the system could not read; that one is not there is another matter."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            at = "" if offset is None else f" at byte {offset}"
+            msg = f"{self._at(name)} could not be read{at}: {error.strerror or error}."
+            raise read_error(msg, self.path / name, error) from error
+
     def _acquire(self, name: str) -> _OpenFile:
         with self._lock:
             opened = self._open.get(name)
             if opened is None:
                 try:
-                    fd = os.open(self.path / name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+                    with self._reading(name):
+                        fd = os.open(self.path / name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
                 except FileNotFoundError as error:
                     msg = f"{self._at(name)} is not there."
                     raise CheckpointNotFoundError(msg, path=self.path / name) from error
@@ -218,6 +250,18 @@ class FsspecFolder:
         """Tell whether there is a file of this name."""
         return bool(self.fs.isfile(f"{self.root}/{name}"))
 
+    def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Return what the service tells of each file."""
+        self.fs.invalidate_cache(self.root)
+        prefix = self.root.rstrip("/") + "/"
+        wanted = set(names)
+        found = self.fs.find(self.root, detail=True)
+        return {
+            short: ":".join(str(info[field]) for field in _STAMP_FIELDS if info.get(field) is not None)
+            for name, info in found.items()
+            if (short := name.removeprefix(prefix)) in wanted
+        }
+
     def leads_outside(self, name: str) -> bool:
         """Tell whether a name leads out of the folder by a link."""
         del name
@@ -239,6 +283,13 @@ class FsspecFolder:
 
     def close(self) -> None:
         """Nothing stays open."""
+
+
+def read_error(message: str, path: object, error: OSError) -> CheckpointReadError:
+    """Return the error for something that the system could not read, with the system's own number."""
+    wrapped = CheckpointReadError(message, path=path)
+    wrapped.errno = error.errno
+    return wrapped
 
 
 def resolve_url(url: str) -> tuple[Any, str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.items import TensorBytes, locate_tensor
 from fsdp_migrate.checkpoint_convert.reshard import Box, blocks, intersect, paired_runs
+from fsdp_migrate.checkpoint_convert.strided import StridedReader
 from fsdp_migrate.errors import CheckpointFormatError
 
 
@@ -64,7 +63,19 @@ class TensorSource:
         Raises:
             CheckpointFormatError: It is not.
         """
-        key = (chunk.stored.file, chunk.stored.offset)
+        stored = chunk.stored
+        if stored.raw is not None:
+            return TensorBytes(
+                file=stored.file,
+                position=stored.offset,
+                nbytes=stored.length,
+                dtype=entry.dtype,
+                shape=chunk.sizes,
+                strides=stored.raw.strides,
+                start=stored.raw.start,
+                crc=0,
+            )
+        key = (stored.file, stored.offset)
         found = self._located.get(key)
         if found is not None:
             return found
@@ -101,18 +112,21 @@ class TensorSource:
     def _fill(self, view: memoryview, entry: TensorEntry, chunk: Chunk, part: Box, block: Box) -> None:
         itemsize = DTYPES[entry.dtype].itemsize
         found = self.locate(entry, chunk)
-        data = None if found.strides is None else self._gather(found, itemsize)
+        if found.strides is not None:
+            self._gather(view, found, part, (chunk.offsets, chunk.sizes), block)
+            return
         for start, target, count in paired_runs(part, (chunk.offsets, chunk.sizes), block):
             piece = view[target * itemsize : (target + count) * itemsize]
-            if data is None:
-                self.folder.read_into(found.file, found.position + start * itemsize, piece)
-            else:
-                piece[:] = data[start * itemsize : (start + count) * itemsize]
+            self.folder.read_into(found.file, found.position + start * itemsize, piece)
 
-    def _gather(self, found: TensorBytes, itemsize: int) -> memoryview:
-        """Bring a chunk whose elements do not follow each other into order. It is held whole meanwhile."""
-        raw = self.folder.read(found.file, found.position, found.nbytes)
-        cells: Any = np.frombuffer(raw, dtype=np.dtype((np.void, itemsize)))[found.start :]
-        strides = [step * itemsize for step in found.strides or ()]
-        ordered = np.lib.stride_tricks.as_strided(cells, found.shape, strides)
-        return memoryview(np.ascontiguousarray(ordered).tobytes())
+    def _gather(self, view: memoryview, found: TensorBytes, part: Box, chunk: Box, block: Box) -> None:
+        """Bring the elements of ``part`` into order, where they do not follow each other."""
+        itemsize, strides = DTYPES[found.dtype].itemsize, found.strides or ()
+        reader = StridedReader(self.folder, found.file, found.position, itemsize, strides)
+        inside = (p - o for p, o in zip(part[0], chunk[0], strict=True))
+        start = found.start + sum(i * s for i, s in zip(inside, strides, strict=True))
+        data = memoryview(reader.read(start, part[1]).tobytes())
+        for source, target, count in paired_runs(part, part, block):
+            view[target * itemsize : (target + count) * itemsize] = data[
+                source * itemsize : (source + count) * itemsize
+            ]

@@ -24,7 +24,7 @@ _FLAGS: Final = 0x0808  # the checksum follows the record; names are UTF-8
 _ALIGNMENT: Final = 64
 _LIMIT32: Final = 0xFFFFFFFF
 _PREFIX: Final = "archive/"
-_FIXED: Final = {
+FIXED_RECORDS: Final = {
     ".format_version": b"1",
     ".storage_alignment": b"64",
     "byteorder": b"little",
@@ -95,8 +95,8 @@ def tensor_archive(dtype: str, shape: Shape) -> TensorArchive:
         count *= size
     payload = count * kind.itemsize
     pickled = _tensor_pickle(dtype, shape, count)
-    names = ["data.pkl", *_FIXED, "data/0", "version", _SERIALIZATION_ID]
-    contents = [pickled, *_FIXED.values(), b"", _VERSION, _identity(names, pickled)]
+    names = ["data.pkl", *FIXED_RECORDS, "data/0", "version", _SERIALIZATION_ID]
+    contents = [pickled, *FIXED_RECORDS.values(), b"", _VERSION, _identity(names, pickled)]
     sizes = [payload if name == "data/0" else len(c) for name, c in zip(names, contents, strict=True)]
     records = _lay_out(names, sizes)
     head: list[bytes] = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
-from fsdp_migrate.checkpoint_convert.items import open_item
+from fsdp_migrate.checkpoint_convert.items import open_value
 from fsdp_migrate.checkpoint_convert.keys import join_path
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Entry, Manifest, TensorEntry
 from fsdp_migrate.checkpoint_convert.renames import plan_renames
@@ -236,7 +236,7 @@ class _Comparison:
 
     def _compare_values(self, key: str, ours: BytesEntry, theirs: BytesEntry) -> None:
         one, other = (
-            open_item(side.folder, entry.stored, where=f"`{entry.key}` in {side.folder.url!r}")
+            open_value(side.folder, entry, where=f"`{entry.key}` in {side.folder.url!r}")
             for side, entry in zip(self._sides, (ours, theirs), strict=True)
         )
         names = [

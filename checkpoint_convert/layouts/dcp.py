@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.items import load_item, open_item
+from fsdp_migrate.checkpoint_convert.items import load_item, open_value
 from fsdp_migrate.checkpoint_convert.layouts.composer import composer_evidence
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
@@ -130,7 +130,7 @@ def _name_lists(folder: Folder, entries: Mapping[str, Entry], parts: Sequence[Pa
 def _name_list(folder: Folder, entry: BytesEntry) -> NameList:
     where = f"`{entry.key}` in {folder.url!r}"
     try:
-        value = load_item(open_item(folder, entry.stored, where=where))
+        value = load_item(open_value(folder, entry, where=where))
     except UnsafePickleError as error:
         reason = error.global_name or "an opcode that is not allowed"
         return NameList(entry.key, None, reason=reason)
