@@ -17,13 +17,15 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from fsdp_migrate.errors import BatchError, BatchOutOfMemoryError, ModelError, RanksDivergedError
-from fsdp_migrate.torch_compat_comms import (
-    end_backward,
-    initialise_lazily,
-    parameter_groups,
-    watch_collectives,
+from fsdp_migrate.errors import (
+    BatchError,
+    BatchOutOfMemoryError,
+    ModelError,
+    RankError,
+    RanksDivergedError,
 )
+from fsdp_migrate.torch_compat_comms import end_backward, initialise_lazily, parameter_groups
+from fsdp_migrate.torch_compat_watch import watch_collectives
 
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fsdp_migrate.torch_compat_comms import CollectiveKind, ParameterGroup
+    from fsdp_migrate.torch_compat_comms import ParameterGroup
+    from fsdp_migrate.torch_compat_watch import CollectiveKind
 
 
 Step = Literal["all-gather", "all-gather from fewer ranks", "reduction", "end of a microbatch", "end"]
@@ -163,13 +166,14 @@ class Agreement:
         self._has_followers = False
         self._is_following = False
         self.is_active = False
+        self.failure: RankError | None = None
 
     def start(self) -> None:
         """Begin to watch; every rank must do so at the same place of the batch."""
         if not self.is_active:
-            initialise_lazily(self._model)
             self._watching.enter_context(watch_collectives(self))
-            self.is_active = True
+            self.is_active = True  # first, so that what fails here is told to the others
+            initialise_lazily(self._model)
 
     def stop(self) -> None:
         """Watch no more."""
@@ -240,13 +244,16 @@ class Agreement:
 
     def _vote(self, own: _Operation | None) -> _Operation:
         votes = self._line.maximum([0, *self._encode(own)])
-        if votes[0]:
-            self.stop()
-            self._line.raise_failures(None)
         highest, lowest = votes[1 : 2 + self._width], votes[2 + self._width :]
-        if highest != [-number for number in lowest]:
+        try:
+            if votes[0]:
+                self._line.raise_failures(None)
+            if highest != [-number for number in lowest]:
+                self._raise_divergence(own)
+        except RankError as error:
             self.stop()
-            self._raise_divergence(own)
+            self.failure = error
+            raise
         return self._decode(highest)
 
     def _encode(self, own: _Operation | None) -> list[int]:

@@ -95,7 +95,7 @@ def auto_microbatch(
         ([2, 2, 2, 2, 2], 2, 2)
         >>> dist.destroy_process_group()
     """
-    size = _agree_on_size(model, batch, size, min_size, needs_rows=split is None)
+    size, rows = _agree_on_size(model, batch, size, min_size, needs_rows=split is None)
     cut = split or split_rows
     num_retries = 0
     while True:
@@ -104,7 +104,7 @@ def auto_microbatch(
         except BatchOutOfMemoryError as error:
             if size <= min_size:
                 raise
-            smaller = max(min_size, size // 2)
+            smaller = max(min_size, min(size, rows or size) // 2)  # not a size that is the batch still
             logger.warning("%s. Retrying with %d rows in place of %d.", error, smaller, size)
             size, num_retries = smaller, num_retries + 1
         else:
@@ -128,8 +128,8 @@ def _run(
 
 def _agree_on_size(
     model: nn.Module, batch: object, size: int | None, min_size: int, *, needs_rows: bool
-) -> int:
-    """Return the size to begin with, the same on all ranks; or raise on all of them."""
+) -> tuple[int, int]:
+    """Return the size to begin with and the most rows, the same on all ranks; or raise on all of them."""
     rows = num_rows(batch) if size is None or needs_rows else 0
     problem = _problem(size, min_size, rows)
     given = -1 if size is None else size
@@ -142,7 +142,7 @@ def _agree_on_size(
             "another rank has others, or a batch without tensors. Give the same on every rank."
         )
         raise MicrobatchError(msg)
-    return max(votes[1], min_size) if size is None else size
+    return (max(votes[1], min_size) if size is None else size), votes[1]
 
 
 def _problem(size: int | None, min_size: int, rows: int | None) -> str | None:

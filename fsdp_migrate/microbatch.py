@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, get_args
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch.distributed as dist
 from torch import nn
@@ -16,7 +16,7 @@ from fsdp_migrate.errors import (
     ConfigError,
     MicrobatchError,
     ProcessGroupError,
-    RanksDivergedError,
+    RankError,
 )
 from fsdp_migrate.rollback import Rollback
 from fsdp_migrate.torch_compat_comms import ParameterGroup, parameter_groups, reset_after_failure
@@ -37,6 +37,7 @@ Comms = Literal["auto", "every", "last"]
 
 _COMMS: tuple[Comms, ...] = get_args(Comms)
 _told: WeakSet[nn.Module] = WeakSet()
+_running: WeakKeyDictionary[nn.Module, ref[Microbatches[Any]]] = WeakKeyDictionary()
 
 
 def microbatches(
@@ -129,11 +130,18 @@ class Microbatches(Generic[PartT]):
         self._agreement: Agreement | None = None
         self._rollback: Rollback | None = None
         self._is_over = False
+        self._gave_way = False
 
     def __iter__(self) -> Iterator[PartT]:
         return self
 
     def __next__(self) -> PartT:
+        if self._gave_way:
+            msg = (
+                "Another loop over microbatches of the same model has begun before this one ended, which has "
+                "dropped its gradients. Run one after the other, and leave a loop by `with`."
+            )
+            raise MicrobatchError(msg)
         if self._is_over or not self._guarded(self._advance):
             raise StopIteration
         return self._parts[self._index]
@@ -150,12 +158,28 @@ class Microbatches(Generic[PartT]):
 
     def __del__(self) -> None:
         # A loop drops its iterator as soon as an error leaves it; the error itself cannot be seen from here.
-        if getattr(self, "_is_over", True) or sys.is_finalizing():
-            return
+        if not getattr(self, "_is_over", True) and not sys.is_finalizing():
+            self._leave()
+
+    def _leave(self) -> None:
         try:
             self._break_off(None)
-        except (BatchError, RanksDivergedError) as error:
+        except RankError as error:
             logger.debug("%s", error)
+
+    def give_way(self) -> None:
+        """End the loop if it has not ended, for the sake of another over the same model."""
+        if not self._is_over:
+            self._gave_way = True
+            self._leave()
+
+    def _take_over(self) -> None:
+        """End a loop over the model that was left in a variable: its settings are not the user's."""
+        last = _running.get(self._model)
+        other = None if last is None else last()
+        if other is not None:
+            other.give_way()
+        _running[self._model] = ref(self)
 
     def _guarded(self, work: Callable[[], ResultT]) -> ResultT:
         try:
@@ -166,6 +190,8 @@ class Microbatches(Generic[PartT]):
 
     def _advance(self) -> bool:
         """Go to the next microbatch of this rank, and join those of others; return whether there is one."""
+        if self._agreement is not None and self._agreement.failure is not None:
+            raise self._agreement.failure  # the body has swallowed it, and the other ranks have stopped
         if self._index >= 0:
             self._end_microbatch()
         elif self._line is None:
@@ -187,6 +213,7 @@ class Microbatches(Generic[PartT]):
         return False
 
     def _begin(self) -> None:
+        self._take_over()
         line = self._line = line_of(self._model)
         self._groups = parameter_groups(self._model)
         self._settings = [group.reduces for group in self._groups]
@@ -199,17 +226,27 @@ class Microbatches(Generic[PartT]):
         if self._agree or self._shortest < self._longest:
             self._agreement = Agreement(self._model, line)
         if self._agree and self._agreement is not None:
-            self._rollback = Rollback(self._model)
             self._agreement.start()
-        self._tell_what_is_held()
+            self._rollback = Rollback(self._model)
+        if self._comms != "last" and self._longest > 1:
+            for group in self._groups:
+                group.mend_partial_sums()
+        self._tell_what_is_held(line)
 
     def _count(self, line: Line, failure: Exception | None) -> None:
         """Agree with the other ranks on the numbers of microbatches, and on the settings."""
-        own = [len(self._parts), _COMMS.index(self._comms), int(self._agree)]
+        sizes = [len(group.parameters) for group in self._groups]
+        own = [len(self._parts), _COMMS.index(self._comms), int(self._agree), len(sizes), max(sizes)]
         votes = line.maximum([int(failure is not None), *own, *[-number for number in own]])
         if votes[0]:
             line.raise_failures(None if failure is None else describe_failure(failure))
-        highest, lowest = votes[1:4], [-number for number in votes[4:]]
+        highest, lowest = votes[1:6], [-number for number in votes[6:]]
+        if highest[3:] != lowest[3:]:
+            msg = (
+                f"The ranks' models differ: this one has {len(sizes)} units, of up to {max(sizes)} "
+                "parameters, and another has others. Shard the same model in the same way on every rank."
+            )
+            raise MicrobatchError(msg)
         if highest[1:] != lowest[1:]:
             msg = (
                 "The ranks gave `microbatches` different settings: "
@@ -262,6 +299,8 @@ class Microbatches(Generic[PartT]):
         finally:
             if agreement is not None:
                 agreement.stop()
+            if self._index >= 0:
+                # What waits for a reduction would otherwise come up in the next batch.
                 reset_after_failure(self._model)
             if self._rollback is not None:
                 self._rollback.restore()
@@ -279,10 +318,12 @@ class Microbatches(Generic[PartT]):
         self._is_over = True
         for group, reduces in zip(self._groups, self._settings, strict=False):
             group.reduces = reduces
+            group.unmend_partial_sums()
         self._parts = []
 
-    def _tell_what_is_held(self) -> None:
-        if self._comms != "last" or self._longest == 1 or self._model in _told or dist.get_rank() != 0:
+    def _tell_what_is_held(self, line: Line) -> None:
+        is_first = dist.get_rank() == line.ranks[0]
+        if self._comms != "last" or self._longest == 1 or self._model in _told or not is_first:
             return
         _told.add(self._model)
         size = sum(group.unsharded_gradient_bytes for group in self._groups)

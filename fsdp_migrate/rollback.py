@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,13 +37,16 @@ class Rollback:
         ]
         self._device_type = groups[0].device_type
         self._random = torch.get_rng_state()
+        self._python_random = random.getstate()
+        # Not imported for this: where nobody has, nobody draws from it.
+        self._numpy_random = numpy.random.get_state() if (numpy := sys.modules.get("numpy")) else None
         self._device_random = (
             None if self._device_type == "cpu" else torch.get_device_module(self._device_type).get_rng_state()
         )
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put gradients, buffers and the random number generators back to where they were."""
+        """Put gradients, buffers and the random numbers (of torch, Python and NumPy) back."""
         for param, grad, values in self._gradients:
             if grad is not None and values is not None:
                 _local(grad).copy_(values)
@@ -50,6 +55,9 @@ class Rollback:
             buffer.copy_(values)
             setattr(module, name, buffer)
         torch.set_rng_state(self._random)
+        random.setstate(self._python_random)
+        if self._numpy_random is not None:
+            sys.modules["numpy"].random.set_state(self._numpy_random)
         if self._device_random is not None:
             torch.get_device_module(self._device_type).set_rng_state(self._device_random)
 

@@ -1,4 +1,4 @@
-"""FSDP2's parameter groups and their collectives: watched, joined without computing, and reset.
+"""FSDP2's parameter groups: their collectives joined without computing, their sums mended, their state reset.
 
 The other half of :mod:`fsdp_migrate.torch_compat`, and under its rule: no other file asks which torch this is
 or touches its privates. What is read here was checked on 2.6, 2.7, 2.9, 2.13 and 2.15.
@@ -8,34 +8,16 @@ or touches its privates. What is read here was checked on 2.6, 2.7, 2.9, 2.13 an
 from __future__ import annotations
 
 import inspect
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-
-from fsdp_migrate.torch_compat import fsdp2_internals
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
-
-
-CollectiveKind = Literal["all-gather", "reduction"]
-
-# What FSDP2 calls, up to 2.9 and later.
-_COLLECTIVES = frozenset(
-    {
-        "all_gather_into_tensor",
-        "all_gather_single",
-        "all_reduce",
-        "reduce_scatter_single",
-        "reduce_scatter_tensor",
-    }
-)
 
 
 class ParameterGroup:
@@ -87,11 +69,17 @@ class ParameterGroup:
         """The bytes of the group's gradients while they are not reduced."""
         policy = self._group.mp_policy
         forced = policy.reduce_dtype or policy.param_dtype
+        # Not the numel of the sharded parameter, which counts what tensor parallelism gave to other ranks.
         return sum(
-            param.numel() * (forced or param.dtype).itemsize
-            for param in self.sharded_parameters
-            if param.requires_grad
+            param._orig_size.numel() * (forced or param.sharded_param.dtype).itemsize
+            for param in self.parameters
+            if param.sharded_param.requires_grad
         )
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether gradients are also all-reduced between replicas (HSDP)."""
+        return _has_replicas(self._group)
 
     @property
     def gathers_from_fewer_ranks(self) -> bool:
@@ -131,6 +119,20 @@ class ParameterGroup:
             group.post_backward()
         return unexpected
 
+    def mend_partial_sums(self) -> None:
+        """Make sums that wait for the replicas right where microbatches use different parameters.
+
+        torch 2.15 keeps them by parameter. Before, each microbatch's flat output was added to the last one's
+        whatever was in either, and a unit that the last microbatch did not reach never all-reduced, so that
+        its gradient was lost and came up in the next batch.
+        """
+        if _has_replicas(self._group) and not hasattr(self._group, "_partial_reduce_output_layout"):
+            self._group.post_backward = _PartialSums(self._group).post_backward
+
+    def unmend_partial_sums(self) -> None:
+        """Give torch its own way back."""
+        vars(self._group).pop("post_backward", None)
+
     def reshard(self) -> None:
         """Free the gathered parameters, if there are any."""
         self._group._to_sharded()
@@ -146,6 +148,64 @@ class ParameterGroup:
         self._group._to_sharded()
         for param in self.parameters:
             param.free_unsharded_param()  # what a gather that broke off had allocated
+
+
+class _PartialSums:
+    """Which parameters a group's partial sums are of, in place of torch up to 2.14, which does not know."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._waiting: list[Any] = []
+
+    def post_backward(self, *args: Any) -> None:
+        """Run torch's own, with zeros for parameters of which only earlier microbatches had gradients."""
+        group = self._group
+        if group.reduce_grads and self._waiting:
+            reduced = [param for param in group.fsdp_params if _has_pending_gradient(param)]
+            if reduced or group.all_reduce_grads:
+                self._fill(reduced)
+        before = group._partial_reduce_output
+        taken = [param for param in group.fsdp_params if _has_pending_gradient(param)]
+        type(group).post_backward(group, *args)
+        if group._partial_reduce_output is None:
+            self._waiting = []
+        elif group.reduce_grads and taken and (before is None or self._waiting):
+            self._waiting = taken
+
+    def _fill(self, reduced: list[Any]) -> None:
+        group, waiting = self._group, self._waiting
+        dtypes = {grad.dtype for param in reduced if (grad := _pending_gradient(param)) is not None}
+        for param in waiting:
+            if param not in reduced:
+                _set_zero_gradient(param, next(iter(dtypes), None))
+        union = [param for param in group.fsdp_params if param in reduced or param in waiting]
+        if len(union) > len(waiting):
+            stream = group.comm_ctx.reduce_scatter_stream
+            stream.wait_stream(group.device_handle.current_stream())
+            with torch.no_grad(), group.device_handle.stream(stream):
+                group._partial_reduce_output = _laid_out(group._partial_reduce_output, waiting, union)
+
+
+def _laid_out(sums: torch.Tensor, waiting: list[Any], union: list[Any]) -> torch.Tensor:
+    """Return flat sums of some parameters as those of more, with zeros for the others."""
+    sizes = [param.padded_sharded_param_size.numel() for param in waiting]
+    by_param = dict(zip(map(id, waiting), sums.split(sizes), strict=True))
+    parts = [
+        by_param[id(param)]
+        if id(param) in by_param
+        else sums.new_zeros(param.padded_sharded_param_size.numel())
+        for param in union
+    ]
+    return torch.cat(parts)
+
+
+def _has_replicas(group: Any) -> bool:
+    """Tell whether a group's gradients are all-reduced: HSDP, and replication alone since 2.12."""
+    return hasattr(group.mesh_info, "replicate_process_group")
+
+
+def _has_pending_gradient(param: Any) -> bool:
+    return hasattr(param, "_unsharded_param") and _pending_gradient(param) is not None
 
 
 def _accumulates_apart(param: Any) -> bool:
@@ -223,13 +283,17 @@ def reset_after_failure(model: nn.Module) -> None:
     Gradients that wait for a reduction are dropped; sharded ones are left as they are. torch 2.13 resets a
     part of this itself (``FSDPModule.reset_iter_state``). Only this rank is concerned.
     """
+    groups = parameter_groups(model)
+    sharded = [(param, param.grad) for group in groups for param in group.sharded_parameters]
     for root in _roots(model):
         if hasattr(root, "_reset_iter_state"):
             root._reset_iter_state()
         else:
             _reset_iteration(root)
-    for group in parameter_groups(model):
+    for group in groups:
         group.forget()
+    for param, grad in sharded:
+        param.grad = grad  # torch 2.15 drops these, too
 
 
 def _reset_iteration(root: Any) -> None:
@@ -240,6 +304,8 @@ def _reset_iteration(root: Any) -> None:
     for name in ("reduce_scatter_state", "all_reduce_state"):
         if hasattr(comms, name):
             setattr(comms, name, None)
+    for name in ("reduce_scatter_states", "_last_post_reduce_events"):
+        getattr(comms, name, []).clear()
     comms.post_forward_order.clear()
     for state in context.all_states:
         state._modules_to_run_forward.clear()
@@ -252,86 +318,3 @@ def _reset_iteration(root: Any) -> None:
             group._training_state = type(group._training_state).IDLE
     context.iter_forward_root = None
     context.post_backward_final_callback_queued = False
-
-
-class CollectiveWatcher(Protocol):
-    """Who is told of the collectives of some parameter groups, before they are done."""
-
-    def before_allocating(self, kind: CollectiveKind, parameters: Sequence[Any]) -> bool:
-        """Hear of a collective that will be prepared; return whether it is one of the watched."""
-
-    def before_sending(self) -> None:
-        """Hear that it is prepared, so that nothing but the sending is left. May raise."""
-
-
-_watchers: list[CollectiveWatcher] = []
-_sending: list[CollectiveWatcher] = []
-
-
-@contextmanager
-def watch_collectives(watcher: CollectiveWatcher) -> Iterator[None]:
-    """Tell ``watcher`` of every collective of FSDP2, in the order in which this rank does them.
-
-    FSDP2's two functions that prepare and do a collective are replaced while something watches, and what
-    they call of ``torch.distributed``. Without a watcher nothing is replaced.
-    """
-    if not _watchers:
-        _install()
-    _watchers.append(watcher)
-    try:
-        yield
-    finally:
-        _watchers.remove(watcher)
-        _sending.clear()
-        if not _watchers:
-            _uninstall()
-
-
-_originals: dict[str, Any] = {}
-
-
-def _install() -> None:
-    groups, collectives = fsdp2_internals("_fsdp_param_group"), fsdp2_internals("_fsdp_collectives")
-    kinds: dict[str, CollectiveKind] = {"foreach_all_gather": "all-gather", "foreach_reduce": "reduction"}
-    for name, kind in kinds.items():
-        _originals[name] = getattr(groups, name)
-        setattr(groups, name, _watched(_originals[name], kind))
-    _originals["dist"] = collectives.dist
-    collectives.dist = _WatchedDistributed()
-
-
-def _uninstall() -> None:
-    groups = fsdp2_internals("_fsdp_param_group")
-    for name in ("foreach_all_gather", "foreach_reduce"):
-        setattr(groups, name, _originals.pop(name))
-    fsdp2_internals("_fsdp_collectives").dist = _originals.pop("dist")
-
-
-def _watched(function: Callable[..., Any], kind: CollectiveKind) -> Callable[..., Any]:
-    def watched(parameters: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        watching = [watcher for watcher in _watchers if watcher.before_allocating(kind, parameters)]
-        _sending[:] = watching
-        try:
-            return function(parameters, *args, **kwargs)
-        finally:
-            _sending.clear()
-
-    return watched
-
-
-class _WatchedDistributed:
-    """``torch.distributed``, of which the first collective in each of FSDP2's functions is told."""
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(dist, name)
-        if name not in _COLLECTIVES:
-            return value
-
-        def collective(*args: Any, **kwargs: Any) -> Any:
-            watching = list(_sending)
-            _sending.clear()  # an all-reduce that follows a reduce-scatter allocates nothing
-            for watcher in watching:
-                watcher.before_sending()
-            return value(*args, **kwargs)
-
-        return collective
