@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 from tests.ranks import ROOT
 
 
-def run_python(*arguments: object) -> str:
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run_python(*arguments: object, cwd: Path | None = None) -> str:
     """Return what ``python ARGUMENTS`` writes to stdout; it must end well."""
-    result = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=110
-    )
+    command = [sys.executable, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110, cwd=cwd)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 

@@ -1,0 +1,40 @@
+"""One real GPU: what a CPU cannot show of a prepared model. Each case runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.ranks import ROOT
+from tests.scripts import run_python
+
+
+pytestmark = pytest.mark.gpu
+
+
+def on_gpu(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run_python("-m", "tests.rank_scripts.on_gpu", *arguments, cwd=ROOT))
+    return found
+
+
+def test_mixed_precision_trains_as_fsdp1_does_bit_for_bit() -> None:
+    found = on_gpu("mixed_precision")
+    assert list(found) == ["bf16", "bf16 reduced in fp32", "fp16"]
+    assert all(case == {"names": 28, "different": []} for case in found.values()), found
+
+
+def test_offloaded_parameters_are_pinned_and_train_as_fsdp1s_do() -> None:
+    found = on_gpu("offload")
+    assert (found["names"], found["different"]) == (28, [])
+    assert (found["devices"], found["pinned"]) == (["cpu"], True)
+    assert found["parameters"] == found["gradients"] == 24
+
+
+def test_memory_is_what_the_plan_says_and_about_that_of_fsdp1() -> None:
+    """FSDP2 gathers into a buffer and copies out of it: it may hold two buffers of a unit more than FSDP1."""
+    prepared, fsdp1 = on_gpu("memory", "prepared"), on_gpu("memory", "FSDP1")
+    assert prepared["after_sharding"] == pytest.approx(prepared["planned"], rel=0.05)
+    assert prepared["after_sharding"] <= 1.02 * fsdp1["after_sharding"]
+    assert prepared["peak"] <= fsdp1["peak"] + 2 * prepared["unit"]

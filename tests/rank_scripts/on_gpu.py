@@ -1,0 +1,152 @@
+"""Runs one case on one device and writes what it found as JSON: ``on_gpu.py CASE [KIND] [--device cuda]``.
+
+tests/prepare/test_gpu.py says what is expected of each case. ``--device cpu`` is for working on this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel as FSDP, MixedPrecision
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
+
+from fsdp_migrate import prepare_fully_shard, shard_plan
+from tests.models import Block
+
+
+KINDS = ("FSDP1", "prepared")
+NUM_FAKE_RANKS = 8
+
+
+def blocks(width: int, count: int = 4) -> nn.Sequential:
+    """Return the same model at every call: residual blocks whose rows do not divide by 8."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(width, 4 * width + 1) for _ in range(count)))
+
+
+def sharded(kind: str, model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
+    """Shard a model by one of the two, with the same arguments."""
+    if kind == "prepared":
+        prepared: nn.Module = prepare_fully_shard(model, arguments)
+        return prepared
+    return FSDP(model, use_orig_params=True, **arguments)
+
+
+def arguments_for(device: torch.device, **more: Any) -> dict[str, Any]:
+    return {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": device, **more}
+
+
+def trained(kind: str, device: torch.device, **more: Any) -> dict[str, torch.Tensor]:
+    """Return the whole parameters and buffers, on the CPU, after three steps of SGD."""
+    model = sharded(kind, blocks(48), arguments_for(device, **more))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(5, 48, generator=generator).to(device)
+        torch.autograd.backward(model(inputs).float().square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    options = StateDictOptions(full_state_dict=True)
+    state = get_model_state_dict(model, options=options)
+    return {name: value.cpu() for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def differences(device: torch.device, **more: Any) -> dict[str, Any]:
+    """Train both kinds; return the names of what differs in any bit."""
+    reference, found = (trained(kind, device, **more) for kind in KINDS)
+    return {
+        "names": sorted(reference) == sorted(found) and len(found),
+        "different": [name for name in reference if not torch.equal(reference[name], found[name])],
+    }
+
+
+def mixed_precision(device: torch.device) -> dict[str, Any]:
+    policies = {
+        "bf16": MixedPrecision(param_dtype=torch.bfloat16),
+        "bf16 reduced in fp32": MixedPrecision(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.bfloat16
+        ),
+        "fp16": MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16),
+    }
+    return {name: differences(device, mixed_precision=policy) for name, policy in policies.items()}
+
+
+def offload(device: torch.device) -> dict[str, Any]:
+    """Train both kinds offloaded; say where the prepared model's parameters and gradients lie."""
+    found = differences(device, cpu_offload=CPUOffload(offload_params=True))
+    model = sharded(
+        "prepared", blocks(48), arguments_for(device, cpu_offload=CPUOffload(offload_params=True))
+    )
+    torch.autograd.backward(model(torch.ones(5, 48, device=device)).sum())
+    local = [param.to_local() for param in model.parameters() if isinstance(param, DTensor)]
+    grads = [param.grad.to_local() for param in model.parameters() if isinstance(param.grad, DTensor)]
+    return {
+        **found,
+        "parameters": len(local),
+        "devices": sorted({tensor.device.type for tensor in (*local, *grads)}),
+        "gradients": len(grads),
+        "pinned": all(tensor.is_pinned() for tensor in local),
+    }
+
+
+def memory(device: torch.device, kind: str) -> dict[str, Any]:
+    """Train two steps as one of 8 ranks; return bytes of device memory after sharding and at the peak."""
+    model = sharded(kind, blocks(1024, 8), arguments_for(device))
+    after_sharding = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        torch.autograd.backward(model(torch.ones(16, 1024, device=device)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    found = {"after_sharding": after_sharding, "peak": peak}
+    if kind == "prepared":
+        plan = shard_plan(model)
+        found |= {"planned": plan.bytes.sharded, "unit": max(unit.bytes.unsharded for unit in plan.units if unit.bytes)}
+    return found
+
+
+def start(case: str, device: torch.device) -> None:
+    """Make a process group of one rank; for memory, rank 0 of 8 whose others are torch's fake ones."""
+    if case == "memory":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_FAKE_RANKS)
+        return
+    store = dist.HashStore()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("case", choices=("mixed_precision", "offload", "memory"))
+    parser.add_argument("kind", nargs="?", choices=KINDS, default="prepared")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it CUDA's products are not deterministic
+    torch.use_deterministic_algorithms(True)
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    start(options.case, device)
+    if options.case == "memory":
+        found = memory(device, options.kind)
+    else:
+        found = {"mixed_precision": mixed_precision, "offload": offload}[options.case](device)
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
