@@ -112,7 +112,10 @@ def memory(device: torch.device, kind: str) -> dict[str, Any]:
     found = {"after_sharding": after_sharding, "peak": peak}
     if kind == "prepared":
         plan = shard_plan(model)
-        found |= {"planned": plan.bytes.sharded, "unit": max(unit.bytes.unsharded for unit in plan.units if unit.bytes)}
+        found |= {
+            "planned": plan.bytes.sharded,
+            "unit": max(unit.bytes.unsharded for unit in plan.units if unit.bytes),
+        }
     return found
 
 
