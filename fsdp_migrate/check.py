@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.units import UnitPlan
 
 
+_QUANTISERS = frozenset({"bitsandbytes", "torchao", "hqq", "optimum", "quanto"})
+"""Packages whose parameters are numbers with scales beside them; ``optimum`` holds quanto."""
+
+
 def check_model(model: nn.Module) -> None:
     """Check that the model is one that nothing has sharded or wrapped yet.
 
@@ -54,7 +58,8 @@ def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSe
     """Check that ``fully_shard`` takes every unit.
 
     Raises:
-        ModelError: A parameter is a scalar, quantised, not contiguous, or of another dtype than its unit.
+        ModelError: A parameter is a scalar, quantised, of integers, not contiguous, or of another dtype than
+            its unit.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     for name, parameter in named.items():
@@ -66,13 +71,7 @@ def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSe
                 f"element, or pass it in `ignored_states`."
             )
             raise ModelError(msg, fqn=name)
-        quantised = _quantiser(parameter)
-        if quantised:
-            msg = (
-                f"Parameter `{name}` is quantised by {quantised} ({type(parameter).__name__}), which "
-                "fully_shard would cut up without its scales. Pass it in `ignored_states`, or dequantise it."
-            )
-            raise ModelError(msg, fqn=name)
+        _check_kind(name, parameter)
         if not parameter.is_contiguous():
             msg = f"Parameter `{name}` is not contiguous; fully_shard needs `.contiguous()` parameters."
             raise ModelError(msg, fqn=name)
@@ -94,13 +93,31 @@ def _check_dtypes(unit: UnitPlan, named: dict[str, nn.Parameter]) -> None:
         raise ModelError(msg, fqn=unit.fqn)
 
 
-def _quantiser(parameter: nn.Parameter) -> str | None:
-    """Return the package that has quantised a parameter, unless it tells FSDP2 how to gather it."""
-    for tensor in (parameter, parameter.data):
-        if hasattr(tensor, "fsdp_pre_all_gather"):
-            return None
-        for base in type(tensor).__mro__:
-            package = base.__module__.partition(".")[0]
-            if package in {"bitsandbytes", "torchao", "hqq", "quanto"}:
-                return package
-    return None
+def _check_kind(name: str, parameter: nn.Parameter) -> None:
+    """Check that a parameter is one plain tensor of numbers, or tells FSDP2 itself how to gather it."""
+    tensors = (parameter, parameter.data)
+    if any(hasattr(tensor, "fsdp_pre_all_gather") for tensor in tensors):
+        return
+    what = "Pass it in `ignored_states`, or dequantise it."
+    kind = type(parameter).__name__
+    packages = {base.__module__.partition(".")[0] for tensor in tensors for base in type(tensor).__mro__}
+    quantiser = next(iter(packages & _QUANTISERS), None)
+    if quantiser is not None:
+        msg = (
+            f"Parameter `{name}` is quantised by {quantiser} ({kind}), which fully_shard would cut up "
+            f"without its scales. {what}"
+        )
+        raise ModelError(msg, fqn=name)
+    if any(torch_compat.is_made_of_tensors(tensor) for tensor in tensors):
+        msg = (
+            f"Parameter `{name}` is a {type(parameter).__module__}.{kind}, which is made of other tensors "
+            f"and does not tell FSDP2 how to gather it (`fsdp_pre_all_gather`). {what}"
+        )
+        raise ModelError(msg, fqn=name)
+    if not (parameter.is_floating_point() or parameter.is_complex()):
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        msg = (
+            f"Parameter `{name}` holds {dtype}: quantised weights, or no weights. FSDP1 refused it, and "
+            f"FSDP2 would cast it under mixed precision. {what}"
+        )
+        raise ModelError(msg, fqn=name)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from fsdp_migrate.errors import FSDPMigrateError, ModelError
+from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError
 
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: nn.Module) -> l
 
     Ranks that another parallelism has joined depend on each other too. The config is looked at as it was
     given: whether it can be read is what the ranks are to agree on.
+
+    Raises:
+        ConfigError: This rank is in none of the groups; the others do not wait for it.
     """
 
     def given(name: str) -> Any:
@@ -46,16 +49,26 @@ def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: nn.Module) -> l
 
     chosen = mesh if mesh is not None else given("device_mesh")
     if isinstance(chosen, DeviceMesh):
+        if chosen.get_coordinate() is None:
+            raise ConfigError(_not_a_member("mesh", chosen.mesh.flatten().tolist()), field="mesh")
         others = {param.device_mesh for param in model.parameters() if isinstance(param, DTensor)}
         meshes = [chosen, *sorted(others, key=lambda other: str(other.mesh_dim_names))]
         return [each.get_group(dim) for each in meshes for dim in range(each.ndim)]
     groups = given("process_group")
-    found: list[dist.ProcessGroup | None] = [
-        group
-        for group in (groups if isinstance(groups, (tuple, list)) else [groups])
-        if isinstance(group, dist.ProcessGroup)
-    ]
+    several = groups if isinstance(groups, (tuple, list)) else [groups]
+    # What `dist.new_group` returns to ranks that it was not given.
+    if any(group is dist.GroupMember.NON_GROUP_MEMBER for group in several):
+        raise ConfigError(_not_a_member("process_group"), field="process_group")
+    found: list[dist.ProcessGroup | None] = [g for g in several if isinstance(g, dist.ProcessGroup)]
     return found or [None]
+
+
+def _not_a_member(field: str, ranks: Sequence[int] = ()) -> str:
+    held = f", which holds the ranks {list(ranks)}" if ranks else ""
+    return (
+        f"Rank {dist.get_rank()} is not in its `{field}`{held}. Call prepare_fully_shard on those ranks "
+        "only, or give this rank a group of its own."
+    )
 
 
 def agree_on_plan(
@@ -64,15 +77,15 @@ def agree_on_plan(
     """Make the plan on every rank, and return it if all ranks made the same.
 
     Raises:
-        FSDPMigrateError: This rank's own error, if it has one.
+        Exception: This rank's own error, if it has one: one of ours, or of a policy that the user wrote.
         ModelError: Another rank has an error, the ranks' plans differ, or some ranks' models are on the meta
             device and others' are not, without ``sync_module_states`` from a real rank 0.
     """
     plan: ShardPlan | None = None
-    failure: FSDPMigrateError | None = None
+    failure: Exception | None = None
     try:
         plan = make()
-    except FSDPMigrateError as error:
+    except Exception as error:
         failure = error
     opinions = _exchange(_opinion(plan, model, failure), groups)
     if failure is not None:
@@ -89,10 +102,11 @@ def agree_on_plan(
     return plan
 
 
-def _opinion(plan: ShardPlan | None, model: nn.Module, failure: FSDPMigrateError | None) -> Opinion:
+def _opinion(plan: ShardPlan | None, model: nn.Module, failure: Exception | None) -> Opinion:
     rank = dist.get_rank()
     if plan is None:
-        return Opinion(rank, error=str(failure))
+        own = isinstance(failure, FSDPMigrateError)
+        return Opinion(rank, error=str(failure) if own else f"{type(failure).__name__}: {failure}")
     tensors = [*model.parameters(), *model.buffers()]
     shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
     text = repr(([(unit.fqn, unit.parameters) for unit in plan.units], plan.mesh_shape, shapes))

@@ -22,9 +22,12 @@ def check_optimizers(optimizers: Iterable[Optimizer], names: Mapping[nn.Paramete
     """Check that every parameter of the optimizers is the model's, before anything is changed.
 
     Raises:
-        OptimizerError: Some are not; the message says which group they are in.
+        OptimizerError: Some are not; the message says which group they are in. Or something is no optimizer.
     """
     for position, optimizer in enumerate(optimizers):
+        if not hasattr(optimizer, "param_groups"):
+            msg = f"`optimizers` holds {optimizer!r:.100}; expected optimizers of torch's kind."
+            raise OptimizerError(msg)
         for index, group in enumerate(optimizer.param_groups):
             strangers = [param for param in group["params"] if param not in names]
             if not strangers:

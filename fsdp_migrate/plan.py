@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_migrate import resolve
@@ -25,8 +26,6 @@ from fsdp_migrate.wrap import WrapRequest, find_units, resolve_classes
 
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from fsdp_migrate.estimates import PlanBytes
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.parallelism import ParallelParameter
@@ -211,6 +210,9 @@ def _with_estimates(
 def _mesh_shape(config: FSDP2Config, mesh: DeviceMesh | None, world_size: int | None) -> tuple[int, int]:
     given = mesh if mesh is not None else config.device_mesh
     if given is not None:
+        if not isinstance(given, DeviceMesh):
+            msg = f"`mesh` is {given!r:.100}; expected a DeviceMesh, such as `root['dp']`."
+            raise ConfigError(msg, field="mesh")
         return _shape_of_mesh(config, given)
     if world_size is None and not dist.is_initialized():
         msg = (
@@ -220,6 +222,7 @@ def _mesh_shape(config: FSDP2Config, mesh: DeviceMesh | None, world_size: int | 
         raise ProcessGroupError(msg)
     if config.process_group is not None and world_size is None:
         groups = config.process_group
+        _check_groups(groups)
         if isinstance(groups, (tuple, list)):
             return dist.get_world_size(groups[1]), dist.get_world_size(groups[0])
         size = dist.get_world_size(groups)
@@ -227,6 +230,22 @@ def _mesh_shape(config: FSDP2Config, mesh: DeviceMesh | None, world_size: int | 
     size = dist.get_world_size() if world_size is None else world_size
     per_node = resolve.resolve_devices_per_node(resolve.resolve_device_type(config))
     return resolve.resolve_mesh_shape(config.mesh, size, per_node)
+
+
+def _check_groups(groups: Any) -> None:
+    """Check that groups are groups, and that a shard and a replicate group cross in this rank only."""
+    several = groups if isinstance(groups, (tuple, list)) else (groups,)
+    for group in several:
+        if not isinstance(group, dist.ProcessGroup):
+            msg = f"`process_group` holds {group!r:.100}; expected what `dist.new_group` returns."
+            raise ConfigError(msg, field="process_group")
+    ranks = [dist.get_process_group_ranks(group) for group in several]
+    if len(ranks) == 2 and set(ranks[0]) & set(ranks[1]) != {dist.get_rank()}:
+        msg = (
+            f"`process_group` is the shard group {ranks[0]} and the replicate group {ranks[1]} of rank "
+            f"{dist.get_rank()}: both may have that rank in common, and no other."
+        )
+        raise ConfigError(msg, field="process_group")
 
 
 def _shape_of_mesh(config: FSDP2Config, mesh: DeviceMesh) -> tuple[int, int]:

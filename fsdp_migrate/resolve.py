@@ -60,11 +60,19 @@ def resolve_offload_policy(policy: OffloadPolicy | None) -> TorchOffloadPolicy:
 
 
 def resolve_device_type(config: FSDP2Config) -> str:
-    """Return the type of the device that FSDP1 would have used: that of ``device_id``, or the accelerator."""
+    """Return the type of the device that FSDP1 would have used: that of ``device_id``, or the accelerator.
+
+    Raises:
+        ConfigError: ``device_id`` is no device.
+    """
     if config.device_mesh is not None:
         return str(config.device_mesh.device_type)
     if isinstance(config.device_id, str):
-        return torch.device(config.device_id).type
+        try:
+            return torch.device(config.device_id).type
+        except RuntimeError as error:
+            msg = f"`device_id` is {config.device_id!r}; expected a device such as 0 or 'cuda:0'."
+            raise ConfigError(msg, field="device_id") from error
     return torch_compat.accelerator_type() or "cpu"
 
 

@@ -23,7 +23,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 
 
@@ -129,6 +130,11 @@ def read_checkpoint_wrapper(wrapper: Any) -> dict[str, Any] | None:
 def base_of_view(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor that a view is a view of, or None."""
     return tensor._base
+
+
+def is_made_of_tensors(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is one only by name, and holds others: quantised ones do; not DTensors."""
+    return is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, DTensor)
 
 
 def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:

@@ -84,7 +84,7 @@ def resolve_classes(
     """Find the classes of these names among the classes of the model's modules and their bases.
 
     Raises:
-        WrapPolicyError: ``required`` and a name fits none; the nearest names are told.
+        WrapPolicyError: ``required``, and a name or a class fits none; the nearest names are told.
     """
     by_name: dict[str, type[nn.Module]] = {}
     for module in model.modules():
@@ -94,18 +94,23 @@ def resolve_classes(
                 by_name.setdefault(f"{base.__module__}.{base.__qualname__}", base)
     found: list[type[nn.Module]] = []
     for item in classes:
-        if isinstance(item, type):
-            found.append(item)
-        elif item in by_name:
-            found.append(by_name[item])
+        wanted = item if isinstance(item, type) else by_name.get(item)
+        if wanted is not None and (not required or _occurs(wanted, model)):
+            found.append(wanted)
         elif required:
             present = sorted({type(module).__name__ for module in model.modules()})
+            name = item.__name__ if isinstance(item, type) else str(item)
+            full = f"{item.__module__}.{item.__qualname__}" if isinstance(item, type) else name
             msg = (
-                f"No module of class `{item}` is in the model.{words.closest(str(item), by_name)} "
+                f"No module of class `{full}` is in the model.{words.closest(name, by_name)} "
                 f"Its classes are: {', '.join(present)}."
             )
             raise WrapPolicyError(msg)
     return tuple(found)
+
+
+def _occurs(wanted: type[nn.Module], model: nn.Module) -> bool:
+    return any(isinstance(module, wanted) for module in model.modules())
 
 
 def _select(

@@ -51,6 +51,14 @@ MESSAGES = [
     ("a buffer that nobody sets", "ModelError", "Block. has `scale` on the meta device"),
     ("ignored on meta", "ModelError", "`head.norm` is ignored, but on the meta device"),
     ("quantised", "ModelError", r"`head.out.weight` is quantised by bitsandbytes \(Params4bit\)"),
+    ("made of tensors", "ModelError", "`head.out.weight` is a .*, which is made of other tensors"),
+    ("integers", "ModelError", "`head.out.weight` holds int8: quantised weights"),
+    ("a class that matches nothing", "WrapPolicyError", "No module of class `.*Conv1d` is in the model"),
+    ("no device", "ConfigError", "`device_id` is 'gpu'; expected a device"),
+    ("no mesh", "ConfigError", "`mesh` is 'dp'; expected a DeviceMesh"),
+    ("no process group", "ConfigError", "`process_group` (holds|is) 'world'"),
+    ("groups that cross twice", "ConfigError", r"shard group \[0, 1\] and the replicate group \[0, 1\]"),
+    ("no optimizer", "OptimizerError", "`optimizers` holds 'sgd'; expected optimizers"),
     ("a policy that wraps nothing", "WrapPolicyError", "selects no module of the model"),
     ("a name that matches nothing", "ConfigError", "'heat', which is and matches no name.*`head`"),
     ("an expression that is none", "ConfigError", r"'hea\(d', which is no name in the model and no expr"),
@@ -81,6 +89,21 @@ def test_what_cannot_be_sharded_is_an_error_before_anything_is_changed(
         assert re.fullmatch(error, found), text
         assert re.search(message, text)
         assert untouched
+
+
+def test_a_policy_that_raises_on_one_rank_is_an_error_on_all() -> None:
+    first, second = run_ranks(prepare.fail_on_one_rank)
+    assert second == ("KeyError", '"of the user\'s policy"')
+    assert first[0] == "ModelError"
+    assert re.search('ank 1.*KeyError: "of the user\'s policy"', first[1], re.DOTALL)
+
+
+@pytest.mark.parametrize("by", ["mesh", "process_group"])
+def test_a_rank_outside_of_the_group_is_told_so(by: str) -> None:
+    inside, outside = run_ranks(prepare.outside_of_the_group, by)
+    assert inside == ("no error", "")
+    assert outside[0] == "ConfigError"
+    assert f"Rank 1 is not in its `{by}`" in outside[1]
 
 
 def test_without_a_process_group_there_is_a_clear_error() -> None:

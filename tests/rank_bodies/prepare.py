@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP, MixedPrecision, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.two_tensor import TwoTensor
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
@@ -95,6 +96,47 @@ def _quantised() -> nn.Parameter:
     return parameter
 
 
+def _made_of_tensors() -> nn.Parameter:
+    return nn.Parameter(TwoTensor(torch.zeros(13, 6), torch.zeros(13, 6)), requires_grad=False)
+
+
+def _integers() -> nn.Parameter:
+    return nn.Parameter(torch.zeros(13, 6, dtype=torch.int8), requires_grad=False)
+
+
+def _crossing_groups(net: Any) -> Call:
+    everyone = dist.new_group(range(dist.get_world_size()))
+    return Call(net, {**BLOCKS, "sharding_strategy": "HYBRID_SHARD", "process_group": (everyone, everyone)})
+
+
+def _raise(*args: object, **kwargs: object) -> bool:
+    raise KeyError("of the user's policy")
+
+
+def fail_on_one_rank() -> tuple[str, str]:
+    """Prepare with a policy of the user's that raises on rank 1; return each rank's error."""
+    warnings.simplefilter("ignore")
+    policy = _raise if dist.get_rank() else {Block}
+    try:
+        prepare_fully_shard(Net(), {**CPU, "auto_wrap_policy": policy})
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "no error", ""
+
+
+def outside_of_the_group(by: str) -> tuple[str, str]:
+    """Prepare on a group or a mesh of rank 0 alone, on both ranks; return each rank's error."""
+    warnings.simplefilter("ignore")
+    group, mesh = dist.new_group([0]), DeviceMesh("cpu", [0])
+    given: dict[str, Any] = {"mesh": mesh} if by == "mesh" else {}
+    arguments = BLOCKS if by == "mesh" else {**BLOCKS, "process_group": group}
+    try:
+        prepare_fully_shard(Net(), arguments, **given)
+    except FSDPMigrateError as error:
+        return type(error).__name__, str(error)
+    return "no error", ""
+
+
 def _of_fsdp1(module: Any) -> Any:
     return FSDP(module, device_id=torch.device("cpu"))
 
@@ -112,7 +154,15 @@ REFUSED: dict[str, Callable[[Any], Call]] = {
     "a buffer that nobody sets": _spoil("blocks.0.scale", lambda net: torch.zeros(1, device="meta")),
     "ignored on meta": _ignored_on_meta,
     "quantised": _spoil("head.out.weight", lambda net: _quantised()),
-    "a policy that wraps nothing": _argue(auto_wrap_policy={nn.Conv1d}),
+    "made of tensors": _spoil("head.out.weight", lambda net: _made_of_tensors()),
+    "integers": _spoil("head.out.weight", lambda net: _integers()),
+    "a policy that wraps nothing": _argue(auto_wrap_policy=lambda module, recurse, **_: recurse),
+    "a class that matches nothing": _argue(auto_wrap_policy={Block, nn.Conv1d}),
+    "no device": _argue(device_id="gpu"),
+    "no mesh": lambda net: Call(net, more={"mesh": "dp"}),
+    "no process group": _argue(process_group="world"),
+    "groups that cross twice": _crossing_groups,
+    "no optimizer": lambda net: Call(net, more={"optimizers": ["sgd"]}),
     "a name that matches nothing": _argue(ignored_modules=["heat"]),
     "an expression that is none": _argue(ignored_modules="hea(d"),
     "too many ranks to shard over again": lambda net: Call(net, more={"reshard_after_forward": 3}),
