@@ -134,7 +134,7 @@ def base_of_view(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def is_made_of_tensors(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is one only by name, and holds others: quantised ones do; not DTensors."""
-    return is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, DTensor)
+    return not isinstance(tensor, DTensor) and bool(is_traceable_wrapper_subclass(tensor))
 
 
 def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
