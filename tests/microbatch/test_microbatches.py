@@ -159,3 +159,18 @@ def test_a_model_that_is_not_sharded_is_an_error() -> None:
             next(microbatches(nn.Linear(1, 1), [1]))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_replicas_sum_what_only_some_microbatches_use() -> None:
+    """Up to 2.14 torch loses what the last microbatch does not reach, and adds up unlike parameters."""
+    waited = run_ranks(bodies.unlike_microbatches, "every", world_size=4, timeout=120)
+    at_last = run_ranks(bodies.unlike_microbatches, "last", world_size=4, timeout=120)
+    assert "blocks.0.up.weight" in at_last[0]
+    check([bodies.Steps([found]) for found in waited], [at_last[0]], tolerance=1e-6)
+
+
+def test_a_loop_left_in_a_variable_gives_way_to_the_next() -> None:
+    for are_back, message in run_ranks(bodies.left_in_a_variable):
+        assert are_back
+        assert message.startswith("Another loop over microbatches of the same model has begun")

@@ -333,3 +333,38 @@ def bytes_held(strategy: str) -> tuple[list[str], int]:
     for _ in microbatches(model, [1, 2], comms="last"):
         pass
     return records, held
+
+
+def unlike_microbatches(comms: Comms) -> Tensors:
+    """Return gradients of replicas of which each microbatch uses other units and parameters of a unit."""
+    model = prepared(**_hybrid())
+    for index, tokens in enumerate(microbatches(model, parts_of(0, dist.get_rank(), 3), comms=comms)):
+        out = model.head.norm if index == 0 else torch.nn.Identity()
+        model.forward = _forward_of(model, index)
+        model.head.forward = lambda x, norm=out: model.head.out(norm(x))
+        torch.autograd.backward(loss_of(model, tokens))
+    return gradients(model)
+
+
+def _forward_of(model: Any, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Run the first block in the first microbatch, the second in the second, none in the last."""
+    return lambda tokens: model.head(_blocks(model, index)(model.embed(tokens)))
+
+
+def _blocks(model: Any, index: int) -> Any:
+    return model.blocks[index] if index < len(model.blocks) else torch.nn.Identity()
+
+
+def left_in_a_variable() -> tuple[bool, str]:
+    """Leave a loop that a variable still holds, and run another; tell of the settings and of the first."""
+    model = prepared()
+    before = settings(model)
+    first = microbatches(model, parts_of(0, 0, 3), comms="last")
+    next(first)
+    for tokens in microbatches(model, parts_of(1, 0, 2), comms="last"):
+        torch.autograd.backward(loss_of(model, tokens))
+    try:
+        next(first)
+    except ValueError as error:
+        return settings(model) == before, str(error)
+    return settings(model) == before, "no error"
