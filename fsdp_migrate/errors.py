@@ -16,6 +16,7 @@
     │   └── RanksDivergedError                       the ranks did not do the same collectives
     └── CheckpointError
         ├── CheckpointNotFoundError (FileNotFoundError)
+        ├── CheckpointReadError (OSError)            the system could not read it: a bad disk, no permission
         ├── CheckpointFormatError (ValueError)       unreadable, corrupt, or not a checkpoint of a known kind
         │   └── UnsafePickleError                    a pickle that asks for something outside the allow-list
         ├── CheckpointMismatchError (ValueError)     two checkpoints, or a checkpoint and a request, disagree
@@ -135,6 +136,10 @@ class CheckpointError(FSDPMigrateError):
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is nothing at the path."""
+
+
+class CheckpointReadError(CheckpointError, OSError):
+    """The system could not read a file of the checkpoint: a bad disk, a lost connection, no permission."""
 
 
 class CheckpointFormatError(CheckpointError, ValueError):
