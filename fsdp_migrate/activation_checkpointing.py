@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from fsdp_migrate import torch_compat, words
@@ -122,17 +123,22 @@ def _save_on_cpu() -> AbstractContextManager[Any]:
     """
     pin = torch_compat.accelerator_type() is not None
 
-    def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
+    def pack(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         if isinstance(tensor, nn.Parameter) or isinstance(torch_compat.base_of_view(tensor), nn.Parameter):
-            return None, tensor
+            return lambda: tensor
+        if isinstance(tensor, DTensor):  # of tensor parallelism; torch's own `save_on_cpu` fails on it
+            local, mesh, placements = pack(tensor.to_local()), tensor.device_mesh, tensor.placements
+            shape, stride = tensor.shape, tensor.stride()
+            return lambda: DTensor.from_local(
+                local(), mesh, placements, run_check=False, shape=shape, stride=stride
+            )
         saved = torch.empty(
             tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=pin and not tensor.is_sparse
         )
-        return tensor.device, saved.copy_(tensor)
+        return partial(saved.copy_(tensor).to, tensor.device, non_blocking=pin)
 
-    def unpack(packed: tuple[torch.device | None, torch.Tensor]) -> torch.Tensor:
-        device, tensor = packed
-        return tensor if device is None else tensor.to(device, non_blocking=pin)
+    def unpack(restore: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return restore()
 
     hooks: AbstractContextManager[Any] = saved_tensors_hooks(pack, unpack)
     return hooks

@@ -10,10 +10,10 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
 
 from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
+from fsdp_migrate.optimizer_loading import OptimizerOutline, load_optimizers
 from fsdp_migrate.sharded import gather, is_first_rank, show_shards
 from fsdp_migrate.tying import parameter_names
 
@@ -126,7 +126,9 @@ def load_full_state_dict(
     The first rank of all gives the state and sends it, tensor by tensor; each rank keeps its part. All ranks
     must call it.
 
-    Changes: the values of the model, and the optimizer's state and settings.
+    Changes: the values of the model, and the optimizer's state and settings, but for ``foreach`` and
+    ``fused``. Gradients stay. A parameter that the state holds nothing of, because it was never stepped, has
+    no optimizer state afterwards.
 
     Args:
         model: The sharded model, of any world size.
@@ -161,8 +163,8 @@ def load_full_state_dict(
     # torch takes the dicts that it is given apart.
     set_model_state_dict(model, dict(state["model"]) if here else {}, options=options)
     if optimizers:
-        mine = copy.copy(state["optimizer"]) if here else {}
-        set_optimizer_state_dict(model, optimizers, mine, options=options)
+        mine = state["optimizer"]["state"] if here else None
+        load_optimizers(optimizers, _names(model), sent[0]["optimizer"], mine)
 
 
 def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,8 +172,7 @@ def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
     outline: dict[str, Any] = {"parts": sorted(state)}
     for name, value in state.get("model", {}).items():
         outline.setdefault("shapes", {})[name] = _shape(value)
-    groups = state.get("optimizer", {}).get("param_groups", [])
-    return {**outline, "groups": [sorted(group["params"]) for group in groups]}
+    return {**outline, "optimizer": OptimizerOutline.of(state.get("optimizer", {}))}
 
 
 def _shape(value: Any) -> list[int] | None:
@@ -198,20 +199,32 @@ def _check_fits(
     ]
     names = _names(model)
     _check_owners(optimizers, names)
-    groups = [
-        sorted(names[param][0] for param in group["params"])
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-    ]
-    if "optimizer" in outline["parts"] and optimizers and outline["groups"] != groups:
-        sizes = [[len(group) for group in each] for each in (outline["groups"], groups)]
-        problems.append(
-            f"its parameter groups, of {sizes[0]} parameters, are not the optimizer's, of {sizes[1]}"
-        )
+    if "optimizer" in outline["parts"] and optimizers:
+        problems += _misfits(optimizers, names, outline["optimizer"])
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         msg = f"The state of rank 0 does not fit: {'; '.join(problems[:8])}{more}. Nothing was loaded."
         raise CheckpointMismatchError(msg)
+
+
+def _misfits(
+    optimizers: list[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]], outline: OptimizerOutline
+) -> list[str]:
+    """Say what of a state is not of these optimizers: groups of other parameters, states of none."""
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    here = [sorted(names[param][0] for param in group) for group in groups]
+    sent = [sorted(group) for group in outline.params]
+    problems = []
+    if sent != here:
+        sizes = [[len(group) for group in each] for each in (sent, here)]
+        problems.append(
+            f"its parameter groups, of {sizes[0]} parameters, are not the optimizer's, of {sizes[1]}"
+        )
+    own = {name for group in groups for param in group for name in names[param]}
+    problems += [
+        f"`{name}` has a state, and is not in the optimizer" for name in outline.state if name not in own
+    ]
+    return problems
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:

@@ -106,8 +106,10 @@ class Embedding(nn.Module):
 
 WRONG: list[tuple[Any, dict[str, Any], type[FSDPMigrateError], str]] = [
     ("Blok", {}, WrapPolicyError, "No module of class `Blok`.*Did you mean `Block`"),
-    (nn.Conv2d, {}, WrapPolicyError, "chosen of class `Conv2d`, so nothing.*Block, Embedding, Head"),
-    (Embedding, {}, WrapPolicyError, "chosen of class `Embedding`.*Did you mean `Embedding`"),
+    (nn.Conv2d, {}, WrapPolicyError, "No module of class `.*conv.Conv2d`.*Block, Embedding, Head"),
+    ([Block, nn.Conv2d], {}, WrapPolicyError, "No module of class `.*conv.Conv2d` is in the model"),
+    ([Block, "Hed"], {}, WrapPolicyError, "No module of class `Hed`.*Did you mean `Head`"),
+    (Embedding, {}, WrapPolicyError, "class `.*test_choice.Embedding`.*Did you mean `Embedding`"),
     (nn.Linear, {"model": nn.Linear(1, 1)}, WrapPolicyError, "below the root"),
     (lambda module: False, {}, WrapPolicyError, "nothing would be checkpointed"),
     ([], {}, WrapPolicyError, "nothing would be checkpointed"),

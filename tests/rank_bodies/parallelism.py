@@ -241,6 +241,9 @@ CASES: dict[str, Callable[[], Setup]] = {
     "tensor parallel by torch's function": _tensor(by_torch=True),
     "tensor parallel, layers as units": _tensor(arguments={**CPU, "auto_wrap_policy": {Block, nn.Linear}}),
     "tensor parallel, checkpointed": _tensor(activation_checkpointing=Block),
+    "tensor parallel, activations on the CPU": _tensor(
+        activation_checkpointing={"which": Block, "offload_to_cpu": True, "recompute": False}
+    ),
     "tensor parallel, replicated data": _tensor(
         shape=(2, 1, 2),
         names=("dp_replicate", "dp_shard", "tp"),

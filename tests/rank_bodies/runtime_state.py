@@ -284,6 +284,51 @@ def _bad_states(state: dict[str, Any], model: Any) -> list[tuple[Any, Any]]:
     ]
 
 
+def _with_spare(lr: float) -> tuple[Any, list[torch.optim.Optimizer]]:
+    """Return a model with a layer that is never used, and two optimizers."""
+    model: Any = Net()
+    model.spare = nn.Linear(3, 3)
+    prepare_fully_shard(model, BLOCKS)
+    params = list(model.parameters())
+    adam = torch.optim.AdamW([*params[:2], *params[-2:]], lr=lr)
+    return model, [adam, torch.optim.SGD(params[2:-2], lr=lr, momentum=0.9)]
+
+
+def _sizes(state: dict[str, Any]) -> dict[str, int] | None:
+    return {name: len(own) for name, own in state["optimizer"]["state"].items()} if state else None
+
+
+def load_what_was_never_stepped() -> dict[str, Any]:
+    """Load states with holes in them, into optimizers that have states and gradients already."""
+    model, optimizers = _with_spare(0.01)
+    states = {"fresh": full_state_dict(model, optimizers)}
+    backward(model, 0)
+    optimizers[0].step()
+    states["holes"] = full_state_dict(model, optimizers)
+    found: dict[str, Any] = {}
+    for key, state in states.items():
+        other, others = _with_spare(0.5)
+        backward(other, 3)
+        for each in others:
+            each.step()
+        grads = whole_of(other, grads=True)
+        load_full_state_dict(other, state, others)
+        kept = whole_of(other, grads=True)
+        loaded = full_state_dict(other, others)
+        others[0].step()
+        found[key] = {
+            "saved": _sizes(state),
+            "loaded": _sizes(loaded),
+            "gradients": all(torch.equal(grads[name], kept[name]) for name in grads),
+            # What was sent must not be stepped along.
+            "steps": [own["step"].item() for own in state["optimizer"]["state"].values()] if state else [],
+        }
+        part = {**state["optimizer"], "state": {"offset": {}}} if state else {}
+        bad = {**state, "optimizer": part} if state else {}
+        found["stranger"] = error_of(partial(load_full_state_dict, other, bad, others))
+    return found
+
+
 def memory_of_full_state() -> tuple[int, int, int]:
     """Count the whole tensors that are alive at once while a state is gathered; and those gathered."""
     model, optimizer = _trained(prepare_fully_shard(Net(tied=True), BLOCKS), 1)
@@ -496,5 +541,23 @@ def with_tensor_parallelism() -> dict[str, Any]:
                     param.mul_(2.0).add_(1.0)
         state = full_state_dict(model, rank0_only=False)["model"]
         results.append({"norms": norms, "shown": shown, "gradients": grads, "state": state})
+    loaded = _reload(model)
     placements = {str(param.placements) for param in model.parameters()}
-    return {"plain": results[0], "sharded": results[1], "placements": len(placements)}
+    return {"plain": results[0], "sharded": results[1], "placements": len(placements), "loaded": loaded}
+
+
+def _reload(model: Any) -> list[str]:
+    """Save a model and its optimizer, spoil both, load them; return the names of what is not as before."""
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    optimizer.step()
+    state = full_state_dict(model, optimizer, rank0_only=False)
+    other = torch.optim.AdamW(model.parameters(), foreach=False)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    load_full_state_dict(model, state, other)
+    again = full_state_dict(model, other, rank0_only=False)
+    pairs = {name: (value, again["model"][name]) for name, value in state["model"].items()}
+    for name, own in state["optimizer"]["state"].items():
+        pairs |= {f"{name}.{key}": (own[key], again["optimizer"]["state"][name][key]) for key in own}
+    return [name for name, (one, two) in pairs.items() if not torch.equal(one, two)]

@@ -153,6 +153,17 @@ def test_a_full_state_is_loaded_and_training_goes_on() -> None:
             assert re.search(message, text), text
 
 
+def test_what_was_never_stepped_has_no_state_after_loading_either() -> None:
+    for rank, found in enumerate(run_ranks(runtime_state.load_what_was_never_stepped)):
+        for key, names in (("fresh", []), ("holes", ["embed.weight", "blocks.0.norm.weight"])):
+            expected = None if rank else dict.fromkeys(names, 3)
+            assert found[key]["saved"] == found[key]["loaded"] == expected
+            assert found[key]["gradients"]
+            assert found[key]["steps"] == ([] if rank else [1.0] * len(names))
+        assert found["stranger"][0] == "CheckpointMismatchError"
+        assert "`offset` has a state, and is not in the optimizer" in found["stranger"][1]
+
+
 def test_one_whole_tensor_is_alive_at_a_time_where_none_is_wanted() -> None:
     (_, gathered, params), (most, other_gathered, _) = run_ranks(runtime_state.memory_of_full_state)
     # Adam has two moments for each parameter; the tied one is gathered once.
@@ -230,3 +241,4 @@ def test_parameters_of_two_parallelisms_are_shown_written_and_clipped() -> None:
         assert_equal(sharded["shown"], plain["shown"])
         torch.testing.assert_close(sharded["gradients"], plain["gradients"])
         assert_equal(sharded["state"], plain["state"])
+        assert found["loaded"] == []
