@@ -89,7 +89,7 @@ def load_optimizers(
             if name is not None:
                 own = None if state is None else state[name]
                 loaded[index] = {
-                    key: _receive(value, param, None if own is None else own[key])
+                    key: receive_value(value, param, None if own is None else own[key])
                     for key, value in outline.state[name].items()
                 }
         groups = optimizer.state_dict()["param_groups"]
@@ -98,7 +98,7 @@ def load_optimizers(
         )
 
 
-def _receive(value: Any, param: torch.Tensor, sent: torch.Tensor | None) -> Any:
+def receive_value(value: Any, param: torch.Tensor, sent: torch.Tensor | None) -> Any:
     """Return a value as this rank needs it: what has the parameter's shape is sharded as it is."""
     if not isinstance(value, SentTensor):
         return value
