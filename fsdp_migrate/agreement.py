@@ -166,7 +166,7 @@ class Agreement:
         self._has_followers = False
         self._is_following = False
         self.is_active = False
-        self.failure: RankError | None = None
+        self.failure: str | None = None
 
     def start(self) -> None:
         """Begin to watch; every rank must do so at the same place of the batch."""
@@ -252,7 +252,9 @@ class Agreement:
                 self._raise_divergence(own)
         except RankError as error:
             self.stop()
-            self.failure = error
+            # Not the error: its traceback leads back here, and such a cycle holds activations. Worse, torch
+            # 2.7 loses the insides of DTensors, such as gradients, that the garbage collector meets in one.
+            self.failure = str(error)
             raise
         return self._decode(highest)
 

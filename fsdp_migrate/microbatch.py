@@ -191,7 +191,8 @@ class Microbatches(Generic[PartT]):
     def _advance(self) -> bool:
         """Go to the next microbatch of this rank, and join those of others; return whether there is one."""
         if self._agreement is not None and self._agreement.failure is not None:
-            raise self._agreement.failure  # the body has swallowed it, and the other ranks have stopped
+            # The body has caught it, and the other ranks have stopped.
+            raise BatchError(self._agreement.failure, reasons={})
         if self._index >= 0:
             self._end_microbatch()
         elif self._line is None:
@@ -284,6 +285,9 @@ class Microbatches(Generic[PartT]):
             self._agreement.begin_microbatch(self._index, has_followers=has_followers)
 
     def _end_microbatch(self) -> None:
+        if self._index == self._longest - 1:
+            for group in self._groups:
+                group.reduce_what_waits()
         if self._agreement is not None and self._agreement.is_active:
             self._agreement.end_microbatch()
 

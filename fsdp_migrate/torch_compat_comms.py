@@ -56,30 +56,21 @@ class ParameterGroup:
     @property
     def sums_in_full_precision(self) -> bool:
         """Whether sums of reduced gradients that wait for the all-reduce are as exact as gradients are."""
-        policy = self._group.mp_policy
-        reduce_dtype = policy.reduce_dtype or policy.param_dtype
-        return reduce_dtype is None or all(
-            torch.finfo(reduce_dtype).bits >= torch.finfo(param.dtype).bits
-            for param in self.sharded_parameters
-            if param.dtype.is_floating_point
+        return all(
+            torch.finfo(_reduce_dtype(param)).bits >= torch.finfo(param.sharded_param.dtype).bits
+            for param in self.parameters
+            if param.sharded_param.dtype.is_floating_point
         )
 
     @property
     def unsharded_gradient_bytes(self) -> int:
         """The bytes of the group's gradients while they are not reduced."""
-        policy = self._group.mp_policy
-        forced = policy.reduce_dtype or policy.param_dtype
         # Not the numel of the sharded parameter, which counts what tensor parallelism gave to other ranks.
         return sum(
-            param._orig_size.numel() * (forced or param.sharded_param.dtype).itemsize
+            param._orig_size.numel() * _reduce_dtype(param).itemsize
             for param in self.parameters
             if param.sharded_param.requires_grad
         )
-
-    @property
-    def has_replicas(self) -> bool:
-        """Whether gradients are also all-reduced between replicas (HSDP)."""
-        return _has_replicas(self._group)
 
     @property
     def gathers_from_fewer_ranks(self) -> bool:
@@ -119,6 +110,15 @@ class ParameterGroup:
             group.post_backward()
         return unexpected
 
+    def reduce_what_waits(self) -> None:
+        """Reduce what the last backward left: all of it, where there was none, and on 2.6 unused units."""
+        group = self._group
+        waits = group._partial_reduce_output is not None or any(map(_has_pending_gradient, self.parameters))
+        if waits and group.reduce_grads:
+            group.post_backward()
+            group._training_state = type(group._training_state).IDLE
+            group.finalize_backward()
+
     def mend_partial_sums(self) -> None:
         """Make sums that wait for the replicas right where microbatches use different parameters.
 
@@ -148,6 +148,13 @@ class ParameterGroup:
         self._group._to_sharded()
         for param in self.parameters:
             param.free_unsharded_param()  # what a gather that broke off had allocated
+
+
+def _reduce_dtype(param: Any) -> torch.dtype:
+    """Return the dtype in which a parameter's gradient is reduced; torch 2.15 has a policy for each."""
+    policy = param.mp_policy
+    dtype: torch.dtype = policy.reduce_dtype or policy.param_dtype or param.sharded_param.dtype
+    return dtype
 
 
 class _PartialSums:
