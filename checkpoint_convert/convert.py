@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.checkpoint_convert.execute import ConversionReport, execute_plan
+from fsdp_migrate.checkpoint_convert.execute import (
+    DEFAULT_BUFFER,
+    ConversionReport,
+    execute_plan,
+)
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.plan import plan_conversion
 from fsdp_migrate.errors import OutputError
@@ -27,6 +31,9 @@ def convert_checkpoint(
     weights_only: bool = False,
     link: str = "auto",
     overwrite: bool = False,
+    resume: bool = False,
+    checksums: bool = False,
+    buffer_bytes: int = DEFAULT_BUFFER,
     progress: Progress | None = None,
     strict: bool = False,
 ) -> ConversionReport:
@@ -46,7 +53,11 @@ def convert_checkpoint(
         optimizer_dtype: Cast the state of optimizers.
         weights_only: Keep the model and leave the rest out.
         link: ``"hard"`` links data files, ``"copy"`` copies them, ``"auto"`` links where it can be done.
-        overwrite: Replace an output that is there, once the new one is whole.
+        overwrite: Replace an output that is there, once the new one is whole, and what is left of an
+            interrupted conversion.
+        resume: Go on where an interrupted conversion stopped, if there was one.
+        checksums: Also write ``SHA256SUMS``, the checksum of each file.
+        buffer_bytes: How much of the data is held in memory at once, over all threads.
         progress: Called with a :class:`ProgressEvent` now and then.
         strict: Refuse where something would differ that a user could notice.
 
@@ -76,7 +87,15 @@ def convert_checkpoint(
     )
     raise_on_findings(plan.findings, strict=strict)
     if dst is not None:
-        return execute_plan(plan, dst, overwrite=overwrite, progress=progress)
+        return execute_plan(
+            plan,
+            dst,
+            overwrite=overwrite,
+            resume=resume,
+            checksums=checksums,
+            buffer_bytes=buffer_bytes,
+            progress=progress,
+        )
     if plan.action != "none":
         msg = (
             f"{manifest.source!r} has to be converted ({plan.action}), and no output was named. The "

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from fsdp_migrate.checkpoint_convert.item_writer import ItemWriter
+from fsdp_migrate.checkpoint_convert.checksums import (
+    CHECKSUMS_FILE,
+    Digest,
+    digest_file,
+    write_checksums,
+)
+from fsdp_migrate.checkpoint_convert.file_writer import FileWriter
+from fsdp_migrate.checkpoint_convert.identity import check_unchanged, conversion_identity
 from fsdp_migrate.checkpoint_convert.items import open_value
 from fsdp_migrate.checkpoint_convert.metadata import Stored
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE, read_metadata
@@ -23,20 +31,19 @@ from fsdp_migrate.checkpoint_convert.plan import Action, ConversionPlan, Planned
 from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
 from fsdp_migrate.checkpoint_convert.torch_zip_writer import small_archive
 from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
-from fsdp_migrate.errors import CheckpointFormatError, OutputError
+from fsdp_migrate.errors import OutputError
 from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fsdp_migrate.checkpoint_convert.metadata import Manifest
+    from fsdp_migrate.checkpoint_convert.journal import Written
     from fsdp_migrate.checkpoint_convert.progress import Progress
 
 
-_DEFAULT_BUFFER: Final = 64 << 20
+DEFAULT_BUFFER: Final = 64 << 20
 _MAX_THREADS: Final = 4
-_COPY: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class ConversionReport:
         output: Where the result lies; None where nothing had to be written.
         bytes_written: The bytes of the data files that were written or copied.
         bytes_linked: The bytes of the data files that the result shares with the source.
+        bytes_resumed: Those of ``bytes_written`` that an interrupted conversion had written already.
         findings: What there is to say about it.
     """
 
@@ -58,6 +66,7 @@ class ConversionReport:
     bytes_written: int
     bytes_linked: int
     findings: tuple[Finding, ...]
+    bytes_resumed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -67,6 +76,7 @@ class ConversionReport:
             "output": self.output,
             "bytes_written": self.bytes_written,
             "bytes_linked": self.bytes_linked,
+            "bytes_resumed": self.bytes_resumed,
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
@@ -76,8 +86,10 @@ def execute_plan(
     dst: Location,
     *,
     overwrite: bool = False,
+    resume: bool = False,
+    checksums: bool = False,
     progress: Progress | None = None,
-    buffer_bytes: int = _DEFAULT_BUFFER,
+    buffer_bytes: int = DEFAULT_BUFFER,
 ) -> ConversionReport:
     """Carry out a plan that :func:`plan_conversion` made.
 
@@ -86,25 +98,31 @@ def execute_plan(
     Args:
         plan: The plan.
         dst: The folder to make.
-        overwrite: Replace one that is there, once the new one is whole.
+        overwrite: Replace one that is there, once the new one is whole, and what is left of an interrupted
+            conversion.
+        resume: Go on where an interrupted conversion stopped, if there was one. An interrupt of this one
+            then keeps what it did.
+        checksums: Also write ``SHA256SUMS``, the checksum of each file. For it, linked files are read.
         progress: Called with a :class:`ProgressEvent` now and then, in this thread.
         buffer_bytes: How much of the data is held in memory at once, over all threads.
 
     Raises:
-        OutputExistsError: ``dst`` is there already.
-        OutputError: It could not be written, or lies in the source. Nothing is left of it.
+        OutputExistsError: ``dst`` is there already, or an interrupted conversion left something and neither
+            ``overwrite`` nor ``resume`` was asked for.
+        OutputError: It could not be written, or lies in the source, or another process is writing it, or what
+            is to be resumed was another conversion. Nothing is left of it.
         CheckpointFormatError: The source turned out to be damaged, or has changed. Nothing is left of
             the output.
     """
     source = open_folder(plan.manifest.source)
     try:
-        output = open_output(dst, source=plan.manifest.source, overwrite=overwrite)
+        output = open_output(dst, source=plan.manifest.source, overwrite=overwrite, resume=resume)
         try:
-            execution = _Execution(plan, source, output, progress, buffer_bytes)
+            execution = _Execution(plan, source, output, progress, buffer_bytes, checksums=checksums)
             report = execution.run()
-            output.commit()
-        except BaseException:
-            output.abort()
+        except BaseException as error:
+            # An interrupt is no reason to throw away what the user wants to go on with.
+            output.abort(keep=resume and not isinstance(error, Exception))
             raise
     finally:
         source.close()
@@ -119,23 +137,41 @@ class _Execution:
         output: Output,
         progress: Progress | None,
         buffer_bytes: int,
+        *,
+        checksums: bool,
     ) -> None:
         self._plan = plan
         self._source = source
         self._output = output
         self._progress = progress
         self._buffer = buffer_bytes
-        self._overflows: dict[str, int] = {}
+        self._checksums = checksums
         self._copied: list[str] = []
+        self._written: Mapping[str, Written] = {}
 
     def run(self) -> ConversionReport:
-        """Write everything, the metadata last."""
+        """Write everything, the metadata last, and put it in its place."""
         placement = place(self._plan, _new_values(self._plan, self._source))
-        _check_unchanged(self._plan.manifest, self._source)
+        check_unchanged(self._plan.manifest, self._source)
+        metadata = self._metadata(placement)
+        identity = conversion_identity(self._plan, placement, metadata, checksums=self._checksums)
+        if self._output.begin(identity):
+            linked = self._linked_bytes(placement)
+            self._output.commit()
+            return self._report(placement.files, linked, resumed=placement.nbytes)
         linked = self._share_files(placement)
         files = {**placement.files, **self._whole_copies(placement)}
+        resumed = sum(self._output.written(name).nbytes for name in files)
         self._write_files(files)
-        self._write_metadata(placement)
+        if self._checksums:
+            self._write_checksums(placement, metadata)
+        with self._output.create(METADATA_FILE) as file:
+            file.write(metadata)
+        check_unchanged(self._plan.manifest, self._source)
+        self._output.commit()
+        return self._report(files, linked, resumed=resumed)
+
+    def _report(self, files: Mapping[str, Sequence[Item]], linked: int, *, resumed: int) -> ConversionReport:
         return ConversionReport(
             plan=self._plan,
             action="relink" if self._plan.action == "none" else self._plan.action,
@@ -143,7 +179,11 @@ class _Execution:
             bytes_written=sum(item.length for items in files.values() for item in items),
             bytes_linked=linked,
             findings=(*self._plan.findings, *self._own_findings()),
+            bytes_resumed=resumed,
         )
+
+    def _linked_bytes(self, placement: Placement) -> int:
+        return sum(self._plan.manifest.files[name] for name in placement.taken)
 
     def _share_files(self, placement: Placement) -> int:
         """Share data files with the source where that can be; return how many bytes are shared."""
@@ -177,38 +217,58 @@ class _Execution:
 
     def _write_files(self, files: Mapping[str, Sequence[Item]]) -> None:
         threads = max(min(len(files), os.cpu_count() or 1, _MAX_THREADS), 1)
-        block = self._buffer // threads
-
-        def work(name: str, advance: Advance) -> None:
-            writer = ItemWriter(self._source, block, advance, self._overflows)
-            with self._output.create(name) as file:
-                for item in files[name]:
-                    writer.write(item, file)
+        writer = FileWriter(self._source, self._output, self._buffer // threads, checksums=self._checksums)
 
         run_workers(
             files,
-            work,
+            lambda name, advance: writer.write(name, files[name], advance),
             threads=threads,
             total_bytes=sum(item.length for items in files.values() for item in items),
             message="writing",
             progress=self._progress,
         )
+        self._written = writer.results
 
-    def _write_metadata(self, placement: Placement) -> None:
-        data = write_metadata(placement.entries, checkpoint_id=self._output.url)
+    def _metadata(self, placement: Placement) -> bytes:
+        """Return the bytes of the metadata, read again and held against the plan."""
+        data = write_metadata(placement.entries, checkpoint_id=self._output.checkpoint_id)
         sizes = {new: self._plan.manifest.files[old] for old, new in placement.taken.items()}
         for name, items in placement.files.items():
             sizes[name] = sum(item.length for item in items)
         found = read_metadata(data, sizes, where=f"{self._output.url}/{METADATA_FILE}")
         if tuple(found.entries.values()) != placement.entries:
             raise AssertionError("The metadata that was written does not say what was planned.")
-        with self._output.create(METADATA_FILE) as file:
-            file.write(data)
+        return data
+
+    def _write_checksums(self, placement: Placement, metadata: bytes) -> None:
+        """Write the checksums of all files; those that are linked are read for it."""
+        digests = {name: written.digest or "" for name, written in self._written.items()}
+        linked = {new: old for old, new in placement.taken.items() if new not in digests}
+
+        def work(name: str, advance: Advance) -> None:
+            size = self._plan.manifest.files[linked[name]]
+            digests[name] = digest_file(self._source, linked[name], size, advance)
+
+        run_workers(
+            linked,
+            work,
+            threads=max(min(len(linked), os.cpu_count() or 1, _MAX_THREADS), 1),
+            total_bytes=sum(self._plan.manifest.files[name] for name in linked.values()),
+            message="taking checksums",
+            progress=self._progress,
+        )
+        own = Digest()
+        own.update(metadata)
+        with self._output.create(CHECKSUMS_FILE) as file:
+            file.write(write_checksums({**digests, METADATA_FILE: own.hex()}))
 
     def _own_findings(self) -> list[Finding]:
+        overflows: Counter[str] = Counter()
+        for written in self._written.values():
+            overflows.update(written.overflows)
         found = [
             make_finding("FM206", key, f"{count} values.", "Use bf16 or fp32.")
-            for key, count in self._overflows.items()
+            for key, count in sorted(overflows.items())
         ]
         outside = [n for n in self._plan.extra_files if self._source.leads_outside(n)]
         if outside:
@@ -231,14 +291,3 @@ def _new_values(plan: ConversionPlan, source: Folder) -> dict[str, bytes]:
             contents["data.pkl"] = replace_strings(contents["data.pkl"], entry.names, where=where)
             values[entry.source.key] = small_archive(contents)
     return values
-
-
-def _check_unchanged(manifest: Manifest, source: Folder) -> None:
-    files = source.files()
-    changed: Sequence[str] = [n for n, size in manifest.files.items() if files.get(n) != size]
-    if changed:
-        msg = (
-            f"`{changed[0]}` in {manifest.source!r} has another size than when it was inspected: "
-            f"{files.get(changed[0])} bytes, then {manifest.files[changed[0]]}. Is it still being written?"
-        )
-        raise CheckpointFormatError(msg, path=f"{manifest.source}/{changed[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.layouts.dcp import inspect_dcp
@@ -35,7 +36,8 @@ def inspect_checkpoint(src: Location, *, deep: bool = False) -> Manifest:
     """
     folder, files = open_checkpoint(src)
     try:
-        manifest = inspect_dcp(folder, files)
+        stamps = folder.stamps(files)
+        manifest = replace(inspect_dcp(folder, files), stamps=stamps)
         if deep:
             from fsdp_migrate.checkpoint_convert.deep import inspect_items
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fsdp_migrate.checkpoint_convert.cast import Caster
 from fsdp_migrate.checkpoint_convert.placement import CopyItem, DataItem, Item, TensorItem
@@ -11,12 +11,19 @@ from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.checkpoint_convert.outputs import OutputFile
     from fsdp_migrate.checkpoint_convert.storage import Folder
     from fsdp_migrate.checkpoint_convert.workers import Advance
 
 _COPY: Final = 8 << 20
 _LEAST: Final = 64
+
+
+class Sink(Protocol):
+    """What takes bytes, from the first to the last."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Append bytes."""
+        ...
 
 
 class ItemWriter:
@@ -29,7 +36,7 @@ class ItemWriter:
         self._advance = advance
         self._overflows = overflows
 
-    def write(self, item: Item, file: OutputFile) -> None:
+    def write(self, item: Item, file: Sink) -> None:
         """Append an item to a file."""
         if isinstance(item, CopyItem):
             self._copy(item, file)
@@ -39,14 +46,14 @@ class ItemWriter:
         else:
             self._assemble(item, file)
 
-    def _copy(self, item: CopyItem, file: OutputFile) -> None:
+    def _copy(self, item: CopyItem, file: Sink) -> None:
         stored = item.source
         for start in range(0, stored.length, self._block):
             count = min(self._block, stored.length - start)
             file.write(self._source.read(stored.file, stored.offset + start, count))
             self._advance(count)
 
-    def _assemble(self, item: TensorItem, file: OutputFile) -> None:
+    def _assemble(self, item: TensorItem, file: Sink) -> None:
         entry, archive = item.tensor.source, item.archive
         caster = Caster(entry.dtype, item.tensor.dtype) if item.tensor.is_cast else None
         file.write(archive.head)

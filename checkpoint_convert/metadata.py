@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
@@ -153,6 +153,7 @@ class Manifest:
         version: The version that the metadata gives itself, if any.
         findings: What there is to say about it.
         save_id: What torch called the save.
+        stamps: What tells each of its files from one that takes its place later.
         is_relinkable: Whether an output can share its data files; only those of a distributed checkpoint.
     """
 
@@ -172,6 +173,7 @@ class Manifest:
     findings: tuple[Finding, ...] = ()
     save_id: str | None = None
     is_relinkable: bool = True
+    stamps: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:

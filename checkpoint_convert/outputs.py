@@ -1,22 +1,22 @@
 """Outputs that appear whole or not at all.
 
-Everything is written into ``<output>.partial-<random>`` beside the output, and flushed to the disk.
-One rename
-then puts it in place. Whatever ends the work before that, the partial folder is removed and the output is as
-it was.
+Everything is written into a :class:`WorkFolder` beside the output, and flushed to the disk. One rename then
+puts it in place. Whatever ends the work before that, the output is as it was. The work folder is removed
+then; if the process was killed, it stays, and another process can go on with what its journal says is done.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
-import shutil
-import uuid
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from fsdp_migrate.checkpoint_convert.journal import NOTHING, Journal, Written
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.storage import (
     Folder,
@@ -25,6 +25,7 @@ from fsdp_migrate.checkpoint_convert.storage import (
     is_url,
     local_path,
 )
+from fsdp_migrate.checkpoint_convert.work_folder import WorkFolder
 from fsdp_migrate.errors import OutputError, OutputExistsError
 
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 _FICLONE: Final = 0x40049409
 _BUFFER: Final = 1 << 20
+_EXCHANGE: Final = 2
+_AT_FDCWD: Final = -100
+_NO_EXCHANGE: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 
 
 class OutputFile(Protocol):
@@ -43,6 +47,10 @@ class OutputFile(Protocol):
 
     def write(self, data: bytes | memoryview, /) -> object:
         """Append bytes."""
+        ...
+
+    def sync(self) -> bool:
+        """Bring what was written to the disk; False where only whole files can be."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -53,12 +61,36 @@ class OutputFile(Protocol):
 
 
 class Output(Protocol):
-    """A folder that is being written."""
+    """A folder that is being written.
+
+    ``url`` is how the user called it. ``checkpoint_id`` is the same place, whatever folder one is in.
+    """
 
     url: str
+    checkpoint_id: str
 
-    def create(self, name: str) -> OutputFile:
-        """Open a new file for writing; closing it flushes it to the disk."""
+    def begin(self, identity: str) -> bool:
+        """Say which conversion it is; return whether an earlier process has put the output in place.
+
+        Raises:
+            OutputError: What an earlier process left is of another conversion. It is left as it is.
+        """
+        ...
+
+    def written(self, name: str) -> Written:
+        """Return how far an earlier process came with a file."""
+        ...
+
+    def create(self, name: str, keep: int = 0) -> OutputFile:
+        """Open a file for writing, after its first ``keep`` bytes; closing it flushes it to the disk."""
+        ...
+
+    def record(self, name: str, written: Written) -> None:
+        """Note how far a file is, for a process that may have to go on."""
+        ...
+
+    def kept(self, name: str, nbytes: int) -> Iterator[bytes]:
+        """Yield the first bytes of a file that an earlier process wrote."""
         ...
 
     def share(self, folder: Folder, name: str, as_name: str) -> bool:
@@ -69,23 +101,25 @@ class Output(Protocol):
         """Put the output in its place."""
         ...
 
-    def abort(self) -> None:
-        """Remove everything that was written."""
+    def abort(self, *, keep: bool = False) -> None:
+        """Give up: remove everything that was written, or ``keep`` it for a process that goes on."""
         ...
 
 
-def open_output(dst: Location, *, source: str, overwrite: bool) -> Output:
-    """Start an output.
+def open_output(dst: Location, *, source: str, overwrite: bool, resume: bool = False) -> Output:
+    """Start an output, or go on with one.
 
     Raises:
-        OutputExistsError: It is there already, and may not be overwritten.
-        OutputError: It cannot be there: it is the source, or one lies inside the other.
+        OutputExistsError: It is there already, and may not be overwritten; or an interrupted conversion left
+            something, and neither ``resume`` nor ``overwrite`` says what to do with it.
+        OutputError: It cannot be there: it is the source, or one lies inside the other, or another process
+            is writing it.
     """
     if is_url(dst):
         from fsdp_migrate.checkpoint_convert.remote_output import FsspecOutput
 
-        return FsspecOutput(os.fspath(dst), source=source, overwrite=overwrite)
-    return LocalOutput(local_path(dst), source=source, overwrite=overwrite)
+        return FsspecOutput(os.fspath(dst), source=source, overwrite=overwrite, resume=resume)
+    return LocalOutput(local_path(dst), source=source, overwrite=overwrite, resume=resume)
 
 
 @contextlib.contextmanager
@@ -115,58 +149,153 @@ def writing(path: object) -> Iterator[None]:
 class LocalOutput:
     """An output on this machine."""
 
-    def __init__(self, path: Path, *, source: str, overwrite: bool) -> None:
+    def __init__(self, path: Path, *, source: str, overwrite: bool, resume: bool = False) -> None:
         self.path = path.absolute()
         self.url = str(path)
+        self.checkpoint_id = str(self.path)
         if not is_url(source):
             _check_apart(self.path, Path(source))
-        _check_free(self.path, overwrite=overwrite)
         self._overwrite = overwrite
-        self._mark = uuid.uuid4().hex[:12]
-        self._staging = self.path.with_name(f"{self.path.name}.partial-{self._mark}")
+        self._work = WorkFolder(self.path)
+        self._journal = Journal(self._work.journal(0))
+        self._earlier: dict[str, Written] = {}
         self._made: list[Path] = []
+        # What an earlier process left is only this one's to remove once it is clear that it goes on with it.
+        self._is_left = False
+        if not overwrite and not resume:
+            _check_free(self.path, overwrite=False)
         try:
             with writing(path):
                 self._make_parents()
-                self._staging.mkdir()
+                self._take_over(self._work.acquire(), resume=resume)
         except BaseException:
             self.abort()
             raise
 
-    def create(self, name: str) -> OutputFile:
-        """Open a new file for writing."""
-        target = self._staging / name
+    def begin(self, identity: str) -> bool:
+        """Say which conversion it is; return whether an earlier process has put the output in place."""
+        with writing(self.path):
+            if self._journal.identity not in (None, identity):
+                msg = (
+                    f"{str(self._work.path)!r} was left by a conversion of another source, or with other "
+                    "options, or the source has changed since. It cannot be gone on with. Give the same "
+                    "options again, or start anew with `overwrite` and without `resume`."
+                )
+                raise OutputError(msg, path=self._work.path)
+            if self._journal.identity is None:
+                self._work.clear()
+            if self._is_in_place():
+                return True
+            _check_free(self.path, overwrite=self._overwrite)
+            self._is_left = False
+            self._journal.begin(identity)
+            self._work.content.mkdir(exist_ok=True)
+            _sync_folder(self._work.path)
+        return False
+
+    def written(self, name: str) -> Written:
+        """Return how far an earlier process came with a file, if the file is still like that."""
+        found = self._earlier.get(name, NOTHING)
+        try:
+            status = (self._work.content / name).lstat()
+        except OSError:
+            return NOTHING
+        # A file of two names may be the source's own.
+        is_own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        is_whole = status.st_size == found.nbytes if found.is_done else status.st_size >= found.nbytes
+        return found if is_own and is_whole else NOTHING
+
+    def create(self, name: str, keep: int = 0) -> OutputFile:
+        """Open a file for writing, after its first ``keep`` bytes."""
+        target = self._work.content / name
         with writing(self.path / name):
             target.parent.mkdir(parents=True, exist_ok=True)
-            return _DurableFile(target, self.path / name)
+            if not keep:
+                target.unlink(missing_ok=True)
+            return _DurableFile(target, self.path / name, keep)
+
+    def record(self, name: str, written: Written) -> None:
+        """Note how far a file is in the journal."""
+        with writing(self.path):
+            self._journal.record(name, written)
+
+    def kept(self, name: str, nbytes: int) -> Iterator[bytes]:
+        """Yield the first bytes of a file that an earlier process wrote."""
+        if not nbytes:
+            return
+        with (self._work.content / name).open("rb", buffering=0) as file:
+            while nbytes and (data := file.read(min(nbytes, _BUFFER))):
+                nbytes -= len(data)
+                yield data
 
     def share(self, folder: Folder, name: str, as_name: str) -> bool:
         """Let the output share the bytes of a file of the source, as a clone or a hard link."""
         if not isinstance(folder, LocalFolder):
             return False
-        new = self._staging / as_name
+        new = self._work.content / as_name
         with writing(self.path / as_name):
             new.parent.mkdir(parents=True, exist_ok=True)
+            new.unlink(missing_ok=True)
         return _clone_or_link(folder.path / name, new)
 
     def commit(self) -> None:
         """Put the output in its place."""
+        if self._is_in_place():
+            self._finish()
+            return
         with writing(self.path):
-            for base, _, _ in os.walk(self._staging):
+            for base, _, _ in os.walk(self._work.content):
                 _sync_folder(Path(base))
+            self._journal.record_place(_place(self._work.content) or (0, 0))
             if self._overwrite and os.path.lexists(self.path):
                 self._replace()
             else:
                 self._appear()
         with contextlib.suppress(OSError):
             _sync_folder(self.path.parent)
+        self._finish()
 
-    def abort(self) -> None:
-        """Remove everything that was written."""
-        shutil.rmtree(self._staging, ignore_errors=True)
+    def abort(self, *, keep: bool = False) -> None:
+        """Give up: remove everything that was written, or keep it."""
+        if keep or self._is_left:
+            self._journal.close()
+            self._work.release()
+        else:
+            self._finish()
         for parent in reversed(self._made):
             with contextlib.suppress(OSError):
                 parent.rmdir()
+
+    def _finish(self) -> None:
+        self._journal.close()
+        self._work.remove()
+
+    def _take_over(self, is_left: bool, *, resume: bool) -> None:
+        """Decide what becomes of what an earlier process left."""
+        self._is_left = is_left
+        self._work.recover()
+        self._journal.read()
+        if self._is_in_place() and not resume:
+            # It had only to clean up.
+            self._journal = Journal(self._journal.path)
+            self._is_left = is_left = False
+            self._work.clear()
+        if not (resume and self._is_in_place()):
+            _check_free(self.path, overwrite=self._overwrite)
+        if is_left and not resume:
+            if not self._overwrite:
+                raise _left_behind(self.url, self._work.path)
+            self._journal = Journal(self._journal.path)
+            self._work.clear()
+            self._is_left = False
+        for path in self._work.journals():
+            journal = Journal(path)
+            journal.read()
+            if journal.identity == self._journal.identity:
+                self._earlier.update(journal.files)
+
+    def _is_in_place(self) -> bool:
+        return self._journal.place is not None and self._journal.place == _place(self.path)
 
     def _make_parents(self) -> None:
         for parent in reversed(self.path.parents):
@@ -176,7 +305,7 @@ class LocalOutput:
 
     def _appear(self) -> None:
         try:
-            self._staging.rename(self.path)
+            self._work.content.rename(self.path)
         except OSError as error:
             # Somebody else was faster.
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -184,31 +313,38 @@ class LocalOutput:
             raise
 
     def _replace(self) -> None:
-        old = self.path.with_name(f"{self.path.name}.old-{self._mark}")
+        """Put the output where another one is. Where the system can, there is one at every moment."""
+        if _exchange(self._work.content, self.path):
+            return
         try:
-            self.path.rename(old)
-            self._staging.rename(self.path)
+            self.path.rename(self._work.replaced)
+            self._work.content.rename(self.path)
         except BaseException:
-            if os.path.lexists(old) and not os.path.lexists(self.path):
-                old.rename(self.path)
+            self._work.recover()
             raise
-        if old.is_symlink():
-            old.unlink()
-        else:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 class _DurableFile:
     """A file whose bytes are on the disk once it is closed without an error."""
 
-    def __init__(self, path: Path, shown: Path) -> None:
+    def __init__(self, path: Path, shown: Path, keep: int = 0) -> None:
         self._shown = shown
-        self._file = path.open("xb", buffering=_BUFFER)
+        self._file = path.open("r+b" if keep else "xb", buffering=_BUFFER)
+        if keep:
+            self._file.seek(keep)
+            self._file.truncate()
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Append bytes."""
         with writing(self._shown):
             return self._file.write(data)
+
+    def sync(self) -> bool:
+        """Bring what was written to the disk."""
+        with writing(self._shown):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -219,8 +355,7 @@ class _DurableFile:
                 self._file.close()
             return
         with writing(self._shown), self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self.sync()
 
 
 def _check_apart(path: Path, source: Path) -> None:
@@ -254,6 +389,36 @@ def already_there(url: str) -> OutputExistsError:
     """Return the error for an output that may not be overwritten."""
     msg = f"{url!r} is there already. Choose another output, or ask for it to be overwritten."
     return OutputExistsError(msg, path=url)
+
+
+def _left_behind(url: str, work: Path) -> OutputExistsError:
+    msg = (
+        f"A conversion into {url!r} was interrupted, and left {str(work)!r}. Go on with it with `resume` "
+        "(--resume), or start anew with `overwrite` (--overwrite), which removes it."
+    )
+    return OutputExistsError(msg, path=work)
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """Return what a folder is known by wherever it is moved: its device and number."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders at once; False where the system cannot do that."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(one))
 
 
 def _clone_or_link(old: Path, new: Path) -> bool:

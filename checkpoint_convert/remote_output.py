@@ -6,6 +6,7 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.checkpoint_convert.journal import NOTHING, Written
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.outputs import already_there, writing
 from fsdp_migrate.checkpoint_convert.storage import is_url, resolve_url
@@ -13,6 +14,8 @@ from fsdp_migrate.errors import OutputError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.checkpoint_convert.outputs import OutputFile
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 class FsspecOutput:
     """An output behind an fsspec URL. There is no rename of folders there; ``.metadata`` is moved last."""
 
-    def __init__(self, url: str, *, source: str, overwrite: bool) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, *, source: str, overwrite: bool, resume: bool = False) -> None:
+        del resume
+        self.url = self.checkpoint_id = url.rstrip("/")
         self._fs, self._root = resolve_url(self.url)
         if is_url(source):
             _check_urls_apart(self.url, source.rstrip("/"))
@@ -32,7 +36,25 @@ class FsspecOutput:
         self._staging = f"{self._root}.partial-{self._mark}"
         self._names: list[str] = []
 
-    def create(self, name: str) -> OutputFile:
+    def begin(self, identity: str) -> bool:
+        """Start anew."""
+        del identity
+        return False
+
+    def written(self, name: str) -> Written:
+        """Return how far an earlier process came with a file."""
+        del name
+        return NOTHING
+
+    def record(self, name: str, written: Written) -> None:
+        """Note nothing."""
+
+    def kept(self, name: str, nbytes: int) -> Iterator[bytes]:
+        """Yield nothing."""
+        del name, nbytes
+        return iter(())
+
+    def create(self, name: str, keep: int = 0) -> OutputFile:
         """Open a new file for writing."""
         with writing(f"{self.url}/{name}"):
             self._fs.makedirs(f"{self._staging}/{name}".rpartition("/")[0], exist_ok=True)
@@ -61,8 +83,9 @@ class FsspecOutput:
         self._remove(old)
         self.abort()
 
-    def abort(self) -> None:
+    def abort(self, *, keep: bool = False) -> None:
         """Remove everything that was written."""
+        del keep
         self._remove(self._staging)
 
     def _move_files(self) -> None:

@@ -91,21 +91,28 @@ def local_path(location: Location) -> Path:
 
 
 def open_folder(location: Location) -> Folder:
-    """Open a folder for reading.
+    """Open a folder for reading, or one file as a folder that holds nothing else.
 
     Raises:
         CheckpointNotFoundError: There is nothing there.
-        CheckpointFormatError: It is not a folder.
+        CheckpointFormatError: It is neither.
     """
     if is_url(location):
-        return FsspecFolder(os.fspath(location))
-    return LocalFolder(local_path(location))
+        url = os.fspath(location).rstrip("/")
+        fs, inside = resolve_url(url)
+        if fs.isfile(inside):
+            return FsspecFolder(url.rpartition("/")[0], only=url.rpartition("/")[2])
+        return FsspecFolder(url)
+    path = local_path(location)
+    if path.is_file():
+        return LocalFolder(path.parent, only=path.name)
+    return LocalFolder(path)
 
 
 class LocalFolder:
     """A folder on this machine; reads by ``pread``, safe to use from several threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, only: str | None = None) -> None:
         if not path.exists():
             msg = f"There is nothing at {str(path)!r}."
             raise CheckpointNotFoundError(msg, path=path)
@@ -114,11 +121,14 @@ class LocalFolder:
         self.path = path
         self.url = str(path)
         self._real = path.resolve()
+        self._only = only
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
         """Return every file below the folder with its size."""
+        if self._only is not None:
+            return {self._only: (self.path / self._only).stat().st_size}
         found: dict[str, int] = {}
         for base, folders, names in os.walk(self.path):
             folders.sort()
@@ -148,6 +158,9 @@ class LocalFolder:
 
     def leads_outside(self, name: str) -> bool:
         """Tell whether a name leads out of the folder by a link."""
+        if name == self._only:
+            # Whoever names a link means what it leads to.
+            return False
         target = (self.path / name).resolve()
         return target != self._real and self._real not in target.parents
 
@@ -231,8 +244,9 @@ class _OpenFile:
 class FsspecFolder:
     """A folder behind an fsspec URL."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, only: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self._only = only
         self.fs, self.root = resolve_url(self.url)
         if not self.fs.exists(self.root):
             raise CheckpointNotFoundError(f"There is nothing at {self.url!r}.", path=self.url)
@@ -242,6 +256,8 @@ class FsspecFolder:
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
         """Return every file below the folder with its size."""
         prefix = self.root.rstrip("/") + "/"
+        if self._only is not None:
+            return {self._only: int(self.fs.size(prefix + self._only))}
         depth = None if max_depth is None else max_depth + 1
         found = self.fs.find(self.root, maxdepth=depth, detail=True)
         return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from fsdp_migrate.checkpoint_convert.checksums import CHECKSUMS_FILE, checksum_problems
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.items import open_value
@@ -23,12 +24,12 @@ from fsdp_migrate.errors import UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.progress import Progress
 
 
-DifferenceKind = Literal["missing", "extra", "kind", "dtype", "shape", "value"]
+DifferenceKind = Literal["missing", "extra", "kind", "dtype", "shape", "value", "damaged"]
 
 _BLOCK: Final = 8 << 20
 _THREADS: Final = 2
@@ -107,9 +108,10 @@ def verify_checkpoints(
     """Compare two checkpoints: the same names, shapes and types, and the same bits, however they are divided.
 
     Names are compared once wrappers' prefixes are off on both sides, and so are the parameter names in
-    parameter
-    groups; the report says which. Values that are no tensors are compared by what they say, and those that
-    cannot be read safely by their bytes. Nothing of a checkpoint is executed.
+    parameter groups; the report says which. Values that are no tensors are compared by what they say, and
+    those that cannot be read safely by their bytes. Where a checkpoint has ``SHA256SUMS``, as
+    ``checksums=True`` writes it, each of its files is held against that first, and one that differs is
+    ``damaged``; then nothing else is compared. Nothing of a checkpoint is executed.
 
     Args:
         src: The first checkpoint.
@@ -130,8 +132,17 @@ def verify_checkpoints(
         folders = open_folder(src), open_folder(dst)
         for folder in folders:
             stack.callback(folder.close)
-        comparison = _Comparison(_sides(manifests, folders), max_differences)
+        damaged = [found for folder in folders for found in _damaged_files(folder, progress)]
+        comparison = _Comparison(_sides(manifests, folders), max_differences, damaged)
         return comparison.run(progress)
+
+
+def _damaged_files(folder: Folder, progress: Progress | None) -> list[Difference]:
+    """Hold the files of a checkpoint against its checksums, if it has any."""
+    if not folder.has(CHECKSUMS_FILE):
+        return []
+    problems = checksum_problems(folder, progress)
+    return [Difference(f"{folder.url}/{name}", "damaged", text) for name, text in problems.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +181,12 @@ class _EnoughError(Exception):
 
 
 class _Comparison:
-    def __init__(self, sides: tuple[_Side, _Side], max_differences: int) -> None:
+    def __init__(
+        self, sides: tuple[_Side, _Side], max_differences: int, damaged: Sequence[Difference]
+    ) -> None:
         self._sides = sides
         self._max = max(max_differences, 1)
-        self._found: list[Difference] = []
+        self._found = list(damaged)
         self._common = [key for key in sides[0].entries if key in sides[1].entries]
         self._order = {key: number for number, key in enumerate(sides[0].entries)}
 
@@ -181,21 +194,24 @@ class _Comparison:
         """Compare everything."""
         tensors = [key for key in self._common if isinstance(self._entry(key), TensorEntry)]
         nbytes = sum(e.nbytes for k in tensors if isinstance(e := self._entry(k), TensorEntry))
-        is_complete = True
+        is_complete = not self._found  # a damaged file may not even be readable
         try:
-            self._compare_keys()
-            run_workers(
-                self._common,
-                self._compare_entry,
-                threads=_THREADS,
-                total_bytes=nbytes,
-                message="comparing",
-                progress=progress,
-            )
+            if is_complete:
+                self._compare_keys()
+                run_workers(
+                    self._common,
+                    self._compare_entry,
+                    threads=_THREADS,
+                    total_bytes=nbytes,
+                    message="comparing",
+                    progress=progress,
+                )
         except _EnoughError:
             is_complete = False
         last = len(self._order)
-        self._found.sort(key=lambda found: self._order.get(found.key, last))
+        self._found.sort(
+            key=lambda found: -1 if found.kind == "damaged" else self._order.get(found.key, last)
+        )
         return VerifyReport(
             src=self._sides[0].manifest.source,
             dst=self._sides[1].manifest.source,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.items import load_item, open_value
 from fsdp_migrate.checkpoint_convert.layouts.composer import composer_evidence
 from fsdp_migrate.checkpoint_convert.metadata import (
@@ -42,6 +43,8 @@ _FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
 _PARAMS: Final = "params"
 _LABELS: Final = "param_names"
 _ZIP_START: Final = b"PK\x03\x04"
+# Checksums are those of this folder, and no output's.
+_OWN: Final = frozenset({METADATA_FILE, CHECKSUMS_FILE})
 
 
 def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
@@ -59,7 +62,7 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
     name_lists = tuple(_name_lists(folder, metadata.entries, parts))
     evidence = composer_evidence(entry_path(entry) for entry in metadata.entries.values())
     stack: Stack = "torch" if evidence is None else "composer"
-    extra = {n: size for n, size in files.items() if n not in used and n != METADATA_FILE}
+    extra = {n: size for n, size in files.items() if n not in used and n not in _OWN}
     return Manifest(
         source=folder.url,
         layout="dcp",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+_NOTHING_LEFT = "Nothing is left of an unfinished output."
 # click's UsageError, which typer keeps in one place or another depending on its version.
 _UsageError = typer.BadParameter.__bases__[0]
 
@@ -58,6 +59,8 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     if isinstance(error, typer.Abort) and error.__cause__ is not None:
         error = error.__cause__
     message, code = _explain(error)
+    if code > 128 and "--resume" in arguments:
+        message = message.replace(_NOTHING_LEFT, "What is done is kept for the next `--resume`.")
     if "--json" in arguments:
         command = next((word for word in arguments if not word.startswith("-")), None)
         with contextlib.suppress(BrokenPipeError):
@@ -72,7 +75,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, _UsageError):
         return _explain_usage(error)
     if isinstance(error, KeyboardInterrupt):
-        return "Interrupted. Nothing is left of an unfinished output.", 130
+        return f"Interrupted. {_NOTHING_LEFT}", 130
     if isinstance(error, SystemExit):
         return _explain_exit(error)
     if isinstance(error, FSDPMigrateError):
@@ -98,7 +101,7 @@ def _explain_usage(error: BaseException) -> tuple[str, int]:
 def _explain_exit(error: SystemExit) -> tuple[str, int]:
     code = error.code if isinstance(error.code, int) else 1
     # Below 128 it is typer, to which the reader of the output is no longer listening.
-    return ("Terminated. Nothing is left of an unfinished output." if code > 128 else "", code)
+    return (f"Terminated. {_NOTHING_LEFT}" if code > 128 else "", code)
 
 
 def _first_failure(error: BaseException) -> str:

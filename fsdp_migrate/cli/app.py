@@ -158,6 +158,11 @@ def convert(
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Only the model.")] = False,
     link: Annotated[Link, typer.Option(help="How unchanged data files get into OUT.")] = Link.auto,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted conversion.")] = False,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Also write SHA256SUMS, which verify checks.")
+    ] = False,
+    buffer: Annotated[int, typer.Option(min=1, metavar="MIB", help="How many MiB to hold at once.")] = 64,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if anything would change.")] = False,
     json: Json = False,
@@ -167,9 +172,8 @@ def convert(
     CKPT is never written to. OUT appears whole or not at all. Without OUT
     the answer is whether FSDP2 loads CKPT as it is.
     """
-    from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, plan_conversion
+    from fsdp_migrate.checkpoint_convert import convert_checkpoint
     from fsdp_migrate.cli import render
-    from fsdp_migrate.findings import raise_on_findings
 
     _refuse_torchrun()
     wanted: dict[str, Any] = {
@@ -181,22 +185,38 @@ def convert(
         "link": link.value,
     }
     if dry_run:
-        plan = plan_conversion(inspect_checkpoint(source), **wanted)
-        raise_on_findings(plan.findings, strict=strict)
-        if json:
-            write_document("convert", {"dry_run": True, "plan": plan.as_dict()})
-        else:
-            render.show_plan(plan)
+        _show_plan(source, wanted, strict=strict, json=json)
         return 0
     with render.progress("Converting") as progress:
         report = convert_checkpoint(
-            source, output, **wanted, overwrite=overwrite, progress=progress, strict=strict
+            source,
+            output,
+            **wanted,
+            overwrite=overwrite,
+            resume=resume,
+            checksums=checksums,
+            buffer_bytes=buffer << 20,
+            progress=progress,
+            strict=strict,
         )
     if json:
         write_document("convert", {"dry_run": False, "report": report.as_dict()})
     else:
         render.show_conversion(report)
     return 0
+
+
+def _show_plan(source: str, wanted: dict[str, Any], *, strict: bool, json: bool) -> None:
+    from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
+    from fsdp_migrate.cli import render
+    from fsdp_migrate.findings import raise_on_findings
+
+    plan = plan_conversion(inspect_checkpoint(source), **wanted)
+    raise_on_findings(plan.findings, strict=strict)
+    if json:
+        write_document("convert", {"dry_run": True, "plan": plan.as_dict()})
+    else:
+        render.show_plan(plan)
 
 
 @app.command()

@@ -1,0 +1,92 @@
+"""Write the data files of an output, item by item, and note on the way what another process need not redo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.checksums import Digest
+from fsdp_migrate.checkpoint_convert.item_writer import ItemWriter
+from fsdp_migrate.checkpoint_convert.journal import Written
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fsdp_migrate.checkpoint_convert.outputs import Output, OutputFile
+    from fsdp_migrate.checkpoint_convert.placement import Item
+    from fsdp_migrate.checkpoint_convert.storage import Folder
+    from fsdp_migrate.checkpoint_convert.workers import Advance
+
+
+# How much of a file is written between two notes of how far it is; each waits for the disk.
+MARK_BYTES = 256 << 20
+
+
+class FileWriter:
+    """Writes data files; one for all threads.
+
+    Args:
+        source: Where items come from.
+        output: What is written.
+        block: How many bytes each thread holds at once.
+        checksums: Whether to take a checksum of each file.
+    """
+
+    def __init__(self, source: Folder, output: Output, block: int, *, checksums: bool) -> None:
+        self._source = source
+        self._output = output
+        self._block = block
+        self._checksums = checksums
+        self.results: dict[str, Written] = {}
+
+    def write(self, name: str, items: Sequence[Item], advance: Advance) -> None:
+        """Write a file, or what is missing of it; its bytes are on the disk then."""
+        before = self._output.written(name)
+        if before.is_done and (before.digest is not None) == self._checksums:
+            advance(before.nbytes)
+            self.results[name] = before
+            return
+        before = Written(0, 0) if before.is_done else before
+        advance(before.nbytes)
+        digest = Digest() if self._checksums else None
+        if digest is not None:
+            for data in self._output.kept(name, before.nbytes):
+                digest.update(data)
+        with self._output.create(name, before.nbytes) as file:
+            written = self._write_items(name, items, before, file, digest, advance)
+        self._output.record(name, written)
+        self.results[name] = written
+
+    def _write_items(
+        self,
+        name: str,
+        items: Sequence[Item],
+        before: Written,
+        file: OutputFile,
+        digest: Digest | None,
+        advance: Advance,
+    ) -> Written:
+        overflows = dict(before.overflows)
+        writer = ItemWriter(self._source, self._block, advance, overflows)
+        target = file if digest is None else _Digesting(file, digest)
+        nbytes = marked = before.nbytes
+        for number, item in enumerate(items[before.items :], before.items + 1):
+            writer.write(item, target)
+            nbytes += item.length
+            if nbytes - marked >= MARK_BYTES and number < len(items) and file.sync():
+                marked = nbytes
+                self._output.record(name, Written(number, nbytes, overflows=dict(overflows)))
+        return Written(len(items), nbytes, True, overflows, digest.hex() if digest is not None else None)
+
+
+class _Digesting:
+    """Passes bytes on to a file, and takes their checksum."""
+
+    def __init__(self, file: OutputFile, digest: Digest) -> None:
+        self._file = file
+        self._digest = digest
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Append bytes."""
+        self._digest.update(data)
+        return self._file.write(data)

@@ -1,0 +1,76 @@
+"""Is it still the same source, and the same conversion?"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.placement import DataItem
+from fsdp_migrate.errors import CheckpointFormatError
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest
+    from fsdp_migrate.checkpoint_convert.placement import Placement
+    from fsdp_migrate.checkpoint_convert.plan import ConversionPlan
+    from fsdp_migrate.checkpoint_convert.storage import Folder
+
+
+def conversion_identity(
+    plan: ConversionPlan, placement: Placement, metadata: bytes, *, checksums: bool
+) -> str:
+    """Return a text that is the same for two conversions that write the same bytes from the same source.
+
+    Args:
+        plan: The conversion.
+        placement: Where everything goes.
+        metadata: The metadata of the output, which says the same to torch.
+        checksums: Whether checksums are written too.
+    """
+    from importlib.metadata import version
+
+    digest = hashlib.sha256(metadata)
+    parts = [
+        version("fsdp-migrate"),
+        plan.manifest.source,
+        plan.link,
+        checksums,
+        sorted(plan.manifest.stamps.items()),
+        sorted(placement.taken.items()),
+        plan.extra_files,
+    ]
+    digest.update(repr(parts).encode())
+    for entry in plan.entries:
+        digest.update(f"{entry.source.key}\0{entry.key}\0".encode("utf-8", "surrogatepass"))
+    for name, items in placement.files.items():
+        digest.update(f"{name}\0{len(items)}\0".encode("utf-8", "surrogatepass"))
+        for item in items:
+            if isinstance(item, DataItem):
+                digest.update(item.data)
+    return digest.hexdigest()
+
+
+def check_unchanged(manifest: Manifest, source: Folder) -> None:
+    """Check that the files of a source are those that were inspected.
+
+    Raises:
+        CheckpointFormatError: One has another size, another time or another inode, or is gone.
+    """
+    found = source.stamps({**manifest.files, **manifest.stamps})
+    changed = [name for name, stamp in manifest.stamps.items() if found.get(name) != stamp]
+    changed += [n for n, size in manifest.files.items() if n not in found or _size(found[n]) != size]
+    if changed:
+        how = "has changed since it was inspected" if changed[0] in found else "is gone"
+        more = f", and so {'has' if len(changed) == 2 else 'have'} {len(changed) - 1} more" * (
+            len(changed) > 1
+        )
+        msg = (
+            f"`{changed[0]}` in {manifest.source!r} {how}{more}. Is the checkpoint still being written, or "
+            "being removed? Convert it once it is at rest."
+        )
+        raise CheckpointFormatError(msg, path=f"{manifest.source}/{changed[0]}")
+
+
+def _size(stamp: str) -> int:
+    """Return the size that a stamp begins with."""
+    return int(stamp.partition(":")[0])

@@ -1,0 +1,161 @@
+"""The folder beside an output in which it is made: who works in it, and what an earlier process left there.
+
+OUT.partial-conversion/
+lock        held by the process at work; the system lets go of it whenever that process ends
+journal-0   what has been done, one per rank
+output/     what becomes OUT, by one rename
+replaced    the old OUT, for a moment, where two folders cannot be exchanged at once
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.errors import OutputError, OutputExistsError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+SUFFIX: Final = ".partial-conversion"
+_LOCK: Final = "lock"
+_CONTENT: Final = "output"
+_REPLACED: Final = "replaced"
+_JOURNAL: Final = "journal-"
+_TRIES: Final = 100
+_NO_LOCKS: Final = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
+
+
+class WorkFolder:
+    """The work folder of one output.
+
+    Args:
+        output: The output.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.path = output.with_name(output.name + SUFFIX)
+        self.content = self.path / _CONTENT
+        self.replaced = self.path / _REPLACED
+        self._lock: int | None = None
+
+    def acquire(self) -> bool:
+        """Make the folder and lock it; return whether an earlier conversion left something in it.
+
+        Raises:
+            OutputError: Another process is at work in it.
+            OutputExistsError: It is no work folder of this package.
+        """
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir()
+            self._check_own()
+            try:
+                fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:  # its owner has just removed it
+                continue
+            try:
+                self._take_lock(fd)
+                if _is_at(fd, self.path / _LOCK):
+                    self._lock = fd
+                    return any(name != _LOCK for name in os.listdir(self.path))  # noqa: PTH208
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+        msg = f"{str(self.path)!r} appears and disappears. Is another conversion writing there?"
+        raise OutputError(msg, path=self.path)
+
+    def journal(self, rank: int) -> Path:
+        """Return where a rank keeps its journal."""
+        return self.path / f"{_JOURNAL}{rank}"
+
+    def journals(self) -> Iterator[Path]:
+        """Yield the journals that are there."""
+        yield from sorted(self.path.glob(f"{_JOURNAL}*"))
+
+    def recover(self) -> None:
+        """Put an output back that was to be replaced, if the process ended before the new one was there."""
+        if os.path.lexists(self.replaced) and not os.path.lexists(self.output):
+            self.replaced.rename(self.output)
+
+    def clear(self) -> None:
+        """Remove what an earlier conversion left."""
+        self.recover()
+        for path in self.path.iterdir():
+            if path.name != _LOCK:
+                _remove(path)
+
+    def release(self) -> None:
+        """Let go of the folder and leave it as it is, but for a lock on nothing."""
+        if set(os.listdir(self.path)) <= {_LOCK}:  # noqa: PTH208
+            self.remove()
+        self._close()
+
+    def remove(self) -> None:
+        """Remove the folder, its lock last, and let go of it. Failing to is no error: the output stands."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self.clear()
+                (self.path / _LOCK).unlink()
+                self.path.rmdir()
+        self._close()
+
+    def _close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _check_own(self) -> None:
+        """Check that nothing is in the folder that this package does not put there."""
+        try:
+            names = set() if self.path.is_symlink() else set(os.listdir(self.path))  # noqa: PTH208
+            known = (_LOCK, _CONTENT, _REPLACED)
+            is_own = all(n in known or n.startswith(_JOURNAL) for n in names) and not self.path.is_symlink()
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            is_own = False
+        if not is_own:
+            msg = (
+                f"{str(self.path)!r} is where the output would be made, and something else is there. Move "
+                "it away, or choose another output."
+            )
+            raise OutputExistsError(msg, path=self.path)
+
+    def _take_lock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            msg = (
+                f"Another conversion is writing {str(self.output)!r} at the moment: it works in "
+                f"{str(self.path)!r}. Wait for it, or choose another output."
+            )
+            raise OutputError(msg, path=self.output) from error
+        except OSError as error:
+            # Some cluster file systems are mounted without locks.
+            if error.errno not in _NO_LOCKS:
+                raise
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Tell whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,115 @@
+"""Kills real conversions, each at another moment, and goes on with them; started by ``test_resume``.
+
+One process that has everything imported forks a child for each conversion, so that a moment costs
+milliseconds. A child is killed by SIGKILL before a numbered operation on files, as ``sys.addaudithook`` tells
+of them, or before or after a flush to the disk. Prints what was found as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from fsdp_migrate.checkpoint_convert import convert_checkpoint, file_writer, verify
+
+
+FILE_EVENTS = ("open", "os.", "shutil.", "fcntl.")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def run(moment: int | None, source: Path, out: Path, options: dict[str, Any]) -> int:
+    """Convert in a child that is killed at a moment; return how it ended: 0, or minus a signal."""
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            if moment is not None:
+                _die_at(moment, out)
+            convert_checkpoint(source, out, **options)
+            code = 0
+        except BaseException as error:  # the child must not go on as its parent
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _die_at(moment: int, out: Path) -> None:
+    moments = itertools.count()
+    fsync = os.fsync
+
+    def pass_by() -> None:
+        if next(moments) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event.startswith(FILE_EVENTS) and any(str(out) in str(argument) for argument in arguments):
+            pass_by()
+
+    def flush(fd: int) -> None:
+        pass_by()
+        fsync(fd)
+        pass_by()
+
+    sys.addaudithook(hook)
+    os.fsync = flush  # type: ignore[assignment]
+
+
+def main(source: Path, work: Path, options: dict[str, Any], again: bool) -> dict[str, Any]:
+    """Kill a conversion at every moment that it has, and go on; the second run may be killed too."""
+    out, before = work / "out", contents(source)
+    old = work / "old"
+    if options.get("overwrite"):
+        convert_checkpoint(source, old, world_size=1)
+    _restore(old, out)
+    assert run(None, source, out, options) == 0
+    wanted, wrong = contents(out), []
+    for moment in itertools.count():
+        _restore(old, out)
+        ended = run(moment, source, out, options)
+        if ended == 0:
+            break
+        found = contents(out) if out.exists() else None
+        if ended != -signal.SIGKILL or (found is not None and found not in (wanted, _old(old))):
+            wrong.append([moment, "out is neither whole, nor what it was", ended])
+        if again:
+            run(moment // 2, source, out, {**options, "resume": True})
+        if found != wanted or not again:
+            ended = run(None, source, out, {**options, "resume": True})
+        done = out.exists() and contents(out) == wanted
+        if not done or (ended != 0 and found != wanted):
+            wrong.append([moment, "was not finished", ended])
+        left = sorted(path.name for path in work.iterdir() if path != old)
+        if left != ["out"] and found != wanted:
+            wrong.append([moment, "left", left])
+        if contents(source) != before:
+            wrong.append([moment, "the source changed", 0])
+    return {"moments": moment, "wrong": wrong}
+
+
+def _old(old: Path) -> dict[str, bytes] | None:
+    return contents(old) if old.exists() else None
+
+
+def _restore(old: Path, out: Path) -> None:
+    """Make the output what it was before, and remove what is left of it."""
+    for path in (out, out.with_name("out.partial-conversion")):
+        shutil.rmtree(path, ignore_errors=True)
+    if old.exists():
+        shutil.copytree(old, out)
+
+
+if __name__ == "__main__":
+    file_writer.MARK_BYTES = int(sys.argv[5])
+    verify.__name__  # noqa: B018 - imported before the fork
+    report = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4] == "again")
+    sys.stdout.write(json.dumps(report))
