@@ -21,9 +21,16 @@ KEEPS_WITHIN = {"checkpointed parts of a unit"}
 INPUT_STAYS = {"inputs on the CPU": False, "activations on the CPU": False}
 
 
+@pytest.fixture(scope="module")
+def trained() -> list[dict[str, tuple[bodies.Trained, ...]]]:
+    return run_ranks(bodies.train_all, timeout=240)
+
+
 @pytest.mark.parametrize("name", sorted(bodies.CASES))
-def test_training_is_the_same_with_and_without_it_and_under_fsdp1(name: str) -> None:
-    for reference, plain, found in run_ranks(bodies.train_three, name):
+def test_training_is_the_same_with_and_without_it_and_under_fsdp1(
+    name: str, trained: list[dict[str, tuple[bodies.Trained, ...]]]
+) -> None:
+    for reference, plain, found in (runs[name] for runs in trained):
         for other in (reference, plain):
             assert found.run.losses == other.run.losses
             assert_same(found.run.parameters, other.run.parameters)
@@ -80,5 +87,5 @@ def test_after_sharding_is_too_late(name: str, by: str) -> None:
 def test_prepare_does_both_or_neither() -> None:
     for text, untouched in run_ranks(bodies.refused_in_prepare):
         assert "means the layers of the `auto_wrap_policy`, and there is none" in text
-        assert "`auto_wrap_policy` selects no module" in text
+        assert "No module of class `torch.nn.modules.conv.Conv2d` is in the model" in text
         assert untouched

@@ -118,7 +118,7 @@ def test_a_model_that_was_not_prepared_has_no_plan() -> None:
         shard_plan(nn.Linear(1, 1))
 
 
-@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad"])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad", "AdamW and Adagrad"])
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_an_optimizer_from_before_keeps_its_groups_and_its_state(kind: str, steps_before: int) -> None:
     for plain, sharded, groups in run_ranks(prepare.train_with_earlier_optimizer, kind, steps_before):

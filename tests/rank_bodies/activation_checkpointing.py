@@ -164,6 +164,11 @@ def train_three(name: str) -> tuple[Trained, Trained, Trained]:
     return train_fsdp1(name), train_fsdp2(name, checkpointed=False), train_fsdp2(name, checkpointed=True)
 
 
+def train_all() -> dict[str, tuple[Trained, ...]]:
+    """Do so in every case; one start of the ranks is dearer than a case."""
+    return {name: train_three(name) for name in CASES}
+
+
 def wrapped_before(reentrant: bool) -> dict[str, Any]:
     """Give FSDP1 and FSDP2 a model whose layers torch's ``checkpoint_wrapper`` wraps already."""
     warnings.simplefilter("ignore")

@@ -215,18 +215,27 @@ def train_with_earlier_optimizer(kind: str, steps_before: int) -> tuple[Tensors,
     for prepared in (False, True):
         torch.manual_seed(0)
         model = Net()
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(_two_groups(model), lr=0.05)
+        optimizers = _optimizers(kind, _two_groups(model))
         for step in range(steps_before + 3):
             if prepared and step == steps_before:
-                prepare_fully_shard(model, BLOCKS, optimizers=optimizer)
-                groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-                owned = [param for group in optimizer.param_groups for param in group["params"]]
+                prepare_fully_shard(model, BLOCKS, optimizers=optimizers)
+                every = [group for optimizer in optimizers for group in optimizer.param_groups]
+                groups = [{k: v for k, v in group.items() if k != "params"} for group in every]
+                owned = [param for group in every for param in group["params"]]
                 assert {id(param) for param in owned} == {id(param) for param in model.parameters()}
-            optimizer.zero_grad()
+            model.zero_grad()
             torch.autograd.backward(loss_of(model, batch(step, 0)))
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
         results.append({name: full(param) for name, param in model.named_parameters()})
     return results[0], results[1], groups
+
+
+def _optimizers(kind: str, groups: list[dict[str, Any]]) -> list[torch.optim.Optimizer]:
+    """Build one optimizer for both groups, or by the name of two one for each."""
+    kinds = kind.split(" and ")
+    parts = [groups] if len(kinds) == 1 else [[group] for group in groups]
+    return [getattr(torch.optim, each)(part, lr=0.05) for each, part in zip(kinds, parts, strict=True)]
 
 
 def ignore_the_head() -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,16 +16,39 @@ from tests.rank_bodies import runtime
 from tests.ranks import run_ranks
 
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
 def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("case", ["blocks", "SHARD_GRAD_OP", "NO_SHARD", "bf16"])
+class Cases:
+    """Runs of one body, all on the same ranks, which are started when the first is asked for."""
+
+    def __init__(self, body: Callable[..., Any], cases: list[tuple[Any, ...]]) -> None:
+        self.body = body
+        self.cases = cases
+
+    @functools.cached_property
+    def ranks(self) -> list[list[Any]]:
+        return run_ranks(runtime.each, self.body, self.cases, timeout=240)
+
+    def of(self, *case: Any) -> list[Any]:
+        """Return what each rank found in a case."""
+        index = self.cases.index(case)
+        return [rank[index] for rank in self.ranks]
+
+
+STRATEGIES = ["blocks", "SHARD_GRAD_OP", "NO_SHARD", "bf16"]
+ACCUMULATED = Cases(runtime.accumulate, [(case,) for case in (*STRATEGIES, "bf16, reduced in fp32")])
+
+
+@pytest.mark.parametrize("case", STRATEGIES)
 def test_accumulating_without_reduction_is_as_under_fsdp1(case: str) -> None:
-    for (losses, grads, params), (found_losses, found_grads, found_params) in run_ranks(
-        runtime.accumulate, case
-    ):
+    for (losses, grads, params), (found_losses, found_grads, found_params) in ACCUMULATED.of(case):
         assert found_losses == losses
         assert_equal(found_grads, grads)
         assert_equal(found_params, params)
@@ -39,7 +63,7 @@ def test_accumulating_is_the_same_at_two_by_two_ranks() -> None:
 
 
 def test_with_a_wider_reduction_gradients_accumulate_in_the_wider_dtype() -> None:
-    for expected, found in run_ranks(runtime.accumulate, "bf16, reduced in fp32"):
+    for expected, found in ACCUMULATED.of("bf16, reduced in fp32"):
         difference = max((found[2][name] - expected[2][name]).abs().max().item() for name in expected[2])
         # TORCH_FACTS measured 1.0e-2 over six steps; 0 would mean that the documented difference is gone.
         assert 0 < difference < 1.0e-2
@@ -67,10 +91,16 @@ def check_clipping(found: dict[str, Any], norm_type: float, max_norm: float) -> 
         torch.testing.assert_close(grad, found["plain gradients"][name] * factor, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["blocks", "NO_SHARD", "several meshes", "ignored parameters"])
-@pytest.mark.parametrize(("norm_type", "max_norm"), [(2.0, 0.05), (1.0, 0.5), (math.inf, 0.01)])
+CLIPPED_KINDS = ["blocks", "NO_SHARD", "several meshes", "several meshes and plain"]
+CLIPPED_KINDS += ["ignored parameters"]
+NORMS = [(2.0, 0.05), (1.0, 0.5), (math.inf, 0.01)]
+CLIPPED = Cases(runtime.clip, [(kind, *norm) for kind in CLIPPED_KINDS for norm in NORMS])
+
+
+@pytest.mark.parametrize("kind", CLIPPED_KINDS)
+@pytest.mark.parametrize(("norm_type", "max_norm"), NORMS)
 def test_clipping_is_that_of_fsdp1_and_of_one_process(kind: str, norm_type: float, max_norm: float) -> None:
-    for found in run_ranks(runtime.clip, kind, norm_type, max_norm):
+    for found in CLIPPED.of(kind, norm_type, max_norm):
         assert found["norm"] > max_norm
         check_clipping(found, norm_type, max_norm)
 
@@ -136,9 +166,12 @@ def test_methods_that_cannot_be_registered_are_errors() -> None:
             assert re.search(message, text), text
 
 
+SCALED = Cases(runtime.scale, [("fp16",), ("NO_SHARD",)])
+
+
 @pytest.mark.parametrize("case", ["fp16", "NO_SHARD"])
 def test_scaling_is_that_of_the_sharded_grad_scaler(case: str) -> None:
-    for expected, found in run_ranks(runtime.scale, case):
+    for expected, found in SCALED.of(case):
         assert [scale for scale, _ in found] == [scale for scale, _ in expected] == [1024, 512, 256, 256, 512]
         for (_, params), (_, found_params) in zip(expected, found, strict=True):
             assert_equal(found_params, params)
@@ -146,20 +179,21 @@ def test_scaling_is_that_of_the_sharded_grad_scaler(case: str) -> None:
         assert_equal(found[2][1], found[0][1])
 
 
-@pytest.mark.parametrize(
-    ("overflow", "optimizer", "expected"),
-    [
-        ("none", "one", (4.0, True, True)),
-        ("plain", "one", (2.0, False, False)),
-        ("sharded", "one", (2.0, False, False)),
-        ("plain", "two", (2.0, False, True)),
-        ("sharded", "fused", (2.0, True, False)),
-    ],
-)
+OVERFLOWS = [
+    ("none", "one", (4.0, True, True)),
+    ("plain", "one", (2.0, False, False)),
+    ("sharded", "one", (2.0, False, False)),
+    ("plain", "two", (2.0, False, True)),
+    ("sharded", "fused", (2.0, True, False)),
+]
+OVERFLOWN = Cases(runtime.scale_mixed, [row[:2] for row in OVERFLOWS])
+
+
+@pytest.mark.parametrize(("overflow", "optimizer", "expected"), OVERFLOWS)
 def test_an_overflow_on_one_rank_stops_the_step_on_all(
     overflow: str, optimizer: str, expected: tuple[float, bool, bool]
 ) -> None:
-    for found in run_ranks(runtime.scale_mixed, overflow, optimizer):
+    for found in OVERFLOWN.of(overflow, optimizer):
         assert (found["scale"], found["plain moved"], found["sharded moved"]) == expected
 
 

@@ -12,28 +12,30 @@ import torch
 from tests.models import Net
 from tests.rank_bodies import runtime_state
 from tests.ranks import run_ranks
-from tests.runtime.test_runtime import assert_equal
+from tests.runtime.test_runtime import Cases, assert_equal
 
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize(
-    ("case", "arguments"),
-    [
-        ("blocks", {}),
-        ("bf16", {}),
-        ("NO_SHARD", {"with_grads": True}),
-        ("blocks", {"with_grads": True, "writeback": False}),
-        ("blocks", {"recurse": False}),
-        ("blocks", {"rank0_only": True, "writeback": False}),
-        ("blocks", {"rank0_only": True, "writeback": False, "offload_to_cpu": True}),
-    ],
-)
+SHOWN: list[tuple[str, dict[str, Any]]] = [
+    ("blocks", {}),
+    ("bf16", {}),
+    ("NO_SHARD", {"with_grads": True}),
+    ("blocks", {"with_grads": True, "writeback": False}),
+    ("blocks", {"recurse": False}),
+    ("blocks", {"rank0_only": True, "writeback": False}),
+    ("blocks", {"rank0_only": True, "writeback": False, "offload_to_cpu": True}),
+]
+SEEN = Cases(runtime_state.what_is_seen, list(SHOWN))
+
+
+@pytest.mark.parametrize(("case", "arguments"), SHOWN)
 def test_the_context_shows_what_fsdp1_showed(case: str, arguments: dict[str, Any]) -> None:
-    for rank, (expected, found) in enumerate(run_ranks(runtime_state.what_is_seen, case, arguments)):
-        assert found.pop("afterwards")
+    for rank, (expected, seen) in enumerate(SEEN.of(case, arguments)):
+        assert seen["afterwards"]
+        found = {name: pair for name, pair in seen.items() if name != "afterwards"}
         if rank == 1 and arguments.get("rank0_only"):
             assert found == {}
             continue
@@ -111,9 +113,12 @@ def test_what_cannot_be_summoned_is_an_error() -> None:
         assert found["head"] == (2, 13)
 
 
+WHOLE = Cases(runtime_state.full_states, [("blocks",), ("NO_SHARD",), ("bf16 with buffers",)])
+
+
 @pytest.mark.parametrize("case", ["blocks", "NO_SHARD", "bf16 with buffers"])
 def test_the_full_state_is_that_of_fsdp1(case: str) -> None:
-    ranks = run_ranks(runtime_state.full_states, case)
+    ranks = WHOLE.of(case)
     assert ranks[1]["ours"] == {}
     expected, found = ranks[0]["FSDP1"], ranks[0]["ours"]
     assert_equal(found["model"], expected["model"])
