@@ -155,10 +155,10 @@ def load_full_state_dict(
     """
     show_shards(model, "load_full_state_dict")
     optimizers = _several(optimizer)
-    sent: list[Any] = [_outline(state) if torch.distributed.get_rank() == 0 else None]
+    here = torch.distributed.get_rank() == 0
+    sent: list[Any] = [_outline(state) if here else None]
     torch.distributed.broadcast_object_list(sent, src=0)
     _check_fits(model, optimizers, sent[0], strict=strict)
-    here = torch.distributed.get_rank() == 0
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
     # torch takes the dicts that it is given apart.
     set_model_state_dict(model, dict(state["model"]) if here else {}, options=options)
@@ -168,11 +168,15 @@ def load_full_state_dict(
 
 
 def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what can be wrong with a state, without its values."""
-    outline: dict[str, Any] = {"parts": sorted(state)}
-    for name, value in state.get("model", {}).items():
-        outline.setdefault("shapes", {})[name] = _shape(value)
-    return {**outline, "optimizer": OptimizerOutline.of(state.get("optimizer", {}))}
+    """Return what can be wrong with a state, without its values; an error, too, is for all ranks to know."""
+    try:
+        return {
+            "parts": sorted(state),
+            "shapes": {name: _shape(value) for name, value in state.get("model", {}).items()},
+            "optimizer": OptimizerOutline.of(state.get("optimizer", {})),
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _shape(value: Any) -> list[int] | None:
@@ -183,10 +187,16 @@ def _check_fits(
     model: nn.Module, optimizers: list[Optimizer], outline: Mapping[str, Any], *, strict: bool
 ) -> None:
     """Compare what rank 0 sends with what is here, on every rank alike: torch would hang on a difference."""
+    if "error" in outline:
+        msg = (
+            "The state of rank 0 has another structure than `full_state_dict` gives it, "
+            f'`{{"model": {{name: tensor}}, "optimizer": {{...}}}}` ({outline["error"]}). Nothing was loaded.'
+        )
+        raise CheckpointMismatchError(msg)
     needed = ["model", "optimizer"] if optimizers else ["model"]
     problems = [f"it has no part `{part}`" for part in needed if part not in outline["parts"]]
     found, expected = (
-        outline.get("shapes", {}),
+        outline["shapes"],
         {k: _shape(v) for k, v in get_model_state_dict(model).items()},
     )
     if strict and "model" in outline["parts"]:
