@@ -10,7 +10,7 @@ from fsdp_migrate.checkpoint_convert.journal import NOTHING, Written
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.outputs import already_there, writing
 from fsdp_migrate.checkpoint_convert.storage import is_url, resolve_url
-from fsdp_migrate.errors import OutputError
+from fsdp_migrate.errors import OutputError, UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,12 @@ class FsspecOutput:
     """An output behind an fsspec URL. There is no rename of folders there; ``.metadata`` is moved last."""
 
     def __init__(self, url: str, *, source: str, overwrite: bool, resume: bool = False) -> None:
-        del resume
+        if resume:
+            msg = (
+                f"{url!r} cannot be gone on with: `resume` works for outputs on this machine's file systems "
+                "only. Start anew; nothing that an interrupted conversion left there has a `.metadata`."
+            )
+            raise UnsupportedFeatureError(msg, feature="resume behind URLs")
         self.url = self.checkpoint_id = url.rstrip("/")
         self._fs, self._root = resolve_url(self.url)
         if is_url(source):

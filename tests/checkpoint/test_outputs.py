@@ -322,6 +322,9 @@ def test_outputs_behind_urls_are_whole_or_not_there(memory: Any) -> None:
             progress=_Interrupted(KeyboardInterrupt()),
         )
     assert memory.ls("/", detail=False) == ["/ckpt"]
+    with pytest.raises(UnsupportedFeatureError, match="cannot be gone on with"):
+        convert_checkpoint("memory://ckpt", "memory://out", world_size=3, resume=True)
+    assert memory.ls("/", detail=False) == ["/ckpt"]
     convert_checkpoint("memory://ckpt", "memory://out")
     with pytest.raises(OutputExistsError):
         convert_checkpoint("memory://ckpt", "memory://out", world_size=3)
