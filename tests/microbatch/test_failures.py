@@ -66,6 +66,17 @@ EXPECTED: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     )
     * 2,
 }
+EXPECTED |= {
+    "in remembering": (("BatchOutOfMemoryError", f"{STOPS}rank 1: out of memory: OutOfMemoryError: no room"),)
+    * 2,
+    "swallowed": (("BatchError", STOPS + LEFT), ("KeyError", '"a body\'s own error"')),
+    "in a generator": (("BatchError", f"{STOPS}rank 1: GeneratorExit"), ("no error", "")),
+    "other models": (("MicrobatchError", "The ranks' models differ: this one has"),) * 2,
+    "unexpected gradient": (
+        ("BatchError", f"{STOPS}rank 1: RanksDivergedError: `head` has gradients of `head.norm.weight`"),
+    )
+    * 2,
+}
 # Without `agree` nothing is remembered, so nothing is put back.
 KEEPS_GRADIENTS = {"after the others"}
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from fsdp_migrate import microbatch
 from fsdp_migrate.auto_microbatch import auto_microbatch
-from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.errors import BatchError, FSDPMigrateError
 from fsdp_migrate.microbatch import microbatches
 from fsdp_migrate.prepare import prepare_fully_shard
 from fsdp_migrate.torch_compat import fsdp2_internals
@@ -314,6 +319,62 @@ def _fewer_backwards(model: Any) -> None:
             torch.autograd.backward(loss)
 
 
+def _in_remembering(model: Any) -> None:
+    """Run out of memory when the gradients before the batch are copied."""
+    with patch.object(microbatch, "Rollback", _forgetful if dist.get_rank() else microbatch.Rollback):
+        for tokens in microbatches(model, parts_of(0, 0, 2), agree=True):
+            torch.autograd.backward(loss_of(model, tokens))
+
+
+def _forgetful(model: nn.Module) -> None:
+    del model
+    raise torch.OutOfMemoryError("no room for copies")
+
+
+def _swallowed(model: Any) -> None:
+    """Go on after an error that is not the loop's to catch."""
+    for index, tokens in enumerate(microbatches(model, parts_of(0, 0, 3), agree=True)):
+        with suppress(BatchError):
+            _body(model, tokens, index)
+
+
+def _in_a_generator(model: Any) -> None:
+    """Close a generator that holds the loop, on one rank, in the middle."""
+
+    def run() -> Iterator[None]:
+        with microbatches(model, parts_of(0, 0, 3), agree=True) as parts:
+            for tokens in parts:
+                torch.autograd.backward(loss_of(model, tokens))
+                yield
+
+    steps = run()
+    next(steps)
+    if dist.get_rank() == 1:
+        steps.close()  # type: ignore[attr-defined]
+    else:
+        list(steps)
+
+
+def _other_models(model: nn.Module) -> None:
+    """Run a model that one rank has sharded as one unit more."""
+    del model
+    other = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    mesh = init_device_mesh("cpu", (2,))
+    if dist.get_rank() == 1:
+        fully_shard(other[0], mesh=mesh)
+    for _ in microbatches(fully_shard(other, mesh=mesh), [1]):
+        pass
+
+
+def _unexpected_gradient(model: Any) -> None:
+    """Have a gradient on the rank that joins in, of what those with more microbatches do not use."""
+    rank = dist.get_rank()
+    if rank == 0:
+        model.head.norm.forward = lambda x: x
+    for tokens in microbatches(model, parts_of(0, rank, 2 - rank), comms="last"):
+        torch.autograd.backward(loss_of(model, tokens))
+
+
 FAILURES: dict[str, Callable[[Any], None]] = {
     "in with": _in_with,
     "in for": _in_for,
@@ -330,6 +391,11 @@ FAILURES: dict[str, Callable[[Any], None]] = {
     "skipping": _skipping,
     "without a gradient": _without_a_gradient,
     "fewer backwards": _fewer_backwards,
+    "in remembering": _in_remembering,
+    "swallowed": _swallowed,
+    "in a generator": _in_a_generator,
+    "other models": _other_models,
+    "unexpected gradient": _unexpected_gradient,
 }
 
 
