@@ -18,6 +18,7 @@ from fsdp_migrate.auto_microbatch import auto_microbatch
 from fsdp_migrate.errors import BatchError, FSDPMigrateError
 from fsdp_migrate.microbatch import microbatches
 from fsdp_migrate.prepare import prepare_fully_shard
+from fsdp_migrate.rollback import Rollback
 from fsdp_migrate.torch_compat import fsdp2_internals
 from fsdp_migrate.torch_compat_comms import parameter_groups
 from tests.models import ConvNet, batch, loss_of
@@ -321,7 +322,7 @@ def _fewer_backwards(model: Any) -> None:
 
 def _in_remembering(model: Any) -> None:
     """Run out of memory when the gradients before the batch are copied."""
-    with patch.object(microbatch, "Rollback", _forgetful if dist.get_rank() else microbatch.Rollback):
+    with patch.object(microbatch, "Rollback", _forgetful if dist.get_rank() else Rollback):
         for tokens in microbatches(model, parts_of(0, 0, 2), agree=True):
             torch.autograd.backward(loss_of(model, tokens))
 
@@ -362,7 +363,8 @@ def _other_models(model: nn.Module) -> None:
     mesh = init_device_mesh("cpu", (2,))
     if dist.get_rank() == 1:
         fully_shard(other[0], mesh=mesh)
-    for _ in microbatches(fully_shard(other, mesh=mesh), [1]):
+    fully_shard(other, mesh=mesh)
+    for _ in microbatches(other, [1]):
         pass
 
 
