@@ -28,6 +28,10 @@ if TYPE_CHECKING:
         plan_conversion as plan_conversion,
     )
     from fsdp_migrate.checkpoint_convert.progress import ProgressEvent as ProgressEvent
+    from fsdp_migrate.checkpoint_convert.source_options import (
+        ModelOutline as ModelOutline,
+        SourceOptions as SourceOptions,
+    )
     from fsdp_migrate.checkpoint_convert.verify import (
         Difference as Difference,
         VerifyReport as VerifyReport,
@@ -39,7 +43,9 @@ __all__ = [
     "ConversionReport",
     "Difference",
     "Manifest",
+    "ModelOutline",
     "ProgressEvent",
+    "SourceOptions",
     "VerifyReport",
     "convert_checkpoint",
     "execute_plan",
@@ -53,7 +59,9 @@ _HOMES = {
     "ConversionReport": "execute",
     "Difference": "verify",
     "Manifest": "metadata",
+    "ModelOutline": "source_options",
     "ProgressEvent": "progress",
+    "SourceOptions": "source_options",
     "VerifyReport": "verify",
     "convert_checkpoint": "convert",
     "execute_plan": "execute",

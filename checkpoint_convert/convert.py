@@ -17,6 +17,7 @@ from fsdp_migrate.findings import raise_on_findings
 
 if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.progress import Progress
+    from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage import Location
 
 
@@ -36,6 +37,7 @@ def convert_checkpoint(
     buffer_bytes: int = DEFAULT_BUFFER,
     progress: Progress | None = None,
     strict: bool = False,
+    options: SourceOptions | None = None,
 ) -> ConversionReport:
     """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
 
@@ -44,7 +46,8 @@ def convert_checkpoint(
     over the same data files where names change; new data files where chunks or types change.
 
     Args:
-        src: A folder that torch.distributed.checkpoint or Composer wrote, or its fsspec URL.
+        src: A folder that torch.distributed.checkpoint or Composer wrote, a file of torch.save or
+            safetensors, a folder of such files that belong together, or an fsspec URL of one of these.
         dst: The folder to make. None asks whether one is needed: it is an error if it is.
         to: The stack that is to load the result: ``"torch"``, ``"composer"``, or ``"auto"`` for the
             one of the source.
@@ -60,6 +63,7 @@ def convert_checkpoint(
         buffer_bytes: How much of the data is held in memory at once, over all threads.
         progress: Called with a :class:`ProgressEvent` now and then.
         strict: Refuse where something would differ that a user could notice.
+        options: What the source does not say itself: the model, or the names behind an optimizer's numbers.
 
     Raises:
         CheckpointError: The source cannot be read or converted, or the output not be written; see ``errors``.
@@ -75,7 +79,7 @@ def convert_checkpoint(
         >>> report.action
         'rewrite'
     """
-    manifest = inspect_checkpoint(src)
+    manifest = inspect_checkpoint(src, options=options)
     plan = plan_conversion(
         manifest,
         to=to,

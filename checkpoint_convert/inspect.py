@@ -6,7 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.layouts.dcp import inspect_dcp
-from fsdp_migrate.checkpoint_convert.layouts.recognise import open_checkpoint
+from fsdp_migrate.checkpoint_convert.layouts.numbers import name_numbers
+from fsdp_migrate.checkpoint_convert.layouts.recognise import Source, open_source
+from fsdp_migrate.checkpoint_convert.layouts.tree import build_manifest
+from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 
 
 if TYPE_CHECKING:
@@ -14,16 +17,20 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage import Location
 
 
-def inspect_checkpoint(src: Location, *, deep: bool = False) -> Manifest:
+def inspect_checkpoint(
+    src: Location, *, deep: bool = False, options: SourceOptions | None = None
+) -> Manifest:
     """Say what a checkpoint is and what it holds. Nothing is changed, and nothing of it is executed.
 
     The metadata is held against the files: every item inside its file, every tensor covered exactly once by
     its chunks, every path inside the folder.
 
     Args:
-        src: A folder that torch.distributed.checkpoint or Composer wrote, or its fsspec URL.
+        src: A folder that torch.distributed.checkpoint or Composer wrote, a file of torch.save or
+            safetensors, a folder of such files that belong together, or an fsspec URL of one of these.
         deep: Also read every stored item: its structure, its checksum, and whether it is what the
             metadata says.
+        options: What the source does not say itself: the model, or the names behind numbers.
 
     Raises:
         CheckpointNotFoundError: There is nothing at ``src``.
@@ -34,10 +41,11 @@ def inspect_checkpoint(src: Location, *, deep: bool = False) -> Manifest:
         >>> inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp").stack
         'torch'
     """
-    folder, files = open_checkpoint(src)
+    source, options = open_source(src), options or SourceOptions()
+    folder = source.folder
     try:
-        stamps = folder.stamps(files)
-        manifest = replace(inspect_dcp(folder, files), stamps=stamps)
+        stamps = folder.stamps(source.files)
+        manifest = replace(_read(source, options), stamps=stamps)
         if deep:
             from fsdp_migrate.checkpoint_convert.deep import inspect_items
 
@@ -45,3 +53,11 @@ def inspect_checkpoint(src: Location, *, deep: bool = False) -> Manifest:
     finally:
         folder.close()
     return manifest
+
+
+def _read(source: Source, options: SourceOptions) -> Manifest:
+    if source.read is None:
+        return inspect_dcp(source.folder, source.files)
+    contents = source.read()
+    name_numbers(contents, options)
+    return build_manifest(source.folder, source.url, source.files, contents, options)

@@ -75,6 +75,7 @@ class Record(Inert):
 
     __slots__ = ("arguments", "entries", "has_state", "is_called", "items", "state")
     name: str = ""
+    is_listed: bool = True
 
     def __new__(cls, *arguments: object) -> Self:
         """Keep the arguments, and do nothing with them."""
@@ -111,9 +112,10 @@ class Record(Inert):
         self.entries.append((key, value))
 
 
-def _record_type(name: str) -> type[Record]:
-    made = InertType(name.rpartition(".")[2], (Record,), {"__slots__": (), "name": name})
-    return cast("type[Record]", made)
+def record_type(name: str, *, listed: bool = True) -> type[Record]:
+    """Make the stand-in for a class or a function; ``listed`` tells whether it is on the list."""
+    fields = {"__slots__": (), "name": name, "is_listed": listed}
+    return cast("type[Record]", InertType(name.rpartition(".")[2], (Record,), fields))
 
 
 class OrderedDictValue(dict[Any, Any], metaclass=InertType):
@@ -163,9 +165,14 @@ def _rebuild_parameter(data: object, *rest: object) -> object:
     return data
 
 
-def _storage(pid: object) -> StorageRef:
-    """Stand for the persistent id of a storage."""
-    if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
+def storage_of(pid: object) -> StorageRef:
+    """Stand for the persistent id of a storage; before torch 1.6 with a sixth field, None."""
+    if (
+        type(pid) is not tuple
+        or len(pid) not in (5, 6)
+        or pid[0] != "storage"
+        or pid[5:] not in ((), (None,))
+    ):
         raise TypeError("a persistent id that is not a storage")
     kind, key, numel = pid[1], pid[2], pid[4]
     if not isinstance(kind, StorageType) or type(key) is not str or type(numel) is not int:
@@ -245,9 +252,9 @@ VALUE_GLOBALS: Final[Globals] = {
     ("torch._utils", "_rebuild_parameter"): StandIn(_rebuild_parameter),
     ("torch.storage", "UntypedStorage"): StorageType(None),
     **{("torch", name): StorageType(dtype) for name, dtype in STORAGE_DTYPES.items()},
-    **{_split(name): _record_type(name) for name in _RECORDS},
-    **{("builtins", name): _record_type(name) for name in _TYPE_NAMES},
-    **{("__builtin__", name): _record_type(name) for name in _TYPE_NAMES},
+    **{_split(name): record_type(name) for name in _RECORDS},
+    **{("builtins", name): record_type(name) for name in _TYPE_NAMES},
+    **{("__builtin__", name): record_type(name) for name in _TYPE_NAMES},
 }
 
 
@@ -258,7 +265,7 @@ def load_value(data: bytes, *, where: str) -> object:
         UnsafePickleError: It names something outside the table. Nothing of it was executed.
         CheckpointFormatError: It is damaged.
     """
-    return load_pickle(data, VALUE_GLOBALS, where=where, persistent=_storage)
+    return load_pickle(data, VALUE_GLOBALS, where=where, persistent=storage_of)
 
 
 def describe_type(value: object) -> str:

@@ -95,12 +95,19 @@ _REFUSED: Final = {
 }
 
 
-def audit_opcodes(data: bytes, *, where: str) -> None:
+class CutOffError(CheckpointFormatError):
+    """A pickle without an end; there may be more of it."""
+
+
+def audit_opcodes(data: bytes, *, where: str) -> int:
     """Check every opcode of ``data`` up to its STOP; nothing is built.
 
     Args:
         data: The pickle.
         where: The file and entry, for messages.
+
+    Returns:
+        How many bytes of ``data`` the pickle takes.
 
     Raises:
         UnsafePickleError: An opcode that no checkpoint needs, or one that would take the reader down.
@@ -108,13 +115,14 @@ def audit_opcodes(data: bytes, *, where: str) -> None:
 
     Example:
         >>> import pickle
-        >>> audit_opcodes(pickle.dumps({"a": [1, 2.5]}), where="an example")
+        >>> audit_opcodes(pickle.dumps([1, 2.5], protocol=2) + b"more", where="an example")
+        19
     """
     if len(data) < 2 or data[0] != 0x80 or data[1] > _HIGHEST_PROTOCOL:
         msg = f"{where} is not a pickle that Python 3 can have written (it starts with {data[:8]!r})."
         raise CheckpointFormatError(msg)
     try:
-        _Walk(data, where).run()
+        return _Walk(data, where).run()
     except IndexError:
         msg = f"{where} is not a readable pickle: it takes something off its stack that was never put there."
         raise CheckpointFormatError(msg) from None
@@ -134,15 +142,15 @@ class _Walk:
         # Two bytes each: a pickle of a million chunks has twenty million of them.
         self._memo = array("H")
 
-    def run(self) -> None:
-        """Walk up to STOP."""
+    def run(self) -> int:
+        """Walk up to STOP, and return where the pickle ends."""
         data, stack, memo = self._data, self._stack, self._memo
         match, position = _TOKEN.match, 2
         while True:
             found = match(data, position)
             if found is None:
                 if data[position : position + 1] == b".":
-                    return
+                    return position + 1
                 position = self._rare(position)
                 continue
             kind, start, position = found.lastindex or 0, position, found.end()
@@ -218,7 +226,7 @@ class _Walk:
         """Follow one opcode that is no token, and return where the next one starts."""
         data, size = self._data, len(self._data)
         if position >= size:
-            raise CheckpointFormatError(f"{self._where} is cut off: the pickle has no end.")
+            raise CutOffError(f"{self._where} is cut off: the pickle has no end.")
         opcode = data[position]
         if opcode in _REFUSED:
             msg = (
@@ -239,7 +247,7 @@ class _Walk:
         if end > size:
             found = data[position : position + 8]
             msg = f"{self._where} is not a whole pickle: at byte {position} of {size} stands {found!r}."
-            raise CheckpointFormatError(msg)
+            raise CutOffError(msg)
         return end
 
     def _rarer(self, opcode: int, position: int) -> int:
@@ -278,5 +286,5 @@ class _Walk:
         end = self._data.find(b"\n", start, start + _MAX_LINE)
         if end < 0:
             msg = f"{self._where} is not a whole pickle: a line at byte {start} has no end."
-            raise CheckpointFormatError(msg)
+            raise CutOffError(msg)
         return end + 1

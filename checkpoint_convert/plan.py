@@ -31,6 +31,8 @@ Action = Literal["none", "relink", "rewrite"]
 
 Link = Literal["auto", "hard", "copy"]
 
+# Refusals of what `weights_only` leaves out.
+_NOT_OF_WEIGHTS: Final = frozenset({"FM222", "FM230", "FM234"})
 _CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
@@ -179,7 +181,7 @@ def plan_conversion(
     left_out = tuple(key for key in manifest.entries if key not in renames.paths)
     extra_files = () if weights_only else _carried_files(manifest)
     findings = [
-        *(f for f in manifest.findings if f.code != "FM222" or not weights_only),
+        *(f for f in manifest.findings if f.code not in _NOT_OF_WEIGHTS or not weights_only),
         *renames.findings,
         *_collision_findings(renames),
         *_missing_part_findings(manifest, casts, weights_only=weights_only),

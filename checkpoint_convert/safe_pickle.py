@@ -62,11 +62,13 @@ class _Unpickler(pickle.Unpickler):
         allowed: Globals,
         where: str,
         persistent: Callable[[object], object] | None,
+        unknown: Callable[[str], object] | None,
     ) -> None:
         super().__init__(io.BytesIO(data))
         self._allowed = allowed
         self._where = where
         self._persistent = persistent
+        self._unknown = unknown
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         """Look a global up in the table; nothing is imported."""
@@ -74,6 +76,8 @@ class _Unpickler(pickle.Unpickler):
             return self._allowed[module_name, global_name]
         except KeyError:
             name = f"{module_name}.{global_name}"
+            if self._unknown is not None:
+                return self._unknown(name)
             msg = (
                 f"{self._where} asks for the global `{name}`, which is not on the list of what may be "
                 "read. Nothing of it was executed."
@@ -94,6 +98,7 @@ def load_pickle(
     *,
     where: str,
     persistent: Callable[[object], object] | None = None,
+    unknown: Callable[[str], object] | None = None,
 ) -> object:
     """Load a pickle in which only the globals of ``allowed`` may be named.
 
@@ -102,6 +107,7 @@ def load_pickle(
         allowed: The stand-ins, by module and name.
         where: The file and entry, for messages.
         persistent: What to make of persistent ids; None refuses them.
+        unknown: Makes a stand-in for a global that is not in ``allowed``, by its name; None refuses it.
 
     Raises:
         UnsafePickleError: It names something else, or would exhaust memory. Nothing of it was executed.
@@ -118,7 +124,7 @@ def load_pickle(
     """
     audit_opcodes(data, where=where)
     try:
-        return _Unpickler(data, allowed, where, persistent).load()
+        return _Unpickler(data, allowed, where, persistent, unknown).load()
     except UnsafePickleError:
         raise
     except (Exception, RecursionError, MemoryError) as error:

@@ -145,7 +145,7 @@ class LocalFolder:
 
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
-        return (self.path / name).is_file()
+        return self._only in (None, name) and (self.path / name).is_file()
 
     def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return size, time of the last change and inode of each file."""
@@ -264,7 +264,7 @@ class FsspecFolder:
 
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
-        return bool(self.fs.isfile(f"{self.root}/{name}"))
+        return self._only in (None, name) and bool(self.fs.isfile(f"{self.root}/{name}"))
 
     def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return what the service tells of each file."""

@@ -99,8 +99,8 @@ class VerifyReport:
 
 
 def verify_checkpoints(
-    src: Location,
-    dst: Location,
+    src: Location | Manifest,
+    dst: Location | Manifest,
     *,
     progress: Progress | None = None,
     max_differences: int = 10,
@@ -114,8 +114,8 @@ def verify_checkpoints(
     ``damaged``; then nothing else is compared. Nothing of a checkpoint is executed.
 
     Args:
-        src: The first checkpoint.
-        dst: The second.
+        src: The first checkpoint, or what :func:`inspect_checkpoint` made of it with options.
+        dst: The second, in the same way.
         progress: Called with a :class:`ProgressEvent` now and then.
         max_differences: Stop after so many.
 
@@ -127,9 +127,9 @@ def verify_checkpoints(
         >>> verify_checkpoints(f"{folder}/plain.dcp", f"{folder}/plain.dcp").is_same
         True
     """
-    manifests = inspect_checkpoint(src), inspect_checkpoint(dst)
+    manifests = _manifest(src), _manifest(dst)
     with contextlib.ExitStack() as stack:
-        folders = open_folder(src), open_folder(dst)
+        folders = open_folder(manifests[0].source), open_folder(manifests[1].source)
         for folder in folders:
             stack.callback(folder.close)
         damaged = [found for folder in folders for found in _damaged_files(folder, progress)]
@@ -143,6 +143,10 @@ def _damaged_files(folder: Folder, progress: Progress | None) -> list[Difference
         return []
     problems = checksum_problems(folder, progress)
     return [Difference(f"{folder.url}/{name}", "damaged", text) for name, text in problems.items()]
+
+
+def _manifest(source: Location | Manifest) -> Manifest:
+    return source if isinstance(source, Manifest) else inspect_checkpoint(source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,17 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM225": FindingCode(
             "refused", "What was asked for concerns a model or an optimizer, and none was recognised."
         ),
+        "FM230": FindingCode(
+            "refused", "An entry holds objects of classes that are on no list of what may be read."
+        ),
+        "FM231": FindingCode("exact", "Entries of a model share their bytes: tied weights."),
+        "FM232": FindingCode("changed", "Text in the header of a safetensors file was left behind."),
+        "FM233": FindingCode(
+            "equivalent", "Optimizer state by parameter number was put under the parameters' names."
+        ),
+        "FM234": FindingCode(
+            "refused", "Optimizer state by parameter number, and nothing tells surely which number is which."
+        ),
     }
 )
 

@@ -59,7 +59,7 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
     used = _used_files(metadata.entries, files)
     _check_files(folder, used, metadata.entries)
     parts = find_parts(metadata.entries)
-    name_lists = tuple(_name_lists(folder, metadata.entries, parts))
+    name_lists = tuple(read_name_lists(folder, metadata.entries, parts))
     evidence = composer_evidence(entry_path(entry) for entry in metadata.entries.values())
     stack: Stack = "torch" if evidence is None else "composer"
     extra = {n: size for n, size in files.items() if n not in used and n not in _OWN}
@@ -78,7 +78,7 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
         has_paths=metadata.has_paths,
         version=metadata.version,
         save_id=metadata.save_id,
-        findings=tuple(_findings(metadata.entries, parts, name_lists)),
+        findings=tuple(content_findings(metadata.entries, parts, name_lists, is_distributed=True)),
     )
 
 
@@ -116,7 +116,9 @@ def _check_files(folder: Folder, used: Mapping[str, int], entries: Mapping[str, 
             raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
 
 
-def _name_lists(folder: Folder, entries: Mapping[str, Entry], parts: Sequence[Part]) -> Iterator[NameList]:
+def read_name_lists(
+    folder: Folder, entries: Mapping[str, Entry], parts: Sequence[Part]
+) -> Iterator[NameList]:
     """Read the entries of optimizers that hold parameter names as values."""
     for part in parts:
         if part.kind != "optimizer":
@@ -176,9 +178,14 @@ def _is_portable(metadata: MetadataFile) -> bool:
     return metadata.property_sizes <= {5}
 
 
-def _findings(
-    entries: Mapping[str, Entry], parts: Sequence[Part], name_lists: Sequence[NameList]
+def content_findings(
+    entries: Mapping[str, Entry],
+    parts: Sequence[Part],
+    name_lists: Sequence[NameList],
+    *,
+    is_distributed: bool,
 ) -> Iterator[Finding]:
+    """Say what there is to say about the entries of a source; only distributed ones lost what is numbered."""
     flat = [key for key in entries if _FLAT_PARAMETER.search(key)]
     if flat:
         yield make_finding(
@@ -199,7 +206,7 @@ def _findings(
     lists = {names.key: names for names in name_lists}
     for part in parts:
         if part.kind == "optimizer":
-            yield from _optimizer_findings(part, entries, models, lists)
+            yield from _optimizer_findings(part, entries, models, lists, is_distributed=is_distributed)
     for names in name_lists:
         if names.names is None:
             yield make_finding(
@@ -208,7 +215,12 @@ def _findings(
 
 
 def _optimizer_findings(
-    part: Part, entries: Mapping[str, Entry], models: set[str], lists: Mapping[str, NameList]
+    part: Part,
+    entries: Mapping[str, Entry],
+    models: set[str],
+    lists: Mapping[str, NameList],
+    *,
+    is_distributed: bool,
 ) -> Iterator[Finding]:
     paths = {key: entry_path(entries[key]) for key in part.keys}
     states = {
@@ -218,7 +230,8 @@ def _optimizer_findings(
     }
     listed = {n for key in part.keys if key in lists for n in lists[key].names or ()}
     numbers = {name for name in states or listed if name.isdigit()}
-    if numbers and numbers == (states or listed) and not numbers <= models:
+    is_numbered = bool(numbers) and numbers == (states or listed) and not numbers <= models
+    if is_numbered and is_distributed:
         yield make_finding(
             "FM222",
             part.name,

@@ -1,14 +1,23 @@
-"""What lies at a path: a folder of torch.distributed.checkpoint, or something else, which is then named."""
+"""What lies at a path: a checkpoint of a known layout, or something else, which is then named."""
 
 from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.item_values import TensorValue
-from fsdp_migrate.checkpoint_convert.items import load_item
+from fsdp_migrate.checkpoint_convert.layouts.whole import (
+    INDEX_SUFFIX,
+    find_indexes,
+    find_pieces,
+    indexed_contents,
+    pieces_contents,
+    safetensors_contents,
+    saved_file_contents,
+)
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.saved_file import is_saved_file
 from fsdp_migrate.checkpoint_convert.storage import (
     Folder,
     Location,
@@ -16,112 +25,141 @@ from fsdp_migrate.checkpoint_convert.storage import (
     local_path,
     open_folder,
 )
-from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
 from fsdp_migrate.errors import (
     CheckpointFormatError,
     CheckpointNotFoundError,
-    UnsafePickleError,
     UnsupportedFeatureError,
 )
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
+
+    from fsdp_migrate.checkpoint_convert.layouts.tree import Contents
 
 
-_RANK_FILE: Final = re.compile(r"(^|[_\-.])rank[_\-]?\d+\.(pt|pth|bin)$")
-_LEGACY_MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_RANK_FILE: Final = re.compile(r"(^|[_\-.])rank[_\-]?(?P<rank>\d+)\.(pt|pth|bin)$")
 # Far enough for save_folder/run/ep0-ba2, and not through the whole of somebody's disk.
 _LOOK_DEPTH: Final = 3
-_ONE_FILE: Final = (
-    "One-file checkpoints are not converted yet. Load it with torch.load and save it with "
-    "torch.distributed.checkpoint.save, and convert that folder."
-)
 
 
-def open_checkpoint(src: Location) -> tuple[Folder, Mapping[str, int]]:
-    """Open a folder that holds a distributed checkpoint.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Something that can be read.
 
-    Returns:
-        The folder, and the size of every file in it.
+    Attributes:
+        folder: Where its files are.
+        url: What to open to get that folder again: the folder itself, or the one file.
+        files: The size of every file in it.
+        read: Reads what it holds; None for a folder of torch.distributed.checkpoint.
+    """
+
+    folder: Folder
+    url: str
+    files: Mapping[str, int]
+    read: Callable[[], Contents] | None = None
+
+
+def open_source(src: Location) -> Source:
+    """Open a checkpoint, whatever its layout.
 
     Raises:
-        CheckpointNotFoundError: There is nothing at ``src``.
+        CheckpointNotFoundError: There is nothing at ``src``, or a part of it is missing.
         CheckpointFormatError: What is there is no checkpoint, or an incomplete one.
         UnsupportedFeatureError: What is there is a checkpoint of another kind. The message says which.
     """
-    if not is_url(src) and local_path(src).is_file():
-        raise describe_file(local_path(src))
+    url = os.fspath(src)
+    if url.endswith(INDEX_SUFFIX) and not is_url(src) and local_path(src).is_file():
+        index = local_path(src)
+        return _open_folder(str(index.parent), index.name)
     folder = open_folder(src)
+    if _is_file(src) or (is_url(src) and list(folder.files(0)) == [url.rpartition("/")[2]]):
+        return _open_file(folder, url, folder.files(0))
     if folder.has(METADATA_FILE):
-        return folder, folder.files()
+        return Source(folder, folder.url, folder.files())
     folder.close()
-    raise _describe_folder(os.fspath(src), folder.files(_LOOK_DEPTH))
+    return _open_folder(url, None)
 
 
-def describe_file(path: Path) -> Exception:
-    """Say what a single file is, as the error that refuses it."""
-    if path.name == METADATA_FILE or path.suffix == ".distcp":
-        msg = (
-            f"{str(path)!r} is one file of a distributed checkpoint. Name its folder instead: "
-            f"{str(path.parent)!r}."
-        )
-        return CheckpointFormatError(msg, path=path)
-    with path.open("rb") as file:
-        start = file.read(16)
-    if start.startswith(b"PK\x03\x04"):
-        what = _describe_archive(path)
-    elif start.startswith(_LEGACY_MAGIC[:14]):
-        what = "a file of torch.save in the format before torch 1.6"
-    elif path.suffix == ".safetensors":
-        what = _describe_safetensors(path)
-    else:
-        msg = (
-            f"{str(path)!r} is no checkpoint: it starts with {start!r}. Expected the folder that "
-            "torch.distributed.checkpoint.save or Composer wrote, with `.metadata` in it."
-        )
-        return CheckpointFormatError(msg, path=path)
-    msg = f"{str(path)!r} is {what}, not a distributed checkpoint. {_ONE_FILE}"
-    return UnsupportedFeatureError(msg, feature="one-file checkpoints")
+def _is_file(src: Location) -> bool:
+    return not is_url(src) and local_path(src).is_file()
 
 
-def _describe_archive(path: Path) -> str:
-    with path.open("rb") as file:
-
-        def read(offset: int, length: int) -> bytes:
-            file.seek(offset)
-            return file.read(length)
-
-        try:
-            value = load_item(TorchZip(read, 0, path.stat().st_size, where=repr(str(path))))
-        except UnsafePickleError as error:
-            return f"a file of torch.save that holds `{error.global_name}`"
-        except (CheckpointFormatError, UnsupportedFeatureError):
-            return "a zip archive that torch.save did not write"
-    return f"a file of torch.save with {_describe_content(value)}"
-
-
-def _describe_content(value: object) -> str:
-    if isinstance(value, TensorValue):
-        return "one tensor"
-    if not isinstance(value, dict):
-        return f"one {type(value).__name__}"
-    names = [str(name) for name in value]
-    if value and all(isinstance(item, TensorValue) for item in value.values()):
-        return f"a full state dict of {len(names)} tensors ({_some(names)})"
-    return f"a dict of {_some(names)}"
-
-
-def _describe_safetensors(path: Path) -> str:
-    from safetensors import SafetensorError, safe_open
-
+def _open_file(folder: Folder, url: str, files: Mapping[str, int]) -> Source:
+    ((name, size),) = files.items()
     try:
-        with safe_open(str(path), framework="np") as file:
-            names = list(file.keys())
-    except SafetensorError as error:
-        return f"a damaged safetensors file ({error})"
-    return f"a safetensors file of {len(names)} tensors ({_some(names)})"
+        kind = _kind_of_file(folder, url, name, size)
+    except BaseException:
+        folder.close()
+        raise
+    if kind == "safetensors":
+        return Source(folder, url, files, lambda: safetensors_contents(folder, files))
+    return Source(folder, url, files, lambda: saved_file_contents(folder, name, size))
+
+
+def _kind_of_file(folder: Folder, url: str, name: str, size: int) -> str:
+    if name == METADATA_FILE or name.endswith(".distcp"):
+        msg = f"{url!r} is one file of a distributed checkpoint. Name its folder instead: {folder.url!r}."
+        raise CheckpointFormatError(msg, path=url)
+    _refuse_one_rank(folder, url, name)
+    start = folder.read(name, 0, min(size, 16))
+    if is_saved_file(start):
+        return "saved"
+    if name.endswith(".safetensors"):
+        return "safetensors"
+    msg = (
+        f"{url!r} is no checkpoint: it starts with {start!r}. Expected a file of torch.save or safetensors, "
+        "or the folder that torch.distributed.checkpoint.save or Composer wrote, with `.metadata` in it."
+    )
+    raise CheckpointFormatError(msg, path=url)
+
+
+def _refuse_one_rank(folder: Folder, url: str, name: str) -> None:
+    """Refuse a file that holds one rank's part. Composer calls the one full file that it saves ``-rank0``."""
+    match = _RANK_FILE.search(name)
+    if match is None:
+        return
+    rank = int(match["rank"])
+    sibling = f"{name[: match.start('rank')]}{1 if rank == 0 else 0}{name[match.end('rank') :]}"
+    if rank or open_folder(folder.url).has(sibling):
+        msg = f"{url!r} is what rank {rank} of several saved. Files of single ranks are not converted yet."
+        raise UnsupportedFeatureError(msg, feature="one file per rank")
+
+
+def _open_folder(url: str, index: str | None) -> Source:
+    """Open a folder that holds no distributed checkpoint: pieces of one state, with or without an index."""
+    folder = open_folder(url)
+    try:
+        files = folder.files(_LOOK_DEPTH)
+        read = _pieces_reader(folder, files, index)
+    except BaseException:
+        folder.close()
+        raise
+    if read is None:
+        folder.close()
+        raise _describe_folder(url, files)
+    return Source(folder, folder.url, folder.files(), read)
+
+
+def _pieces_reader(
+    folder: Folder, files: Mapping[str, int], index: str | None
+) -> Callable[[], Contents] | None:
+    if any(name.rpartition("/")[2] == METADATA_FILE or name.endswith(".distcp") for name in files):
+        return None
+    indexes = [index] if index else find_indexes(files)
+    if len(indexes) == 1:
+        return lambda: indexed_contents(folder, indexes[0], files)
+    if len(indexes) > 1:
+        msg = f"{folder.url!r} holds {len(indexes)} indexes: {_some(indexes)}. Name the one that you mean."
+        raise CheckpointFormatError(msg, path=folder.url)
+    pieces = find_pieces(folder.url, files)
+    if len(pieces) == 1:
+        (names,) = pieces.values()
+        return lambda: pieces_contents(folder, names)
+    alone = {name: size for name, size in files.items() if name.endswith(".safetensors") and "/" not in name}
+    if len(alone) == 1 and not pieces:
+        return lambda: safetensors_contents(folder, alone)
+    return None
 
 
 def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
@@ -140,7 +178,7 @@ def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
         return CheckpointNotFoundError(msg, path=f"{url}/{METADATA_FILE}")
     kind = _other_kind(names)
     if kind is not None:
-        msg = f"{url!r} holds {kind}, not a distributed checkpoint. Such folders are not converted yet."
+        msg = f"{url!r} holds {kind}, not a distributed checkpoint. Such folders are not converted as one."
         return UnsupportedFeatureError(msg, feature=kind)
     msg = (
         f"{url!r} holds no checkpoint: there is no `.metadata` among its {len(files)} files "
@@ -169,7 +207,7 @@ def _other_kind(names: list[str]) -> str | None:
         return "a Hugging Face model in safetensors" if config else "safetensors files"
     weights = [name for name in names if name.endswith((".pt", ".pth", ".bin", ".ckpt"))]
     if weights:
-        return f"one-file checkpoints ({_some(sorted(weights))})"
+        return f"{len(weights)} files ({_some(sorted(weights))}), each of which can be converted by itself"
     return None
 
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 import os
 from enum import Enum
 from pathlib import Path  # noqa: TC003 - typer reads annotations when the program runs
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fsdp_migrate.cli.document import write_document
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert import SourceOptions
 
 
 app = typer.Typer(
@@ -62,6 +66,33 @@ class Tied(str, Enum):
 
 Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, not a report.")]
+
+
+RankCount = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Divide tensors as fully_shard on N ranks does.")
+]
+SourceModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="PKG.MOD:FACTORY", help="What makes the model that was saved. It is run."
+    ),
+]
+TrustPickle = Annotated[
+    bool, typer.Option("--trust-pickle", help="Carry objects of unknown classes over, unread.")
+]
+
+
+def _source_options(model: str | None, trust_pickle: bool) -> SourceOptions:
+    """Return what the command line says about a source; a model is built on the meta device for it."""
+    from fsdp_migrate.checkpoint_convert.source_options import ModelOutline, SourceOptions
+
+    outline = None
+    if model is not None:
+        from fsdp_migrate.factories import build_model
+
+        named = build_model(model).named_parameters()
+        outline = ModelOutline({name: tuple(parameter.shape) for name, parameter in named})
+    return SourceOptions(model=outline, trust_pickle=trust_pickle)
 
 
 def _refuse_torchrun() -> None:
@@ -120,6 +151,8 @@ def demo(
 def inspect(
     source: Checkpoint,
     deep: Annotated[bool, typer.Option("--deep", help="Also check each stored item's own header.")] = False,
+    model: SourceModel = None,
+    trust_pickle: TrustPickle = False,
     json: Json = False,
 ) -> int:
     """Show what a checkpoint is, what it holds, and whether FSDP2 loads it as it is."""
@@ -127,7 +160,7 @@ def inspect(
     from fsdp_migrate.cli import render
     from fsdp_migrate.errors import PlanError
 
-    manifest = inspect_checkpoint(source, deep=deep)
+    manifest = inspect_checkpoint(source, deep=deep, options=_source_options(model, trust_pickle))
     try:
         plan, problem = plan_conversion(manifest), None
     except PlanError as error:
@@ -149,13 +182,12 @@ def convert(
         typer.Argument(metavar="OUT", help="The folder to make.", show_default=False),
     ] = None,
     to: Annotated[Target, typer.Option(help="Who is to read the output.")] = Target.auto,
-    world_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Divide tensors as fully_shard on N ranks does."),
-    ] = None,
+    world_size: RankCount = None,
     dtype: Annotated[DType, typer.Option(help="The dtype of model weights.")] = DType.keep,
     optimizer_dtype: Annotated[DType, typer.Option(help="The dtype of optimizer state.")] = DType.keep,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Only the model.")] = False,
+    model: SourceModel = None,
+    trust_pickle: TrustPickle = False,
     link: Annotated[Link, typer.Option(help="How unchanged data files get into OUT.")] = Link.auto,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted conversion.")] = False,
@@ -184,8 +216,9 @@ def convert(
         "weights_only": weights_only,
         "link": link.value,
     }
+    given = _source_options(model, trust_pickle)
     if dry_run:
-        _show_plan(source, wanted, strict=strict, json=json)
+        _show_plan(source, given, wanted, strict=strict, json=json)
         return 0
     with render.progress("Converting") as progress:
         report = convert_checkpoint(
@@ -198,6 +231,7 @@ def convert(
             buffer_bytes=buffer << 20,
             progress=progress,
             strict=strict,
+            options=given,
         )
     if json:
         write_document("convert", {"dry_run": False, "report": report.as_dict()})
@@ -206,12 +240,14 @@ def convert(
     return 0
 
 
-def _show_plan(source: str, wanted: dict[str, Any], *, strict: bool, json: bool) -> None:
+def _show_plan(
+    source: str, given: SourceOptions, wanted: dict[str, Any], *, strict: bool, json: bool
+) -> None:
     from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
     from fsdp_migrate.cli import render
     from fsdp_migrate.findings import raise_on_findings
 
-    plan = plan_conversion(inspect_checkpoint(source), **wanted)
+    plan = plan_conversion(inspect_checkpoint(source, options=given), **wanted)
     raise_on_findings(plan.findings, strict=strict)
     if json:
         write_document("convert", {"dry_run": True, "plan": plan.as_dict()})

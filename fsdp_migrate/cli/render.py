@@ -36,8 +36,13 @@ ACTIONS = {
     "relink": "new metadata over the same data files; no tensor is rewritten",
     "rewrite": "tensors are streamed into new files",
 }
-LAYOUTS = {"dcp": "Distributed checkpoint (DCP)"}
-WRITERS = {"torch": "plain torch", "composer": "Composer"}
+LAYOUTS = {
+    "dcp": "Distributed checkpoint (DCP)",
+    "file": "Full state in one file",
+    "files": "Full state in several files",
+    "safetensors": "Full state in safetensors",
+}
+WRITERS = {"torch": "plain torch", "composer": "Composer", "lightning": "Lightning"}
 
 
 def console() -> Console:

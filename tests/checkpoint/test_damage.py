@@ -385,27 +385,6 @@ def test_equal_moments_are_found(tmp_path: Path) -> None:
     assert "FM217" not in {f.code for f in inspect_checkpoint(PLAIN, deep=True).findings}
 
 
-def test_a_file_of_torch_save_says_what_it_is(tmp_path: Path) -> None:
-    torch.save({"model": {"w": torch.ones(2)}, "epoch": 3}, tmp_path / "last.pt")
-    message = refuse(tmp_path / "last.pt", tmp_path, "torch.save", UnsupportedFeatureError)
-    assert "`model`, `epoch`" in message
-    torch.save({"w": torch.ones(2)}, tmp_path / "last.pt")
-    refuse(tmp_path / "last.pt", tmp_path, "full state dict of 1 tensors", UnsupportedFeatureError)
-    torch.save(_Foreign(), tmp_path / "last.pt")
-    refuse(tmp_path / "last.pt", tmp_path, "_Foreign", UnsupportedFeatureError)
-    torch.save([1], tmp_path / "last.pt", _use_new_zipfile_serialization=False)
-    refuse(tmp_path / "last.pt", tmp_path, "before torch 1.6", UnsupportedFeatureError)
-
-
-def test_a_safetensors_file_says_what_it_is(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
-    refuse(tmp_path / "model.safetensors", tmp_path, "safetensors file of 1", UnsupportedFeatureError)
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
-    refuse(tmp_path / "model.safetensors", tmp_path, "damaged safetensors", UnsupportedFeatureError)
-
-
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_one_file_of_a_checkpoint_points_to_its_folder(name: str, tmp_path: Path) -> None:
     refuse(PLAIN / name, tmp_path, "Name its folder instead", CheckpointFormatError)
@@ -420,8 +399,8 @@ def test_any_other_file_is_no_checkpoint(tmp_path: Path) -> None:
     ("names", "match"),
     [
         (["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"], "one file per rank"),
-        (["pytorch_model_fsdp.bin", "optimizer.bin"], "one-file checkpoints"),
-        (["config.json", "model.safetensors"], "Hugging Face"),
+        (["pytorch_model_fsdp.bin", "optimizer.bin"], "each of which can be converted by itself"),
+        (["config.json", "a.safetensors", "b.safetensors"], "Hugging Face"),
     ],
 )
 def test_folders_of_other_kinds_say_what_they_are(names: list[str], match: str, tmp_path: Path) -> None:

@@ -266,11 +266,12 @@ def test_module_comes_off_flattened_optimizers() -> None:
 
 
 def test_numbers_are_refused_unless_the_model_has_them() -> None:
-    from fsdp_migrate.checkpoint_convert.layouts.dcp import _findings
+    from fsdp_migrate.checkpoint_convert.layouts.dcp import content_findings
 
     def codes(entries: list[Entry]) -> set[str]:
         found = {entry.key: entry for entry in entries}
-        return {finding.code for finding in _findings(found, find_parts(found), ())}
+        findings = content_findings(found, find_parts(found), (), is_distributed=True)
+        return {finding.code for finding in findings}
 
     numbered: list[Entry] = [
         tensor("optim", "state", "0", "exp_avg"),

@@ -75,7 +75,7 @@ def gadget(folder: Path) -> None:
 
 def torch_file(folder: Path) -> None:
     shutil.rmtree(folder)
-    code = "import sys, torch; torch.save({'weight': torch.zeros(2)}, sys.argv[1])"
+    code = "import sys, torch; torch.save([torch.zeros(2)], sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60)
 
 
@@ -97,7 +97,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     no_pickle: ".metadata",
     outside: "secret",
     gadget: "system",
-    torch_file: "torch.save",
+    torch_file: "state dict",
     overlap: "model.0.linear.weight",
 }
 

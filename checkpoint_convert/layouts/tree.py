@@ -1,0 +1,179 @@
+"""From the leaves of nested states, and the tensors of other files, to a :class:`Manifest`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.item_values import Record, TensorValue
+from fsdp_migrate.checkpoint_convert.items import place_tensor
+from fsdp_migrate.checkpoint_convert.layouts.composer import composer_evidence
+from fsdp_migrate.checkpoint_convert.layouts.dcp import content_findings, read_name_lists
+from fsdp_migrate.checkpoint_convert.metadata import (
+    BytesEntry,
+    Chunk,
+    Entry,
+    InlineValue,
+    Manifest,
+    Part,
+    Stack,
+    Stored,
+    TensorEntry,
+)
+from fsdp_migrate.checkpoint_convert.parts import entry_path, find_parts
+from fsdp_migrate.checkpoint_convert.state_tree import flatten_state
+from fsdp_migrate.findings import Finding, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fsdp_migrate.checkpoint_convert.keys import Path
+    from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
+    from fsdp_migrate.checkpoint_convert.storage import Folder
+
+
+# What Lightning's Trainer writes beside `state_dict`; one of them tells it from somebody's own file.
+_LIGHTNING: Final = frozenset({"optimizer_states", "pytorch-lightning_version"})
+
+
+@dataclass
+class Contents:
+    """What a source was found to hold, on its way to a manifest."""
+
+    layout: str
+    evidence: str
+    torch_hint: str = ""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def tree_entries(value: object, *, file: str, pickle_size: int, where: str) -> dict[str, Entry]:
+    """Return the entries of a nested state that was read from one file.
+
+    Raises:
+        CheckpointFormatError: It is damaged; see ``flatten_state`` and ``place_tensor``.
+    """
+    entries: dict[str, Entry] = {}
+    for key, (path, leaf) in flatten_state(value, pickle_size=pickle_size, where=where).items():
+        entries[key] = leaf_entry(key, path, leaf, file=file, where=where)
+    return entries
+
+
+def leaf_entry(key: str, path: Path, leaf: object, *, file: str, where: str) -> Entry:
+    """Return the entry of one leaf."""
+    if isinstance(leaf, TensorValue):
+        stored = place_tensor(leaf, where=f"{where}: `{key}`")
+        chunk = Chunk((0,) * len(leaf.shape), leaf.shape, stored)
+        return TensorEntry(key, path, leaf.dtype, leaf.shape, (chunk,))
+    return BytesEntry(key, path, Stored(file, 0, 0), InlineValue(leaf))
+
+
+def build_manifest(
+    folder: Folder, source: str, files: Mapping[str, int], contents: Contents, options: SourceOptions
+) -> Manifest:
+    """Put a manifest together.
+
+    Args:
+        folder: Where the files are.
+        source: What the user named.
+        files: Every file there; those that hold no entry are carried along.
+        contents: What they hold.
+        options: How the user wants it read.
+    """
+    entries = contents.entries
+    stack, evidence = _recognise_stack(entries)
+    parts = find_parts(entries)
+    name_lists = tuple(read_name_lists(folder, entries, parts))
+    findings = [
+        *contents.findings,
+        *content_findings(entries, parts, name_lists, is_distributed=False),
+        *_unlisted_findings(entries, trusted=options.trust_pickle),
+        *_tie_findings(entries, parts),
+    ]
+    return Manifest(
+        source=source,
+        layout=contents.layout,
+        stack=stack,
+        evidence=f"{contents.evidence}; {evidence}",
+        entries=entries,
+        files=contents.files,
+        extra_files={name: size for name, size in files.items() if name not in contents.files},
+        parts=parts,
+        name_lists=name_lists,
+        torch_hint=contents.torch_hint,
+        findings=tuple(findings),
+        is_relinkable=False,
+    )
+
+
+def _recognise_stack(entries: Mapping[str, Entry]) -> tuple[Stack, str]:
+    """Say who wrote a state, and by what it was recognised."""
+    paths = [entry_path(entry) for entry in entries.values()]
+    evidence = composer_evidence(paths)
+    if evidence is not None:
+        return "composer", evidence
+    tops = {path[0] for path in paths}
+    lightning = sorted(map(str, tops & _LIGHTNING))
+    if "state_dict" in tops and lightning:
+        return "lightning", f"it holds `state_dict` and `{lightning[0]}`"
+    return "torch", "no framework of its own"
+
+
+def unlisted_in(value: object) -> set[str]:
+    """Return the classes in a value that are on no list."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    pending: list[object] = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, type) and issubclass(item, Record):
+            found |= set() if item.is_listed else {item.name}
+        if not isinstance(item, list | tuple | dict | Record) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Record):
+            found |= set() if item.is_listed else {item.name}
+            pending += [item.arguments, item.state, item.items, item.entries]
+        elif isinstance(item, dict):
+            pending += [*item.keys(), *item.values()]
+        else:
+            pending += item
+    return found
+
+
+def _unlisted_findings(entries: Mapping[str, Entry], *, trusted: bool) -> Iterator[Finding]:
+    for entry in entries.values():
+        if not isinstance(entry, BytesEntry) or entry.inline is None:
+            continue
+        names = sorted(unlisted_in(entry.inline.value))
+        if not names:
+            continue
+        text = f"it asks for {', '.join(f'`{name}`' for name in names[:4])}"
+        # A tensor that torch keeps in an object of its own would no longer be a tensor.
+        if trusted and not any(name.startswith("torch.") for name in names):
+            yield make_finding("FM209", entry.key, f"{text}. `trust_pickle` was asked for.")
+        else:
+            yield make_finding(
+                "FM230",
+                entry.key,
+                f"{text}, which is not on the list of what may be read.",
+                "Leave it out with weights_only, or carry it over unread with trust_pickle: nothing of it is "
+                "executed here, but whoever loads the output executes it.",
+            )
+
+
+def _tie_findings(entries: Mapping[str, Entry], parts: tuple[Part, ...]) -> Iterator[Finding]:
+    for part in parts:
+        names: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
+        for key in part.keys if part.kind == "model" else ():
+            entry = entries[key]
+            if isinstance(entry, TensorEntry) and entry.nbytes:
+                places = tuple(chunk.stored for chunk in entry.chunks)
+                names[entry.shape, entry.dtype, places].append(key)
+        tied = [keys for keys in names.values() if len(keys) > 1]
+        if tied:
+            shown = "; ".join(" and ".join(f"`{key}`" for key in keys) for keys in tied[:4])
+            yield make_finding("FM231", part.name, f"{len(tied)} of them: {shown}.")

@@ -1,0 +1,103 @@
+"""Flatten a nested state as torch.distributed.checkpoint does: which keys, and what stands under each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.item_values import Record, TensorValue
+from fsdp_migrate.checkpoint_convert.keys import Path, join_path
+from fsdp_migrate.errors import CheckpointFormatError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+_MAX_DEPTH: Final = 64
+_MAX_NAME: Final = 4096
+_FEWEST: Final = 10_000
+_MAPPINGS: Final = frozenset({"collections.defaultdict", "collections.Counter"})
+_KEYS: Final = (str, int, float, type(None))
+
+
+def flatten_state(value: object, *, pickle_size: int, where: str) -> dict[str, tuple[Path, object]]:
+    """Return every leaf of a state by its flat key, with its path.
+
+    Mappings are always walked, lists only where tensors or mappings are somewhere in them, and nothing else
+    is. This is ``torch.distributed.checkpoint._traverse.traverse_state_dict``, so that the keys are those
+    under which ``dcp.save`` would have stored the same state.
+
+    Args:
+        value: A mapping.
+        pickle_size: The bytes of the pickle that it came from. A small one can name the same part again and
+            again, so that there is more to walk than any program wrote.
+        where: The file, for messages.
+
+    Raises:
+        CheckpointFormatError: Two leaves have the same key, or there are more than can have been written.
+
+    Example:
+        >>> flatten_state({"a": {"b": 1}, "c": [1, 2]}, pickle_size=100, where="an example")
+        {'a.b': (('a', 'b'), 1), 'c': (('c',), [1, 2])}
+    """
+    walk = _Walk(max(pickle_size, _FEWEST), where)
+    leaves: dict[str, tuple[Path, object]] = {}
+    for path, leaf in walk.leaves((), value, 0):
+        key = join_path(path)
+        if key in leaves:
+            msg = f"{where} holds two entries that are both called `{key}` once their names are joined."
+            raise CheckpointFormatError(msg)
+        leaves[key] = (path, leaf)
+    return leaves
+
+
+def entries_of(value: object) -> Iterable[tuple[object, object]] | None:
+    """Return the entries of a mapping, or None for anything else."""
+    if isinstance(value, dict):
+        return value.items()
+    if isinstance(value, Record) and value.name in _MAPPINGS:
+        return value.entries
+    return None
+
+
+class _Walk:
+    def __init__(self, limit: int, where: str) -> None:
+        self._left = limit
+        self._where = where
+        self._terminal: dict[int, bool] = {}
+
+    def leaves(self, path: Path, value: object, depth: int) -> Iterator[tuple[Path, object]]:
+        self._left -= 1
+        if depth > _MAX_DEPTH or self._left < 0:
+            msg = f"{self._where} is nested in a way that no program writes: it was not read any further."
+            raise CheckpointFormatError(msg)
+        entries = entries_of(value)
+        if entries is not None and all(isinstance(key, _KEYS) for key, _ in entries):
+            for key, item in entries:
+                name = str(key)
+                if len(name) > _MAX_NAME:
+                    raise CheckpointFormatError(f"{self._where} holds a name of {len(name)} characters.")
+                yield from self.leaves((*path, name), item, depth + 1)
+        elif isinstance(value, list) and not self._is_terminal(value, 0):
+            for number, item in enumerate(value):
+                yield from self.leaves((*path, number), item, depth + 1)
+        else:
+            yield path, value
+
+    def _is_terminal(self, value: object, depth: int) -> bool:
+        """Tell whether nothing in a list is walked; what is asked twice is remembered."""
+        if entries_of(value) is not None:
+            return False
+        if not isinstance(value, list) or depth > _MAX_DEPTH:
+            return True
+        known = self._terminal.get(id(value))
+        if known is None:
+            # A list that holds itself is no part of what makes it walked.
+            self._terminal[id(value)] = True
+            known = not any(
+                isinstance(item, TensorValue)
+                or (isinstance(item, list | dict | Record) and not self._is_terminal(item, depth + 1))
+                for item in value
+            )
+            self._terminal[id(value)] = known
+        return known
