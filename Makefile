@@ -33,7 +33,7 @@ typecheck: $(CORE)/.dev
 bench: $(CORE)/.dev
 	$(CORE)/bin/python benchmarks/bench_convert.py $(if $(SIZE),--size $(SIZE))
 	$(CORE)/bin/python benchmarks/bench_step.py
-	$(CORE)/bin/python benchmarks/bench_microbatch.py
+	$(CORE)/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/bench_microbatch.py
 
 clean:
 	rm -rf $(CORE) $(COMPOSER) build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
