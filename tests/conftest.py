@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 
 import pytest
 import torch
@@ -12,6 +13,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail, rather than skip, the tests marked `composer` where mosaicml is not installed",
     )
+
+
+def pytest_configure() -> None:
+    """Take SIGINT, which `make test &` ignores: processes that tests interrupt would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
