@@ -199,4 +199,4 @@ def collectives(comms: Comms, strategy: str, count: int) -> dict[str, int]:
         for tokens in microbatches(model, parts, comms=comms):
             torch.autograd.backward(loss_of(model, tokens))
     assert all(isinstance(p, DTensor) for p in model.parameters())
-    return counting.counts
+    return dict(counting.counts)
