@@ -196,6 +196,33 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM234": FindingCode(
             "refused", "Optimizer state by parameter number, and nothing tells surely which number is which."
         ),
+        # FM401 to FM430: Composer
+        "FM401": FindingCode(
+            "equivalent", "Composer's `activation_checkpointing`: the same layers are recomputed."
+        ),
+        "FM402": FindingCode(
+            "equivalent", "Composer's `activation_cpu_offload`: what the same layers keep lies on the CPU."
+        ),
+        "FM403": FindingCode("obsolete", "Composer's `auto_wrap`: the model's own marks decide."),
+        "FM404": FindingCode("refused", "TransformerEngine's FP8 options hang on FSDP1's classes."),
+        "FM405": FindingCode(
+            "obsolete", "A field of Composer's config that has no effect under FSDP1 either."
+        ),
+        "FM406": FindingCode(
+            "equivalent", "Composer's degrees of data parallelism are the mesh (replicate, shard)."
+        ),
+        "FM407": FindingCode(
+            "equivalent", "The strategy is changed to fit the degrees, as Composer changes it under FSDP1."
+        ),
+        "FM408": FindingCode("equivalent", "Composer's word for a process group is the mesh of those ranks."),
+        "FM409": FindingCode(
+            "obsolete", "Degrees of data parallelism are not used, as under FSDP1: `process_group` is given."
+        ),
+        "FM410": FindingCode("exact", "A limit of prefetching that FSDP2 keeps, or that has no effect."),
+        "FM411": FindingCode("changed", "FSDP2 prefetches one unit ahead, whatever the limit was."),
+        "FM412": FindingCode("equivalent", "`cpu_offload`, which Composer refuses under FSDP1, works."),
+        "FM413": FindingCode("exact", "Composer itself reads the field, when it saves and loads."),
+        "FM414": FindingCode("exact", "Composer's words for mixed precision are these dtypes."),
     }
 )
 

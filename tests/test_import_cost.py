@@ -15,6 +15,7 @@ LIGHT = [
     "fsdp_migrate.config",
     "fsdp_migrate.mapping",
     "fsdp_migrate.findings",
+    "fsdp_migrate.adapters.composer",
 ]
 HEAVY = ("torch", "numpy", "composer")
 
