@@ -118,6 +118,7 @@ def plan_fully_shard(
     *,
     mesh: DeviceMesh | None = None,
     world_size: int | None = None,
+    devices_per_node: int | None = None,
     auto_wrap_policy: Any = None,
     tied: TieOwner = "parent",
     reshard_after_forward: bool | int | None = None,
@@ -129,6 +130,8 @@ def plan_fully_shard(
         fsdp1_config: Its FSDP1 arguments: an :class:`FSDP1Config`, or a mapping of keyword arguments.
         mesh: The mesh to shard on, in place of the config's.
         world_size: The number of ranks. With it no process group is needed.
+        devices_per_node: The number of ranks on one node, which is a shard group of HYBRID_SHARD where no
+            groups are given. None: the accelerators of this machine, or as FSDP1 has it 1 for the CPU.
         auto_wrap_policy: A policy in place of the config's.
         tied: Which unit owns a parameter that several would share: ``parent``, the nearest unit above them
             (they are no units then), or ``group``, one unit made of them.
@@ -154,7 +157,7 @@ def plan_fully_shard(
     if auto_wrap_policy is not None:
         given = given.updated(auto_wrap_policy=auto_wrap_policy)
     config, findings = map_config(given)
-    mesh_shape = _mesh_shape(config, mesh, world_size)
+    mesh_shape = _mesh_shape(config, mesh, world_size, devices_per_node)
     check_model(model)
     reshard: dict[str, Any] = {}
     if reshard_after_forward is not None:
@@ -207,7 +210,9 @@ def _with_estimates(
     )
 
 
-def _mesh_shape(config: FSDP2Config, mesh: DeviceMesh | None, world_size: int | None) -> tuple[int, int]:
+def _mesh_shape(
+    config: FSDP2Config, mesh: DeviceMesh | None, world_size: int | None, per_node: int | None
+) -> tuple[int, int]:
     given = mesh if mesh is not None else config.device_mesh
     if given is not None:
         if not isinstance(given, DeviceMesh):
@@ -228,8 +233,21 @@ def _mesh_shape(config: FSDP2Config, mesh: DeviceMesh | None, world_size: int | 
         size = dist.get_world_size(groups)
         return (size, 1) if config.mesh == "replicate" else (1, size)
     size = dist.get_world_size() if world_size is None else world_size
-    per_node = resolve.resolve_devices_per_node(resolve.resolve_device_type(config))
-    return resolve.resolve_mesh_shape(config.mesh, size, per_node)
+    if per_node is None and config.mesh == "hybrid":
+        per_node = _devices_per_node(config)
+    return resolve.resolve_mesh_shape(config.mesh, size, per_node or 1)
+
+
+def _devices_per_node(config: FSDP2Config) -> int:
+    """Count the devices of this machine, unless it stands for none of those that will train."""
+    device_type = resolve.resolve_device_type(config)
+    if device_type == "cpu" and config.device_id is None and not dist.is_initialized():
+        msg = (
+            "HYBRID_SHARD makes one shard group of each node, and this machine, without an accelerator, does "
+            "not tell how many devices a node has. Give `devices_per_node` (or `device_id` as 'cpu')."
+        )
+        raise ConfigError(msg, field="devices_per_node")
+    return resolve.resolve_devices_per_node(device_type)
 
 
 def _check_groups(groups: Any) -> None:

@@ -140,6 +140,7 @@ def prepare_fully_shard(
             reshard_after_forward=reshard_after_forward,
         )
         raise_on_findings(plan.findings, strict=strict)
+        resolve.check_device(plan.config)
         check_materialization(model, plan)
         check_optimizers(every, names)
         if activation_checkpointing not in (None, False):

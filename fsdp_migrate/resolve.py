@@ -89,6 +89,26 @@ def resolve_device_index(config: FSDP2Config) -> int | None:
     return config.device_id
 
 
+def check_device(config: FSDP2Config) -> None:
+    """Check that this process has the device that the config asks for.
+
+    Raises:
+        ConfigError: It has none of that type, or not as many.
+    """
+    device_type, index = resolve_device_type(config), resolve_device_index(config)
+    count = torch_compat.device_count(device_type)
+    if device_type != "cpu" and count <= (index or 0):
+        wanted = device_type if index is None else f"{device_type}:{index}"
+        found = (
+            f"{count} `{device_type}` device{'s' * (count != 1)}" if count else f"no `{device_type}` device"
+        )
+        msg = (
+            f"The model is to be sharded on `{wanted}`, but this process has {found} "
+            f"(torch {torch.__version__}). Give `device_id` a device that it has, or 'cpu' to run without an accelerator."
+        )
+        raise ConfigError(msg, field="device_id")
+
+
 def resolve_device(mesh: DeviceMesh) -> torch.device:
     """Return the device on which FSDP2 puts what it shards on the mesh: the current one of its type."""
     if mesh.device_type == "cpu":
@@ -97,8 +117,19 @@ def resolve_device(mesh: DeviceMesh) -> torch.device:
 
 
 def resolve_devices_per_node(device_type: str) -> int:
-    """Return the number of ranks that FSDP1 takes to be one node: its devices, or 1 on the CPU."""
-    return 1 if device_type == "cpu" else torch.accelerator.device_count()
+    """Return the number of ranks that FSDP1 takes to be one node: its devices, or 1 on the CPU.
+
+    Raises:
+        ConfigError: This machine has no device of that type.
+    """
+    count = torch_compat.device_count(device_type)
+    if count == 0:
+        msg = (
+            f"HYBRID_SHARD makes one shard group of each node's `{device_type}` devices, and this machine "
+            "has none. Give `devices_per_node`, or a 2-D mesh."
+        )
+        raise ConfigError(msg, field="devices_per_node")
+    return count
 
 
 def resolve_mesh_shape(kind: MeshKind, world_size: int, per_node: int) -> tuple[int, int]:
@@ -139,7 +170,7 @@ def make_mesh(config: FSDP2Config, mesh: DeviceMesh | None = None) -> DeviceMesh
     device_type = resolve_device_type(config)
     if config.process_group is not None:
         return _mesh_of_groups(config.mesh, config.process_group, device_type)
-    per_node = resolve_devices_per_node(device_type)
+    per_node = resolve_devices_per_node(device_type) if config.mesh == "hybrid" else 1
     replicas, shards = resolve_mesh_shape(config.mesh, dist.get_world_size(), per_node)
     if config.mesh == "shard":
         return init_device_mesh(device_type, (shards,), mesh_dim_names=(SHARD,))

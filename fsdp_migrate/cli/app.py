@@ -287,6 +287,9 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="YAML or JSON: the keyword arguments of FSDP1."),
     ] = None,
+    devices_per_node: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="The ranks of a node, for HYBRID_SHARD.")
+    ] = None,
     tied: Annotated[Tied, typer.Option(help="Who owns a parameter that units would share.")] = Tied.parent,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if anything would change.")] = False,
     json: Json = False,
@@ -303,7 +306,13 @@ def plan(
     from fsdp_migrate.plan import plan_fully_shard
 
     arguments = FSDP1Config() if config is None else read_config_file(config)
-    shard_plan = plan_fully_shard(build_model(model), arguments, world_size=world_size, tied=tied.value)
+    shard_plan = plan_fully_shard(
+        build_model(model),
+        arguments,
+        world_size=world_size,
+        devices_per_node=devices_per_node,
+        tied=tied.value,
+    )
     if json:
         write_document("plan", shard_plan.as_dict())
     else:

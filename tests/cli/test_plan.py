@@ -57,6 +57,23 @@ def test_the_plan_for_people(config: Path, capsys: pytest.CaptureFixture[str]) -
         assert expected in shown.err
 
 
+def test_nodes_of_other_machines_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "fsdp.json"
+    config.write_text('{"sharding_strategy": "HYBRID_SHARD"}')
+    arguments = [
+        "plan",
+        "--model",
+        "tests.models:Net",
+        "--config",
+        str(config),
+        "--world-size",
+        "16",
+        "--json",
+    ]
+    assert main([*arguments, "--devices-per-node", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["mesh_shape"] == [4, 4]
+
+
 def test_ties_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "tests.models:tied_net", "--world-size", "2"]) == 0
     assert "tied: embed.weight, head.out.weight" in capsys.readouterr().err

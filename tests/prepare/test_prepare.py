@@ -55,6 +55,7 @@ MESSAGES = [
     ("integers", "ModelError", "`head.out.weight` holds int8: quantised weights"),
     ("a class that matches nothing", "WrapPolicyError", "No module of class `.*Conv1d` is in the model"),
     ("no device", "ConfigError", "`device_id` is 'gpu'; expected a device"),
+    ("a device that is not here", "ConfigError", "sharded on `xpu:7`, but this process has no `xpu` device"),
     ("no mesh", "ConfigError", "`mesh` is 'dp'; expected a DeviceMesh"),
     ("no process group", "ConfigError", "`process_group` (holds|is) 'world'"),
     ("groups that cross twice", "ConfigError", r"shard group \[0, 1\] and the replicate group \[0, 1\]"),
@@ -79,13 +80,18 @@ def test_every_refusal_is_tested() -> None:
     assert {row[0] for row in MESSAGES} == set(prepare.REFUSED)
 
 
+@pytest.fixture(scope="module")
+def refusals() -> list[dict[str, tuple[str, str, bool]]]:
+    return run_ranks(prepare.refuse_all, timeout=120)
+
+
 @pytest.mark.parametrize(("name", "error", "message"), MESSAGES, ids=[row[0] for row in MESSAGES])
 def test_what_cannot_be_sharded_is_an_error_before_anything_is_changed(
-    name: str, error: str, message: str
+    name: str, error: str, message: str, refusals: list[dict[str, tuple[str, str, bool]]]
 ) -> None:
     if "ignored" in name and not torch_compat.HAS_IGNORED_PARAMS:
         error, message = "(Config|UnsupportedFeature)Error", "not in the model|holds|torch 2.7 or later"
-    for found, text, untouched in run_ranks(prepare.refuse, name):
+    for found, text, untouched in (of_rank[name] for of_rank in refusals):
         assert re.fullmatch(error, found), text
         assert re.search(message, text)
         assert untouched

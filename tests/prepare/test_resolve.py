@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy as TorchOffloadPolicy
 
 from fsdp_migrate import resolve, torch_compat
 from fsdp_migrate.config import FSDP2Config, MixedPrecisionPolicy, OffloadPolicy
 from fsdp_migrate.errors import ConfigError, ProcessGroupError
+from fsdp_migrate.plan import plan_fully_shard
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "float64"])
@@ -56,3 +58,17 @@ def test_hybrid_sharding_makes_one_shard_group_of_each_node() -> None:
     assert resolve.resolve_mesh_shape("replicate", 32, 8) == (32, 1)
     with pytest.raises(ProcessGroupError, match="12 ranks are no multiple of 8 devices"):
         resolve.resolve_mesh_shape("hybrid", 12, 8)
+
+
+def test_the_nodes_of_other_machines_must_be_told() -> None:
+    """A laptop that plans for a cluster would make each rank a node, without a word."""
+    arguments = {"sharding_strategy": "HYBRID_SHARD"}
+    plan = plan_fully_shard(nn.Linear(2, 2), arguments, world_size=32, devices_per_node=8)
+    assert plan.mesh_shape == (4, 8)
+    on_cpu = plan_fully_shard(nn.Linear(2, 2), {**arguments, "device_id": "cpu"}, world_size=32)
+    assert on_cpu.mesh_shape == (32, 1)
+    with pytest.raises(ConfigError, match=r"this machine has none\. Give `devices_per_node`"):
+        plan_fully_shard(nn.Linear(2, 2), {**arguments, "device_id": "xpu:0"}, world_size=32)
+    if torch_compat.accelerator_type() is None:
+        with pytest.raises(ConfigError, match="without an accelerator, does not tell"):
+            plan_fully_shard(nn.Linear(2, 2), arguments, world_size=32)

@@ -159,6 +159,9 @@ REFUSED: dict[str, Callable[[Any], Call]] = {
     "a policy that wraps nothing": _argue(auto_wrap_policy=lambda module, recurse, **_: recurse),
     "a class that matches nothing": _argue(auto_wrap_policy={Block, nn.Conv1d}),
     "no device": _argue(device_id="gpu"),
+    "a device that is not here": lambda net: Call(
+        net, {"device_id": "xpu:7"}, {"activation_checkpointing": {Block}}
+    ),
     "no mesh": lambda net: Call(net, more={"mesh": "dp"}),
     "no process group": _argue(process_group="world"),
     "groups that cross twice": _crossing_groups,
@@ -187,15 +190,26 @@ def refuse(name: str) -> tuple[str, str, bool]:
     warnings.simplefilter("ignore")
     call = REFUSED[name](Net())
     model = call.model
-    before = {key: (id(value), type(value)) for key, value in model.named_parameters()}
-    classes = [type(module) for module in model.modules()]
+    before = _traces(model)
     try:
         prepare_fully_shard(model, call.arguments, **call.more)
     except FSDPMigrateError as error:
-        after = {key: (id(value), type(value)) for key, value in model.named_parameters()}
-        untouched = before == after and classes == [type(module) for module in model.modules()]
-        return type(error).__name__, str(error), untouched
+        return type(error).__name__, str(error), _traces(model) == before
     return "no error", "", False
+
+
+def refuse_all() -> dict[str, tuple[str, str, bool]]:
+    """Refuse everything that is refused, one after the other."""
+    return {name: refuse(name) for name in REFUSED}
+
+
+def _traces(model: nn.Module) -> list[object]:
+    """Return what sharding, casts, hooks and checkpointing change."""
+    hooks = [
+        (type(m), len(m._forward_pre_hooks), len(m._forward_hooks), "forward" in vars(m))
+        for m in model.modules()
+    ]
+    return [*hooks, *((key, id(value), type(value)) for key, value in model.named_parameters())]
 
 
 def _two_groups(model: nn.Module) -> list[dict[str, Any]]:
