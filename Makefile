@@ -10,12 +10,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(CORE)/.run
 	$(CORE)/bin/fsdp-migrate demo
 
-# Both lanes are set up first, so that a missing package shows before the tests run.
+# Both lanes are set up first, so that a missing package shows before the tests run; then they run side by side,
+# for many tests wait for other processes.
 test: $(CORE)/.dev $(COMPOSER)/.dev
 	$(MAKE) lint
 	$(MAKE) typecheck
-	$(MAKE) test-core
-	$(MAKE) test-composer
+	$(CORE)/bin/python tools/run_lanes.py core='$(MAKE) test-core' composer='$(MAKE) test-composer'
 
 test-core: $(CORE)/.dev
 	$(CORE)/bin/python -m pytest

@@ -104,7 +104,8 @@ def check_device(config: FSDP2Config) -> None:
         )
         msg = (
             f"The model is to be sharded on `{wanted}`, but this process has {found} "
-            f"(torch {torch.__version__}). Give `device_id` a device that it has, or 'cpu' to run without an accelerator."
+            f"(torch {torch.__version__}). Give `device_id` a device that it has, or 'cpu' to run without an "
+            "accelerator."
         )
         raise ConfigError(msg, field="device_id")
 
