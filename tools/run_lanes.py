@@ -17,6 +17,7 @@ from typing import IO
 
 
 def main(arguments: list[str]) -> int:
+    """Run the commands that ``name=command`` arguments give; return the exit status."""
     commands = dict(argument.split("=", 1) for argument in arguments)
     start = time.monotonic()
     lanes = {
