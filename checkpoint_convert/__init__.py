@@ -4,6 +4,7 @@
     plan_conversion      what would become of every entry
     execute_plan         do it
     convert_checkpoint   the three in one
+    check_checkpoint     is one checkpoint whole in itself
     verify_checkpoints   do two checkpoints hold the same, bit for bit
 
 torch is imported for casts only. Nothing of a checkpoint is ever executed.
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
         plan_conversion as plan_conversion,
     )
     from fsdp_migrate.checkpoint_convert.progress import ProgressEvent as ProgressEvent
+    from fsdp_migrate.checkpoint_convert.self_check import (
+        CheckReport as CheckReport,
+        check_checkpoint as check_checkpoint,
+    )
     from fsdp_migrate.checkpoint_convert.source_options import (
         ModelOutline as ModelOutline,
         SourceOptions as SourceOptions,
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "CheckReport",
     "ConversionPlan",
     "ConversionReport",
     "Difference",
@@ -47,6 +53,7 @@ __all__ = [
     "ProgressEvent",
     "SourceOptions",
     "VerifyReport",
+    "check_checkpoint",
     "convert_checkpoint",
     "execute_plan",
     "inspect_checkpoint",
@@ -55,6 +62,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckReport": "self_check",
     "ConversionPlan": "plan",
     "ConversionReport": "execute",
     "Difference": "verify",
@@ -63,6 +71,7 @@ _HOMES = {
     "ProgressEvent": "progress",
     "SourceOptions": "source_options",
     "VerifyReport": "verify",
+    "check_checkpoint": "self_check",
     "convert_checkpoint": "convert",
     "execute_plan": "execute",
     "inspect_checkpoint": "inspect",

@@ -14,11 +14,16 @@ from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 
 if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.metadata import Manifest
+    from fsdp_migrate.checkpoint_convert.progress import Progress
     from fsdp_migrate.checkpoint_convert.storage import Location
 
 
 def inspect_checkpoint(
-    src: Location, *, deep: bool = False, options: SourceOptions | None = None
+    src: Location,
+    *,
+    deep: bool = False,
+    options: SourceOptions | None = None,
+    progress: Progress | None = None,
 ) -> Manifest:
     """Say what a checkpoint is and what it holds. Nothing is changed, and nothing of it is executed.
 
@@ -28,9 +33,10 @@ def inspect_checkpoint(
     Args:
         src: A folder that torch.distributed.checkpoint or Composer wrote, a file of torch.save or
             safetensors, a folder of such files that belong together, or an fsspec URL of one of these.
-        deep: Also read every stored item: its structure, its checksum, and whether it is what the
-            metadata says.
+        deep: Also read every stored item, which is all of the data: its structure, its checksum, and whether
+            it is what the metadata says.
         options: What the source does not say itself: the model, or the names behind numbers.
+        progress: Called with a :class:`ProgressEvent` now and then where ``deep`` was asked for.
 
     Raises:
         CheckpointNotFoundError: There is nothing at ``src``.
@@ -49,7 +55,7 @@ def inspect_checkpoint(
         if deep:
             from fsdp_migrate.checkpoint_convert.deep import inspect_items
 
-            manifest = inspect_items(folder, manifest)
+            manifest = inspect_items(folder, manifest, progress)
     finally:
         folder.close()
     return manifest

@@ -136,12 +136,20 @@ def locate_tensor(folder: Folder, stored: Stored, *, where: str) -> TensorBytes:
     Raises:
         CheckpointFormatError: The item is damaged, or holds something else than a tensor.
     """
-    archive = open_item(folder, stored, where=where)
+    return tensor_in(open_item(folder, stored, where=where), stored.file)
+
+
+def tensor_in(archive: TorchZip, file: str) -> TensorBytes:
+    """Find the bytes of the tensor that an archive holds, without reading them.
+
+    Raises:
+        CheckpointFormatError: It is damaged, or holds something else than a tensor.
+    """
     value = load_item(archive)
     if not isinstance(value, TensorValue):
-        msg = f"{where} should hold a tensor, and holds something else ({type(value).__name__})."
+        msg = f"{archive.where} should hold a tensor, and holds something else ({type(value).__name__})."
         raise CheckpointFormatError(msg)
-    return tensor_bytes(archive, value, stored.file)
+    return tensor_bytes(archive, value, file)
 
 
 def tensor_bytes(archive: TorchZip, value: TensorValue, file: str) -> TensorBytes:

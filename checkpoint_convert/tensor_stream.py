@@ -24,6 +24,25 @@ if TYPE_CHECKING:
 _MAX_LOCATED: Final = 4096
 
 
+def describe_chunk(folder: Folder, entry: TensorEntry, chunk: Chunk) -> str:
+    """Name a chunk in a message."""
+    return f"`{entry.key}` at {chunk.offsets} in '{folder.url}/{chunk.stored.file}'"
+
+
+def check_kind(found: TensorBytes, entry: TensorEntry, chunk: Chunk, *, where: str) -> None:
+    """Check that a stored tensor has the type and the shape that the metadata says.
+
+    Raises:
+        CheckpointFormatError: It has not.
+    """
+    if (found.dtype, found.shape) != (entry.dtype, chunk.sizes):
+        msg = (
+            f"{where}: the metadata says {entry.dtype} of shape {list(chunk.sizes)}, and the item is "
+            f"{found.dtype} of shape {list(found.shape)}. The files are not of the same save."
+        )
+        raise CheckpointFormatError(msg)
+
+
 class TensorSource:
     """Reads boxes of tensors from a folder. One per thread: it keeps a buffer and what it has located.
 
@@ -79,14 +98,9 @@ class TensorSource:
         found = self._located.get(key)
         if found is not None:
             return found
-        where = f"`{entry.key}` at {chunk.offsets} in '{self.folder.url}/{chunk.stored.file}'"
+        where = describe_chunk(self.folder, entry, chunk)
         found = locate_tensor(self.folder, chunk.stored, where=where)
-        if (found.dtype, found.shape) != (entry.dtype, chunk.sizes):
-            msg = (
-                f"{where}: the metadata says {entry.dtype} of shape {list(chunk.sizes)}, and the item is "
-                f"{found.dtype} of shape {list(found.shape)}. The files are not of the same save."
-            )
-            raise CheckpointFormatError(msg)
+        check_kind(found, entry, chunk, where=where)
         self._located[key] = found
         if len(self._located) > _MAX_LOCATED:
             self._located.popitem(last=False)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from fsdp_migrate.checkpoint_convert.checksums import CHECKSUMS_FILE, checksum_problems
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.items import open_value
 from fsdp_migrate.checkpoint_convert.keys import join_path
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Entry, Manifest, TensorEntry
 from fsdp_migrate.checkpoint_convert.renames import plan_renames
+from fsdp_migrate.checkpoint_convert.self_check import check_manifest, hash_damages
 from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
 from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
 from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
@@ -109,9 +109,9 @@ def verify_checkpoints(
 
     Names are compared once wrappers' prefixes are off on both sides, and so are the parameter names in
     parameter groups; the report says which. Values that are no tensors are compared by what they say, and
-    those that cannot be read safely by their bytes. Where a checkpoint has ``SHA256SUMS``, as
-    ``checksums=True`` writes it, each of its files is held against that first, and one that differs is
-    ``damaged``; then nothing else is compared. Nothing of a checkpoint is executed.
+    those that cannot be read safely by their bytes. Before that each checkpoint is checked in itself, as
+    :func:`check_checkpoint` does it: what is wrong there is ``damaged``, and then nothing else is compared.
+    Nothing of a checkpoint is executed.
 
     Args:
         src: The first checkpoint, or what :func:`inspect_checkpoint` made of it with options.
@@ -132,17 +132,22 @@ def verify_checkpoints(
         folders = open_folder(manifests[0].source), open_folder(manifests[1].source)
         for folder in folders:
             stack.callback(folder.close)
-        damaged = [found for folder in folders for found in _damaged_files(folder, progress)]
+        damaged = [
+            found
+            for manifest, folder in zip(manifests, folders, strict=True)
+            for found in _damages(manifest, folder, progress)
+        ]
         comparison = _Comparison(_sides(manifests, folders), max_differences, damaged)
         return comparison.run(progress)
 
 
-def _damaged_files(folder: Folder, progress: Progress | None) -> list[Difference]:
-    """Hold the files of a checkpoint against its checksums, if it has any."""
-    if not folder.has(CHECKSUMS_FILE):
-        return []
-    problems = checksum_problems(folder, progress)
-    return [Difference(f"{folder.url}/{name}", "damaged", text) for name, text in problems.items()]
+def _damages(manifest: Manifest, folder: Folder, progress: Progress | None) -> list[Difference]:
+    """Check one of the checkpoints in itself; items are not looked at where whole files are wrong."""
+    _, damages = hash_damages(folder, progress)
+    if not damages:
+        check = check_manifest(manifest, progress)
+        damages = {key: str(error) for key, error in check.damages.items()}
+    return [Difference(key, "damaged", text) for key, text in damages.items()]
 
 
 def _manifest(source: Location | Manifest) -> Manifest:

@@ -196,6 +196,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM234": FindingCode(
             "refused", "Optimizer state by parameter number, and nothing tells surely which number is which."
         ),
+        "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
+        "FM271": FindingCode(
+            "exact", "Data that has no checksums: no check can find a bit that flipped in it."
+        ),
         # FM401 to FM430: Composer
         "FM401": FindingCode(
             "equivalent", "Composer's `activation_checkpointing`: the same layers are recomputed."

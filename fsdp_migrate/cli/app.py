@@ -150,7 +150,7 @@ def demo(
 @app.command()
 def inspect(
     source: Checkpoint,
-    deep: Annotated[bool, typer.Option("--deep", help="Also check each stored item's own header.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read and check every stored item.")] = False,
     model: SourceModel = None,
     trust_pickle: TrustPickle = False,
     json: Json = False,
@@ -160,7 +160,9 @@ def inspect(
     from fsdp_migrate.cli import render
     from fsdp_migrate.errors import PlanError
 
-    manifest = inspect_checkpoint(source, deep=deep, options=_source_options(model, trust_pickle))
+    given = _source_options(model, trust_pickle)
+    with render.progress("Checking") as progress:
+        manifest = inspect_checkpoint(source, deep=deep, options=given, progress=progress)
     try:
         plan, problem = plan_conversion(manifest), None
     except PlanError as error:
@@ -258,12 +260,26 @@ def _show_plan(
 @app.command()
 def verify(
     first: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another.", show_default=False)],
+    second: Annotated[str | None, typer.Argument(metavar="B", help="Another.", show_default=False)] = None,
     json: Json = False,
 ) -> int:
-    """Compare two checkpoints bit for bit, however they are divided. Exits with 1 if they differ."""
-    from fsdp_migrate.checkpoint_convert import verify_checkpoints
+    """Check one checkpoint in itself, or two and compare them bit for bit, however they are divided.
+
+    Reads every stored item. Exits with 1 if one is damaged, or if the two differ.
+    """
     from fsdp_migrate.cli import render
+
+    if second is None:
+        from fsdp_migrate.checkpoint_convert import check_checkpoint
+
+        with render.progress("Checking") as progress:
+            checked = check_checkpoint(first, progress=progress)
+        if json:
+            write_document("verify", checked.as_dict())
+        else:
+            render.show_check(checked)
+        return 0 if checked.is_whole else 1
+    from fsdp_migrate.checkpoint_convert import verify_checkpoints
 
     with render.progress("Comparing") as progress:
         report = verify_checkpoints(first, second, progress=progress)

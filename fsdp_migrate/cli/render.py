@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from fsdp_migrate.checkpoint_convert import (
+        CheckReport,
         ConversionPlan,
         ConversionReport,
         Manifest,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 WIDTH_OF_FILES = 120
+MOST_SHOWN = 20
 COLOURS = {"exact": "green", "equivalent": "green", "obsolete": "dim", "changed": "yellow", "refused": "red"}
 ACTIONS = {
     "none": "FSDP2 loads it as it is",
@@ -196,3 +198,26 @@ def show_verification(report: VerifyReport) -> None:
     out.print(table)
     if not report.is_complete:
         out.print("There may be more: the comparison stopped here.")
+
+
+def show_check(report: CheckReport) -> None:
+    """Show what was checked of one checkpoint, and what is damaged."""
+    out = console()
+    out.print(f"[bold]{escape(report.source)}[/]")
+    if report.hashed_files is None:
+        out.print("No SHA256SUMS: files were not held against checksums of the whole.")
+    else:
+        out.print(f"SHA256SUMS lists {report.hashed_files} files, and each was held against it.")
+    out.print(f"{report.entries} entries were held against the files, and {report.items} items were read")
+    out.print(
+        f"  {decimal(report.nbytes)} agree with their checksums, {decimal(report.unprotected)} have none"
+    )
+    show_findings(finding.as_dict() for finding in report.findings)
+    if report.is_whole:
+        out.print("[green]Whole[/]: nothing is damaged")
+        return
+    table = make_table("damaged", "what is wrong")
+    for key, text in list(report.damages.items())[:MOST_SHOWN]:
+        table.add_row(escape(key), escape(text))
+    out.print(f"[red]Damaged[/]: {len(report.damages)} files and entries")
+    out.print(table)

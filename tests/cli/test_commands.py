@@ -165,6 +165,30 @@ def test_verify_shows_the_first_differences(
     assert printed.out == ""
 
 
+def test_verify_of_one_checkpoint(
+    clean: Path, tmp_path: Path, run_json: RunJson, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    run_json("convert", clean, out, "--checksums", "--link", "copy")
+    code, document = run_json("verify", out)
+    assert (code, document["is_whole"], document["damages"]) == (0, True, {})
+    assert (document["hashed_files"], document["unprotected"]) == (3, 0)
+    assert main(["verify", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    for word in ("SHA256SUMS lists 3 files", "Whole", "entries"):
+        assert word in printed.err
+    file = max(out.glob("*.distcp"))
+    data = bytearray(file.read_bytes())
+    data[700] ^= 1
+    file.write_bytes(data)
+    code, document = run_json("verify", out)
+    assert (code, document["is_whole"]) == (1, False)
+    assert str(file) in document["damages"]
+    assert main(["verify", str(out)]) == 1
+    assert "Damaged" in capsys.readouterr().err
+
+
 def test_targets_of_later_issues_are_refused_by_name(clean: Path, tmp_path: Path, run_json: RunJson) -> None:
     code, document = run_json("convert", clean, tmp_path / "out", "--to", "hf")
     assert (code, document["error"]["type"]) == (1, "UnsupportedFeatureError")
