@@ -19,7 +19,8 @@ from fsdp_migrate.checkpoint_convert.item_values import (
     storage_of,
 )
 from fsdp_migrate.checkpoint_convert.pickle_audit import CutOffError, audit_opcodes
-from fsdp_migrate.checkpoint_convert.safe_pickle import load_pickle, paused_gc
+from fsdp_migrate.checkpoint_convert.safe_pickle import Globals, load_pickle, paused_gc
+from fsdp_migrate.checkpoint_convert.shard_values import SHARD_GLOBALS
 from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError
 
@@ -36,6 +37,7 @@ _FIRST_WINDOW: Final = 1 << 20
 _MAX_PICKLE: Final = 256 << 20
 _MAX_UNLISTED: Final = 1000
 _PICKLE: Final = "data.pkl"
+_GLOBALS: Final[Globals] = {**VALUE_GLOBALS, **SHARD_GLOBALS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +174,7 @@ class _Loader:
             return self._load(data[:end]), at + end
 
     def _load(self, data: bytes) -> object:
-        return load_pickle(
-            data, VALUE_GLOBALS, where=self._where, persistent=self._storage, unknown=self._unknown
-        )
+        return load_pickle(data, _GLOBALS, where=self._where, persistent=self._storage, unknown=self._unknown)
 
     def _storage(self, pid: object) -> StorageRef:
         storage = storage_of(pid)

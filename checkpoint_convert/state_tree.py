@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.item_values import Record, TensorValue
 from fsdp_migrate.checkpoint_convert.keys import Path, join_path
+from fsdp_migrate.checkpoint_convert.shard_values import ShardedValue
 from fsdp_migrate.errors import CheckpointFormatError
 
 
@@ -95,7 +96,7 @@ class _Walk:
             # A list that holds itself is no part of what makes it walked.
             self._terminal[id(value)] = True
             known = not any(
-                isinstance(item, TensorValue)
+                isinstance(item, TensorValue | ShardedValue)
                 or (isinstance(item, list | dict | Record) and not self._is_terminal(item, depth + 1))
                 for item in value
             )

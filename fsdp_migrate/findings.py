@@ -196,6 +196,12 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM234": FindingCode(
             "refused", "Optimizer state by parameter number, and nothing tells surely which number is which."
         ),
+        "FM235": FindingCode("equivalent", "Tensors were put together from what each rank saved for itself."),
+        "FM236": FindingCode(
+            "changed",
+            "Tensors that are whole on every rank, such as buffers, are not the same on all of them.",
+        ),
+        "FM237": FindingCode("equivalent", "Values that differ by rank are all kept, by their rank."),
         "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
         "FM271": FindingCode(
             "exact", "Data that has no checksums: no check can find a bit that flipped in it."

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.layouts.rank_files import find_families, rank_of
+from fsdp_migrate.checkpoint_convert.layouts.ranks import rank_contents
 from fsdp_migrate.checkpoint_convert.layouts.whole import (
     INDEX_SUFFIX,
     find_indexes,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.layouts.tree import Contents
 
 
-_RANK_FILE: Final = re.compile(r"(^|[_\-.])rank[_\-]?(?P<rank>\d+)\.(pt|pth|bin)$")
 # Far enough for save_folder/run/ep0-ba2, and not through the whole of somebody's disk.
 _LOOK_DEPTH: Final = 3
 
@@ -72,6 +72,9 @@ def open_source(src: Location) -> Source:
     if url.endswith(INDEX_SUFFIX) and not is_url(src) and local_path(src).is_file():
         index = local_path(src)
         return _open_folder(str(index.parent), index.name)
+    family = _named_family(src)
+    if family is not None:
+        return family
     folder = open_folder(src)
     if _is_file(src) or (is_url(src) and list(folder.files(0)) == [url.rpartition("/")[2]]):
         return _open_file(folder, url, folder.files(0))
@@ -79,6 +82,25 @@ def open_source(src: Location) -> Source:
         return Source(folder, folder.url, folder.files())
     folder.close()
     return _open_folder(url, None)
+
+
+def _named_family(src: Location) -> Source | None:
+    """Return the source of a rank's file that is named, with those of the other ranks; None if it is alone.
+
+    Composer calls the one full file that it saves ``-rank0``.
+    """
+    url = os.fspath(src)
+    parent, _, name = url.rpartition("/")
+    if rank_of(name) is None or not (is_url(src) or _is_file(src)):
+        return None
+    folder = open_folder(parent or ".")
+    files = {found: size for found, size in folder.files(0).items() if rank_of(found) is not None}
+    families = [f for f in find_families(files, where=folder.url) if name in f.files.values()]
+    if not families or (len(families[0].files) == 1):
+        folder.close()
+        return None
+    own = {found: files[found] for found in families[0].files.values()}
+    return Source(folder, folder.url, own, lambda: rank_contents(folder, families, own))
 
 
 def _is_file(src: Location) -> bool:
@@ -101,7 +123,6 @@ def _kind_of_file(folder: Folder, url: str, name: str, size: int) -> str:
     if name == METADATA_FILE or name.endswith(".distcp"):
         msg = f"{url!r} is one file of a distributed checkpoint. Name its folder instead: {folder.url!r}."
         raise CheckpointFormatError(msg, path=url)
-    _refuse_one_rank(folder, url, name)
     start = folder.read(name, 0, min(size, 16))
     if is_saved_file(start):
         return "saved"
@@ -112,18 +133,6 @@ def _kind_of_file(folder: Folder, url: str, name: str, size: int) -> str:
         "or the folder that torch.distributed.checkpoint.save or Composer wrote, with `.metadata` in it."
     )
     raise CheckpointFormatError(msg, path=url)
-
-
-def _refuse_one_rank(folder: Folder, url: str, name: str) -> None:
-    """Refuse a file that holds one rank's part. Composer calls the one full file that it saves ``-rank0``."""
-    match = _RANK_FILE.search(name)
-    if match is None:
-        return
-    rank = int(match["rank"])
-    sibling = f"{name[: match.start('rank')]}{1 if rank == 0 else 0}{name[match.end('rank') :]}"
-    if rank or open_folder(folder.url).has(sibling):
-        msg = f"{url!r} is what rank {rank} of several saved. Files of single ranks are not converted yet."
-        raise UnsupportedFeatureError(msg, feature="one file per rank")
 
 
 def _open_folder(url: str, index: str | None) -> Source:
@@ -156,6 +165,9 @@ def _pieces_reader(
     if len(pieces) == 1:
         (names,) = pieces.values()
         return lambda: pieces_contents(folder, names)
+    families = find_families(files, where=folder.url)
+    if families and not pieces:
+        return lambda: rank_contents(folder, families, files)
     alone = {name: size for name, size in files.items() if name.endswith(".safetensors") and "/" not in name}
     if len(alone) == 1 and not pieces:
         return lambda: safetensors_contents(folder, alone)
@@ -199,9 +211,6 @@ def _describe_parent(url: str, inner: list[str]) -> Exception:
 
 
 def _other_kind(names: list[str]) -> str | None:
-    ranks = [name for name in names if _RANK_FILE.search(name)]
-    if ranks:
-        return f"one file per rank ({_some(sorted(ranks))})"
     if any(name.endswith(".safetensors") for name in names):
         config = "config.json" in names
         return "a Hugging Face model in safetensors" if config else "safetensors files"

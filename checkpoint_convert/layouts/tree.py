@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.item_values import Record, TensorValue
 from fsdp_migrate.checkpoint_convert.items import place_tensor
+from fsdp_migrate.checkpoint_convert.keys import join_path
 from fsdp_migrate.checkpoint_convert.layouts.composer import composer_evidence
 from fsdp_migrate.checkpoint_convert.layouts.dcp import content_findings, read_name_lists
 from fsdp_migrate.checkpoint_convert.metadata import (
@@ -22,7 +23,8 @@ from fsdp_migrate.checkpoint_convert.metadata import (
     TensorEntry,
 )
 from fsdp_migrate.checkpoint_convert.parts import entry_path, find_parts
-from fsdp_migrate.checkpoint_convert.state_tree import flatten_state
+from fsdp_migrate.checkpoint_convert.shard_values import ShardedValue
+from fsdp_migrate.errors import CheckpointFormatError
 from fsdp_migrate.findings import Finding, make_finding
 
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
+# Where what is not the same on every rank stands, by the rank.
+BY_RANK: Final = "ranks"
 # What Lightning's Trainer writes beside `state_dict`; one of them tells it from somebody's own file.
 _LIGHTNING: Final = frozenset({"optimizer_states", "pytorch-lightning_version"})
 
@@ -50,25 +54,38 @@ class Contents:
     findings: list[Finding] = field(default_factory=list)
 
 
-def tree_entries(value: object, *, file: str, pickle_size: int, where: str) -> dict[str, Entry]:
-    """Return the entries of a nested state that was read from one file.
+def leaf_entries(leaves: Mapping[str, tuple[Path, object]], *, file: str, where: str) -> dict[str, Entry]:
+    """Return the entries of the leaves of a state that was read from one file.
 
     Raises:
-        CheckpointFormatError: It is damaged; see ``flatten_state`` and ``place_tensor``.
+        CheckpointFormatError: It is damaged; see ``place_tensor``.
     """
-    entries: dict[str, Entry] = {}
-    for key, (path, leaf) in flatten_state(value, pickle_size=pickle_size, where=where).items():
-        entries[key] = leaf_entry(key, path, leaf, file=file, where=where)
-    return entries
+    return {key: leaf_entry(key, path, leaf, file=file, where=where) for key, (path, leaf) in leaves.items()}
 
 
 def leaf_entry(key: str, path: Path, leaf: object, *, file: str, where: str) -> Entry:
-    """Return the entry of one leaf."""
+    """Return the entry of one leaf.
+
+    Raises:
+        CheckpointFormatError: It is a part of a sharded tensor, which its rank alone saved here.
+    """
+    if isinstance(leaf, ShardedValue):
+        msg = f"{where}: `{key}` is what one rank has of a {leaf.kind}, and the file is not one of ranks."
+        raise CheckpointFormatError(msg)
     if isinstance(leaf, TensorValue):
         stored = place_tensor(leaf, where=f"{where}: `{key}`")
         chunk = Chunk((0,) * len(leaf.shape), leaf.shape, stored)
         return TensorEntry(key, path, leaf.dtype, leaf.shape, (chunk,))
     return BytesEntry(key, path, Stored(file, 0, 0), InlineValue(leaf))
+
+
+def moved_entry(entry: Entry, prefix: Path) -> Entry:
+    """Return an entry under a path; what stands by rank stays so: ``ranks.1.<prefix>...``."""
+    path = entry_path(entry)
+    kept = 2 if path[0] == BY_RANK and len(path) > 2 else 0
+    changes: dict[str, Any] = {"path": (*path[:kept], *prefix, *path[kept:])}
+    changes["key"] = join_path(changes["path"])
+    return replace(entry, **changes) if prefix else entry
 
 
 def build_manifest(

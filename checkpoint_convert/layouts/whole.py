@@ -7,10 +7,13 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.item_values import Record, describe_type
-from fsdp_migrate.checkpoint_convert.layouts.tree import Contents, tree_entries
+from fsdp_migrate.checkpoint_convert.layouts.rank_files import rank_of
+from fsdp_migrate.checkpoint_convert.layouts.rank_merge import RankState, merge_findings, merge_states, settle
+from fsdp_migrate.checkpoint_convert.layouts.tree import Contents, leaf_entries
 from fsdp_migrate.checkpoint_convert.safetensors_file import read_safetensors
 from fsdp_migrate.checkpoint_convert.saved_file import SavedFile, read_saved_file
-from fsdp_migrate.checkpoint_convert.state_tree import entries_of
+from fsdp_migrate.checkpoint_convert.shard_values import ShardedValue
+from fsdp_migrate.checkpoint_convert.state_tree import entries_of, flatten_state
 from fsdp_migrate.errors import (
     CheckpointFormatError,
     CheckpointNotFoundError,
@@ -62,7 +65,14 @@ def saved_file_contents(folder: Folder, name: str, size: int) -> Contents:
     where = f"'{folder.url}/{name}'"
     contents = Contents("file", f"`{name}` is {describe_form(saved)}", files={name: size})
     contents.torch_hint = "before 1.6, or with its format" if saved.form == "legacy" else ""
-    contents.entries = tree_entries(saved.value, file=name, pickle_size=saved.pickle_size, where=where)
+    leaves = flatten_state(saved.value, pickle_size=saved.pickle_size, where=where)
+    if any(isinstance(leaf, ShardedValue) for _, leaf in leaves.values()):
+        merged = merge_states(folder, [RankState(rank_of(name) or 0, name, leaves)])
+        settle(merged, folder)
+        contents.entries = merged.entries
+        contents.findings += merge_findings(merged, name, 1)
+    else:
+        contents.entries = leaf_entries(leaves, file=name, where=where)
     return contents
 
 
@@ -126,7 +136,8 @@ def pieces_contents(folder: Folder, names: Mapping[str, int]) -> Contents:
     for name, size in names.items():
         saved = read_state_file(folder, name, size)
         where = f"'{folder.url}/{name}'"
-        found = tree_entries(saved.value, file=name, pickle_size=saved.pickle_size, where=where)
+        leaves = flatten_state(saved.value, pickle_size=saved.pickle_size, where=where)
+        found = leaf_entries(leaves, file=name, where=where)
         for key, entry in found.items():
             _add(contents, key, name, folder)
             contents.entries[key] = entry

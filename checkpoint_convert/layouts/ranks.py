@@ -1,0 +1,73 @@
+"""One file per rank: what each rank saved for itself, read without a process group and put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.layouts.rank_files import RankFamily, family_prefix
+from fsdp_migrate.checkpoint_convert.layouts.rank_merge import (
+    RankState,
+    merge_findings,
+    merge_states,
+    settle,
+)
+from fsdp_migrate.checkpoint_convert.layouts.tree import Contents, moved_entry
+from fsdp_migrate.checkpoint_convert.layouts.whole import read_state_file
+from fsdp_migrate.checkpoint_convert.state_tree import flatten_state
+from fsdp_migrate.errors import CheckpointFormatError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fsdp_migrate.checkpoint_convert.metadata import Entry
+    from fsdp_migrate.checkpoint_convert.storage import Folder
+
+
+def rank_contents(folder: Folder, families: Sequence[RankFamily], sizes: Mapping[str, int]) -> Contents:
+    """Return what the files of all ranks hold together.
+
+    Args:
+        folder: Where they lie.
+        families: The files by what they hold.
+        sizes: The size of each file.
+
+    Raises:
+        CheckpointMismatchError: Ranks contradict each other.
+        CheckpointNotFoundError: The files of some ranks are missing.
+        CheckpointFormatError: A file is damaged, or two families hold the same.
+    """
+    ranks = max(len(family.files) for family in families)
+    shown = ", ".join(f"`{family.stem}`" for family in families)
+    contents = Contents("ranks", f"one file per rank, of {ranks} ranks: {shown}")
+    for family in families:
+        states = [read_rank(folder, name, sizes[name], rank) for rank, name in family.files.items()]
+        merged = merge_states(folder, states)
+        settle(merged, folder)
+        contents.findings += merge_findings(merged, family.stem, len(states))
+        prefix = family_prefix(family, merged.entries, alone=len(families) == 1)
+        for entry in merged.entries.values():
+            _add(contents, moved_entry(entry, prefix), family, folder)
+        contents.files.update({name: sizes[name] for name in family.files.values()})
+    return contents
+
+
+def read_rank(folder: Folder, name: str, size: int, rank: int) -> RankState:
+    """Read what one rank saved.
+
+    Raises:
+        CheckpointFormatError: It is damaged.
+    """
+    saved = read_state_file(folder, name, size)
+    where = f"'{folder.url}/{name}'"
+    return RankState(rank, name, flatten_state(saved.value, pickle_size=saved.pickle_size, where=where))
+
+
+def _add(contents: Contents, entry: Entry, family: RankFamily, folder: Folder) -> None:
+    if entry.key in contents.entries:
+        msg = (
+            f"{folder.url!r} holds more than one set of rank files with an entry `{entry.key}`; the second "
+            f"is `{family.stem}`. Name one file of the set that you mean."
+        )
+        raise CheckpointFormatError(msg, path=folder.url)
+    contents.entries[entry.key] = entry
