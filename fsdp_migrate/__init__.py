@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         verify_checkpoints as verify_checkpoints,
     )
     from fsdp_migrate.config import FSDP1Config as FSDP1Config, FSDP2Config as FSDP2Config
+    from fsdp_migrate.config_files import convert_config_file as convert_config_file
     from fsdp_migrate.errors import FSDPMigrateError as FSDPMigrateError
     from fsdp_migrate.findings import Finding as Finding
     from fsdp_migrate.microbatch import microbatches as microbatches
@@ -58,6 +59,7 @@ __all__ = [
     "__version__",
     "apply_activation_checkpointing",
     "convert_checkpoint",
+    "convert_config_file",
     "execute_plan",
     "inspect_checkpoint",
     "microbatches",
@@ -75,6 +77,7 @@ _HOMES = {
     "Finding": "findings",
     "ShardPlan": "plan",
     "apply_activation_checkpointing": "activation_checkpointing",
+    "convert_config_file": "config_files",
     "microbatches": "microbatch",
     "plan_fully_shard": "plan",
     "prepare_fully_shard": "prepare",

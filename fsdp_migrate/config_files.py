@@ -1,43 +1,277 @@
-"""FSDP1 arguments in a file: a mapping of the keyword arguments of ``FullyShardedDataParallel``."""
+"""Config files: FSDP1 settings read from them, and files with FSDP2 settings made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import difflib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
+from fsdp_migrate.adapters.base import Settings
+from fsdp_migrate.adapters.conversion import (
+    TextConversion,
+    convert_text,
+    find_blocks,
+    looks_like_json,
+    read_documents,
+)
+from fsdp_migrate.adapters.nodes import plain
+from fsdp_migrate.adapters.stacks import ADAPTERS
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.errors import ConfigError, OutputError, OutputExistsError, UnsupportedFeatureError
+from fsdp_migrate.findings import raise_on_findings
 
 
 if TYPE_CHECKING:
-    import os
+    from fsdp_migrate.adapters.base import Block
 
 
-def read_config_file(path: str | os.PathLike[str]) -> FSDP1Config:
-    """Read FSDP1 arguments from a file, as words: ``sharding_strategy: FULL_SHARD``.
+MAX_BYTES = 16 << 20
 
-    JSON is read as the YAML that it is. Nothing but plain values is built from the file.
+
+@dataclass(frozen=True, slots=True)
+class ConfigConversion:
+    """What became of a config file. ``output`` is what was written, or None; ``backup`` the source's copy."""
+
+    path: str
+    conversion: TextConversion
+    output: str | None = None
+    backup: str | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file with FSDP2 settings is another one."""
+        return self.conversion.is_changed
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether the file held FSDP2 settings alone."""
+        return all(block.state == "fsdp2" for block in self.conversion.blocks)
+
+    def diff(self) -> str:
+        """Return the change as a unified diff, empty where nothing changes."""
+        before, after = (
+            text.splitlines(keepends=True) for text in (self.conversion.source, self.conversion.text)
+        )
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in difflib.unified_diff(before, after, self.path, self.path)
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the conversion as it stands in JSON."""
+        return {
+            "path": self.path,
+            "output": self.output,
+            "backup": self.backup,
+            "is_changed": self.is_changed,
+            "blocks": [block.as_dict() for block in self.conversion.blocks],
+            "findings": [finding.as_dict() for finding in self.conversion.findings],
+            "diff": self.diff(),
+            "text": self.conversion.text,
+        }
+
+
+def convert_config_file(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str] | None = None,
+    *,
+    in_place: bool = False,
+    overwrite: bool = False,
+    strict: bool = False,
+    stack: str = "auto",
+    key: str | None = None,
+    world_size: int | None = None,
+    nodes: int | None = None,
+) -> ConfigConversion:
+    """Turn the FSDP1 settings in a config file into FSDP2's; every other character stays as it is.
+
+    Without ``dst`` and ``in_place`` nothing is written. An output is written whole or not at all.
+
+    Args:
+        src: YAML or JSON of a stack that is known, or of FSDP's own arguments.
+        dst: Where to write the outcome, also where nothing had to be changed.
+        in_place: Replace ``src``; the file as it was is kept beside it, as ``src.bak``.
+        overwrite: Replace ``dst`` if it exists.
+        strict: Treat findings that something would change as an error.
+        stack: Whose config it is, if it cannot be told: ``accelerate``, ``torch``, ...
+        key: The dotted path of the mapping to convert, where it is not found by itself.
+        world_size: The number of ranks, where the file does not say it and hybrid sharding needs it.
+        nodes: The number of nodes, likewise.
 
     Raises:
-        ConfigError: There is no such file, it is no YAML, no mapping, or an argument means nothing.
+        ConfigError: The file cannot be read, or nothing in it configures FSDP.
+        FindingsError: Something in it cannot be migrated, or, under ``strict``, would change.
+        OutputExistsError: ``dst`` exists.
+        OutputError: The output cannot be written.
+        UnsupportedFeatureError: The file's layout does not let it be edited.
+
+    Example:
+        >>> report = convert_config_file("examples/configs/accelerate.yaml")
+        >>> report.conversion.blocks[0].stack, report.is_changed, report.output
+        ('accelerate', True, None)
+    """
+    if dst is not None and in_place:
+        msg = "`dst` and `in_place` are both given. Give one of them."
+        raise ConfigError(msg, field="in_place")
+    path = Path(src)
+    text = read_text(path)
+    try:
+        conversion = convert_text(
+            text, stack=stack, key=key, is_json=_is_json(path, text), settings=Settings(world_size, nodes)
+        )
+    except (ConfigError, UnsupportedFeatureError) as error:
+        raise _named(error, path) from error
+    raise_on_findings(conversion.findings, strict=strict)
+    if all(block.state == "unused" for block in conversion.blocks):
+        reasons = " ".join(f"`{f.subject}`: {f.message}" for f in conversion.findings if f.code == "FM351")
+        msg = f"{str(path)!r} has nothing to convert. {reasons}"
+        raise ConfigError(msg)
+    if dst is not None:
+        return _written(ConfigConversion(str(path), conversion), Path(dst), overwrite=overwrite)
+    if in_place and conversion.is_changed:
+        return _replaced(ConfigConversion(str(path), conversion))
+    return ConfigConversion(str(path), conversion)
+
+
+def read_config_file(
+    path: str | os.PathLike[str], *, stack: str = "auto", key: str | None = None
+) -> FSDP1Config:
+    """Read FSDP1 arguments from a config file of any known stack, or a mapping of them, as words.
+
+    Raises:
+        ConfigError: There is no such file, it cannot be read, it holds no FSDP settings or several, or an
+            argument means nothing.
     """
     file = Path(path)
-    if not file.is_file():
-        msg = f"There is no file {str(file)!r} to read FSDP1 arguments from."
-        raise ConfigError(msg)
+    text = read_text(file)
     try:
-        data: Any = YAML(typ="safe", pure=True).load(file.read_text(encoding="utf-8"))
-    except (YAMLError, UnicodeDecodeError) as error:
-        msg = f"{str(file)!r} is no YAML and no JSON: {error}"
-        raise ConfigError(msg) from error
-    if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
+        documents = read_documents(text.removeprefix("\ufeff"), is_json=_is_json(file, text))
+        blocks = [block for document in documents for block in find_blocks(document, stack, key)]
+        if not blocks and len(documents) == 1 and key is None:
+            return _plain_arguments(plain(documents[0]))
+        return FSDP1Config(**ADAPTERS[_only(blocks).stack].parse(_only(blocks)))
+    except ConfigError as error:
+        raise _named(error, file) from error
+
+
+def _plain_arguments(data: Any) -> FSDP1Config:
+    if not isinstance(data, dict):
         msg = (
-            f"{str(file)!r} holds a {type(data).__name__}; expected a mapping of the keyword arguments of "
+            f"It holds a {type(data).__name__}; expected a mapping of the keyword arguments of "
             "FullyShardedDataParallel, such as `sharding_strategy: FULL_SHARD`."
         )
         raise ConfigError(msg)
     return FSDP1Config(**data)
+
+
+def _only(blocks: list[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    paths = ", ".join(f"`{block.name}`" for block in blocks) or "none"
+    msg = f"It should hold one block of FSDP settings; found {paths}. Name one with its `key`."
+    raise ConfigError(msg, field="key")
+
+
+def read_text(path: Path) -> str:
+    """Read a text file, with its byte order mark and its line ends as they are.
+
+    Raises:
+        ConfigError: It is not there, no file, too large, or no text in UTF-8.
+    """
+    if not path.is_file():
+        msg = f"There is no file {str(path)!r}{': it is a folder' if path.is_dir() else ''}."
+        raise ConfigError(msg)
+    if path.stat().st_size > MAX_BYTES:
+        msg = f"{str(path)!r} has {path.stat().st_size} bytes; no config is larger than {MAX_BYTES}."
+        raise ConfigError(msg)
+    data = path.read_bytes()
+    if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        msg = f"{str(path)!r} is no text: it has zero bytes."
+        raise ConfigError(msg)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        msg = (
+            f"{str(path)!r} is no text in UTF-8: byte {data[error.start]:#04x} in line {line}. Save it as "
+            "UTF-8."
+        )
+        raise ConfigError(msg) from error
+
+
+def _is_json(path: Path, text: str) -> bool:
+    if path.suffix.lower() == ".json":
+        return True
+    return path.suffix.lower() not in {".yaml", ".yml"} and looks_like_json(text.removeprefix("\ufeff"))
+
+
+def _named(error: ConfigError | UnsupportedFeatureError, path: Path) -> ConfigError | UnsupportedFeatureError:
+    """Return the error with the file's name before what it says."""
+    text = f"{str(path)!r}: {error}"
+    if isinstance(error, ConfigError):
+        return ConfigError(text, field=error.field)
+    return UnsupportedFeatureError(text, feature=error.feature)
+
+
+def _written(report: ConfigConversion, dst: Path, *, overwrite: bool) -> ConfigConversion:
+    if dst.exists() and dst.samefile(report.path):
+        msg = f"{str(dst)!r} is the source itself, which is not written to. Ask for it with `--write`."
+        raise OutputExistsError(msg, path=dst)
+    if dst.exists() and (dst.is_dir() or not overwrite):
+        what = "is a folder" if dst.is_dir() else "exists already. Give another name, or `--overwrite`"
+        msg = f"{str(dst)!r} {what}."
+        raise OutputExistsError(msg, path=dst)
+    _replace(dst, report.conversion.text, like=Path(report.path))
+    return ConfigConversion(report.path, report.conversion, str(dst))
+
+
+def _replaced(report: ConfigConversion) -> ConfigConversion:
+    # A link stays a link: what it points to is replaced.
+    path = Path(report.path).resolve()
+    backup = _free_name(path)
+    try:
+        shutil.copy2(path, backup)
+    except OSError as error:
+        msg = (
+            f"{str(backup)!r}, the backup, cannot be written: {error.strerror}. {report.path!r} is as it was."
+        )
+        raise OutputError(msg, path=backup) from error
+    try:
+        _replace(path, report.conversion.text, like=path)
+    except BaseException:
+        backup.unlink()
+        raise
+    return ConfigConversion(report.path, report.conversion, report.path, str(backup))
+
+
+def _free_name(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}.bak{number or ''}") for number in range(10_000))
+    return next(name for name in names if not name.exists())
+
+
+def _replace(path: Path, text: str, *, like: Path) -> None:
+    """Write a file whole or not at all, with the permissions of another."""
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "wb", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            temporary = file.name
+            file.write(text.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(like, temporary)
+        Path(temporary).replace(path)
+    except BaseException as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+        if not isinstance(error, OSError):
+            raise
+        msg = f"{str(path)!r} cannot be written: {error.strerror or error}. Nothing is left of it."
+        raise OutputError(msg, path=path) from error

@@ -206,6 +206,25 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM271": FindingCode(
             "exact", "Data that has no checksums: no check can find a bit that flipped in it."
         ),
+        # FM34x to FM36x: configs in files
+        "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),
+        "FM341": FindingCode("equivalent", "A config key got the name or the value that FSDP2 has for it."),
+        "FM342": FindingCode("obsolete", "A config key was taken out: FSDP2 needs no such option."),
+        "FM343": FindingCode("changed", "A config key asks for what this stack's FSDP2 does not do."),
+        "FM344": FindingCode("equivalent", "A config key was added, without which FSDP2 would do otherwise."),
+        "FM345": FindingCode(
+            "changed", "A config key that is not known here was kept; the nearest one is named."
+        ),
+        "FM346": FindingCode("changed", "A config value that is known only elsewhere (`${...}`) was kept."),
+        "FM347": FindingCode("exact", "The config is FSDP2 already."),
+        "FM348": FindingCode("refused", "A config value means nothing to FSDP1."),
+        "FM349": FindingCode("exact", "A config key stands twice; the last one counts."),
+        "FM351": FindingCode("exact", "FSDP settings that the stack does not read were left as they are."),
+        "FM352": FindingCode("refused", "`HYBRID_SHARD` whose number of nodes and of ranks nothing tells."),
+        "FM353": FindingCode(
+            "changed", "`NO_SHARD`, or replicas alone, where this stack's FSDP2 always shards."
+        ),
+        "FM354": FindingCode("changed", "Mixed precision, as this stack's FSDP2 applies it."),
         # FM401 to FM430: Composer
         "FM401": FindingCode(
             "equivalent", "Composer's `activation_checkpointing`: the same layers are recomputed."

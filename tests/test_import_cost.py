@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.ranks import ROOT
+
 
 LIGHT = [
     "fsdp_migrate",
@@ -15,6 +17,7 @@ LIGHT = [
     "fsdp_migrate.config",
     "fsdp_migrate.mapping",
     "fsdp_migrate.findings",
+    "fsdp_migrate.config_files",
     "fsdp_migrate.adapters.composer",
 ]
 HEAVY = ("torch", "numpy", "composer")
@@ -22,11 +25,12 @@ HEAVY = ("torch", "numpy", "composer")
 
 def heavy_imports(code: str) -> list[str]:
     """Run ``code`` in a new interpreter and return which heavy modules it loaded."""
-    report = f"import sys; sys.stderr.write(' '.join(m for m in {HEAVY!r} if m in sys.modules))"
-    result = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True, timeout=60
+    report = (
+        f"import sys; sys.stderr.write('\\nloaded: ' + ' '.join(m for m in {HEAVY!r} if m in sys.modules))"
     )
-    return result.stderr.split()
+    command = [sys.executable, "-c", f"{code}\n{report}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
+    return result.stderr.rpartition("\nloaded: ")[2].split()
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -36,6 +40,11 @@ def test_importing_does_not_load_torch(module: str) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"], ["demo", "--help"]])
 def test_help_does_not_load_torch(arguments: list[str]) -> None:
+    assert heavy_imports(f"from fsdp_migrate.cli import main\nassert main({arguments!r}) == 0") == []
+
+
+def test_converting_a_config_does_not_load_torch() -> None:
+    arguments = ["config", "examples/configs/accelerate.yaml"]
     assert heavy_imports(f"from fsdp_migrate.cli import main\nassert main({arguments!r}) == 0") == []
 
 

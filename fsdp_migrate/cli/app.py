@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsdp_migrate.cli.config_command import config
 from fsdp_migrate.cli.document import write_document
 
 
@@ -335,3 +336,6 @@ def plan(
         render_plan.show_shard_plan(shard_plan)
     raise_on_findings(shard_plan.findings, strict=strict)
     return 0
+
+
+app.command()(config)

@@ -93,7 +93,7 @@ def test_strict_stops_at_what_would_change(config: Path) -> None:
         ("tests.models:number", CONFIG, "makes a int; expected a torch module"),
         ("tests.models:Net", "sharding_stratgy: FULL_SHARD", "Did you mean `sharding_strategy`?"),
         ("tests.models:Net", "- FULL_SHARD", "expected a mapping"),
-        ("tests.models:Net", "a: [", "is no YAML and no JSON"),
+        ("tests.models:Net", "a: [", "Line 1, column 5 is no YAML"),
         ("tests.models:Net", "auto_wrap_policy: Blok", "Did you mean `Block`?"),
     ],
 )

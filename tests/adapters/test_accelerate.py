@@ -1,0 +1,278 @@
+"""Accelerate's config files: what becomes of each key, and of what depends on several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
+from fsdp_migrate.adapters.base import Settings, bare
+from fsdp_migrate.adapters.conversion import TextConversion, convert_text
+from fsdp_migrate.errors import ConfigError
+
+
+HEAD = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_machines: 1\nnum_processes: 8\n"
+
+
+def convert(keys: str, head: str = HEAD, **options: Any) -> TextConversion:
+    """Convert a config with these lines below ``fsdp_config``; twice changes nothing more."""
+    lines = "".join(f"  {line}\n" for line in keys.splitlines())
+    done = convert_text(f"{head}fsdp_config:\n{lines}", **options)
+    again = convert_text(done.text, **options)
+    assert again.text == done.text
+    return done
+
+
+def fsdp_of(done: TextConversion) -> dict[str, Any]:
+    block: dict[str, Any] = YAML(typ="safe").load(done.text)["fsdp_config"]
+    return block
+
+
+def codes(done: TextConversion, key: str) -> set[str]:
+    return {f.code for f in done.findings if f.subject.rpartition(".")[2] == key}
+
+
+@pytest.mark.parametrize(
+    ("written", "frees"),
+    [
+        ("FULL_SHARD", True),
+        ("full_shard", True),
+        ("SHARD_GRAD_OP", False),
+        ("'2'", False),
+        ("1", True),
+        ("4", True),
+        ("5", False),
+        ("HYBRID_SHARD_ZERO2", False),
+        ("ShardingStrategy.SHARD_GRAD_OP", False),
+        ("NO_SHARD", False),
+        ("null", True),
+    ],
+)
+def test_strategies_become_a_boolean(written: str, frees: bool) -> None:
+    done = convert(f"fsdp_sharding_strategy: {written}")
+    assert fsdp_of(done)["fsdp_reshard_after_forward"] is frees
+    assert "fsdp_sharding_strategy" not in fsdp_of(done)
+
+
+@pytest.mark.parametrize("written", ["FULL_SHARD", "SHARD_GRAD_OP", "true", "false", "'false'"])
+def test_the_newer_key_for_strategies_is_read_too(written: str) -> None:
+    done = convert(f"fsdp_reshard_after_forward: {written}")
+    assert fsdp_of(done)["fsdp_reshard_after_forward"] is (written in {"FULL_SHARD", "true"})
+
+
+def test_of_two_strategies_the_one_that_fsdp1_reads_stays() -> None:
+    done = convert("fsdp_reshard_after_forward: FULL_SHARD\nfsdp_sharding_strategy: SHARD_GRAD_OP")
+    assert fsdp_of(done)["fsdp_reshard_after_forward"] is False
+    assert codes(done, "fsdp_reshard_after_forward") == {"FM342"}
+
+
+def test_without_a_strategy_fsdp2s_default_is_fsdp1s() -> None:
+    assert "fsdp_reshard_after_forward" not in fsdp_of(convert("fsdp_offload_params: false"))
+
+
+EACH_KEY: list[tuple[str, str, Any, str]] = [
+    ("fsdp_backward_prefetch", "BACKWARD_PRE", None, "FM342"),
+    ("fsdp_backward_prefetch_policy", "backward_post", None, "FM343"),
+    ("fsdp_backward_prefetch", "NO_PREFETCH", None, "FM343"),
+    ("backward_prefetch", "null", None, "FM343"),
+    ("fsdp_forward_prefetch", "true", None, "FM343"),
+    ("fsdp_forward_prefetch", "'false'", None, "FM342"),
+    ("fsdp_offload_params", "'true'", True, "FM341"),
+    ("fsdp_offload_params", "yes", "yes", "FM340"),
+    ("fsdp_auto_wrap_policy", "transformer_based_wrap", "transformer_based_wrap", "FM340"),
+    ("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP", "SIZE_BASED_WRAP", "FM343"),
+    ("fsdp_transformer_layer_cls_to_wrap", "A,B", "A,B", "FM340"),
+    ("fsdp_transformer_layer_cls_to_wrap", "A, B", "A,B", "FM341"),
+    ("fsdp_transformer_layer_cls_to_wrap", "[A, B]", "A,B", "FM341"),
+    ("fsdp_min_num_params", "'1e8'", 100000000, "FM341"),
+    ("fsdp_min_num_params", "1e8", 100000000, "FM341"),
+    ("fsdp_min_num_params", "2000", 2000, "FM340"),
+    ("fsdp_state_dict_type", "FULL_STATE_DICT", "FULL_STATE_DICT", "FM340"),
+    ("fsdp_state_dict_type", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "FM343"),
+    ("fsdp_state_dict_type", "2", "SHARDED_STATE_DICT", "FM343"),
+    ("fsdp_use_orig_params", "false", None, "FM342"),
+    ("fsdp_sync_module_states", "true", None, "FM342"),
+    ("fsdp_limit_all_gathers", "true", None, "FM342"),
+    ("fsdp_cpu_ram_efficient_loading", "true", True, "FM340"),
+    ("fsdp_activation_checkpointing", "true", True, "FM340"),
+    ("fsdp_ignored_modules", ".*router.*", ".*router.*", "FM340"),
+    ("fsdp_ofload_params", "true", True, "FM345"),
+    ("fsdp_offload_params", "${oc.env:OFFLOAD}", "${oc.env:OFFLOAD}", "FM346"),
+    ("fsdp_use_orig_params", "{{ orig }}", None, "FM342"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "after", "code"), EACH_KEY)
+def test_each_key(key: str, value: str, after: Any, code: str) -> None:
+    done = convert(f"{key}: {value}")
+    assert fsdp_of(done).get(key) == after
+    assert codes(done, key) == {code}
+
+
+def test_a_reference_for_a_strategy_is_kept_and_named() -> None:
+    done = convert("fsdp_sharding_strategy: ${strategy}  # from outside")
+    assert fsdp_of(done)["fsdp_sharding_strategy"] == "${strategy}"
+    assert codes(done, "fsdp_sharding_strategy") == {"FM346"}
+
+
+def test_weights_that_rank_0_sent_and_sends_no_more_are_told() -> None:
+    done = convert("fsdp_cpu_ram_efficient_loading: false\nfsdp_sync_module_states: true")
+    assert codes(done, "fsdp_sync_module_states") == {"FM343"}
+
+
+def test_defaults_that_differ_are_written_out() -> None:
+    done = convert("fsdp_offload_params: true")
+    assert fsdp_of(done) == {
+        "fsdp_offload_params": True,
+        "fsdp_version": 2,
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+    }
+    assert codes(done, "fsdp_backward_prefetch") == {"FM343"}
+
+
+def test_a_version_of_1_becomes_2_where_it_stands() -> None:
+    done = convert("fsdp_version: 1  # old\nfsdp_state_dict_type: FULL_STATE_DICT")
+    assert "  fsdp_version: 2  # old\n" in done.text
+
+
+@pytest.mark.parametrize(
+    ("machines", "processes", "expected"),
+    [("2", "8", (2, 4)), ("1", "8", None), ("4", "32", (4, 8)), ("2", "2", None)],
+)
+def test_hybrid_sharding_gets_its_mesh(
+    machines: str, processes: str, expected: tuple[int, int] | None
+) -> None:
+    head = f"distributed_type: FSDP\nnum_machines: {machines}\nnum_processes: {processes}\n"
+    done = convert("fsdp_sharding_strategy: HYBRID_SHARD", head)
+    mesh = YAML(typ="safe").load(done.text).get("parallelism_config")
+    found = mesh and (
+        mesh["parallelism_config_dp_replicate_size"],
+        mesh["parallelism_config_dp_shard_size"],
+    )
+    assert found == expected
+    assert ("FM353" in {f.code for f in done.findings}) is (machines == processes)
+
+
+def test_hybrid_sharding_over_unknown_ranks_is_refused_until_they_are_given() -> None:
+    head = "distributed_type: FSDP\nnum_machines: 2\n"
+    done = convert("fsdp_sharding_strategy: HYBRID_SHARD", head)
+    assert [f.fidelity for f in done.findings if f.code == "FM352"] == ["refused"]
+    done = convert("fsdp_sharding_strategy: HYBRID_SHARD", head, settings=Settings(world_size=16))
+    assert "parallelism_config_dp_shard_size: 8" in done.text
+
+
+def test_no_shard_is_told() -> None:
+    assert codes(convert("fsdp_sharding_strategy: NO_SHARD"), "fsdp_sharding_strategy") == {"FM341", "FM353"}
+
+
+def test_mixed_precision_is_told_where_there_is_any() -> None:
+    found = convert("fsdp_offload_params: false", f"{HEAD}mixed_precision: bf16\n").findings
+    assert [f.subject for f in found if f.code == "FM354"] == ["mixed_precision"]
+    found = convert("fsdp_offload_params: false", f"{HEAD}mixed_precision: 'no'\n").findings
+    assert "FM354" not in {f.code for f in found}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fsdp_sharding_strategy: FULL_SHRAD",
+        "fsdp_sharding_strategy: 6",
+        "fsdp_offload_params: maybe",
+        "fsdp_min_num_params: many",
+        "fsdp_auto_wrap_policy: TRANSFORMER_WRAP",
+        "fsdp_state_dict_type: HALF",
+        "fsdp_version: 3",
+    ],
+)
+def test_values_that_mean_nothing_are_refused(line: str) -> None:
+    done = convert(line)
+    [finding] = [f for f in done.findings if f.code == "FM348"]
+    assert finding.subject == f"fsdp_config.{line.partition(':')[0]}"
+    assert line.rpartition(" ")[2] in finding.message
+
+
+def test_a_misspelt_key_is_kept_and_the_nearest_one_named() -> None:
+    done = convert("fsdp_sharding_stratgy: FULL_SHARD")
+    [finding] = [f for f in done.findings if f.code == "FM345"]
+    assert "`sharding_strategy`" in finding.message
+
+
+def test_spaces_around_a_key_are_taken_off_and_told() -> None:
+    done = convert('"fsdp_offload_params ": true')
+    assert fsdp_of(done)["fsdp_offload_params"] is True
+    assert codes(done, "fsdp_offload_params") == {"FM340", "FM341"}
+
+
+def test_of_a_key_that_stands_twice_the_last_counts() -> None:
+    done = convert("fsdp_forward_prefetch: true\nfsdp_forward_prefetch: false")
+    assert codes(done, "fsdp_forward_prefetch") == {"FM342", "FM349"}
+
+
+def test_fsdp2_is_left_alone() -> None:
+    text = f"{HEAD}fsdp_config:\n  fsdp_version: 2\n  fsdp_sync_module_states: true\n"
+    done = convert_text(text)
+    assert not done.is_changed
+    assert [f.code for f in done.findings] == ["FM347"]
+
+
+def test_what_accelerate_does_not_read_is_left_alone_and_told() -> None:
+    text = "distributed_type: DEEPSPEED\nfsdp_config:\n  fsdp_offload_params: true\n"
+    done = convert_text(text)
+    assert not done.is_changed
+    assert [(b.state, f.code) for b, f in zip(done.blocks, done.findings, strict=True)] == [
+        ("unused", "FM351")
+    ]
+
+
+def test_nothing_about_fsdp_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="Nothing in it configures FSDP"):
+        convert_text("distributed_type: MULTI_GPU\n")
+
+
+def test_every_key_of_the_table_is_tried_above() -> None:
+    tried = {bare(key) for key, *_ in EACH_KEY}
+    others = {"version", "sharding_strategy", "reshard_after_forward", "activation_checkpointing_offload"}
+    assert {key.name for key in ACCELERATE_KEYS} - others <= tried
+
+
+def test_json_keeps_its_layout() -> None:
+    text = (
+        '{\n  "distributed_type": "FSDP",\n  "fsdp_config": {\n    "fsdp_sharding_strategy": 2\n  },\n'
+        '  "x": 1\n}\n'
+    )
+    done = convert_text(text)
+    assert done.text == (
+        '{\n  "distributed_type": "FSDP",\n  "fsdp_config": {\n    "fsdp_reshard_after_forward": false,\n'
+        '    "fsdp_version": 2,\n    "fsdp_state_dict_type": "FULL_STATE_DICT"\n  },\n  "x": 1\n}\n'
+    )
+
+
+def test_anchors_and_merge_keys_are_followed() -> None:
+    text = (
+        "base: &base\n  fsdp_use_orig_params: true\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n"
+        "distributed_type: FSDP\nfsdp_config:\n  <<: *base\n  fsdp_offload_params: true\n"
+    )
+    done = convert_text(text)
+    assert fsdp_of(done)["fsdp_reshard_after_forward"] is False
+    assert "fsdp_use_orig_params" not in done.text
+    assert "<<: *base" in done.text
+
+
+def test_windows_line_ends_and_a_byte_order_mark_stay() -> None:
+    text = "\ufeff" + f"{HEAD}fsdp_config:\n  fsdp_sharding_strategy: 1\n".replace("\n", "\r\n")
+    done = convert_text(text)
+    assert done.text.startswith("\ufeff")
+    assert done.text.count("\n") == done.text.count("\r\n") == text.count("\n") + 2
+
+
+def test_several_documents_in_one_file() -> None:
+    text = (
+        f"{HEAD}fsdp_config:\n  fsdp_sharding_strategy: 1\n---\n{HEAD}fsdp_config: "
+        f"{{fsdp_sharding_strategy: 2}}\n"
+    )
+    done = convert_text(text)
+    first, second = YAML(typ="safe").load_all(done.text)
+    assert first["fsdp_config"]["fsdp_reshard_after_forward"] is True
+    assert second["fsdp_config"]["fsdp_reshard_after_forward"] is False

@@ -1,0 +1,86 @@
+"""The command ``config``: exit codes, what goes to stdout, and what is written."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fsdp_migrate.cli import main
+from tests.ranks import ROOT
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+EXAMPLE = ROOT / "examples" / "configs" / "accelerate.yaml"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(EXAMPLE.read_bytes())
+    return path
+
+
+def test_the_default_is_a_diff_that_patch_takes(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", str(source)]) == 0
+    out, err = capsys.readouterr()
+    assert source.read_bytes() == EXAMPLE.read_bytes()
+    assert "FM344" in err
+    subprocess.run(["patch", "-p0", str(source)], input=out, text=True, check=True, capture_output=True)
+    assert main(["config", str(source), "--check"]) == 0
+
+
+def test_check_writes_nothing_and_exits_with_1(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", str(source), "--check"]) == 1
+    assert source.read_bytes() == EXAMPLE.read_bytes()
+    assert capsys.readouterr().out == ""
+
+
+def test_output_and_write(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = source.with_name("out.yaml")
+    assert main(["config", str(source), "-o", str(out)]) == 0
+    assert main(["config", str(source), "-o", str(out)]) == 1
+    assert main(["config", str(source), "--write"]) == 0
+    assert source.read_bytes() == out.read_bytes()
+    assert source.with_name("config.yaml.bak").read_bytes() == EXAMPLE.read_bytes()
+    assert "config.yaml.bak" in capsys.readouterr().err
+    assert main(["config", str(source)]) == 0  # FSDP2 already
+    assert capsys.readouterr().out == ""
+
+
+def test_json_holds_everything(source: Path, run_json: Callable[..., tuple[int, dict[str, Any]]]) -> None:
+    code, document = run_json("config", source)
+    assert code == 0
+    assert document["is_changed"]
+    assert document["blocks"] == [
+        {"stack": "accelerate", "path": "fsdp_config", "state": "converted", "code": None}
+    ]
+    assert "fsdp_version: 2" in document["text"]
+    code, document = run_json("config", source, "--check")
+    assert code == 1
+
+
+def test_strict_exits_with_3(source: Path, run_json: Callable[..., tuple[int, dict[str, Any]]]) -> None:
+    code, document = run_json("config", source, "--write", "--strict")
+    assert code == 3
+    assert {f["code"] for f in document["error"]["findings"]} == {"FM354"}
+    assert source.read_bytes() == EXAMPLE.read_bytes()
+
+
+def test_known_failures_exit_with_1(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source.write_text("model: 1\n")
+    assert main(["config", str(source)]) == 1
+    assert "Nothing in it configures FSDP" in capsys.readouterr().err
+    source.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHRAD}\n")
+    assert main(["config", str(source)]) == 1
+    assert "Did you mean `full_shard`" in capsys.readouterr().err
+
+
+def test_contradicting_options_are_wrong_usage(source: Path) -> None:
+    assert main(["config", str(source), "--check", "--write"]) == 2
+    assert main(["config", str(source), "--from", "nothing"]) == 2
