@@ -93,7 +93,7 @@ def check_items(folder: Folder, manifest: Manifest, progress: Progress | None) -
         manifest: What it holds.
         progress: Called with a :class:`ProgressEvent` now and then.
     """
-    tasks = list(_tasks(manifest))
+    tasks = list(_tasks(folder, manifest))
     check = _Check(folder, manifest)
     run_workers(
         tasks,
@@ -121,7 +121,7 @@ def check_items(folder: Folder, manifest: Manifest, progress: Progress | None) -
     return result
 
 
-def _tasks(manifest: Manifest) -> Iterator[_Task]:
+def _tasks(folder: Folder, manifest: Manifest) -> Iterator[_Task]:
     """Yield the items of distributed checkpoints, and the other files whole."""
     whole: dict[str, None] = {}
     for entry in manifest.entries.values():
@@ -140,7 +140,7 @@ def _tasks(manifest: Manifest) -> Iterator[_Task]:
         if name in manifest.files:
             yield _Task(name, manifest.files[name])
     for name, size in manifest.extra_files.items():
-        if name.endswith(_SAVED_SUFFIXES):
+        if name.endswith(_SAVED_SUFFIXES) and not folder.leads_outside(name):
             yield _Task(name, size, is_own=False)
 
 

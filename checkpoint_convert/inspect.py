@@ -10,6 +10,7 @@ from fsdp_migrate.checkpoint_convert.layouts.numbers import name_numbers
 from fsdp_migrate.checkpoint_convert.layouts.recognise import Source, open_source
 from fsdp_migrate.checkpoint_convert.layouts.tree import build_manifest
 from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
+from fsdp_migrate.checkpoint_convert.storage import refuse_links
 
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def inspect_checkpoint(
     try:
         stamps = folder.stamps(source.files)
         manifest = replace(_read(source, options), stamps=stamps)
+        refuse_links(folder, manifest.files)
         if deep:
             from fsdp_migrate.checkpoint_convert.deep import inspect_items
 

@@ -6,6 +6,7 @@ Sources are only ever read. Names inside a folder are relative, with ``/`` betwe
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -104,9 +105,31 @@ def open_folder(location: Location) -> Folder:
             return FsspecFolder(url.rpartition("/")[0], only=url.rpartition("/")[2])
         return FsspecFolder(url)
     path = local_path(location)
-    if path.is_file():
-        return LocalFolder(path.parent, only=path.name)
-    return LocalFolder(path)
+    try:
+        if path.is_file():
+            return LocalFolder(path.parent, only=path.name)
+        return LocalFolder(path)
+    except PermissionError as error:
+        if isinstance(error, CheckpointReadError):
+            raise
+        raise read_error(f"{str(path)!r} could not be read: {error.strerror}.", path, error) from error
+
+
+def refuse_links(folder: Folder, names: Iterable[str]) -> None:
+    """Check that no file of a checkpoint leads out of its folder.
+
+    A checkpoint of somebody else could otherwise bring any file of this machine into an output.
+
+    Raises:
+        CheckpointFormatError: One does.
+    """
+    for name in names:
+        if folder.leads_outside(name):
+            msg = (
+                f"`{name}` in {folder.url!r} is a link to something outside the checkpoint, so it is not "
+                "read. Copy the checkpoint with its links followed (cp -rL)."
+            )
+            raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
 
 
 class LocalFolder:
@@ -130,14 +153,19 @@ class LocalFolder:
         if self._only is not None:
             return {self._only: (self.path / self._only).stat().st_size}
         found: dict[str, int] = {}
-        for base, folders, names in os.walk(self.path):
+        for base, folders, names in os.walk(self.path, onerror=self._unreadable):
             folders.sort()
             if max_depth is not None and len(Path(base).relative_to(self.path).parts) >= max_depth:
                 folders.clear()
             for name in sorted(names):
                 full = Path(base, name)
-                with contextlib.suppress(FileNotFoundError):
-                    status = full.stat()
+                with contextlib.suppress(FileNotFoundError), self._reading(str(full.relative_to(self.path))):
+                    try:
+                        status = full.stat()
+                    except OSError as error:
+                        if error.errno == errno.ELOOP:  # a link that leads to itself is no file
+                            continue
+                        raise
                     # Opening a pipe would wait for its other end.
                     if stat.S_ISREG(status.st_mode):
                         found[full.relative_to(self.path).as_posix()] = status.st_size
@@ -145,7 +173,8 @@ class LocalFolder:
 
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
-        return self._only in (None, name) and (self.path / name).is_file()
+        with self._reading(name):
+            return self._only in (None, name) and (self.path / name).is_file()
 
     def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return size, time of the last change and inode of each file."""
@@ -191,6 +220,12 @@ class LocalFolder:
             for opened in self._open.values():
                 os.close(opened.fd)
             self._open.clear()
+
+    def _unreadable(self, error: OSError) -> None:
+        """Raise for a folder that cannot be listed: what is in it would be left out without a word."""
+        if not isinstance(error, FileNotFoundError):
+            with self._reading(os.path.relpath(error.filename or self.path, self.path)):
+                raise error
 
     def _at(self, name: str) -> str:
         return repr(str(self.path / name))

@@ -29,6 +29,7 @@ from fsdp_migrate.checkpoint_convert.parts import (
     is_flattened,
     parameter_name,
 )
+from fsdp_migrate.checkpoint_convert.storage import refuse_links
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
 from fsdp_migrate.findings import Finding, make_finding
 
@@ -95,13 +96,7 @@ def _stored(entry: Entry) -> list[Stored]:
 
 def _check_files(folder: Folder, used: Mapping[str, int], entries: Mapping[str, Entry]) -> None:
     """Check that no data file leads out of the folder, and that the first item of each is an archive."""
-    for name in used:
-        if folder.leads_outside(name):
-            msg = (
-                f"`{name}` in {folder.url!r} is a link to something outside the checkpoint, so it is not "
-                "read. Copy the checkpoint with its links followed (cp -rL)."
-            )
-            raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
+    refuse_links(folder, [METADATA_FILE, *used])
     first: dict[str, Stored] = {}
     for entry in entries.values():
         for stored in _stored(entry):
