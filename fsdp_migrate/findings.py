@@ -252,6 +252,13 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM412": FindingCode("equivalent", "`cpu_offload`, which Composer refuses under FSDP1, works."),
         "FM413": FindingCode("exact", "Composer itself reads the field, when it saves and loads."),
         "FM414": FindingCode("exact", "Composer's words for mixed precision are these dtypes."),
+        "FM415": FindingCode(
+            "exact", "Composer finds no module marked for activation checkpointing, and so does nothing."
+        ),
+        "FM416": FindingCode(
+            "exact", "Parameters that Composer's FSDP1 leaves alone: not sharded, gradients not averaged."
+        ),
+        "FM417": FindingCode("exact", "Metrics of a ComposerModel are left alone."),
     }
 )
 

@@ -297,7 +297,7 @@ def _wrap_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> 
 
 def _check_wrapped(policy: Any, units: tuple[UnitPlan, ...], findings: list[Finding]) -> None:
     """Refuse a policy that selects nothing; by size that can be meant, so it is only told."""
-    if policy is None or len(units) > 1:
+    if policy is None or len(units) > 1 or getattr(policy, "may_select_nothing", False):
         return
     if any(finding.code in {"FM101", "FM103"} for finding in findings):
         return

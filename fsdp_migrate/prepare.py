@@ -153,13 +153,18 @@ def prepare_fully_shard(
     plan = agree_on_plan(make_plan, model, groups_of(fsdp1_config, mesh, model))
     for each in checkpointing:
         apply_checkpoint_plan(model, each)
-    meshes = apply_plan(model, plan, mesh=mesh)
-    sharded = dict(model.named_parameters(remove_duplicate=False))
-    repoint_optimizers(every, names, sharded)
-    _verify(model, plan, names, meshes)
-    _plans[model] = plan
+    shard_as_planned(model, plan, mesh=mesh)
+    repoint_optimizers(every, names, dict(model.named_parameters(remove_duplicate=False)))
     _log_findings(plan)
     return model
+
+
+def shard_as_planned(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = None) -> None:
+    """Shard the model by a plan that all ranks agree on, verify it, and remember the plan."""
+    names = parameter_names(model)
+    meshes = apply_plan(model, plan, mesh=mesh)
+    _verify(model, plan, names, meshes)
+    _plans[model] = plan
 
 
 def shard_plan(model: nn.Module) -> ShardPlan:

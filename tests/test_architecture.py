@@ -33,6 +33,11 @@ ALLOWED = {
     "adapters": {"config", "errors", "findings", "mapping", "words"},
 }
 TOP = {"cli", "__main__"}
+# The callback for Composer's Trainer runs the others: it stands beside the adapters, and above `prepare`.
+PLUGIN = {
+    f"fsdp_migrate.adapters.composer_{name}"
+    for name in ("callback", "hooks", "microbatches", "sharding", "checkpoints")
+}
 MAX_FILE = 500
 MAX_FUNCTION = 60
 NO_DUMPING_GROUNDS = {"utils", "types", "constants", "helpers", "common", "misc"}
@@ -43,6 +48,8 @@ Graph = Mapping[str, set[str]]
 
 def part_of(name: str) -> str:
     """Return the part of the package that ``name`` is in: a module at the top, or a subpackage."""
+    if any(name == module or name.startswith(f"{module}.") for module in PLUGIN):
+        return "composer_plugin"
     return name.split(".")[1] if "." in name else ""
 
 
@@ -110,6 +117,7 @@ def test_imports_are_absolute() -> None:
         ({"new": {"cli"}}, ["new imports cli"]),
         ({"new": {"newer"}, "newer": {"new"}}, ["new imports itself", "newer imports itself"]),
         ({"adapters": {"mapping", "plan"}}, ["adapters imports plan"]),
+        ({"adapters": {"composer_plugin"}}, ["adapters imports composer_plugin"]),
         ({"checkpoint_convert": {"errors", "config"}}, ["checkpoint_convert imports config"]),
     ],
 )
@@ -140,6 +148,13 @@ def test_only_the_cli_imports_rich_and_typer(name: str) -> None:
     tree = ast.parse(MODULES[name].read_text())
     found = {module.split(".")[0] for module, _ in runtime_imports(tree)} & {"rich", "typer", "click"}
     assert not found or name.startswith("fsdp_migrate.cli")
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_only_the_callback_imports_composer(name: str) -> None:
+    imported = {module.split(".")[0] for module, _ in runtime_imports(ast.parse(MODULES[name].read_text()))}
+    if name not in {"fsdp_migrate.adapters.composer_callback", "fsdp_migrate.adapters.composer_hooks"}:
+        assert "composer" not in imported
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

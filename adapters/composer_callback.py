@@ -1,0 +1,229 @@
+"""``FSDP2Migration``: one callback, and a Composer Trainer that was written for FSDP1 trains under FSDP2.
+
+    trainer = Trainer(..., parallelism_config={"fsdp": {...}}, callbacks=[FSDP2Migration()])
+
+It needs Composer (``pip install 'fsdp-migrate[composer]'``); nothing else of this package imports it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from composer.core import Callback
+from composer.utils import FSDP2Config, FSDPConfig, dist
+
+from fsdp_migrate.adapters.composer import ComposerMapping, composer_fsdp1_config
+from fsdp_migrate.adapters.composer_hooks import (
+    MigratedConfig,
+    check_composer,
+    drive,
+    install,
+    out_of_memory_error,
+    take_over_sharding,
+)
+from fsdp_migrate.adapters.composer_marks import composer_children, is_composer_model
+from fsdp_migrate.adapters.composer_microbatches import MicrobatchDriver
+from fsdp_migrate.adapters.composer_sharding import (
+    ShardRequest,
+    make_mesh,
+    shard_composer_model,
+)
+from fsdp_migrate.errors import ConfigError, ModelError
+from fsdp_migrate.mapping import map_config
+from fsdp_migrate.runtime import clip_grad_norm_
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from composer.core import State
+    from composer.loggers import Logger
+    from torch import nn
+
+    from fsdp_migrate.findings import Finding
+    from fsdp_migrate.microbatch import Comms
+    from fsdp_migrate.tying import TieOwner
+
+
+log = logging.getLogger(__name__)
+
+_COLUMNS = ["code", "fidelity", "subject", "message", "hint"]
+_CLIPPING = {"norm": 2.0, "value": float("inf")}
+
+
+class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
+    """Train under FSDP2 with a Trainer call that was written for Composer's FSDP1.
+
+    The FSDP1 config is taken from the Trainer's ``parallelism_config``, and replaced in its state, so that
+    everything that Composer does later (saving and loading, the gradient scaler, microbatches) sees FSDP2.
+    Each direct child of the ``ComposerModel`` is sharded on its own, metrics are left alone, and units and
+    recomputed layers are those that the model marks: all as under Composer's FSDP1. Where the config is
+    FSDP2's already, or there is none, nothing is done but a line in the log.
+
+    What becomes of the config's fields is in ``findings``, in the log of rank 0, and in the Trainer's loggers
+    as a hyperparameter ``fsdp2_migration`` and a table of that name.
+
+    Changes: the model, in place, as :func:`~fsdp_migrate.prepare.prepare_fully_shard` does; the optimizer's
+    parameters; four functions of Composer's, which for Trainers without the callback do what they did.
+    Leaves alone: the Trainer call, the names of parameters and what is in checkpoints.
+
+    Args:
+        fsdp_config: The FSDP1 config, where the Trainer has none: Composer's ``FSDPConfig``, or a mapping of
+            its fields.
+        strict: Raise if anything would change that a user could notice.
+        tied: Which unit owns a parameter that several would share: ``parent`` or ``group``, as in
+            :func:`~fsdp_migrate.prepare.prepare_fully_shard`.
+        comms: What backward communicates in each microbatch, as in
+            :func:`~fsdp_migrate.microbatch.microbatches`.
+
+    Raises:
+        ConfigError: (by the Trainer) A field of the config is unknown or means nothing; or there are two
+            configs, or two of these callbacks.
+        FindingsError: (by the Trainer) Something cannot be migrated, or ``strict`` and something changes.
+        ModelError: (by the Trainer) The model is no ``ComposerModel``, or cannot be sharded so.
+        UnsupportedFeatureError: (by the Trainer) This Composer was not tried, or has moved what is needed.
+
+    Example:
+        >>> callback = FSDP2Migration(strict=True)
+        >>> callback.findings
+        ()
+    """
+
+    def __init__(
+        self,
+        fsdp_config: Any = None,
+        *,
+        strict: bool = False,
+        tied: TieOwner = "parent",
+        comms: Comms = "auto",
+    ) -> None:
+        self.strict = strict
+        self.tied: TieOwner = tied
+        self.findings: tuple[Finding, ...] = ()
+        self._given = fsdp_config
+        self._mapping: ComposerMapping | None = None
+        self._microbatches = MicrobatchDriver(comms, out_of_memory_error)
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Replace the FSDP1 config in the state, before the Trainer shards the model."""
+        del logger
+        check_composer()
+        twins = [callback for callback in state.callbacks if isinstance(callback, FSDP2Migration)]
+        if len(twins) > 1:
+            msg = f"The Trainer has {len(twins)} FSDP2Migration callbacks. Give it one."
+            raise ConfigError(msg, field="callbacks")
+        config = self._config_of(state)
+        if config is None:
+            return
+        if not is_composer_model(state.model):
+            msg = f"The model is a {type(state.model).__name__}; expected a ComposerModel."
+            raise ModelError(msg)
+        mapping = self._mapping = self._map(config, state)
+        fsdp2, _ = map_config(mapping.config)
+        state.fsdp_config = MigratedConfig(
+            mapping.settings,
+            driver=self,
+            mixed_precision=config.mixed_precision,
+            device_mesh=mapping.config.device_mesh,
+            reshard_after_forward=bool(fsdp2.reshard_after_forward),
+        )
+        install()
+        drive(state.model, self)
+        take_over_sharding(state)
+
+    def _config_of(self, state: State) -> Any:
+        """Return the FSDP1 config as Composer's object, or None where there is nothing to migrate."""
+        found = state.fsdp_config
+        if isinstance(found, FSDP2Config):
+            log.info("The Trainer's config is FSDP2's already: there is nothing to migrate.")
+            return None
+        if self._given is None:
+            if found is None:
+                log.info("The Trainer has no FSDP config: there is nothing to migrate.")
+            return found
+        if found is not None:
+            msg = (
+                "There are two FSDP1 configs: the Trainer's `parallelism_config['fsdp']` and the callback's "
+                "`fsdp_config`. Give one of them."
+            )
+            raise ConfigError(msg, field="fsdp_config")
+        if isinstance(self._given, FSDPConfig):
+            return self._given
+        composer_fsdp1_config(self._given, precision=state.precision)  # FSDPConfig takes anything
+        return FSDPConfig(**self._given)
+
+    def _map(self, config: Any, state: State) -> ComposerMapping:
+        mapping = composer_fsdp1_config(config, precision=state.precision)
+        if state.device_mesh is not None:
+            return mapping
+        state.device_mesh = make_mesh(mapping.settings, _device(state).type)
+        return replace(mapping, config=mapping.config.updated(device_mesh=state.device_mesh))
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """Log what became of the config; the model is sharded and loaded by now."""
+        if self._mapping is None:
+            return
+        if dist.get_global_rank() == 0:
+            for finding in self.findings:
+                level = logging.WARNING if finding.fidelity == "changed" else logging.INFO
+                log.log(level, "%s %s: %s", finding.code, finding.subject, finding.message)
+        counts = Counter(finding.fidelity for finding in self.findings)
+        logger.log_hyperparameters({"fsdp2_migration": {"findings": dict(counts), "strict": self.strict}})
+        rows = [[finding.as_dict()[column] for column in _COLUMNS] for finding in self.findings]
+        for destination in logger.destinations:
+            # Some need pandas for tables, which Composer does not.
+            with suppress(ImportError):
+                destination.log_table(_COLUMNS, rows, name="fsdp2_migration", step=0)
+
+    def shard(self, state: Any) -> None:
+        """Shard the state's model and point its optimizers at the shards; a collective call of all ranks."""
+        mapping = self._mapping
+        if mapping is None:
+            msg = "FSDP2Migration is asked to shard before it has seen the Trainer's config."
+            raise AssertionError(msg)
+        request = ShardRequest(
+            model=state.model,
+            mapping=mapping,
+            device=_device(state),
+            optimizers=list(state.optimizers),
+            tied=self.tied,
+            strict=self.strict,
+            tensor_parallel=state.tp_config is not None,
+            local_world_size=dist.get_local_world_size(),
+        )
+        self.findings = shard_composer_model(request)
+        self._microbatches.attach(state)
+
+    def batch(self, state: Any, parts: Sequence[Any]) -> AbstractContextManager[None]:
+        """Surround the microbatches of a batch."""
+        return self._microbatches.batch(state, parts)
+
+    def microbatch(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Surround one microbatch."""
+        return self._microbatches.microbatch(is_last=is_last)
+
+    def load(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Load a checkpoint."""
+        return call(**arguments)
+
+    def clip(self, model: nn.Module, clipping_type: str, threshold: float) -> bool:
+        """Clip gradients as Composer does under FSDP1: each child by its own norm, or its largest value."""
+        if clipping_type not in _CLIPPING:
+            return False
+        for child in composer_children(model).sharded.values():
+            if any(param.grad is not None for param in child.parameters()):
+                clip_grad_norm_(child, threshold, norm_type=_CLIPPING[clipping_type])
+        return True
+
+
+def _device(state: State) -> torch.device:
+    """Return the device of this rank."""
+    if state.device.name == "gpu":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(state.device.name)

@@ -1,0 +1,82 @@
+"""What the callback says, when it does nothing, and what it refuses: on every rank, without a hang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.rank_bodies.composer_training import Run, described, refusals, without_effect
+from tests.ranks import run_ranks
+
+
+pytestmark = pytest.mark.composer
+
+REFUSED: dict[str, tuple[Run, dict[str, Any], str]] = {
+    "an unknown field": (Run(fsdp={"sharding_stratgy": "FULL_SHARD"}), {}, "ConfigError: `sharding_stratgy`"),
+    "a contradiction": (
+        Run(fsdp={"activation_cpu_offload": True, "use_orig_params": False}),
+        {},
+        "use_orig_params=False",
+    ),
+    "degrees that do not divide": (Run(fsdp={"data_parallel_shard_degree": 3}), {}, "World size 2"),
+    "own degrees that do not divide": (
+        Run(fsdp=None, callback={"fsdp_config": {"data_parallel_shard_degree": 3}}),
+        {},
+        "ConfigError: `data_parallel_replicate_degree` None and `data_parallel_shard_degree` 3",
+    ),
+    "two configs": (Run(callback={"fsdp_config": {}}), {}, "ConfigError: There are two FSDP1 configs"),
+    "the callback twice": (Run(model="net", twice=True), {}, "ConfigError: The Trainer has 2 FSDP2Migration"),
+    "a later Composer": (Run(), {"version": "0.33.0"}, "UnsupportedFeatureError: Composer 0.33.0 was not"),
+    "a hook that moved": (
+        Run(),
+        {"hook": "_apply_fsdp2"},
+        "knows it: `composer.core.state.State._apply_fsdp2` is not there",
+    ),
+    "a hook that takes something else": (Run(), {"hook": "_apply_fsdp"}, "does not take state"),
+    "strict": (Run(callback={"strict": True}), {}, "FindingsError: 1 thing would change"),
+    "a tie across children": (
+        Run(model="tied_across"),
+        {},
+        "`other.weight` are one parameter in two children of the ComposerModel, `net` and `other`",
+    ),
+    "a tie on one rank only": (Run(), {"rank": 1}, "ModelError: "),
+    "a strange optimizer": (
+        Run(optimizer="strange"),
+        {},
+        "OptimizerError: Optimizer 0 (SGD) has 1 parameters",
+    ),
+    "a word for groups that does not divide": (
+        Run(fsdp={"process_group": "set3"}),
+        {},
+        "ConfigError: `process_group` is 'set3', but 2 ranks are no multiple of 3",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[list[str]]:
+    return run_ranks(refusals, [(run, sabotage) for run, sabotage, _ in REFUSED.values()], timeout=200)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_an_error_on_every_rank(errors: list[list[str]], case: str) -> None:
+    number = list(REFUSED).index(case)
+    for found in errors:
+        assert REFUSED[case][2] in found[number], found[number]
+
+
+def test_the_findings_are_logged_and_the_state_is_that_of_fsdp2() -> None:
+    for found in run_ranks(described, timeout=100):
+        assert found["version"] == 2
+        assert found["kinds"] == ("sharded", "ba{batch}", True)
+        assert found["units"] == ["blocks.0", "blocks.1", ""]
+        assert found["classes"] == ["FSDPNet", "FSDPSequential"]
+        assert found["hyperparameters"]["findings"]["changed"] == 1
+        assert found["table"][0] == ["code", "fidelity", "subject", "message", "hint"]
+        assert "FM413" in [row[0] for row in found["table"]]
+        assert found["scaler"] == "ClosureGradScaler"
+
+
+def test_nothing_is_done_where_there_is_nothing_to_migrate() -> None:
+    assert run_ranks(without_effect, timeout=100) == [[True, True]] * 2
