@@ -126,8 +126,11 @@ def keep_state_dict_type(value: Any, block: Block) -> Outcome:
     del block
     if value is None:
         return Outcome("FM340", "Kept: it means the same.")
-    if read_state_dict_type(value) != "LOCAL_STATE_DICT":
+    read = read_state_dict_type(value)
+    if read != "LOCAL_STATE_DICT" and (read == str(value).upper() or str(value).isdigit()):
         return Outcome("FM340", "Kept: it means the same.")
+    if read != "LOCAL_STATE_DICT":
+        return Outcome("FM341", f"{shown(value)} is written as {read}.", value=read, has_value=True)
     text = (
         f"{shown(value)}: FSDP2 has no local state dicts. Sharded ones are saved, and loaded on any number "
         "of ranks."
@@ -339,7 +342,9 @@ class AccelerateAdapter:
         _emit_mesh(block, config, draft)
 
 
-def say_mixed_precision(block: Block, config: FSDP2Config, draft: Draft) -> None:
+def say_mixed_precision(
+    block: Block, config: FSDP2Config, draft: Draft, key: str = "mixed_precision"
+) -> None:
     """Say how Accelerate's FSDP2 applies mixed precision otherwise than its FSDP1."""
     if config.mp_policy.param_dtype is None:
         return
@@ -351,7 +356,7 @@ def say_mixed_precision(block: Block, config: FSDP2Config, draft: Draft) -> None
         "are cast alike."
     )
     hint = "Where buffers matter, such as rotary frequencies, the new run is the more exact one."
-    draft.say("FM354", block.beside("mixed_precision"), text, hint)
+    draft.say("FM354", block.beside(key), text, hint)
 
 
 def _prefixed(written: str, new: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fsdp_migrate import words
@@ -222,23 +222,33 @@ class Draft:
             self.edits.change(owner_of(mapping, entry), Change(entry, value=value, has_value=True))
             self.say("FM341", subject, message)
 
+    def rename_all(self, mapping: Mapping, rename: Callable[[str], str]) -> None:
+        """Rename the keys that stay; what else becomes of them stays as drafted."""
+        for owner, entry in entries_of(mapping):
+            written = key_text(entry) or ""
+            before = self.edits.change_of(entry)
+            if (new := rename(written)) != written and not (before and (before.remove or before.key)):
+                self.edits.replace_change(owner, replace(before or Change(entry), key=new))
+
     def table(
         self,
         block: Block,
         keys: tuple[Key, ...],
         *,
         rename: Callable[[str, str], str] = lambda written, new: new,
+        ignore: frozenset[str] = frozenset(),
     ) -> None:
         """Handle every entry of a block, merged ones too, by a table of keys.
 
-        ``rename`` makes the key to write from the one that stood there and the bare new one.
+        ``rename`` makes the key to write from the one that stood there and the bare new one; what is in
+        ``ignore`` is no key of FSDP's.
         """
         assert block.node is not None
         known = by_name(keys)
         last = {key_text(entry): entry for entry in block.node.entries}
         for owner, entry in entries_of(block.node):
             name = key_text(entry)
-            if name is None:
+            if name is None or name in ignore:
                 continue
             subject = block.at(name)
             key = known.get(bare(name))

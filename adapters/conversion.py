@@ -187,7 +187,13 @@ def config_of(adapter: Adapter, block: Block, draft: Draft | None = None) -> FSD
         arguments = {}
     if draft is not None:
         arguments = {name: value for name, value in arguments.items() if _means_something(name, value)}
-    return map_config(FSDP1Config(**arguments))[0]
+    try:
+        return map_config(FSDP1Config(**arguments))[0]
+    except ConfigError as error:
+        if draft is None:
+            raise
+        draft.say("FM348", block.at(error.field or "fsdp"), str(error), "Correct it, and convert again.")
+        return FSDP2Config()
 
 
 def _means_something(name: str, value: Any) -> bool:
@@ -226,12 +232,24 @@ def _nothing_found(documents: list[Node], stack: str, key: str | None) -> Config
     seen = list(dict.fromkeys(path for document in documents for path in _fsdp_like(document)))
     if not seen:
         return ConfigError(f"Nothing in it configures FSDP{whose}: there is nothing to convert.")
+    if any("actor_rollout_ref" in path for path in seen) or any(map(_is_verls, documents)):
+        msg = (
+            f"It configures FSDP for verl ({', '.join(f'`{path}`' for path in seen[:4])}), whose settings "
+            "are its "
+            "own: verl runs FSDP2 with `strategy: fsdp2` for the actor and the critic. There is nothing to "
+            "convert."
+        )
+        return ConfigError(msg)
     shown = ", ".join(f"`{path}`" for path in seen[:6]) + (", ..." if len(seen) > 6 else "")
     msg = (
         f"Nothing in it configures FSDP1{whose} in a way that is known here. What names FSDP is {shown}. "
         "If one of them is a mapping of FSDP settings, name it with `--key`, and its stack with `--from`."
     )
     return ConfigError(msg)
+
+
+def _is_verls(document: Node) -> bool:
+    return isinstance(document, Mapping) and str(plain(document).get("_target_", "")).startswith("verl.")
 
 
 def _fsdp_like(node: Node, path: tuple[str, ...] = ()) -> list[str]:

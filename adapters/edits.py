@@ -81,6 +81,15 @@ class Edits:
             raise UnsupportedFeatureError(msg, feature="shared anchors")
         self._changes[id(change.entry)] = (mapping, change)
 
+    def change_of(self, entry: Entry) -> Change | None:
+        """Return what is to become of an entry, or None where it stays."""
+        found = self._changes.get(id(entry))
+        return found[1] if found else None
+
+    def replace_change(self, mapping: Mapping, change: Change) -> None:
+        """Change an entry in another way than was said before."""
+        self._changes[id(change.entry)] = (mapping, change)
+
     def add(self, mapping: Mapping, key: str, value: Any) -> None:
         """Add an entry at the end of a mapping, once."""
         if not any(owner is mapping and name == key for owner, name, _ in self._added):

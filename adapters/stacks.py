@@ -6,6 +6,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.accelerate import AccelerateAdapter
+from fsdp_migrate.adapters.axolotl import AxolotlAdapter
+from fsdp_migrate.adapters.hf_trainer import HFTrainerAdapter
+from fsdp_migrate.adapters.torch_kwargs import TorchAdapter
 
 
 if TYPE_CHECKING:
@@ -14,7 +17,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.adapters.base import Adapter
 
 
-ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
-    {adapter.name: adapter for adapter in (AccelerateAdapter(),)}
-)
+_ALL: tuple[Adapter, ...] = (AccelerateAdapter(), AxolotlAdapter(), HFTrainerAdapter(), TorchAdapter())
+ADAPTERS: Mapping[str, Adapter] = MappingProxyType({adapter.name: adapter for adapter in _ALL})
 STACKS: tuple[str, ...] = tuple(ADAPTERS)

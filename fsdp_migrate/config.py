@@ -321,9 +321,12 @@ class FSDP1Config(FrozenModel):
 
     @field_validator("ignored_modules", "ignored_states", mode="before")
     @classmethod
-    def _read_ignored(cls, value: Any) -> Any:
+    def _read_ignored(cls, value: Any, info: Any) -> Any:
         if words.is_nothing(value):
             return None
+        if not isinstance(value, Iterable):
+            msg = f"`{info.field_name}` is {value!r}; expected modules, parameters, or their names."
+            raise ConfigError(msg, field=info.field_name)
         # An iterator would be empty the second time that somebody looks at it.
         return value if isinstance(value, str) else tuple(value)
 

@@ -219,12 +219,17 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM347": FindingCode("exact", "The config is FSDP2 already."),
         "FM348": FindingCode("refused", "A config value means nothing to FSDP1."),
         "FM349": FindingCode("exact", "A config key stands twice; the last one counts."),
+        "FM350": FindingCode("refused", "PyTorch/XLA's FSDP, which is another one."),
         "FM351": FindingCode("exact", "FSDP settings that the stack does not read were left as they are."),
         "FM352": FindingCode("refused", "`HYBRID_SHARD` whose number of nodes and of ranks nothing tells."),
         "FM353": FindingCode(
             "changed", "`NO_SHARD`, or replicas alone, where this stack's FSDP2 always shards."
         ),
         "FM354": FindingCode("changed", "Mixed precision, as this stack's FSDP2 applies it."),
+        "FM355": FindingCode(
+            "changed", "What FSDP2 is told in code or in the environment, not in the config."
+        ),
+        "FM356": FindingCode("changed", "Settings in another file, which is not converted with this one."),
         # FM401 to FM430: Composer
         "FM401": FindingCode(
             "equivalent", "Composer's `activation_checkpointing`: the same layers are recomputed."

@@ -17,6 +17,9 @@ class Stack(str, Enum):
 
     auto = "auto"
     accelerate = "accelerate"
+    axolotl = "axolotl"
+    hf = "hf"
+    torch = "torch"
 
 
 def config(

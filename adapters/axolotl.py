@@ -1,0 +1,297 @@
+"""Axolotl: ``fsdp`` (a list, deprecated) and ``fsdp_config`` in its YAML.
+
+Read in the source of Axolotl 0.13 (``utils/schemas/fsdp.py``, ``utils/schemas/validation.py``) and in its
+guide of migration (``docs/multi-gpu.qmd``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate import words
+from fsdp_migrate.adapters.accelerate import (
+    drop_orig_params,
+    drop_prefetch,
+    frees_after_forward,
+    keep_classes,
+    keep_state_dict_type,
+    keep_wrap_policy,
+    say_mixed_precision,
+    say_no_shard,
+    shard_config,
+    to_reshard,
+    to_reshard_unless_second,
+)
+from fsdp_migrate.adapters.base import (
+    Block,
+    Draft,
+    Key,
+    Outcome,
+    bare_values,
+    is_known,
+    keep,
+    keep_bool,
+    keep_count,
+    lost,
+    mapping_at,
+    mappings_of,
+    obsolete,
+    owner_of,
+    plain_values,
+    read_number,
+    shown,
+)
+from fsdp_migrate.adapters.edits import Change
+from fsdp_migrate.adapters.hf_trainer import items_of, strategy_in_fsdp
+from fsdp_migrate.adapters.nodes import Reference, effective
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.findings import make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.adapters.nodes import Mapping, Node
+    from fsdp_migrate.config import FSDP2Config
+
+
+MARKERS = frozenset(
+    {
+        "base_model",
+        "sequence_len",
+        "micro_batch_size",
+        "dataset_prepared_path",
+        "sample_packing",
+        "val_set_size",
+    }
+)
+
+
+def drop_version(value: Any, block: Block) -> Outcome:
+    """Take out a version in ``fsdp_config``: it stands beside it."""
+    del block
+    return Outcome("FM341", f"{shown(value)}: `fsdp_version: 2` stands beside `fsdp_config`.", remove=True)
+
+
+def drop_sync(value: Any, block: Block) -> Outcome:
+    """Take out ``sync_module_states``, as Axolotl's guide does."""
+    loads = bare_values(block.node, AXOLOTL_KEYS).get("cpu_ram_efficient_loading")
+    broadcasts = is_known(loads) and words.read_bool(loads, "cpu_ram_efficient_loading")
+    if value is None or broadcasts or not words.read_bool(value, "value"):
+        said = (
+            "rank 0's weights are sent to all ranks when it alone loads them"
+            if broadcasts
+            else "nothing to send"
+        )
+        return Outcome("FM342", f"{shown(value)}: {said}.", remove=True)
+    text = (
+        f"{shown(value)}: FSDP2 does not send rank 0's weights to the other ranks unless "
+        "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
+    )
+    hint = "Ranks that load the same checkpoint hold the same weights anyhow."
+    return Outcome("FM343", text, hint, remove=True)
+
+
+FORWARD_PREFETCH = lost(
+    "Axolotl's FSDP2 does not prefetch in forward. Values are the same; communication overlaps less.",
+    False,
+    "no",
+    0,
+)
+AXOLOTL_KEYS: tuple[Key, ...] = (
+    Key("version", "`fsdp_version: 2` beside `fsdp_config`", drop_version),
+    Key("sharding_strategy", "`reshard_after_forward`, true or false", to_reshard),
+    Key("reshard_after_forward", "true or false", to_reshard_unless_second),
+    Key("offload_params", "kept, without the prefix", keep_bool),
+    Key("auto_wrap_policy", "kept, without the prefix", keep_wrap_policy),
+    Key("transformer_layer_cls_to_wrap", "kept, without the prefix, as `A,B`", keep_classes),
+    Key("min_num_params", "kept, without the prefix, as a whole number", keep_count),
+    Key("state_dict_type", "kept, without the prefix; LOCAL becomes SHARDED", keep_state_dict_type),
+    Key("final_state_dict_type", "kept, without the prefix", keep_state_dict_type),
+    Key("cpu_ram_efficient_loading", "kept, without the prefix", keep_bool),
+    Key("cpu_offload_pin_memory", "kept, without the prefix", keep_bool),
+    Key("activation_checkpointing", "kept, without the prefix", keep_bool),
+    Key("mixed_precision_policy", "kept, without the prefix", keep()),
+    Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
+    Key(
+        "use_orig_params", "taken out: obsolete, FSDP2 always shows the original parameters", drop_orig_params
+    ),
+    Key(
+        "limit_all_gathers",
+        "taken out: obsolete, FSDP2 bounds its memory without it",
+        obsolete("FSDP2 bounds its memory without it."),
+    ),
+    Key(
+        "backward_prefetch",
+        "taken out: FSDP2 prefetches as BACKWARD_PRE does",
+        drop_prefetch,
+        ("backward_prefetch_policy",),
+    ),
+    Key("forward_prefetch", "taken out: Axolotl's FSDP2 has none", FORWARD_PREFETCH),
+)
+
+
+class AxolotlAdapter:
+    """Axolotl's YAML: the list ``fsdp`` and the mapping ``fsdp_config``."""
+
+    name = "axolotl"
+    title = "Axolotl"
+    keys = AXOLOTL_KEYS
+
+    def detect(self, document: Node) -> Iterator[Block]:
+        """Yield each mapping with ``fsdp`` or ``fsdp_config`` beside Axolotl's own keys."""
+        for path, mapping in mappings_of(document):
+            names = set(effective(mapping))
+            if names & {"fsdp", "fsdp_config"} and len(MARKERS & names) >= (
+                1 if "base_model" in names else 2
+            ):
+                node = mapping_at(mapping, "fsdp_config")
+                yield self._judged(Block(self.name, (*path, "fsdp_config"), node, mapping, document))
+
+    def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
+        """Take a mapping for ``fsdp_config``, or for the one that holds it."""
+        if set(effective(node)) & {"fsdp", "fsdp_config"}:
+            config = mapping_at(node, "fsdp_config")
+            return self._judged(Block(self.name, (*path, "fsdp_config"), config, node, document))
+        return self._judged(Block(self.name, path, node, owner, document))
+
+    def _judged(self, block: Block) -> Block:
+        beside = plain_values(block.owner)
+        inner = bare_values(block.node, AXOLOTL_KEYS)
+        version = beside.get("fsdp_version", inner.get("version"))
+        block.is_fsdp2 = read_number(version) == 2
+        if not beside.get("fsdp") and not inner and not isinstance(beside.get("fsdp_config"), Reference):
+            block.unused = "`fsdp` and `fsdp_config` are empty"
+        return block
+
+    def parse(self, block: Block) -> dict[str, Any]:
+        """Return the FSDP1 arguments that ``fsdp`` and ``fsdp_config`` mean together."""
+        values = bare_values(block.node, AXOLOTL_KEYS)
+        items = items_of(block)
+        for name, value in _implied(block, items).items():
+            values.setdefault(name, value)
+        if "sharding_strategy" not in values and strategy_in_fsdp(block):
+            values["sharding_strategy"] = strategy_in_fsdp(block)
+        arguments = shard_config(block, values)
+        for flag in ("bf16", "fp16"):
+            if plain_values(block.owner).get(flag) in {True, "auto"} and "mixed_precision" not in arguments:
+                arguments["mixed_precision"] = flag
+        return arguments
+
+    def emit(self, block: Block, config: FSDP2Config, draft: Draft) -> None:
+        """Draft ``fsdp_version: 2`` and ``fsdp_config`` without prefixes, and take out the list ``fsdp``."""
+        try:
+            items = items_of(block)
+        except ConfigError as error:
+            draft.say("FM348", block.beside("fsdp"), str(error), "Correct it, and convert again.")
+            return
+        if block.node is not None:
+            draft.table(block, AXOLOTL_KEYS, rename=lambda written, new: new)
+            _strip_prefixes(block, draft)
+        _emit_list(block, items, draft)
+        _add_implied(block, items, draft)
+        names = set(effective(block.owner))
+        if "fsdp" not in names or "fsdp_version" in names:
+            subject, text = block.beside("fsdp_version"), "2: without it Axolotl runs FSDP1."
+            draft.set(block.owner, "fsdp_version", 2, subject, text)
+        flag = "bf16" if config.mp_policy.param_dtype == "bfloat16" else "fp16"
+        say_mixed_precision(block, config, draft, flag)
+        _emit_mesh(block, config, draft)
+        optimizer = plain_values(block.owner).get("optimizer")
+        if is_known(optimizer) and "8bit" in str(optimizer):
+            text = (
+                f"{optimizer}: Axolotl refuses some 8-bit optimizers with FSDP2 (bitsandbytes' hold plain "
+                "tensors)."
+            )
+            draft.say(
+                "FM343", block.beside("optimizer"), text, "`adamw_torch_8bit` or `adamw_torch_fused` work."
+            )
+
+
+def _strip_prefixes(block: Block, draft: Draft) -> None:
+    """Write keys without the prefix ``fsdp_``, as Axolotl wants them under FSDP2."""
+    assert block.node is not None
+    known = {key.name for key in AXOLOTL_KEYS}
+    draft.rename_all(
+        block.node,
+        lambda written: written.removeprefix("fsdp_") if written.removeprefix("fsdp_") in known else written,
+    )
+    prefix = block.at("fsdp_")
+    for index, finding in enumerate(draft.findings):
+        if finding.code == "FM340" and finding.subject.startswith(prefix):
+            name = finding.subject.removeprefix(prefix)
+            text = f"Written as `{name}`: Axolotl's keys have no prefix any more. It means the same."
+            draft.findings[index] = make_finding("FM341", finding.subject, text)
+
+
+def _implied(block: Block, items: tuple[str, ...]) -> dict[str, Any]:
+    """Return what the list says that ``fsdp_config`` does not."""
+    values = bare_values(block.node, AXOLOTL_KEYS)
+    wanted: dict[str, Any] = {}
+    strategy = strategy_in_fsdp(block)
+    if strategy and not {"sharding_strategy", "reshard_after_forward"} & set(values):
+        wanted["reshard_after_forward"] = frees_after_forward(strategy)
+    if "offload" in items and "offload_params" not in values:
+        wanted["offload_params"] = True
+    if "auto_wrap" in items and "auto_wrap_policy" not in values:
+        by_size = is_known(values.get("min_num_params"))
+        wanted["auto_wrap_policy"] = "SIZE_BASED_WRAP" if by_size else "TRANSFORMER_BASED_WRAP"
+    if "state_dict_type" not in values:
+        wanted["state_dict_type"] = "FULL_STATE_DICT"
+    return wanted
+
+
+def _add_implied(block: Block, items: tuple[str, ...], draft: Draft) -> None:
+    reasons = {
+        "reshard_after_forward": "which the list `fsdp` says",
+        "offload_params": "which the list `fsdp` says",
+        "auto_wrap_policy": "which the list `fsdp` says",
+        "state_dict_type": "the default of FSDP1; that of FSDP2 is SHARDED_STATE_DICT",
+    }
+    wanted = _implied(block, items)
+    if block.node is None:
+        if isinstance(plain_values(block.owner).get("fsdp_config"), Reference):
+            draft.say("FM346", block.name, "It is known only elsewhere: kept.", "Convert what it stands for.")
+        else:
+            draft.set(block.owner, "fsdp_config", wanted, block.name, "What the list `fsdp` says.")
+        return
+    for name, value in wanted.items():
+        draft.add(block.node, name, value, block.at(name), f"{shown(value)}, {reasons[name]}.")
+
+
+def _emit_list(block: Block, items: tuple[str, ...], draft: Draft) -> None:
+    """Take out ``fsdp``, which Axolotl's FSDP2 has not; what it says stands in ``fsdp_config``."""
+    entry = effective(block.owner).get("fsdp")
+    if entry is None:
+        return
+    change = Change(entry, remove=True)
+    if "fsdp_version" not in effective(block.owner):
+        change = Change(entry, "fsdp_version", 2, has_value=True)
+        draft.say("FM344", block.beside("fsdp_version"), "2: without it Axolotl runs FSDP1.")
+    draft.edits.change(owner_of(block.owner, entry), change)
+    text = f"{' '.join(items) or 'empty'}: deprecated; what it says stands in `fsdp_config`."
+    draft.say("FM341", block.beside("fsdp"), text)
+
+
+def _emit_mesh(block: Block, config: FSDP2Config, draft: Draft) -> None:
+    values = bare_values(block.node, AXOLOTL_KEYS)
+    subject = block.at("sharding_strategy") if "sharding_strategy" in values else block.beside("fsdp")
+    nodes, ranks = block.settings.nodes, block.settings.world_size
+    beside = plain_values(block.owner)
+    if config.mesh == "replicate":
+        say_no_shard(draft, subject, "No `fsdp_config` at all")
+    elif config.mesh != "hybrid":
+        return
+    elif is_known(beside.get("dp_replicate_size")):
+        draft.say("FM341", subject, "HYBRID_SHARD: `dp_replicate_size`, which stands there already, says it.")
+    elif nodes == 1:
+        draft.say("FM341", subject, "HYBRID_SHARD on one node is one shard group: full sharding, the same.")
+    elif nodes is None or ranks is None or ranks % nodes or ranks == nodes:
+        text = (
+            "HYBRID_SHARD needs `dp_replicate_size` and `dp_shard_size`, and the file does not say the nodes."
+        )
+        draft.say("FM352", subject, text, "Give `--nodes N` and `--world-size N`.")
+    else:
+        text = f"HYBRID_SHARD: {nodes} replicas, each sharded over {ranks // nodes} ranks, as in FSDP1."
+        draft.set(block.owner, "dp_replicate_size", nodes, block.beside("dp_replicate_size"), text)
+        draft.set(block.owner, "dp_shard_size", ranks // nodes, block.beside("dp_shard_size"), text)

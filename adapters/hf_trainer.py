@@ -1,0 +1,474 @@
+"""HF Trainer: ``fsdp`` and ``fsdp_config`` of ``TrainingArguments``, or the JSON that ``fsdp_config`` names.
+
+Read in the source of transformers 4.57 and 5.23 (``TrainingArguments._process_fsdp_args``). What is written
+means the same in both: ``fsdp`` stays a string, from which versions before 5.10 take ``auto_wrap`` and
+``offload``, and what later versions read from ``fsdp_config`` stands there too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate import words
+from fsdp_migrate.adapters.accelerate import (
+    drop_orig_params,
+    drop_prefetch,
+    frees_after_forward,
+    keep_state_dict_type,
+    keep_wrap_policy,
+    say_mixed_precision,
+    say_no_shard,
+    shard_config,
+    strategy_of,
+)
+from fsdp_migrate.adapters.base import (
+    Block,
+    Draft,
+    Key,
+    Outcome,
+    bare,
+    bare_values,
+    by_name,
+    is_known,
+    keep,
+    keep_bool,
+    keep_count,
+    lost,
+    mapping_at,
+    mappings_of,
+    obsolete,
+    owner_of,
+    plain_values,
+    read_number,
+    shown,
+)
+from fsdp_migrate.adapters.edits import Change, Edits
+from fsdp_migrate.adapters.json_reader import read_json
+from fsdp_migrate.adapters.nodes import Mapping, Node, Reference, effective
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.config import FSDP2Config
+
+
+STRATEGIES = {
+    "full_shard": "FULL_SHARD",
+    "shard_grad_op": "SHARD_GRAD_OP",
+    "no_shard": "NO_SHARD",
+    "hybrid_shard": "HYBRID_SHARD",
+    "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
+}
+OPTIONS = (*STRATEGIES, "offload", "auto_wrap")
+MARKERS = frozenset(
+    {
+        "output_dir",
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "gradient_accumulation_steps",
+        "num_train_epochs",
+        "learning_rate",
+        "max_steps",
+        "model_name_or_path",
+        "save_strategy",
+        "gradient_checkpointing",
+        "bf16",
+        "fp16",
+    }
+)
+
+
+def keep_layer_classes(value: Any, block: Block) -> Outcome:
+    """Keep a list of classes, or a string of them; spaces around a name would hide the class."""
+    del block
+    if value is None:
+        return Outcome("FM340", "Kept: it means the same.")
+    names = list(words.read_names(value, "value"))
+    if value in (names, ",".join(names)):
+        return Outcome("FM340", "Kept: the same classes are units.")
+    return Outcome("FM341", f"Written as {names}.", value=names, has_value=True)
+
+
+def take_strategy(value: Any, block: Block) -> Outcome:
+    """Turn ``sharding_strategy``, which HF Trainer never read, into the boolean, unless ``fsdp`` decides."""
+    strategy = strategy_of(value)
+    if strategy_in_fsdp(block) is not None or "reshard_after_forward" in bare_values(block.node, HF_KEYS):
+        return Outcome("FM342", f"{shown(value)}: HF Trainer reads `fsdp` instead.", remove=True)
+    frees = frees_after_forward(strategy)
+    text = (
+        f"{shown(value)}: units are {'' if frees else 'not '}freed after forward, unless `fsdp` says "
+        "otherwise."
+    )
+    return Outcome("FM341", text, key="reshard_after_forward", value=frees, has_value=True)
+
+
+def take_reshard(value: Any, block: Block) -> Outcome:
+    """Turn a strategy's name into the boolean of FSDP2; ``fsdp``, which FSDP1 reads first, decides."""
+    frees = frees_after_forward(strategy_in_fsdp(block) or strategy_of(value))
+    if value is frees:
+        return Outcome("FM340", "Kept: it is FSDP2's own.")
+    text = (
+        f"{shown(value)}: {'every unit but the root is freed' if frees else 'nothing is freed'} after "
+        "forward."
+    )
+    return Outcome("FM341", text, value=frees, has_value=True)
+
+
+def take_offload(value: Any, block: Block) -> Outcome:
+    """Turn ``offload_params``, which HF Trainer never read, into ``cpu_offload``, which it reads."""
+    outcome = keep_bool(value, block)
+    wanted = outcome.value if outcome.has_value else value
+    text = f"{shown(value)}: HF Trainer reads `cpu_offload`; `offload_params` had no effect."
+    code = "FM343" if wanted and "offload" not in items_of(block) else "FM341"
+    return Outcome(code, text, key="cpu_offload", value=wanted, has_value=True)
+
+
+def keep_cpu_offload(value: Any, block: Block) -> Outcome:
+    """Keep a boolean; a mapping with ``offload_params`` becomes one."""
+    if isinstance(value, dict) and set(value) == {"offload_params"}:
+        wanted = words.read_bool(value["offload_params"], "value")
+        return Outcome("FM341", f"Written as {shown(wanted)}.", value=wanted, has_value=True)
+    return keep_bool(value, block)
+
+
+def take_version(value: Any, block: Block) -> Outcome:
+    """Say that the version becomes 2, under the name that every version of HF Trainer reads."""
+    del block
+    if read_number(value) not in {None, 1, 2}:
+        msg = f"`value` is {value!r}; expected 1 or 2."
+        raise ConfigError(msg, field="version")
+    return Outcome("FM341", f"{shown(value)}: becomes 2.", key="version", value=2, has_value=True)
+
+
+def drop_sync(value: Any, block: Block) -> Outcome:
+    """Take out ``sync_module_states``, which FSDP2 has not."""
+    loads = bare_values(block.node, HF_KEYS).get("cpu_ram_efficient_loading")
+    broadcasts = is_known(loads) and words.read_bool(loads, "cpu_ram_efficient_loading")
+    if broadcasts or (value is not None and not words.read_bool(value, "value")):
+        return Outcome("FM342", f"{shown(value)}: FSDP2 has no such option.", remove=True)
+    text = (
+        f"{shown(value)}: FSDP2 does not send rank 0's weights to the other ranks unless "
+        "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
+    )
+    hint = "Ranks that load the same checkpoint or start from the same seed hold the same weights anyhow."
+    return Outcome("FM343", text, hint, remove=True)
+
+
+def refuse_xla(value: Any, block: Block) -> Outcome:
+    """Refuse PyTorch/XLA's FSDP, which is another one."""
+    del block
+    if value is None or not words.read_bool(value, "value"):
+        return Outcome("FM340", "Kept: off in both.")
+    text = "PyTorch/XLA's FSDP is another one; FSDP2 (`fully_shard`) does not run on it."
+    return Outcome("FM350", text, "On TPUs, stay with XLA's own (`xla_fsdp_v2`).")
+
+
+FORWARD_PREFETCH = lost(
+    "HF Trainer's FSDP2 does not prefetch in forward. Values are the same; communication overlaps less.",
+    False,
+    "no",
+    0,
+)
+HF_KEYS: tuple[Key, ...] = (
+    Key("version", "`version: 2`", take_version),
+    Key("sharding_strategy", "`reshard_after_forward`, true or false", take_strategy),
+    Key("reshard_after_forward", "true or false", take_reshard),
+    Key("transformer_layer_cls_to_wrap", "kept", keep_layer_classes),
+    Key("min_num_params", "kept, as a whole number", keep_count),
+    Key("auto_wrap_policy", "kept", keep_wrap_policy),
+    Key("backward_prefetch", "taken out: FSDP2 prefetches as BACKWARD_PRE does", drop_prefetch),
+    Key("forward_prefetch", "taken out: HF Trainer's FSDP2 has none", FORWARD_PREFETCH),
+    Key(
+        "limit_all_gathers",
+        "taken out: obsolete, FSDP2 bounds its memory without it",
+        obsolete("FSDP2 bounds its memory without it."),
+    ),
+    Key(
+        "use_orig_params", "taken out: obsolete, FSDP2 always shows the original parameters", drop_orig_params
+    ),
+    Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
+    Key("cpu_ram_efficient_loading", "kept", keep_bool),
+    Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
+    Key("offload_params", "`cpu_offload`", take_offload),
+    Key("activation_checkpointing", "kept", keep_bool),
+    Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
+    Key("xla", "refused if true", refuse_xla),
+    Key("xla_fsdp_v2", "refused if true", refuse_xla),
+    Key(
+        "xla_fsdp_settings",
+        "kept: without `xla` nothing reads it",
+        keep("Kept: without `xla` nothing reads it."),
+    ),
+    Key(
+        "xla_fsdp_grad_ckpt",
+        "kept: without `xla` nothing reads it",
+        keep("Kept: without `xla` nothing reads it."),
+    ),
+)
+_DISTINCTIVE = frozenset(
+    {"transformer_layer_cls_to_wrap", "min_num_params", "xla", "xla_fsdp_settings", "xla_fsdp_v2"}
+)
+
+
+def items_of(block: Block) -> tuple[str, ...]:
+    """Return the words in ``fsdp``: a string with spaces, or a list; True is ``full_shard``.
+
+    Raises:
+        ConfigError: A word is no option.
+    """
+    value = plain_values(block.owner).get("fsdp")
+    if value is True:
+        return ("full_shard",)
+    if not is_known(value) or value is False:
+        return ()
+    parts = value if isinstance(value, list) else str(value).replace(",", " ").split()
+    found = tuple(words.bare_word(part) for part in parts)
+    for word in found:
+        if word not in OPTIONS:
+            msg = f"`fsdp` holds {word!r}, which is no option.{words.closest(word, OPTIONS)}"
+            raise ConfigError(msg, field="fsdp")
+    return found
+
+
+def strategy_in_fsdp(block: Block) -> str | None:
+    """Return the strategy that ``fsdp`` names, or None."""
+    named = [STRATEGIES[word] for word in items_of(block) if word in STRATEGIES]
+    return named[-1] if named and plain_values(block.owner).get("fsdp") is not True else None
+
+
+class HFTrainerAdapter:
+    """Arguments of HF Trainer in YAML or JSON, and the JSON that ``fsdp_config`` names."""
+
+    name = "hf"
+    title = "HF Trainer"
+    keys = HF_KEYS
+
+    def detect(self, document: Node) -> Iterator[Block]:
+        """Yield each mapping with ``fsdp`` or ``fsdp_config`` beside arguments of the Trainer."""
+        for path, mapping in mappings_of(document):
+            values = plain_values(mapping)
+            config = mapping_at(mapping, "fsdp_config")
+            if not path and self._stands_alone(mapping):
+                yield self.at((), mapping, mapping, document)
+            elif ("fsdp" in values or "fsdp_config" in values) and self._is_arguments(values, config):
+                block = Block(self.name, (*path, "fsdp_config"), config, mapping, document)
+                yield self._judged(block)
+
+    def _is_arguments(self, values: dict[str, Any], config: Mapping | None) -> bool:
+        fsdp = values.get("fsdp")
+        if isinstance(fsdp, dict) or (
+            config is None and isinstance(fsdp, bool) and not MARKERS & set(values)
+        ):
+            return False
+        named = fsdp if isinstance(fsdp, list) else str(fsdp or "").split()
+        if named and not isinstance(fsdp, bool) and not isinstance(fsdp, Reference):
+            return any(words.bare_word(word) in OPTIONS for word in named) or bool(MARKERS & set(values))
+        return bool(MARKERS & set(values)) or fsdp is True
+
+    def _stands_alone(self, mapping: Mapping) -> bool:
+        known = by_name(HF_KEYS)
+        names = [name for name in effective(mapping) if not name.startswith("_")]
+        bare_names = [bare(name) for name in names]
+        share = sum(name in known for name in bare_names)
+        prefixed = any(name.startswith("fsdp_") and bare(name) in known for name in names)
+        distinctive = prefixed or bool(_DISTINCTIVE & set(bare_names))
+        return distinctive and 2 * share >= len(names) and "fsdp" not in names and "fsdp_config" not in names
+
+    def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
+        """Take a mapping for the content of ``fsdp_config``, or for arguments that hold it."""
+        values = plain_values(node)
+        if "fsdp" in values or "fsdp_config" in values:
+            config = mapping_at(node, "fsdp_config")
+            return self._judged(Block(self.name, (*path, "fsdp_config"), config, node, document))
+        return self._judged(Block(self.name, path, node, node if not path else owner, document))
+
+    def _judged(self, block: Block) -> Block:
+        block.is_fsdp2 = read_number(bare_values(block.node, HF_KEYS).get("version")) == 2
+        beside = plain_values(block.owner)
+        if block.node is not block.owner and not block.is_fsdp2:
+            if "fsdp" in beside and not beside["fsdp"]:
+                block.unused = f"`fsdp` is {shown(beside['fsdp']) or 'empty'}, so HF Trainer does not read it"
+            elif "fsdp" not in beside and MARKERS & set(beside):
+                block.unused = "there is no `fsdp` beside it, so HF Trainer does not read it"
+        return block
+
+    def parse(self, block: Block) -> dict[str, Any]:
+        """Return the FSDP1 arguments that ``fsdp`` and ``fsdp_config`` mean together."""
+        values = bare_values(block.node, HF_KEYS)
+        items = items_of(block)
+        strategy = strategy_in_fsdp(block)
+        if strategy:
+            values["sharding_strategy"] = strategy
+        if "offload" in items:
+            values["offload_params"] = True
+        elif isinstance(values.get("cpu_offload"), bool):
+            values["offload_params"] = values["cpu_offload"]
+        policy = _policy(block, values)
+        if policy is not None:
+            values["auto_wrap_policy"] = policy
+        values.setdefault("use_orig_params", True)
+        arguments = shard_config(block, values)
+        for flag in ("bf16", "fp16"):
+            if plain_values(block.owner).get(flag) is True:
+                arguments["mixed_precision"] = flag
+        return arguments
+
+    def emit(self, block: Block, config: FSDP2Config, draft: Draft) -> None:
+        """Draft ``version: 2`` and what goes with it, in ``fsdp_config``."""
+        try:
+            items = items_of(block)
+        except ConfigError as error:
+            draft.say("FM348", block.beside("fsdp"), str(error), "Correct it, and convert again.")
+            return
+        if block.node is not block.owner and block.node is None and _elsewhere(block, draft):
+            _emit_fsdp(block, items, draft)
+            return
+        if block.node is not None:
+            draft.table(block, HF_KEYS, rename=_prefixed)
+        wanted = _wanted(block, items)
+        if block.node is None:
+            text = "Added: without `version: 2` HF Trainer runs FSDP1 before 5.10."
+            draft.set(block.owner, "fsdp_config", {k: v for k, (v, _) in wanted.items()}, block.name, text)
+        else:
+            for key, (value, text) in wanted.items():
+                draft.add(block.node, key, value, block.at(key), text)
+        _emit_fsdp(block, items, draft)
+        say_mixed_precision(
+            block, config, draft, "bf16" if config.mp_policy.param_dtype == "bfloat16" else "fp16"
+        )
+        _say_mesh(block, config, draft)
+
+
+def _prefixed(written: str, new: str) -> str:
+    return f"fsdp_{new}" if written.startswith("fsdp_") and new != "version" else new
+
+
+def _policy(block: Block, values: dict[str, Any]) -> str | None:
+    """Return the wrap policy that FSDP1 uses, or None where nothing here tells."""
+    if is_known(values.get("auto_wrap_policy")):
+        return str(values["auto_wrap_policy"])
+    if "fsdp" not in plain_values(block.owner) or plain_values(block.owner)["fsdp"] is True:
+        return None
+    if "auto_wrap" not in items_of(block):
+        return "NO_WRAP"
+    count = values.get("min_num_params")
+    if is_known(count) and words.read_count(count, block.at("min_num_params")) > 0:
+        return "SIZE_BASED_WRAP"
+    return "TRANSFORMER_BASED_WRAP"
+
+
+def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
+    """Return the keys to add to ``fsdp_config``, each with why."""
+    values = bare_values(block.node, HF_KEYS)
+    wanted: dict[str, tuple[Any, str]] = {}
+    if "version" not in values:
+        wanted["version"] = (2, "2: without it HF Trainer runs FSDP1 before 5.10.")
+    strategy = strategy_in_fsdp(block)
+    if strategy and "reshard_after_forward" not in values:
+        wanted["reshard_after_forward"] = (frees_after_forward(strategy), f"{strategy}, in FSDP2's word.")
+    try:
+        policy = _policy(block, values)
+    except ConfigError:
+        policy = None
+    if policy in {"NO_WRAP", "SIZE_BASED_WRAP"} and "auto_wrap_policy" not in values:
+        wanted["auto_wrap_policy"] = (policy, f"{policy}, which `fsdp` says; later versions read it here.")
+    if "offload" in items and not {"cpu_offload", "offload_params"} & set(values):
+        wanted["cpu_offload"] = (True, "`offload`, where later versions read it.")
+    if "state_dict_type" not in values:
+        text = "FULL_STATE_DICT, the default of FSDP1; that of Accelerate's FSDP2 is SHARDED_STATE_DICT."
+        wanted["state_dict_type"] = ("FULL_STATE_DICT", text)
+    return wanted
+
+
+def _emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft) -> None:
+    """Write the words of ``fsdp`` that FSDP2 knows in place of those that it does not."""
+    entry = effective(block.owner).get("fsdp")
+    if entry is None:
+        if block.node is block.owner:
+            text = (
+                "`fsdp` stands elsewhere; with FSDP2 it knows full_shard, shard_grad_op, auto_wrap and "
+                "offload."
+            )
+            draft.say(
+                "FM356", block.at("fsdp"), text, "Convert where it stands, or a command with `--command`."
+            )
+        return
+    value = plain_values(block.owner)["fsdp"]
+    subject = block.beside("fsdp")
+    if isinstance(value, Reference):
+        text = (
+            f"{value} is known only elsewhere: kept. FSDP2 knows full_shard, shard_grad_op, auto_wrap, "
+            "offload."
+        )
+        draft.say("FM346", subject, text)
+        return
+    if value is True:
+        draft.say("FM340", subject, "Kept: it means the same.")
+        return
+    new = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "no_shard": "shard_grad_op"}
+    after = list(dict.fromkeys(new.get(word, word) for word in items))
+    if after == list(items):
+        draft.say("FM340", subject, "Kept: `version: 2` makes it FSDP2.")
+        return
+    text = f"{' '.join(items)}: HF Trainer refuses this strategy under FSDP2; `{' '.join(after)}` stands in."
+    written = after if isinstance(value, list) else " ".join(after)
+    draft.edits.change(owner_of(block.owner, entry), Change(entry, value=written, has_value=True))
+    draft.say("FM341", subject, text)
+
+
+def _elsewhere(block: Block, draft: Draft) -> bool:
+    """Handle an ``fsdp_config`` that is no mapping; tell whether there is nothing more to do."""
+    value = plain_values(block.owner).get("fsdp_config")
+    if not is_known(value):
+        if isinstance(value, Reference):
+            draft.say(
+                "FM346", block.name, f"{value} is known only elsewhere: kept.", "Convert what it stands for."
+            )
+        return isinstance(value, Reference)
+    if str(value).lstrip().startswith("{"):
+        _emit_inline(block, str(value), draft)
+    else:
+        text = f"{value} is another file, which is not converted with this one."
+        draft.say("FM356", block.name, text, f"`fsdp-migrate config {value} --from hf`.")
+    return True
+
+
+def _emit_inline(block: Block, text: str, draft: Draft) -> None:
+    """Convert an ``fsdp_config`` that is JSON in a string."""
+    try:
+        node = read_json(text)
+    except ConfigError as error:
+        draft.say("FM348", block.name, f"It is a string that starts as JSON does. {error}")
+        return
+    assert isinstance(node, Mapping)
+    inner = Draft(Edits(text, is_json=True), draft.findings)
+    within = Block(block.stack, block.path, node, block.owner, block.root, settings=block.settings)
+    inner.table(within, HF_KEYS, rename=_prefixed)
+    for key, (value, why) in _wanted(within, items_of(block)).items():
+        inner.add(node, key, value, within.at(key), why)
+    entry = effective(block.owner)["fsdp_config"]
+    result = inner.edits.apply()
+    json.loads(result)
+    draft.edits.change(owner_of(block.owner, entry), Change(entry, value=result, has_value=True))
+
+
+def _say_mesh(block: Block, config: FSDP2Config, draft: Draft) -> None:
+    subject = block.beside("fsdp") if strategy_in_fsdp(block) else block.at("reshard_after_forward")
+    if config.mesh == "replicate":
+        say_no_shard(draft, subject, "No `fsdp` at all, under torchrun")
+    elif config.mesh == "hybrid" and block.settings.nodes == 1:
+        draft.say("FM341", subject, "HYBRID_SHARD on one node is one shard group: full sharding, the same.")
+    elif config.mesh == "hybrid":
+        text = (
+            "HYBRID_SHARD: HF Trainer takes no mesh from a file, and FSDP2 shards over all ranks of all "
+            "nodes."
+        )
+        hint = (
+            "On one node that is the same. Otherwise give "
+            "`parallelism_config=ParallelismConfig(dp_replicate_size="
+            "<nodes>, dp_shard_size=<ranks of a node>)` to TrainingArguments."
+        )
+        draft.say("FM355", subject, text, hint)

@@ -1,0 +1,115 @@
+"""Axolotl: the list ``fsdp`` and the mapping ``fsdp_config``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from fsdp_migrate.adapters.axolotl import AXOLOTL_KEYS
+from fsdp_migrate.adapters.base import Settings, bare
+from fsdp_migrate.adapters.conversion import TextConversion, convert_text
+
+
+HEAD = "base_model: x/y\nmicro_batch_size: 1\nbf16: true\n"
+
+
+def convert(text: str, **options: Any) -> TextConversion:
+    done = convert_text(HEAD + text, **options)
+    assert {block.stack for block in done.blocks} == {"axolotl"}
+    assert convert_text(done.text, **options).text == done.text
+    return done
+
+
+def loaded(done: TextConversion) -> dict[str, Any]:
+    document: dict[str, Any] = YAML(typ="safe").load(done.text)
+    return document
+
+
+EACH_KEY: list[tuple[str, str, Any, str]] = [
+    ("fsdp_version", "1", None, "FM341"),
+    ("fsdp_sharding_strategy", "SHARD_GRAD_OP", None, "FM341"),
+    ("reshard_after_forward", "true", True, "FM340"),
+    ("fsdp_offload_params", "'true'", True, "FM341"),
+    ("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "TRANSFORMER_BASED_WRAP", "FM341"),
+    ("fsdp_transformer_layer_cls_to_wrap", "LlamaDecoderLayer", "LlamaDecoderLayer", "FM341"),
+    ("fsdp_min_num_params", "1e8", 100000000, "FM341"),
+    ("fsdp_state_dict_type", "SHARDED_STATE_DICT", "SHARDED_STATE_DICT", "FM341"),
+    ("final_state_dict_type", "FULL_STATE_DICT", "FULL_STATE_DICT", "FM340"),
+    ("fsdp_cpu_ram_efficient_loading", "true", True, "FM341"),
+    ("cpu_offload_pin_memory", "false", False, "FM340"),
+    ("fsdp_activation_checkpointing", "true", True, "FM341"),
+    ("mixed_precision_policy", "bf16", "bf16", "FM340"),
+    ("fsdp_sync_module_states", "true", None, "FM343"),
+    ("fsdp_use_orig_params", "false", None, "FM342"),
+    ("fsdp_limit_all_gathers", "true", None, "FM342"),
+    ("fsdp_backward_prefetch", "BACKWARD_PRE", None, "FM342"),
+    ("fsdp_backward_prefetch_policy", "BACKWARD_POST", None, "FM343"),
+    ("fsdp_forward_prefetch", "false", None, "FM342"),
+    ("fsdp_something", "1", None, "FM345"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "after", "code"), EACH_KEY)
+def test_each_key(key: str, value: str, after: Any, code: str) -> None:
+    done = convert(f"fsdp_config:\n  {key}: {value}\n")
+    found = loaded(done)
+    assert found["fsdp_version"] == 2
+    assert found["fsdp_config"].get(bare(key)) == after
+    assert {f.code for f in done.findings if f.subject == f"fsdp_config.{key}"} == {code}
+
+
+def test_every_key_of_the_table_is_tried_above() -> None:
+    assert {key.name for key in AXOLOTL_KEYS} <= {bare(key) for key, *_ in EACH_KEY}
+
+
+def test_the_list_becomes_the_version_in_its_place() -> None:
+    done = convert(
+        "fsdp:  # deprecated\n  - full_shard\n  - auto_wrap\nfsdp_config:\n"
+        "  fsdp_transformer_layer_cls_to_wrap: A\ntokens: 1\n"
+    )
+    assert done.text == HEAD + (
+        "fsdp_version: 2\nfsdp_config:\n  transformer_layer_cls_to_wrap: A\n  reshard_after_forward: true\n"
+        "  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  state_dict_type: FULL_STATE_DICT\ntokens: 1\n"
+    )
+
+
+def test_a_list_alone_gets_a_config() -> None:
+    found = loaded(convert("fsdp: [shard_grad_op, auto_wrap, offload]\n"))
+    assert found["fsdp_config"] == {
+        "reshard_after_forward": False,
+        "offload_params": True,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "state_dict_type": "FULL_STATE_DICT",
+    }
+    assert "fsdp" not in found
+
+
+def test_hybrid_sharding_gets_its_mesh_or_is_refused() -> None:
+    text = "fsdp_config:\n  sharding_strategy: HYBRID_SHARD\n"
+    assert "FM352" in {f.code for f in convert(text).findings}
+    found = loaded(convert(text, settings=Settings(16, 2)))
+    assert (found["dp_replicate_size"], found["dp_shard_size"]) == (2, 8)
+    assert "dp_shard_size" not in loaded(convert(text, settings=Settings(nodes=1)))
+
+
+def test_optimizers_that_axolotl_refuses_are_told() -> None:
+    done = convert("optimizer: paged_adamw_8bit\nfsdp: [full_shard]\n")
+    assert [f.code for f in done.findings if f.subject == "optimizer"] == ["FM343"]
+
+
+@pytest.mark.parametrize("text", ["fsdp:\nfsdp_config:\n", "fsdp: []\n"])
+def test_what_is_empty_is_left_alone(text: str) -> None:
+    done = convert(text)
+    assert not done.is_changed
+    assert [f.code for f in done.findings] == ["FM351"]
+
+
+def test_fsdp2_is_left_alone() -> None:
+    done = convert("fsdp_version: 2\nfsdp_config:\n  offload_params: false\n")
+    assert [f.code for f in done.findings] == ["FM347"]
+
+
+def test_no_shard_is_told() -> None:
+    assert "FM353" in {f.code for f in convert("fsdp: [no_shard]\n").findings}

@@ -1,0 +1,169 @@
+"""HF Trainer: ``fsdp`` and ``fsdp_config``, together, alone, inline and elsewhere."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from fsdp_migrate.adapters.base import Settings, bare
+from fsdp_migrate.adapters.conversion import TextConversion, convert_text
+from fsdp_migrate.adapters.hf_trainer import HF_KEYS
+
+
+HEAD = "output_dir: out\nlearning_rate: 1.0e-5\n"
+
+
+def convert(text: str, **options: Any) -> TextConversion:
+    done = convert_text(text, **options)
+    assert {block.stack for block in done.blocks} == {"hf"}
+    assert convert_text(done.text, **options).text == done.text
+    return done
+
+
+def loaded(done: TextConversion) -> dict[str, Any]:
+    document: dict[str, Any] = YAML(typ="safe").load(done.text)
+    return document
+
+
+def codes(done: TextConversion, subject: str) -> set[str]:
+    return {finding.code for finding in done.findings if finding.subject == subject}
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "after", "config"),
+    [
+        ('"full_shard auto_wrap"', "full_shard auto_wrap", {"reshard_after_forward": True}),
+        ("auto_wrap full_shard", "auto_wrap full_shard", {"reshard_after_forward": True}),
+        ("[shard_grad_op, auto_wrap]", ["shard_grad_op", "auto_wrap"], {"reshard_after_forward": False}),
+        (
+            "full_shard auto_wrap offload",
+            "full_shard auto_wrap offload",
+            {"reshard_after_forward": True, "cpu_offload": True},
+        ),
+        ("hybrid_shard auto_wrap", "full_shard auto_wrap", {"reshard_after_forward": True}),
+        ("hybrid_shard_zero2 auto_wrap", "shard_grad_op auto_wrap", {"reshard_after_forward": False}),
+        ("no_shard auto_wrap", "shard_grad_op auto_wrap", {"reshard_after_forward": False}),
+        ("full_shard", "full_shard", {"reshard_after_forward": True, "auto_wrap_policy": "NO_WRAP"}),
+        ("true", True, {}),
+    ],
+)
+def test_the_words_of_fsdp(fsdp: str, after: Any, config: dict[str, Any]) -> None:
+    found = loaded(convert(f"{HEAD}fsdp: {fsdp}\n"))
+    assert found["fsdp"] == after
+    assert found["fsdp_config"] == {"version": 2, **config, "state_dict_type": "FULL_STATE_DICT"}
+
+
+EACH_KEY: list[tuple[str, Any, Any, str]] = [
+    ("fsdp_transformer_layer_cls_to_wrap", ["A", "B"], ["A", "B"], "FM340"),
+    ("transformer_layer_cls_to_wrap", "A, B", ["A", "B"], "FM341"),
+    ("min_num_params", "1e6", 1000000, "FM341"),
+    ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "TRANSFORMER_BASED_WRAP", "FM340"),
+    ("fsdp_backward_prefetch", "backward_pre", None, "FM342"),
+    ("backward_prefetch", "backward_post", None, "FM343"),
+    ("forward_prefetch", "true", None, "FM343"),
+    ("limit_all_gathers", True, None, "FM342"),
+    ("use_orig_params", "false", None, "FM342"),
+    ("sync_module_states", True, None, "FM343"),
+    ("cpu_ram_efficient_loading", "true", True, "FM341"),
+    ("cpu_offload", {"offload_params": True}, True, "FM341"),
+    ("offload_params", True, None, "FM343"),
+    ("activation_checkpointing", True, True, "FM340"),
+    ("state_dict_type", "full", "FULL_STATE_DICT", "FM341"),
+    ("xla", False, False, "FM340"),
+    ("xla_fsdp_v2", True, True, "FM350"),
+    ("xla_fsdp_settings", {"compute_dtype": "bfloat16"}, {"compute_dtype": "bfloat16"}, "FM340"),
+    ("xla_fsdp_grad_ckpt", True, True, "FM340"),
+    ("sharding_strategy", "SHARD_GRAD_OP", None, "FM342"),
+    ("reshard_after_forward", "shard_grad_op", True, "FM341"),
+    ("fsdp_version", 1, None, "FM341"),
+    ("trnsformer_layer_cls_to_wrap", "A", "A", "FM345"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "after", "code"), EACH_KEY)
+def test_each_key(key: str, value: Any, after: Any, code: str) -> None:
+    text = json.dumps(
+        {"output_dir": "x", "fsdp": "full_shard auto_wrap", "fsdp_config": {key: value}}, indent=2
+    )
+    done = convert(text)
+    config = loaded(done)["fsdp_config"]
+    assert config.get(key) == after
+    assert config["version"] == 2
+    assert codes(done, f"fsdp_config.{key}") == {code}
+
+
+def test_every_key_of_the_table_is_tried_above() -> None:
+    assert {key.name for key in HF_KEYS} <= {bare(key) for key, *_ in EACH_KEY}
+
+
+def test_size_based_wrapping_is_named_for_later_versions() -> None:
+    text = f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_config:\n  fsdp_min_num_params: 1000\n"
+    assert loaded(convert(text))["fsdp_config"]["auto_wrap_policy"] == "SIZE_BASED_WRAP"
+
+
+def test_a_file_of_its_own() -> None:
+    done = convert('{\n    "fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]\n}\n')
+    assert done.text == (
+        '{\n    "fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],\n    "version": 2,\n'
+        '    "state_dict_type": "FULL_STATE_DICT"\n}\n'
+    )
+    assert codes(done, "fsdp") == {"FM356"}
+
+
+def test_a_strategy_in_a_file_of_its_own_is_heeded() -> None:
+    done = convert('{"min_num_params": 5, "sharding_strategy": "SHARD_GRAD_OP"}')
+    assert loaded(done)["reshard_after_forward"] is False
+
+
+def test_json_in_a_string() -> None:
+    text = f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_config: '{{\"fsdp_use_orig_params\": true}}'\n"
+    done = convert(text)
+    assert json.loads(loaded(done)["fsdp_config"]) == {
+        "version": 2,
+        "reshard_after_forward": True,
+        "state_dict_type": "FULL_STATE_DICT",
+    }
+
+
+def test_another_file_is_named() -> None:
+    done = convert(f"{HEAD}fsdp: hybrid_shard auto_wrap\nfsdp_config: conf/fsdp.json\n")
+    [finding] = [f for f in done.findings if f.code == "FM356"]
+    assert "conf/fsdp.json" in finding.message
+    assert loaded(done)["fsdp"] == "full_shard auto_wrap"
+
+
+@pytest.mark.parametrize("value", ["''", "false", "[]", "null"])
+def test_fsdp_that_is_off_is_left_alone(value: str) -> None:
+    done = convert(f"{HEAD}fsdp: {value}\nfsdp_config:\n  min_num_params: 5\n")
+    assert not done.is_changed
+    assert [finding.code for finding in done.findings] == ["FM351"]
+
+
+def test_fsdp2_is_left_alone() -> None:
+    done = convert(f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_config:\n  version: 2\n")
+    assert [finding.code for finding in done.findings] == ["FM347"]
+
+
+def test_an_unknown_word_is_refused() -> None:
+    done = convert(f"{HEAD}fsdp: full_shard auto_warp\n")
+    [finding] = [f for f in done.findings if f.code == "FM348"]
+    assert "Did you mean `auto_wrap`" in finding.message
+
+
+@pytest.mark.parametrize(("nodes", "code"), [(1, "FM341"), (None, "FM355"), (2, "FM355")])
+def test_hybrid_sharding_needs_a_mesh_in_code(nodes: int | None, code: str) -> None:
+    done = convert(f"{HEAD}fsdp: hybrid_shard auto_wrap\n", settings=Settings(nodes=nodes))
+    assert code in codes(done, "fsdp")
+
+
+def test_references_are_kept_and_named() -> None:
+    done = convert(f"{HEAD}fsdp: ${{fsdp}}\nfsdp_config: ${{file}}\n")
+    assert loaded(done)["fsdp_config"] == "${file}"
+    assert codes(done, "fsdp") == codes(done, "fsdp_config") == {"FM346"}
+
+
+def test_mixed_precision_is_told() -> None:
+    assert codes(convert(f"{HEAD}bf16: true\nfsdp: full_shard auto_wrap\n"), "bf16") == {"FM354"}
