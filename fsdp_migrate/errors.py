@@ -14,6 +14,7 @@
     │   ├── BatchError                               a rank failed within a batch, and every rank stopped
     │   │   └── BatchOutOfMemoryError (MemoryError)  for lack of memory; a smaller microbatch may do
     │   └── RanksDivergedError                       the ranks did not do the same collectives
+    ├── SourceError (ValueError)                     a Python source that cannot be read, or written
     └── CheckpointError
         ├── CheckpointNotFoundError (FileNotFoundError)
         ├── CheckpointReadError (OSError)            the system could not read it: a bad disk, no permission
@@ -124,6 +125,14 @@ class RanksDivergedError(RankError):
     def __init__(self, message: str, *, operations: Mapping[int, str]) -> None:
         super().__init__(message)
         self.operations = dict(operations)
+
+
+class SourceError(FSDPMigrateError, ValueError):
+    """A Python source that cannot be read as Python, or not be rewritten; ``path`` names it."""
+
+    def __init__(self, message: str, *, path: object = None) -> None:
+        super().__init__(message)
+        self.path = None if path is None else str(path)
 
 
 class CheckpointError(FSDPMigrateError):

@@ -230,6 +230,80 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed", "What FSDP2 is told in code or in the environment, not in the config."
         ),
         "FM356": FindingCode("changed", "Settings in another file, which is not converted with this one."),
+        # FM3xx: Python sources
+        "FM301": FindingCode(
+            "equivalent",
+            "`FSDP(model, ...)` becomes `prepare_fully_shard(model, {...})`, with the same arguments.",
+        ),
+        "FM302": FindingCode(
+            "equivalent",
+            "The arguments of `FSDP(...)` are known only when it runs; their names are checked then.",
+        ),
+        "FM303": FindingCode(
+            "refused", "FSDP inside FSDP, `wrap`, or the class as a value: to be turned by hand."
+        ),
+        "FM304": FindingCode(
+            "refused", "A subclass of `FullyShardedDataParallel`: FSDP2 has no class to derive from."
+        ),
+        "FM305": FindingCode("exact", "Checks for the class, and annotations with it, name `FSDPModule`."),
+        "FM306": FindingCode("obsolete", "State dict types and their options: FSDP2 has no such contexts."),
+        "FM307": FindingCode(
+            "refused", "A state dict context in which not everything is seen, or of a kind that FSDP2 lacks."
+        ),
+        "FM308": FindingCode(
+            "equivalent",
+            "`model.state_dict()`, `load_state_dict()`: torch's functions for full or sharded states.",
+        ),
+        "FM309": FindingCode(
+            "equivalent", "`FSDP.optim_state_dict` and its kin: functions of `fsdp_migrate.runtime`."
+        ),
+        "FM310": FindingCode(
+            "exact", "What FSDP1's arguments are made of: `prepare_fully_shard` takes it as it is."
+        ),
+        "FM311": FindingCode(
+            "equivalent", "`model.clip_grad_norm_(...)` becomes `clip_grad_norm_(model, ...)`."
+        ),
+        "FM312": FindingCode("equivalent", "`model.no_sync()` becomes `no_sync(model)`."),
+        "FM313": FindingCode(
+            "equivalent", "`FSDP.summon_full_params(model)` becomes `summon_full_params(model)`."
+        ),
+        "FM314": FindingCode("equivalent", "`ShardedGradScaler(...)` becomes `grad_scaler(...)`."),
+        "FM315": FindingCode(
+            "equivalent", "`.module` of the wrapper: FSDP2 wraps nothing, so it is the model itself."
+        ),
+        "FM316": FindingCode("changed", "Names with `_fsdp_wrapped_module`: FSDP2 puts nothing into names."),
+        "FM317": FindingCode("refused", "Private to FSDP1: flat parameters, handles, internal modules."),
+        "FM318": FindingCode(
+            "changed", "Tests of parameters' dimensions: FSDP1's were flat, FSDP2's have their own shapes."
+        ),
+        "FM319": FindingCode(
+            "refused", "Lightning's `FSDPStrategy`: `ModelParallelStrategy` needs a hook in the module."
+        ),
+        "FM320": FindingCode("refused", "Accelerate's plugin: it takes FSDP2 by `fsdp_version=2`."),
+        "FM321": FindingCode("refused", "`register_comm_hook`: FSDP2's hooks take other arguments."),
+        "FM322": FindingCode(
+            "changed", "`model.apply(fn)`: FSDP1 showed whole parameters, now the function sees shards."
+        ),
+        "FM323": FindingCode("refused", "A copy of a sharded model: FSDP2 does not allow it."),
+        "FM324": FindingCode(
+            "changed", "Activation checkpointing after sharding gathers parameters once more."
+        ),
+        "FM325": FindingCode("obsolete", "FSDP1 in a comment or a string."),
+        "FM326": FindingCode(
+            "changed", "torch's `clip_grad_norm_`: the norm is that of the whole gradient now."
+        ),
+        "FM327": FindingCode("refused", "Hugging Face's Trainer: it takes FSDP2 by its `fsdp_config`."),
+        "FM328": FindingCode("refused", "Composer's Trainer: its `fsdp_config` is migrated by a callback."),
+        "FM329": FindingCode("obsolete", "An import of FSDP1's that nothing uses any more."),
+        "FM331": FindingCode(
+            "equivalent", "`functools.partial(FSDP, ...)` becomes a partial of `prepare_fully_shard`."
+        ),
+        "FM332": FindingCode(
+            "refused", "The model runs in `summon_full_params`, which FSDP2 does not allow."
+        ),
+        "FM333": FindingCode(
+            "refused", "A model that may be DistributedDataParallel's as well: to be turned by hand."
+        ),
         # FM401 to FM430: Composer
         "FM401": FindingCode(
             "equivalent", "Composer's `activation_checkpointing`: the same layers are recomputed."

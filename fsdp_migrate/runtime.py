@@ -19,6 +19,7 @@ from fsdp_migrate import torch_compat, torch_compat_comms, torch_compat_runtime
 from fsdp_migrate.clipping import clip_grad_norm_
 from fsdp_migrate.errors import ModelError, ProcessGroupError
 from fsdp_migrate.full_params import summon_full_params
+from fsdp_migrate.optimizer_states import full_optimizer_state_dict, optim_state_dict_to_load
 from fsdp_migrate.sharded import require_units
 from fsdp_migrate.state_dicts import full_state_dict, load_full_state_dict, sharded_state_dict
 from fsdp_migrate.weights import clone_parameters, ema_update, swapped_parameters
@@ -34,10 +35,12 @@ __all__ = [
     "clip_grad_norm_",
     "clone_parameters",
     "ema_update",
+    "full_optimizer_state_dict",
     "full_state_dict",
     "grad_scaler",
     "load_full_state_dict",
     "no_sync",
+    "optim_state_dict_to_load",
     "register_forward_methods",
     "sharded_state_dict",
     "summon_full_params",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsdp_migrate.cli import sources
 from fsdp_migrate.cli.config_command import config
 from fsdp_migrate.cli.document import write_document
 
@@ -339,3 +340,4 @@ def plan(
 
 
 app.command()(config)
+sources.register(app)

@@ -1,0 +1,87 @@
+"""One source, looked at by every rule."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source import mentions
+from fsdp_migrate.source.nodes import short
+from fsdp_migrate.source.rules import RULES, leftovers, unused_imports
+from fsdp_migrate.source.text import Source
+from fsdp_migrate.source.uses import Found, Use
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import libcst as cst
+
+
+HINTS = re.compile(
+    r"fsdp|FSDP|FullyShardedDataParallel|ShardedGradScaler|_fpw_module|TrainingArguments|parallelism_config"
+)
+"""A source without any of these has nothing that a rule finds, and is not parsed."""
+
+_AMBIGUOUS = "this name may stand for something other than torch's FSDP here"
+
+
+def analyse(code: str, path: str) -> tuple[Source, list[tuple[str, Found]]]:
+    """Parse a source and return what each rule finds in it, with the rule's name, in no order.
+
+    Raises:
+        SourceError: The text is no Python.
+        RecursionError: Its expressions are nested too deeply.
+    """
+    source = Source(code, path)
+    found = list(_find(source))
+    return source, [*found, *((unused_imports.NAME, use) for use in unused_imports.find(source, found))]
+
+
+def _find(source: Source) -> Iterator[tuple[str, Found]]:
+    covered: set[cst.CSTNode] = set()
+    edited: set[cst.CSTNode] = set()
+    for rule in RULES:
+        for found in rule.find(source):
+            if found.node in edited:
+                continue
+            edited.update([found.node] if found.edits else [])
+            covered.update(found.covers)
+            yield rule.NAME, _certain(source, found)
+    for found in leftovers.find(source, covered):
+        yield leftovers.NAME, found
+
+
+def _certain(source: Source, found: Found) -> Found:
+    """Return a use as it was found, or for a comment only where its name may stand for something else."""
+    if found.edits and any(
+        source.index.is_ambiguous(node) for node in found.covers if node in source.references
+    ):
+        becomes = f"{_AMBIGUOUS}: where it is torch's, {found.becomes}"
+        return Found(found.code, found.node, becomes, "commented", covers=found.covers)
+    return found
+
+
+def report(path: str, source: Source, found: list[tuple[str, Found]], cell: int | None = None) -> list[Use]:
+    """Return what was found as it is reported: with its place, in the order of the source."""
+    uses = [
+        Use(
+            path,
+            *source.position(item.node),
+            name,
+            item.code,
+            short(item.node),
+            item.becomes,
+            item.action,
+            cell,
+        )
+        for name, item in found
+    ]
+    known = {use.line for use in uses if use.rule == "wrapped-names"}
+    for line, column, text in mentions.find_mentions(source.code):
+        if line not in known:
+            becomes = "nothing is done to comments and strings"
+            uses.append(
+                Use(path, line, column, mentions.NAME, "FM325", text[:60], becomes, "mentioned", cell)
+            )
+    return sorted(uses, key=lambda use: (use.cell or 0, use.line, use.column, use.rule))

@@ -1,0 +1,120 @@
+"""What FSDP1 consists of: its public names, where they live, and the order of its arguments."""
+
+from __future__ import annotations
+
+
+FSDP = "FullyShardedDataParallel"
+
+CONSTRUCTOR_ARGUMENTS = (
+    "module",
+    "process_group",
+    "sharding_strategy",
+    "cpu_offload",
+    "auto_wrap_policy",
+    "backward_prefetch",
+    "mixed_precision",
+    "ignored_modules",
+    "param_init_fn",
+    "device_id",
+    "sync_module_states",
+    "forward_prefetch",
+    "limit_all_gathers",
+    "use_orig_params",
+    "ignored_states",
+    "device_mesh",
+)
+"""The arguments of ``FullyShardedDataParallel`` in the order in which they may be given by position."""
+
+ARGUMENT_WORDS = frozenset(
+    {
+        "BackwardPrefetch",
+        "CPUOffload",
+        "CustomPolicy",
+        "MixedPrecision",
+        "ModuleWrapPolicy",
+        "ShardingStrategy",
+        "_module_wrap_policy",
+        "_or_policy",
+        "_wrap_module_cls_individually",
+        "always_wrap_policy",
+        "lambda_auto_wrap_policy",
+        "size_based_auto_wrap_policy",
+        "transformer_auto_wrap_policy",
+    }
+)
+"""What FSDP1's arguments are made of, and ``prepare_fully_shard`` takes as it is."""
+
+STATE_DICT_WORDS = frozenset(
+    {
+        "FullOptimStateDictConfig",
+        "FullStateDictConfig",
+        "LocalOptimStateDictConfig",
+        "LocalStateDictConfig",
+        "OptimStateDictConfig",
+        "OptimStateKeyType",
+        "ShardedOptimStateDictConfig",
+        "ShardedStateDictConfig",
+        "StateDictConfig",
+        "StateDictSettings",
+        "StateDictType",
+    }
+)
+"""What FSDP1's state dict calls are told, for which FSDP2 has no use."""
+
+MANUAL_WRAPPING = frozenset({"ConfigAutoWrap", "enable_wrap", "wrap"})
+
+PUBLIC_NAMES = (
+    ARGUMENT_WORDS
+    | STATE_DICT_WORDS
+    | MANUAL_WRAPPING
+    | {FSDP, "FlatParameter", "LocalOptimStateDictConfig", "ShardedGradScaler", "StateDictSettings"}
+)
+
+_FSDP2 = frozenset(
+    {
+        "CPUOffloadPolicy",
+        "DataParallelMeshDims",
+        "FSDPModule",
+        "MixedPrecisionPolicy",
+        "OffloadPolicy",
+        "UnshardHandle",
+        "_fully_shard",
+        "fully_shard",
+        "register_fsdp_forward_method",
+        "share_comm_ctx",
+    }
+)
+_PACKAGE = "torch.distributed.fsdp"
+_HOMES = ("fully_sharded_data_parallel", "api", "wrap", "sharded_grad_scaler", "flat_param")
+
+
+def fsdp1_name(qualified: str) -> str | None:
+    """Return the name of a thing of FSDP1's below ``torch.distributed.fsdp``, or None for any other thing.
+
+    Example:
+        >>> fsdp1_name("torch.distributed.fsdp.api.StateDictType.FULL_STATE_DICT")
+        'StateDictType.FULL_STATE_DICT'
+        >>> fsdp1_name("torch.distributed.fsdp.fully_shard") is None
+        True
+        >>> fsdp1_name("fairscale.nn.FullyShardedDataParallel") is None
+        True
+    """
+    if not qualified.startswith(f"{_PACKAGE}."):
+        return None
+    parts = qualified.removeprefix(f"{_PACKAGE}.").split(".")
+    if parts[0] in _HOMES:
+        parts = parts[1:]
+    if not parts or parts[0] in _FSDP2:
+        return None
+    return ".".join(parts)
+
+
+def is_private(name: str) -> bool:
+    """Tell whether a name of :func:`fsdp1_name` is private to torch.
+
+    Example:
+        >>> is_private("_common_utils.FSDP_PREFIX"), is_private("_or_policy")
+        (True, False)
+    """
+    first = name.split(".", maxsplit=1)[0]
+    return first.startswith("_") and first not in ARGUMENT_WORDS

@@ -1,0 +1,209 @@
+"""Carries out the edits of all uses at once, and touches nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import libcst as cst
+
+from fsdp_migrate.source import imports
+from fsdp_migrate.source.mentions import MARK
+from fsdp_migrate.source.uses import Found, Remove, Replace, Unwrap
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from fsdp_migrate.source.text import Source
+
+
+def apply_edits(source: Source, found: Sequence[Found]) -> str:
+    """Return the source's text with every edit done and every comment set; the same text if there is none."""
+    applier = _Applier(source, found)
+    if not applier.has_work:
+        return source.code
+    after = source.module.visit(applier).code
+    # LibCST loses the last line end where lines end in a bare carriage return.
+    return (
+        after + source.module.default_newline if source.code.endswith("\r") > after.endswith("\r") else after
+    )
+
+
+def comment_of(found: Found) -> str:
+    """Return the comment that belongs above a use, or nothing."""
+    text = found.becomes if found.action == "commented" else found.note
+    return f"{MARK}{found.code} {text}" if text else ""
+
+
+class _Applier(cst.CSTTransformer):
+    def __init__(self, source: Source, found: Sequence[Found]) -> None:
+        super().__init__()
+        self._source = source
+        self._builds: dict[cst.CSTNode, Callable[[Any], Any]] = {}
+        self._unwrapped: set[cst.CSTNode] = set()
+        self._removed: set[cst.CSTNode] = set()
+        self._spliced: set[cst.CSTNode] = set()
+        self._comments: dict[cst.CSTNode, dict[str, str]] = {}
+        self._read(found)
+        rewritten = [item for item in found if item.action == "rewritten"]
+        self._imports: dict[cst.CSTNode, set[str]] = {}
+        for node, name in imports.unneeded(source, imports.gone(found)):
+            self._imports.setdefault(node, set()).add(name)
+        self._new = imports.missing(source, (need for item in rewritten for need in item.needs))
+        self._anchor = imports.anchor(source)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._builds or self._unwrapped or self._removed or self._comments or self._imports)
+
+    def _read(self, found: Iterable[Found]) -> None:
+        for item in found:
+            for edit in item.edits:
+                if isinstance(edit, Replace):
+                    self._builds[edit.node] = edit.build
+                elif isinstance(edit, Unwrap):
+                    self._unwrapped.add(edit.item)
+                elif isinstance(edit, Remove):
+                    self._removed.add(edit.statement)
+            text = comment_of(item)
+            if text:
+                statement = self._source.index.statement(item.node)
+                if not _has_comment(self._source.module, statement):
+                    self._comments.setdefault(statement, {}).setdefault(item.code, text)
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        if original_node in self._builds:
+            return self._builds[original_node](updated_node)
+        if isinstance(original_node, cst.With):
+            updated_node = self._leave_with(original_node, updated_node)
+        elif isinstance(original_node, cst.SimpleStatementLine):
+            updated_node = self._leave_line(original_node, updated_node)
+        elif isinstance(original_node, cst.SimpleStatementSuite):
+            updated_node = self._leave_suite(original_node, updated_node)
+        if original_node in self._comments and isinstance(updated_node, cst.CSTNode):
+            lines = [
+                cst.EmptyLine(comment=cst.Comment(text))
+                for _, text in sorted(self._comments[original_node].items())
+            ]
+            updated_node = updated_node.with_changes(
+                leading_lines=[*getattr(updated_node, "leading_lines", ()), *lines]
+            )
+        if isinstance(original_node, cst.IndentedBlock):
+            return self._leave_block(updated_node)
+        if isinstance(original_node, cst.Module):
+            return self._leave_module(updated_node)
+        return updated_node
+
+    # Statements that go away leave an empty line holder behind, which the block around them takes out.
+
+    def _leave_line(self, original: cst.SimpleStatementLine, updated: cst.SimpleStatementLine) -> Any:
+        body = self._small_statements(original.body, updated.body)
+        if len(body) == len(original.body) and all(a is b for a, b in zip(body, updated.body, strict=True)):
+            return updated
+        if body:
+            body[-1] = body[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
+            return updated.with_changes(body=body)
+        gone = updated.with_changes(body=[cst.Pass()])
+        self._spliced.add(gone)
+        return gone
+
+    def _leave_suite(self, original: cst.SimpleStatementSuite, updated: cst.SimpleStatementSuite) -> Any:
+        body = self._small_statements(original.body, updated.body)
+        if len(body) == len(original.body):
+            return updated.with_changes(body=body)
+        last = [body[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)] if body else [cst.Pass()]
+        return updated.with_changes(body=[*body[:-1], *last])
+
+    def _small_statements(
+        self, original: Sequence[cst.BaseSmallStatement], updated: Sequence[cst.BaseSmallStatement]
+    ) -> list[cst.BaseSmallStatement]:
+        body: list[cst.BaseSmallStatement] = []
+        for before, after in zip(original, updated, strict=True):
+            if before in self._removed:
+                continue
+            left: cst.BaseSmallStatement | None = after
+            if before in self._imports and isinstance(after, (cst.Import, cst.ImportFrom)):
+                left = imports.without(after, self._imports[before])
+            if left is not None:
+                body.append(left)
+        return body
+
+    def _leave_with(self, original: cst.With, updated: cst.With) -> cst.With:
+        pairs = zip(original.items, updated.items, strict=True)
+        kept = [after for before, after in pairs if before not in self._unwrapped]
+        if len(kept) == len(original.items):
+            return updated
+        if kept:
+            # Behind the last item stands what stood there before: nothing, or a comma in parentheses.
+            kept[-1] = kept[-1].with_changes(comma=updated.items[-1].comma)
+            return updated.with_changes(items=kept)
+        self._spliced.add(updated)
+        return updated
+
+    def _leave_block(self, block: cst.IndentedBlock) -> cst.IndentedBlock:
+        body, left = self._splice(block.body)
+        if not body:
+            body = [cst.SimpleStatementLine([cst.Pass()], leading_lines=left)]
+            left = []
+        return block.with_changes(body=body, footer=[*left, *block.footer]) if self._spliced else block
+
+    def _leave_module(self, module: cst.Module) -> cst.Module:
+        before, left = self._splice(module.body[: self._anchor])
+        after, last = self._splice(module.body[self._anchor :])
+        new: list[Any] = list(imports.statements(self._source, self._new))
+        if new:
+            new[0] = new[0].with_changes(leading_lines=left)
+        elif after and left:
+            after[0] = _preceded(left, after[0])
+        body = [*before, *new, *after]
+        if new and self._anchor == 0 and after:
+            body[len(new)] = _preceded([cst.EmptyLine()], body[len(new)])
+        return module.with_changes(body=body, footer=[*last, *module.footer])
+
+    def _splice(self, statements: Sequence[Any]) -> tuple[list[Any], list[cst.EmptyLine]]:
+        """Take out what goes away, and put the bodies of contexts in their place.
+
+        Returns:
+            The statements, and the comments that are left over behind the last of them.
+        """
+        body: list[Any] = []
+        left: list[cst.EmptyLine] = []
+        for statement in statements:
+            if statement not in self._spliced:
+                body.append(_preceded(left, statement) if left else statement)
+                left = []
+                continue
+            left = [*left, *statement.leading_lines]
+            if isinstance(statement, cst.SimpleStatementLine):
+                comment = statement.trailing_whitespace.comment
+                del comment  # it spoke of the statement that is gone
+                continue
+            inner, footer = _body_of(statement)
+            body += [_preceded(left, inner[0]), *inner[1:]]
+            left = footer
+        return body, left
+
+
+def _body_of(block: cst.With) -> tuple[list[Any], list[cst.EmptyLine]]:
+    """Return the statements of a context, and the comments behind them."""
+    if isinstance(block.body, cst.IndentedBlock):
+        statements = list(block.body.body)
+        if block.body.header.comment is not None:
+            header = cst.EmptyLine(comment=block.body.header.comment)
+            statements[0] = _preceded([header], statements[0])
+        return statements, list(block.body.footer)
+    assert isinstance(block.body, cst.SimpleStatementSuite)
+    whitespace = block.body.trailing_whitespace
+    return [cst.SimpleStatementLine(block.body.body, trailing_whitespace=whitespace)], []
+
+
+def _preceded(lines: Sequence[cst.EmptyLine], statement: Any) -> Any:
+    return statement.with_changes(leading_lines=[*lines, *statement.leading_lines])
+
+
+def _has_comment(module: cst.Module, statement: cst.CSTNode) -> bool:
+    """Tell whether a statement has been commented before: what else there was to say was said then."""
+    lines = list(getattr(statement, "leading_lines", ()))
+    if module.body and module.body[0] is statement:
+        lines += module.header
+    return any(line.comment is not None and line.comment.value.startswith(MARK) for line in lines)

@@ -1,0 +1,156 @@
+"""Which files are scanned: folders, patterns and names given, ``.gitignore`` respected, each file once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pathspec import GitIgnoreSpec
+
+from fsdp_migrate.errors import SourceError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+MAX_BYTES = 5_000_000
+"""Larger files are generated or no sources, and are skipped with a line."""
+
+SUFFIXES = frozenset({".py", ".pyi", ".ipynb"})
+_NEVER = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", "site-packages", "venv"})
+
+
+@dataclass(eq=False)
+class _Ignored:
+    """The patterns of the ``.gitignore`` files on the way to a folder."""
+
+    specs: list[tuple[Path, GitIgnoreSpec]] = field(default_factory=list)
+
+    def below(self, folder: Path) -> _Ignored:
+        try:
+            lines = (folder / ".gitignore").read_text(errors="replace").splitlines()
+            return _Ignored([*self.specs, (folder, GitIgnoreSpec.from_lines(lines))])
+        except (OSError, ValueError):
+            return self
+
+    def covers(self, path: Path, *, is_dir: bool) -> bool:
+        # The nearest file has the last word, also where it takes a pattern back.
+        for folder, spec in reversed(self.specs):
+            name = path.relative_to(folder).as_posix() + ("/" if is_dir else "")
+            answer = spec.check_file(name).include
+            if answer is not None:
+                return answer
+        return False
+
+
+def find_sources(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return the Python sources and notebooks at and below paths, each once, in order.
+
+    A file that is named is taken whatever it is called and wherever it stands; in folders, ``.gitignore``
+    files (those above the folder in the same repository, too) and virtual environments are respected.
+    Symbolic links to folders are not followed.
+
+    Args:
+        paths: Files, folders, and patterns such as ``train_*.py`` or ``src/**/*.py``.
+
+    Raises:
+        SourceError: There is nothing at a path, or nothing matches a pattern.
+    """
+    found: dict[str, Path] = {}
+    for given in paths:
+        text = os.fspath(given)
+        for path in _expand(text):
+            for file in _walk(path, _above(path)) if path.is_dir() else (path,):
+                found.setdefault(os.path.realpath(file), file)
+    return sorted(found.values())
+
+
+def _expand(text: str) -> list[Path]:
+    if Path(text).exists() or Path(text).is_symlink():
+        return [Path(text)]
+    if any(sign in text for sign in "*?["):
+        matches = sorted(_glob(text))
+        if matches:
+            return [match for match in matches if match.is_dir() or match.suffix in SUFFIXES]
+        msg = f"Nothing matches {text!r}."
+    else:
+        msg = f"There is nothing at {text!r}."
+    raise SourceError(msg, path=text)
+
+
+def _glob(pattern: str) -> Iterator[Path]:
+    path = Path(pattern)
+    return Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+
+
+def _above(folder: Path) -> _Ignored:
+    """Return the patterns of the folders between a repository's root and a folder of it."""
+    absolute = folder.absolute()
+    chain = [absolute, *absolute.parents]
+    root = next((place for place, above in enumerate(chain) if (above / ".git").exists()), 0)
+    ignored = _Ignored()
+    for above in reversed(chain[1 : root + 1]):
+        ignored = ignored.below(above)
+    return ignored
+
+
+def _walk(folder: Path, ignored: _Ignored) -> Iterator[Path]:
+    absolute = folder.absolute()
+    ignored = ignored.below(absolute)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        yield folder  # what is wrong with it is said when it is read
+        return
+    for entry in entries:
+        is_dir = entry.is_dir(follow_symlinks=False)
+        if entry.name in _NEVER or ignored.covers(absolute / entry.name, is_dir=is_dir):
+            continue
+        if is_dir:
+            if not (Path(entry.path) / "pyvenv.cfg").exists():
+                yield from _walk(folder / entry.name, ignored)
+        elif Path(entry.name).suffix in SUFFIXES and not _leads_to_a_folder(entry):
+            yield folder / entry.name
+
+
+def _leads_to_a_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def read_source(path: Path) -> str:
+    """Return the text of a source, as Python reads it: by its coding cookie, UTF-8 otherwise.
+
+    Line ends stay as they are.
+
+    Raises:
+        SourceError: It cannot be read, is too large, or is no text.
+    """
+    import tokenize
+
+    try:
+        if not path.is_file():
+            what = "a folder that cannot be read" if path.is_dir() else "no file"
+            raise SourceError(f"{path}: skipped, it is {what}.", path=path)
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            msg = f"{path}: skipped, it has {size:,} bytes; sources have up to {MAX_BYTES:,}."
+            raise SourceError(msg, path=path)
+        data = path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path}: skipped, it cannot be read: {error.strerror}.", path=path) from None
+    if b"\0" in data:
+        raise SourceError(f"{path}: skipped, it is binary.", path=path)
+    lines = iter(data.splitlines(keepends=True))
+    try:
+        encoding, _ = tokenize.detect_encoding(lambda: next(lines, b""))
+        return data.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise SourceError(
+            f"{path}: skipped, it is no text that can be decoded: {error}.", path=path
+        ) from None

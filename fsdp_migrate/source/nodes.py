@@ -1,0 +1,126 @@
+"""Small questions about LibCST nodes, and the making of new ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import libcst as cst
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+NodeT = TypeVar("NodeT", bound=cst.CSTNode)
+
+_FIELDS: dict[type, tuple[str, ...]] = {}
+_FORMATTING = frozenset({"comma", "dot", "equal", "header", "footer", "leading_lines", "semicolon"})
+_EMPTY = cst.Module([])
+
+
+def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield the parts of a node in the order of the source, formatting left out.
+
+    LibCST's own ``children`` copies the node, which is too slow for large sources.
+    """
+    names = _FIELDS.get(type(node))
+    if names is None:
+        every = type(node).__dataclass_fields__
+        names = tuple(n for n in every if not (n in _FORMATTING or "whitespace" in n or n.startswith("_")))
+        _FIELDS[type(node)] = names
+    for name in names:
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                if isinstance(item, cst.CSTNode):
+                    yield item
+
+
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield a node and everything below it."""
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
+def walk_for(node: cst.CSTNode, kind: type[NodeT]) -> Iterator[NodeT]:
+    """Yield every node of a kind at or below a node."""
+    return (found for found in walk(node) if isinstance(found, kind))
+
+
+def code(node: cst.CSTNode) -> str:
+    """Return a node as it stands in the source."""
+    return _EMPTY.code_for_node(node)
+
+
+def dotted(node: cst.CSTNode) -> str | None:
+    """Return ``a.b.c`` for a name or a chain of attributes, or None for anything else.
+
+    Example:
+        >>> dotted(cst.parse_expression("self.model")), dotted(cst.parse_expression("f().x"))
+        ('self.model', None)
+    """
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        start = dotted(node.value)
+        return None if start is None else f"{start}.{node.attr.value}"
+    return None
+
+
+def text_of(node: cst.CSTNode) -> str:
+    """Return an expression in a form that is equal for equal expressions, however they are written."""
+    return dotted(node) or "".join(code(node).split())
+
+
+def short(node: cst.CSTNode, limit: int = 60) -> str:
+    """Return an expression on one line, cut where it is long."""
+    text = " ".join(code(node).split())
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def arguments(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression] | None:
+    """Return the arguments of a call by their names, or None if ``*`` or ``**`` hides some of them.
+
+    Args:
+        call: The call.
+        names: The names of the parameters in the order of their positions.
+    """
+    found: dict[str, cst.BaseExpression] = {}
+    position = 0
+    for arg in call.args:
+        if arg.star:
+            return None
+        if arg.keyword is not None:
+            found[arg.keyword.value] = arg.value
+        elif position < len(names):
+            found[names[position]] = arg.value
+            position += 1
+        else:
+            return None
+    return found
+
+
+def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
+    """Return the argument ``name=value``."""
+    tight = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    return cst.Arg(value, keyword=cst.Name(name), equal=tight)
+
+
+def call(name: str, *args: cst.BaseExpression, **keywords: cst.BaseExpression) -> cst.Call:
+    """Return the call of a dotted name."""
+    every = [cst.Arg(arg) for arg in args] + [keyword(key, value) for key, value in keywords.items()]
+    first, *rest = name.split(".")
+    func: cst.BaseExpression = cst.Name(first)
+    for part in rest:
+        func = cst.Attribute(func, cst.Name(part))
+    return cst.Call(func, every)
+
+
+def literal(node: cst.CSTNode | None) -> bool | None:
+    """Return the value of ``True`` or ``False``, or None for any other expression."""
+    if isinstance(node, cst.Name) and node.value in {"True", "False"}:
+        return node.value == "True"
+    return None

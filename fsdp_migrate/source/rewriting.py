@@ -1,0 +1,68 @@
+"""Text in, text out: :func:`scan_source` and :func:`rewrite_source`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.analysis import HINTS, analyse, report
+from fsdp_migrate.source.edits import apply_edits
+from fsdp_migrate.source.parsing import too_deep
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.uses import Use
+
+
+def scan_source(code: str, path: str = "<source>") -> list[Use]:
+    r"""Find every use of FSDP1 in a Python source. The source is neither imported nor run.
+
+    Args:
+        code: The text.
+        path: The name under which uses are reported.
+
+    Raises:
+        SourceError: The text is no Python.
+
+    Example:
+        >>> code = "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(net)\n"
+        >>> [(use.line, use.rule, use.becomes) for use in scan_source(code) if use.code == "FM301"]
+        [(2, 'constructor', 'prepare_fully_shard(net, {...})')]
+    """
+    if not HINTS.search(code):
+        return []
+    try:
+        source, found = analyse(code, path)
+        return report(path, source, found)
+    except RecursionError:
+        raise too_deep(path) from None
+
+
+def rewrite_source(code: str, path: str = "<source>") -> str:
+    r"""Turn what can be turned with certainty into FSDP2 code, and set a comment above what cannot.
+
+    Formatting and everything else stay. Rewriting the result again changes nothing.
+
+    Args:
+        code: The text of a Python source.
+        path: Its name, for messages.
+
+    Returns:
+        The new text; the same one if nothing of FSDP1 is in it.
+
+    Raises:
+        SourceError: The text is no Python.
+
+    Example:
+        >>> code = "from torch.distributed.fsdp import FullyShardedDataParallel\n"
+        >>> code += "model = FullyShardedDataParallel(net, device_id=0)\n"
+        >>> print(rewrite_source(code), end="")
+        from fsdp_migrate import prepare_fully_shard
+        model = prepare_fully_shard(net, {"device_id": 0})
+    """
+    if not HINTS.search(code):
+        return code
+    try:
+        source, found = analyse(code, path)
+        return apply_edits(source, [item for _, item in found])
+    except RecursionError:
+        raise too_deep(path) from None

@@ -1,0 +1,177 @@
+"""Files in, files out: :func:`rewrite_paths`. What is written exists whole or not at all."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source.analysis import HINTS
+from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.source.parsing import parse_module
+from fsdp_migrate.source.rewriting import rewrite_source
+from fsdp_migrate.source.scanning import on_all_cores
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+BACKUP = ".fsdp1"
+"""What is added to the name of the file that keeps the text as it was."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """One file that changes, or that cannot be read or written; ``problem`` says why."""
+
+    path: str
+    before: str = ""
+    after: str = ""
+    problem: str | None = None
+    backup: str | None = None
+
+    @property
+    def diff(self) -> str:
+        """The change as a unified diff."""
+        lines = difflib.unified_diff(
+            self.before.splitlines(keepends=True),
+            self.after.splitlines(keepends=True),
+            f"a/{self.path}",
+            f"b/{self.path}",
+        )
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as it stands in JSON documents."""
+        return {"path": self.path, "diff": self.diff, "problem": self.problem, "backup": self.backup}
+
+
+@dataclass(frozen=True)
+class RewriteReport:
+    """The files that change, and those that cannot be read or written."""
+
+    files: tuple[Rewritten, ...]
+    num_files: int
+    written: bool
+
+    @property
+    def changed(self) -> tuple[Rewritten, ...]:
+        """The files whose text changes."""
+        return tuple(file for file in self.files if file.problem is None)
+
+    @property
+    def problems(self) -> tuple[Rewritten, ...]:
+        """The files that could not be read or written."""
+        return tuple(file for file in self.files if file.problem is not None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as it stands in JSON documents."""
+        return {
+            "num_files": self.num_files,
+            "num_changed": len(self.changed),
+            "written": self.written,
+            "files": [file.as_dict() for file in self.files],
+        }
+
+
+def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = False) -> RewriteReport:
+    """Turn the FSDP1 code of files and folders into FSDP2 code; nothing of it is imported or run.
+
+    Args:
+        paths: Files, folders and patterns. ``.gitignore`` is respected. Notebooks are left alone.
+        write: Write the files. Each is replaced at once, its text before is kept beside it under the name
+            with ``.fsdp1`` added (a backup that is there already is kept), and its mode stays.
+
+    Returns:
+        The files that change, with their diffs. A file that cannot be read, parsed or written is reported
+        with the reason and left as it is, and the others go on.
+
+    Raises:
+        SourceError: There is nothing at a path.
+
+    Example:
+        >>> rewrite_paths(["fsdp_migrate/source/catalog.py"]).changed
+        ()
+    """
+    files = [path for path in find_sources(paths) if path.suffix != ".ipynb"]
+    found = [each for each in on_all_cores(_rewrite_file, files) if each is not None]
+    if write:
+        found = [each if each.problem else _write(each) for each in found]
+    return RewriteReport(tuple(found), len(files), written=write)
+
+
+def _rewrite_file(path: Path) -> Rewritten | None:
+    try:
+        before = read_source(path)
+        if not HINTS.search(before):
+            return None
+        after = rewrite_source(before, str(path))
+        _check(after, path)
+    except SourceError as error:
+        return Rewritten(str(path), problem=str(error))
+    return None if after == before else Rewritten(str(path), before, after)
+
+
+def _check(after: str, path: Path) -> None:
+    """Make sure that what would be written can be read: an error here is one of ours."""
+    try:
+        parse_module(after, str(path))
+    except SourceError:
+        msg = (
+            f"{path}: left as it is, because its rewritten text would be no Python. Please report this file."
+        )
+        raise SourceError(msg, path=path) from None
+
+
+def _write(file: Rewritten) -> Rewritten:
+    path = Path(os.path.realpath(file.path))
+    try:
+        data = path.read_bytes()
+        encoding = _encoding(data)
+        if data.decode(encoding) != file.before:
+            return Rewritten(file.path, problem=f"{file.path}: left as it is, it changed meanwhile.")
+        backup = _keep(path, data)
+        _replace(path, file.after.encode(encoding))
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return Rewritten(file.path, problem=f"{file.path}: left as it is, it cannot be written: {reason}.")
+    return Rewritten(file.path, file.before, file.after, backup=str(backup))
+
+
+def _encoding(data: bytes) -> str:
+    import tokenize
+
+    lines = iter(data.splitlines(keepends=True))
+    return tokenize.detect_encoding(lambda: next(lines, b""))[0]
+
+
+def _keep(path: Path, data: bytes) -> Path:
+    """Put the text before beside the file, unless a backup of an earlier run is there already."""
+    backup = path.with_name(path.name + BACKUP)
+    if not backup.exists():
+        _replace(backup, data, like=path)
+    return backup
+
+
+def _replace(path: Path, data: bytes, like: Path | None = None) -> None:
+    """Write a file whole or not at all, with the mode of the one that it takes the place of."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod((like or path).stat().st_mode & 0o7777)
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise

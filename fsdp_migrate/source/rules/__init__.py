@@ -1,0 +1,57 @@
+"""The rules of scanning and rewriting, one file each. A rule finds; it changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.rules import (
+    class_checks,
+    clipping,
+    constructor,
+    fsdp_modules,
+    grad_scaler,
+    lightning,
+    manual_wrapping,
+    model_methods,
+    module_attribute,
+    no_sync,
+    optim_state_dicts,
+    parameter_shapes,
+    partials,
+    privates,
+    state_dicts,
+    subclass,
+    summon,
+    trainers,
+    words,
+    wrapped_names,
+)
+
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+RULES: tuple[ModuleType, ...] = (
+    constructor,
+    partials,
+    subclass,
+    manual_wrapping,
+    words,
+    class_checks,
+    fsdp_modules,
+    state_dicts,
+    optim_state_dicts,
+    clipping,
+    no_sync,
+    summon,
+    grad_scaler,
+    module_attribute,
+    wrapped_names,
+    privates,
+    parameter_shapes,
+    model_methods,
+    lightning,
+    trainers,
+)
+"""Every rule that looks for something of its own, in the order in which they are asked."""

@@ -1,0 +1,89 @@
+"""``model.clip_grad_norm_(...)`` becomes ``clip_grad_norm_(model, ...)``, which sums over all shards.
+
+``torch.nn.utils.clip_grad_norm_`` took the norm of one rank's shards under FSDP1, and takes that of the whole
+under FSDP2, as a DTensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.nodes import dotted, short, walk_for
+from fsdp_migrate.source.rules.methods import on_model, renamed, sureness, unbound
+from fsdp_migrate.source.uses import Found, Need, Replace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "clip-grad-norm"
+CODES = ("FM311", "FM326")
+
+CLIP = Need("fsdp_migrate.runtime", "clip_grad_norm_")
+_TORCHS = frozenset(
+    {
+        "torch.nn.utils.clip_grad_norm_",
+        "torch.nn.utils.clip_grad.clip_grad_norm_",
+        "torch.nn.utils.clip_grad_norm",
+    }
+)
+_UNSURE = "if this is the sharded model, call fsdp_migrate.runtime.clip_grad_norm_(model, max_norm)."
+_WHOLE = "the norm is now that of the whole gradient; under FSDP1 it was that of one rank's shards."
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find FSDP1's own method, and torch's function where it is given an FSDP1 model's parameters."""
+    for call in source.calls:
+        if unbound(source, call, "clip_grad_norm_"):
+            yield _renamed(source, call, "FM311")
+        elif isinstance(call.func, cst.Attribute) and call.func.attr.value == "clip_grad_norm_":
+            yield from _of_method(source, call, call.func.value)
+        if source.index.qualified(call.func) & _TORCHS and _is_given_a_model(source, call):
+            yield _renamed(source, call, "FM326", _WHOLE)
+
+
+def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> Iterator[Found]:
+    first = call.args[0].value if call.args else None
+    if isinstance(first, cst.Call) and (dotted(first.func) or "").endswith("parameters"):
+        return
+    sure = sureness(source, receiver)
+    if sure in {"sure", "likely", "mixed"}:
+        new = source.local_name(CLIP)
+
+        def build(updated: cst.Call) -> cst.Call:
+            assert isinstance(updated.func, cst.Attribute)
+            return on_model(updated, updated.func.value, new)
+
+        becomes = f"{new}({short(receiver, 30)}, ...)"
+        yield Found("FM311", call, becomes, "rewritten", (Replace(call, build),), (CLIP,))
+    elif sure == "unknown":
+        yield Found("FM311", call, _UNSURE, "commented")
+
+
+def _renamed(source: Source, call: cst.Call, code: str, note: str = "") -> Found:
+    new = source.local_name(CLIP)
+    edit = renamed(call.func, new)
+    return Found(code, call, f"{new}(...)", "rewritten", (edit,), (CLIP,), (call.func,), note)
+
+
+def _is_given_a_model(source: Source, call: cst.Call) -> bool:
+    first = call.args[0].value if call.args else None
+    if not isinstance(first, cst.Call) or not isinstance(first.func, cst.Attribute):
+        return False
+    if first.func.attr.value != "parameters" or source.models.certainty(first.func.value) != "certain":
+        return False
+    # Where the class was asked for, this is the branch of models that are not sharded.
+    tests = [above.test for above in source.index.ancestors(call) if isinstance(above, cst.If)]
+    return not any(
+        source.index.fsdp1(part) == catalog.FSDP
+        for test in tests
+        for kind in (cst.Name, cst.Attribute)
+        for part in walk_for(test, kind)
+        if part in source.references
+    )

@@ -1,0 +1,177 @@
+"""``FSDP(model, ...)`` becomes ``prepare_fully_shard(model, {...})``, with the same arguments.
+
+https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.layout import dict_argument
+from fsdp_migrate.source.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.uses import Found, Need, Replace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "constructor"
+CODES = ("FM301", "FM302", "FM303")
+
+PREPARE = Need("fsdp_migrate", "prepare_fully_shard")
+
+_DYNAMIC = "the arguments are known only when this runs; prepare_fully_shard checks their names then."
+_STARRED = "`*` hides which arguments these are: name them, then call prepare_fully_shard(model, {...})."
+_NESTED = (
+    "FSDP inside FSDP: shard the whole model once, prepare_fully_shard(model, {'auto_wrap_policy': ...}), "
+    "and select the inner modules by the policy."
+)
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find every call of the class, under whatever name."""
+    calls = [c for c in source.calls if source.index.fsdp1(c.func) == catalog.FSDP]
+    nested = _nested(source, calls)
+    for call in calls:
+        if call in nested:
+            yield Found("FM303", call, _NESTED, "commented", covers=(call.func,))
+        elif any(arg.star == "*" for arg in call.args) or not _has_model(call):
+            yield Found("FM302", call, _STARRED, "commented", covers=(call.func,))
+        else:
+            yield _rewritten(source, call)
+
+
+def _rewritten(source: Source, call: cst.Call) -> Found:
+    prepare = source.local_name(PREPARE)
+    optimizers = _earlier_optimizers(source, call)
+
+    def build(updated: cst.Call) -> cst.Call:
+        changed = dict_argument(updated, catalog.CONSTRUCTOR_ARGUMENTS)
+        if optimizers:
+            value = cst.parse_expression(optimizers)
+            changed = _with_keyword(changed, "optimizers", value)
+        return changed.with_changes(func=cst.Name(prepare))
+
+    dynamic = any(arg.star for arg in call.args)
+    return Found(
+        "FM302" if dynamic else "FM301",
+        call,
+        f"{prepare}({short(_model_of(call), 30)}, {{...}})",
+        "rewritten",
+        edits=(Replace(call, build),),
+        needs=(PREPARE,),
+        covers=(call.func,),
+        note=_DYNAMIC if dynamic else "",
+    )
+
+
+def _with_keyword(call: cst.Call, name: str, value: cst.BaseExpression) -> cst.Call:
+    tight = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    *before, last = call.args
+    comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    if isinstance(before[-1].comma if before else None, cst.Comma):
+        # Arguments that stand on lines of their own go on doing so.
+        comma = cst.Comma(whitespace_after=cst.ensure_type(before[-1].comma, cst.Comma).whitespace_after)
+    if isinstance(last.comma, cst.Comma):
+        # What stood behind the last argument, a line's end perhaps, goes behind the new one.
+        added = cst.Arg(value, keyword=cst.Name(name), equal=tight, comma=last.comma)
+    else:
+        added = cst.Arg(
+            value, keyword=cst.Name(name), equal=tight, whitespace_after_arg=last.whitespace_after_arg
+        )
+        last = last.with_changes(whitespace_after_arg=cst.SimpleWhitespace(""))
+    return call.with_changes(args=[*before, last.with_changes(comma=comma), added])
+
+
+def _has_model(call: cst.Call) -> bool:
+    first = call.args[0] if call.args else None
+    named = any(arg.keyword is not None and arg.keyword.value == "module" for arg in call.args)
+    return named or (first is not None and not first.star and first.keyword is None)
+
+
+def _model_of(call: cst.Call) -> cst.BaseExpression:
+    for arg in call.args:
+        if arg.keyword is not None and arg.keyword.value == "module":
+            return arg.value
+    return call.args[0].value
+
+
+def _nested(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
+    """Return the calls that wrap a part of a model, and those that wrap a model with such parts."""
+    inner = {call for call in calls if _wraps_a_part(source, call)}
+    wrapped = {call: text_of(_model_of(call)) for call in calls if _has_model(call)}
+    pairs = {
+        part
+        for part, text in wrapped.items()
+        for whole, other in wrapped.items()
+        if part is not whole and (text.startswith((f"{other}.", f"{other}[")))
+    }
+    if not inner and not pairs:
+        return set()
+    wholes = {
+        whole
+        for whole, other in wrapped.items()
+        if any(text.startswith((f"{other}.", f"{other}[")) for part, text in wrapped.items() if part in pairs)
+    }
+    # A part that is wrapped in a loop, in another function even, belongs to some model that is wrapped too.
+    return pairs | wholes | (set(calls) if inner else set())
+
+
+def _wraps_a_part(source: Source, call: cst.Call) -> bool:
+    """Tell whether what is wrapped is put into a model: an item, an attribute by name, a layer of a list."""
+    below: cst.CSTNode = call
+    for above in source.index.ancestors(call):
+        if isinstance(above, cst.Assign):
+            return any(isinstance(target.target, cst.Subscript) for target in above.targets)
+        if isinstance(above, cst.Call) and above is not call:
+            return _puts_into_a_model(source, above, below)
+        if isinstance(above, (cst.ListComp, cst.GeneratorExp)):
+            return True
+        if isinstance(above, cst.BaseStatement):
+            return False
+        below = above
+    return False
+
+
+def _puts_into_a_model(source: Source, call: cst.Call, below: cst.CSTNode) -> bool:
+    name = (dotted(call.func) or "").split(".")[-1]
+    if source.index.fsdp1(call.func) == catalog.FSDP:
+        return True
+    return below in call.args and name in {"setattr", "append", "add_module", "Sequential", "ModuleList"}
+
+
+def _earlier_optimizers(source: Source, call: cst.Call) -> str:
+    """Return the optimizers that the same function made of the model's parameters before it wraps it.
+
+    FSDP1 left parameters that such an optimizer holds in place under ``use_orig_params``. FSDP2 replaces
+    them, and ``prepare_fully_shard`` points the optimizers that it is told of at the new ones.
+    """
+    model, function = text_of(_model_of(call)), source.index.function(call)
+    names: list[str] = []
+    for assign in source.assignments:
+        if source.position(assign) >= source.position(call):
+            break
+        target = dotted(assign.targets[0].target)
+        if target is None or source.index.function(assign) is not function:
+            continue
+        if target in names:
+            names.remove(target)
+        if _holds_parameters(assign.value, model):
+            names.append(target)
+    return names[0] if len(names) == 1 else f"[{', '.join(names)}]" if names else ""
+
+
+def _holds_parameters(value: cst.BaseExpression, model: str) -> bool:
+    if not isinstance(value, cst.Call):
+        return False
+    name = (dotted(value.func) or "").split(".")[-1]
+    if not name.lower().endswith(("adam", "adamw", "sgd", "optimizer", "lion", "adafactor", "adagrad")):
+        return False
+    wanted = {f"{model}.parameters", f"{model}.named_parameters"}
+    return any(dotted(inner.func) in wanted for inner in walk_for(value, cst.Call))

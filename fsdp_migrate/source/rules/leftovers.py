@@ -1,0 +1,58 @@
+"""Whatever of FSDP1's no other rule has accounted for: the class as a value, words of state dicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "other"
+CODES = ("FM303", "FM306", "FM310")
+
+_CLASS = "FSDP1's class as a value: what is done with it is not seen. Call prepare_fully_shard(model, {...})."
+_ALIAS = "stays: another name of the class, whose uses are looked at themselves"
+_STATIC = "FSDP2 has no such function; see docs/runtime.md of fsdp-migrate for what takes its place."
+_WORD = "stays: torch still has it, and FSDP2 takes no notice of it"
+
+
+def find(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:
+    """Find every reference that is not among ``covered``."""
+    for node, name in source.references.items():
+        if node in covered:
+            continue
+        if name.split(".")[0] in catalog.STATE_DICT_WORDS:
+            yield Found("FM306", node, _WORD, "kept", covers=(node,))
+        elif name == catalog.FSDP:
+            if _is_alias(source, node):
+                yield Found("FM310", node, _ALIAS, "kept", covers=(node,))
+            elif not _is_fallback(source, node):
+                yield Found("FM303", node, _CLASS, "commented", covers=(node,))
+        elif name.startswith(f"{catalog.FSDP}."):
+            yield Found("FM303", node, _STATIC, "commented", covers=(node,))
+
+
+def _is_alias(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether the class only gets another name: ``Wrapper = FSDP``."""
+    above = source.index.parents[node]
+    return isinstance(above, cst.Assign) and all(isinstance(each.target, cst.Name) for each in above.targets)
+
+
+def _is_fallback(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether the class is only looked at for being there: ``FSDP is not None``."""
+    above = source.index.parents[node]
+    if not isinstance(above, cst.Comparison):
+        return False
+    return all(
+        isinstance(item.comparator, cst.Name) and item.comparator.value == "None"
+        for item in above.comparisons
+    )

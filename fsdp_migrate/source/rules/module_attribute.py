@@ -1,0 +1,76 @@
+"""``model.module`` was the wrapped model. FSDP2 wraps nothing: it is the model itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.rules.methods import MIXED, sureness
+from fsdp_migrate.source.uses import Found, Replace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "module-attribute"
+CODES = ("FM315", "FM333")
+
+_SELF = "FSDP2 wraps nothing, so `.module` is the model itself and was taken out."
+_ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
+_NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_module"})
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find ``.module`` of FSDP1 models, and questions for attributes that FSDP2 models lack."""
+    for node in source.attributes:
+        if node.attr.value == "module" and not _is_target(source, node):
+            yield from _of_attribute(source, node)
+    for call in source.calls:
+        if dotted(call.func) in {"hasattr", "getattr"} and len(call.args) >= 2:
+            yield from _of_question(source, call)
+
+
+def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
+    sure = sureness(source, node.value)
+    if _was_asked_for(source, node):
+        if sure in {"sure", "mixed"}:
+            yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
+    elif sure == "sure":
+        edit = Replace(node, lambda updated: updated.value)
+        yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=_SELF)
+    elif sure == "mixed":
+        yield Found("FM333", node, f"{MIXED}there is no `.module`.", "commented")
+
+
+def _was_asked_for(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether ``.module`` stands where ``hasattr(model, "module")`` was found true."""
+    below: cst.CSTNode = node
+    for above in source.index.ancestors(node):
+        if isinstance(above, (cst.If, cst.IfExp)) and below is above.body:
+            for call in walk_for(above.test, cst.Call):
+                asked = dotted(call.func) == "hasattr" and len(call.args) == 2
+                if asked and text_of(call.args[0].value) == text_of(node.value):
+                    return True
+        below = above
+    return False
+
+
+def _is_target(source: Source, node: cst.Attribute) -> bool:
+    return isinstance(source.index.parents[node], (cst.AssignTarget, cst.Del))
+
+
+def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
+    name = call.args[1].value
+    if not isinstance(name, cst.SimpleString) or name.evaluated_value not in _NAMES:
+        return
+    if source.models.certainty(call.args[0].value) is None:
+        return
+    if name.evaluated_value == "module":
+        yield Found("FM315", call, "stays: FSDP2 models have no `module`", "kept")
+    else:
+        yield Found("FM315", call, _ASKED, "commented")

@@ -1,0 +1,67 @@
+"""``model.no_sync()`` becomes ``no_sync(model)``; named without being called, a partial of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.nodes import short
+from fsdp_migrate.source.rules.methods import MIXED, on_model, renamed, sureness, unbound
+from fsdp_migrate.source.uses import Found, Need, Replace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "no-sync"
+CODES = ("FM312", "FM333")
+
+NO_SYNC = Need("fsdp_migrate.runtime", "no_sync")
+_PARTIAL = Need("functools", "partial")
+_UNSURE = "if this is the sharded model, take fsdp_migrate.runtime.no_sync(model)."
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find FSDP1's ``no_sync``, called or not."""
+    for call in source.calls:
+        if unbound(source, call, "no_sync"):
+            new = source.local_name(NO_SYNC)
+            edit = renamed(call.func, new)
+            yield Found("FM312", call, f"{new}(...)", "rewritten", (edit,), (NO_SYNC,), (call.func,))
+    for node in source.attributes:
+        if node.attr.value == "no_sync" and node not in source.references:
+            yield from _of_method(source, node)
+
+
+def _of_method(source: Source, node: cst.Attribute) -> Iterator[Found]:
+    sure = sureness(source, node.value)
+    if sure == "mixed":
+        yield Found("FM333", node, f"{MIXED}take fsdp_migrate.runtime.no_sync(model).", "commented")
+    elif sure in {"likely", "unknown"}:
+        yield Found("FM312", node, _UNSURE, "commented")
+    elif sure == "sure":
+        yield _rewritten(source, node)
+
+
+def _rewritten(source: Source, node: cst.Attribute) -> Found:
+    new, above = source.local_name(NO_SYNC), source.index.parents[node]
+    model = short(node.value, 30)
+    if isinstance(above, cst.Call) and above.func is node:
+
+        def build(updated: cst.Call) -> cst.Call:
+            assert isinstance(updated.func, cst.Attribute)
+            return on_model(updated, updated.func.value, new)
+
+        return Found("FM312", above, f"{new}({model})", "rewritten", (Replace(above, build),), (NO_SYNC,))
+    partial = source.local_name(_PARTIAL)
+
+    def bind(updated: cst.Attribute) -> cst.Call:
+        comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+        return cst.Call(cst.Name(partial), [cst.Arg(cst.Name(new), comma=comma), cst.Arg(updated.value)])
+
+    needs = (NO_SYNC, _PARTIAL)
+    return Found("FM312", node, f"partial({new}, {model})", "rewritten", (Replace(node, bind),), needs)

@@ -1,0 +1,174 @@
+"""``FSDP.optim_state_dict`` and its kin become functions of ``fsdp_migrate.runtime``, keyed by names too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.nodes import arguments, call as make_call, dotted
+from fsdp_migrate.source.rules.state_dicts import flag, settings_of_call
+from fsdp_migrate.source.uses import Found, Need, Replace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fsdp_migrate.source.text import Source
+
+    Given = dict[str, cst.BaseExpression]
+
+
+NAME = "optim-state-dict"
+CODES = ("FM309",)
+
+_RUNTIME = "fsdp_migrate.runtime"
+_FULL = Need(_RUNTIME, "full_optimizer_state_dict")
+_SHARDED = Need(_RUNTIME, "sharded_state_dict")
+_LOAD = Need(_RUNTIME, "optim_state_dict_to_load")
+
+_LOADERS = {
+    "optim_state_dict_to_load": ("model", "optim", "optim_state_dict"),
+    "shard_full_optim_state_dict": ("optim_state_dict", "model", "optim_input", "optim"),
+    "scatter_full_optim_state_dict": ("optim_state_dict", "model", "optim_input", "optim"),
+    "flatten_sharded_optim_state_dict": ("optim_state_dict", "model", "optim"),
+}
+_GETTERS = {
+    "optim_state_dict": ("model", "optim"),
+    "full_optim_state_dict": ("model", "optim", "optim_input", "rank0_only"),
+    "sharded_optim_state_dict": ("model", "optim"),
+}
+_UNKNOWN = (
+    "which state is asked for is not seen here: call full_optimizer_state_dict(model, optimizer) of "
+    "fsdp_migrate.runtime, or sharded_state_dict(model, optimizer)['optimizer']."
+)
+_WHICH = (
+    "which argument is the model is not seen here: torch 2.0 took the state first, later ones the model. "
+    "Call optim_state_dict_to_load(model, optimizer, state) of fsdp_migrate.runtime."
+)
+_REKEY = (
+    "FSDP2's optimizer states are keyed by names, as full_optimizer_state_dict gives them; rekey nothing."
+)
+_SHARDED_LOAD = (
+    "load the sharded state by torch's own: get_optimizer_state_dict, torch.distributed.checkpoint.load, "
+    "set_optimizer_state_dict."
+)
+_ODD = "these arguments have no twin in fsdp_migrate.runtime; see docs/runtime.md of fsdp-migrate."
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find every call about an optimizer's state."""
+    for call in source.calls:
+        name = (source.index.fsdp1(call.func) or "").removeprefix(f"{catalog.FSDP}.")
+        if name in _GETTERS:
+            yield _getting(source, call, name)
+        elif name in _LOADERS:
+            yield _loading(source, call, name)
+        elif name == "rekey_optim_state_dict":
+            yield Found("FM309", call, _REKEY, "commented", covers=(call.func,))
+        elif "torch.distributed.checkpoint.optimizer.load_sharded_optimizer_state_dict" in (
+            source.index.qualified(call.func)
+        ):
+            yield Found("FM309", call, _SHARDED_LOAD, "commented")
+
+
+def _getting(source: Source, call: cst.Call, name: str) -> Found:
+    given = _given(call, _GETTERS[name])
+    if given is None or not {"model", "optim"} <= set(given) or set(given) - {"model", "optim", "rank0_only"}:
+        return Found("FM309", call, _ODD, "commented", covers=(call.func,))
+    flags: dict[str, cst.BaseExpression] = {}
+    sharded = name == "sharded_optim_state_dict"
+    if name == "optim_state_dict":
+        settings = settings_of_call(source, call, given["model"])
+        if settings is None:
+            return Found("FM309", call, _UNKNOWN, "commented", covers=(call.func,))
+        sharded = settings.kind == "sharded"
+        if settings.optim_rank0 is not True:
+            flags["rank0_only"] = flag(settings.optim_rank0)
+        if settings.optim_offload is not True:
+            flags["offload_to_cpu"] = flag(settings.optim_offload)
+    elif "rank0_only" in given:
+        flags["rank0_only"] = given["rank0_only"]
+
+    def build(updated: cst.Call) -> cst.BaseExpression:
+        new = _given(updated, _GETTERS[name]) or {}
+        if sharded:
+            whole = make_call(source.local_name(_SHARDED), new["model"], new["optim"])
+            index = cst.Index(cst.SimpleString('"optimizer"'))
+            return cst.Subscript(whole, [cst.SubscriptElement(index)])
+        return make_call(source.local_name(_FULL), new["model"], new["optim"], **flags)
+
+    return _found(source, call, _SHARDED if sharded else _FULL, build)
+
+
+def _loading(source: Source, call: cst.Call, name: str) -> Found:
+    order = _order(source, call, name)
+    if order is None:
+        return Found("FM309", call, _WHICH, "commented", covers=(call.func,))
+    given = _given(call, order)
+    known = {"model", "optim", "optim_state_dict"}
+    if given is None or not {"model", "optim_state_dict"} <= set(given) or set(given) - known:
+        return Found("FM309", call, _ODD, "commented", covers=(call.func,))
+    flags: dict[str, cst.BaseExpression] = {}
+    if name.startswith("scatter"):
+        flags["from_rank0"] = cst.Name("True")
+    elif name == "optim_state_dict_to_load":
+        settings = settings_of_call(source, call, given["model"])
+        if settings is not None and settings.kind == "full" and settings.optim_rank0 is not False:
+            flags["from_rank0"] = flag(settings.optim_rank0)
+
+    def build(updated: cst.Call) -> cst.BaseExpression:
+        new = _given(updated, order) or {}
+        optim = new.get("optim", cst.Name("None"))
+        return make_call(source.local_name(_LOAD), new["model"], optim, new["optim_state_dict"], **flags)
+
+    return _found(source, call, _LOAD, build)
+
+
+def _order(source: Source, call: cst.Call, name: str) -> tuple[str, ...] | None:
+    """Return the order of positional arguments, or None where it is in doubt.
+
+    Until torch 2.0 ``optim_state_dict_to_load`` took the state first, and then the model.
+    """
+    order = _LOADERS[name]
+    if name != "optim_state_dict_to_load" or len(call.args) < 2:
+        return order
+    first, second = call.args[0], call.args[1]
+    if first.keyword is not None or second.keyword is not None:
+        return order
+    old = ("optim_state_dict", "model", "optim")
+    models = [_is_model(source, arg.value) for arg in (first, second)]
+    if models == [False, False]:
+        models = [_is_called_model(arg.value) for arg in (first, second)]
+    return {(True, False): order, (False, True): old}.get((models[0], models[1]))
+
+
+def _is_model(source: Source, node: cst.BaseExpression) -> bool:
+    return source.models.certainty(node) is not None or source.models.is_guarded(node)
+
+
+def _is_called_model(node: cst.BaseExpression) -> bool:
+    last = (dotted(node) or "").split(".")[-1].lower()
+    return "model" in last or "module" in last
+
+
+def _given(call: cst.Call, order: tuple[str, ...]) -> Given | None:
+    """Return the arguments by the names that they have today; what is None was not given."""
+    given = arguments(call, (*order, "group"))
+    if given is None:
+        return None
+    renamed = {}
+    for name, value in given.items():
+        if isinstance(value, cst.Name) and value.value == "None" and name != "optim_state_dict":
+            continue
+        old = {"full_optim_state_dict", "sharded_optim_state_dict"}
+        renamed["optim_state_dict" if name in old else name] = value
+    return renamed
+
+
+def _found(
+    source: Source, call: cst.Call, need: Need, build: Callable[[cst.Call], cst.BaseExpression]
+) -> Found:
+    becomes = f"{source.local_name(need)}(...)"
+    return Found("FM309", call, becomes, "rewritten", (Replace(call, build),), (need,), (call.func,))

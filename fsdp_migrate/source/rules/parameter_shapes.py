@@ -1,0 +1,100 @@
+"""Parameters of FSDP1 are flat, so that ``p.ndim >= 2`` was never true; FSDP2's have their own shapes.
+
+What is decided by it after wrapping, such as which parameters are decayed, comes out differently.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.nodes import dotted, walk_for
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.scopes import Binding
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "parameter-shapes"
+CODES = ("FM318",)
+
+_MEANT = (
+    "under FSDP1 every parameter was flat here, of one dimension; now each has its own shape, so this "
+    "decides differently, and an FSDP1 checkpoint's parameter groups may not fit."
+)
+_LISTS = frozenset({"named_parameters", "parameters"})
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find tests of dimensions in functions that go through a sharded model's parameters."""
+    functions = {function for call in source.calls for function in _going_through(source, call)}
+    seen: set[cst.CSTNode] = set()
+    for function in functions:
+        for test in walk_for(function, cst.Comparison):
+            if _is_of_dimensions(test) and test not in seen and _is_of_loop(source, test):
+                seen.add(test)
+                yield Found("FM318", test, _MEANT, "commented")
+
+
+def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
+    """Yield the functions that a call shows to go through an FSDP1 model's parameters."""
+    if not isinstance(call.func, cst.Attribute):
+        return
+    if source.models.certainty(call.func.value) is None:
+        return
+    name = call.func.attr.value
+    if name in _LISTS:
+        yield source.index.function(call) or source.module
+        return
+    # A method of the model's own class, which sees the flat parameters as `self.parameters()`.
+    for node in source.index.by_kind.get(cst.FunctionDef, ()):
+        assert isinstance(node, cst.FunctionDef)
+        if node.name.value == name and source.index.class_of(node) is not None:
+            own = (dotted(inner.func) for inner in walk_for(node, cst.Call))
+            if {"self.named_parameters", "self.parameters"} & set(own):
+                yield node
+
+
+def _is_of_loop(source: Source, test: cst.Comparison) -> bool:
+    """Tell whether what is tested is what a loop goes through, or a function is given."""
+    root = next(walk_for(test.left, cst.Attribute), None)
+    below: cst.CSTNode | None = root
+    while isinstance(below, cst.Attribute):
+        below = below.value
+    if not isinstance(below, cst.Name):
+        return False
+    bindings = source.index.scopes[below].lookup(below.value)
+    loops = (cst.For, cst.CompFor)
+    return any(
+        binding.kind == "param"
+        or any(isinstance(a, loops) for a in (binding.node, *_two_above(source, binding)))
+        for binding in bindings
+    )
+
+
+def _two_above(source: Source, binding: Binding) -> list[cst.CSTNode]:
+    """Return what a target stands in: the loop itself, or the tuple of its targets and then the loop."""
+    return list(source.index.ancestors(binding.node))[:3]
+
+
+def _is_of_dimensions(test: cst.Comparison) -> bool:
+    numbers = [item.comparator for item in test.comparisons]
+    if not any(isinstance(number, cst.Integer) for number in numbers):
+        return False
+    left = test.left
+    if isinstance(left, cst.Attribute):
+        return left.attr.value == "ndim"
+    if not isinstance(left, cst.Call):
+        return False
+    if isinstance(left.func, cst.Attribute):
+        return left.func.attr.value in {"dim", "ndimension"}
+    return (
+        dotted(left.func) == "len"
+        and bool(left.args)
+        and (dotted(left.args[0].value) or "").endswith(".shape")
+    )

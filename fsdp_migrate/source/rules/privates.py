@@ -1,0 +1,45 @@
+"""What is private to torch's FSDP1 has no twin: flat parameters, handles, and its internal modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "private"
+CODES = ("FM317",)
+
+_MEANT = "private to FSDP1: FSDP2 has no flat parameters, handles or wrapped modules; find what it was for."
+_NAMES = frozenset(
+    {"_all_handles", "_flat_param", "_fsdp_wrapped_module", "_handle", "_handles", "flat_param"}
+)
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find names of torch's private modules, and FSDP1's private attributes."""
+    for node, name in source.references.items():
+        if catalog.is_private(name) or name.split(".")[0] == "FlatParameter":
+            yield Found("FM317", node, _MEANT, "commented", covers=(node,))
+    if not source.uses_fsdp1:
+        return
+    for node in source.attributes:
+        if node.attr.value not in _NAMES or node in source.references:
+            continue
+        known = node.attr.value.startswith(("_fsdp", "_flat", "flat")) or source.models.certainty(node.value)
+        if known and not _is_own(source, node):
+            yield Found("FM317", node, _MEANT, "commented")
+
+
+def _is_own(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether it is an attribute that the source's own class has: ``self.flat_param = ...``."""
+    return isinstance(source.index.parents[node], cst.AssignTarget)

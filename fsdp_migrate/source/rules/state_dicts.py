@@ -1,0 +1,203 @@
+"""State dict contexts, and plain ``model.state_dict()``, become calls of torch's state dict functions.
+
+https://docs.pytorch.org/docs/stable/distributed.checkpoint.html#torch.distributed.checkpoint.state_dict
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.contexts import DEFAULT, Context, Flag, Settings, can_turn, is_not_a_model, names_in
+from fsdp_migrate.source.nodes import arguments, call as make_call, literal, short, text_of
+from fsdp_migrate.source.rules.methods import MIXED
+from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "state-dict"
+CODES = ("FM306", "FM307", "FM308", "FM333")
+
+_TORCH = "torch.distributed.checkpoint.state_dict"
+_GET = Need(_TORCH, "get_model_state_dict")
+_SET = Need(_TORCH, "set_model_state_dict")
+_OPTIONS = Need(_TORCH, "StateDictOptions")
+_FULL = Need("fsdp_migrate.runtime", "full_state_dict")
+
+_HINT = "see docs/runtime.md of fsdp-migrate for what takes its place."
+_ARGUMENTS = f"the default state dict is sharded now, and these arguments have no twin: {_HINT}"
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find every context and setter, the model's calls in them, and those outside of all."""
+    done: set[cst.Call] = set()
+    for context in source.contexts.every:
+        yield from _of_context(source, context)
+        if context.problem is None:
+            done.update(context.calls)
+    for setter in source.contexts.setters:
+        yield from _of_setter(source, setter)
+    for call in source.calls:
+        if call not in done:
+            yield from _of_plain_call(source, call)
+
+
+def _of_context(source: Source, context: Context) -> Iterator[Found]:
+    covers = tuple(names_in(context.call))
+    if context.problem is not None or context.settings is None or context.item is None:
+        yield Found("FM307", context.call, f"{context.problem}; {_HINT}", "commented", covers=covers)
+        return
+    edit = Unwrap(context.item)
+    yield Found("FM306", context.call, "no context is needed", "rewritten", (edit,), covers=covers)
+    yield from _configs_no_more(source, context)
+    for call in context.calls:
+        yield turned(source, call, context.settings)
+
+
+def _of_setter(source: Source, setter: Context) -> Iterator[Found]:
+    covers = tuple(names_in(setter.call))
+    statement = source.index.parents[setter.call]
+    if setter.problem is not None or not isinstance(statement, cst.Expr):
+        yield Found("FM307", setter.call, f"{setter.problem}; {_HINT}", "commented", covers=covers)
+        return
+    edit = Remove(statement)
+    yield Found("FM306", setter.call, "nothing is set any more", "rewritten", (edit,), covers=covers)
+    yield from _configs_no_more(source, setter)
+
+
+def _configs_no_more(source: Source, context: Context) -> Iterator[Found]:
+    """Find the variables that only contexts which are taken away have read."""
+    contexts = [*source.contexts.every, *source.contexts.setters]
+    gone = {name for c in contexts if c.problem is None for name in c.configs}
+    for name in context.configs:
+        scope = source.index.scopes[name].find(name.value)
+        readers = [
+            load
+            for load in source.loads
+            if load.value == name.value and source.index.scopes[load].find(load.value) is scope
+        ]
+        # Several contexts may share one variable: the first speaks for it.
+        if not all(reader in gone for reader in readers) or readers[0] is not name:
+            continue
+        binding = source.index.scopes[name].lookup(name.value)[0]
+        statement = source.index.parents[source.index.parents[binding.node]]
+        if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
+            assert binding.value is not None
+            yield Found(
+                "FM306",
+                binding.value,
+                "not needed any more",
+                "rewritten",
+                (Remove(statement),),
+                covers=tuple(names_in(binding.value)),
+            )
+
+
+def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
+    """Find ``model.state_dict()`` outside of contexts, which was full and would be sharded."""
+    func = call.func
+    if not isinstance(func, cst.Attribute) or func.attr.value not in {"state_dict", "load_state_dict"}:
+        return
+    if source.contexts.around(call) is not None or is_not_a_model(func.value):
+        return
+    certainty = source.models.certainty(func.value)
+    if certainty is None and source.models.is_guarded(func.value):
+        certainty = "certain"
+    setters = source.contexts.setters
+    if certainty is None and any(s.model and text_of(s.model) == text_of(func.value) for s in setters):
+        certainty = "certain"
+    settings = source.contexts.settings_at(call)
+    if certainty == "mixed":
+        yield Found("FM333", call, f"{MIXED}take torch's get_model_state_dict(model, ...).", "commented")
+    elif certainty == "certain" and (settings is None or not can_turn(call)):
+        yield Found("FM308", call, _ARGUMENTS, "commented")
+    elif certainty == "certain" and settings is not None:
+        yield turned(source, call, settings)
+
+
+def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
+    """Return what a ``state_dict`` or ``load_state_dict`` call of the model becomes."""
+    assert isinstance(call.func, cst.Attribute)
+    if call.func.attr.value == "load_state_dict":
+        return _loading(source, call, settings)
+    plain = isinstance(settings.offload, bool) and isinstance(settings.rank0, bool)
+    if settings.kind == "sharded" or (plain and settings.offload == settings.rank0):
+        return _getting(source, call, settings)
+    needs = (_FULL,)
+    name = source.local_name(_FULL)
+
+    def build(updated: cst.Call) -> cst.BaseExpression:
+        assert isinstance(updated.func, cst.Attribute)
+        flags = {"rank0_only": flag(settings.rank0), "offload_to_cpu": flag(settings.offload)}
+        whole = make_call(name, updated.func.value, **flags)
+        if settings.rank0 is False:
+            return cst.Subscript(whole, [cst.SubscriptElement(cst.Index(cst.SimpleString('"model"')))])
+        default = make_call("x.get", cst.SimpleString('"model"'), cst.Dict([]))
+        return default.with_changes(func=cst.Attribute(whole, cst.Name("get")))
+
+    return Found("FM308", call, f"{name}(...)", "rewritten", (Replace(call, build),), needs)
+
+
+def _getting(source: Source, call: cst.Call, settings: Settings) -> Found:
+    options: dict[str, cst.BaseExpression] = {}
+    if settings.kind == "full":
+        options["full_state_dict"] = cst.Name("True")
+    if settings.offload is not False:
+        options["cpu_offload"] = flag(settings.offload)
+    name = source.local_name(_GET)
+    made = _make_options(source, options)
+
+    def build(updated: cst.Call) -> cst.Call:
+        assert isinstance(updated.func, cst.Attribute)
+        return make_call(name, updated.func.value, **made)
+
+    becomes = short(build(call), 110)
+    needs = (_GET, _OPTIONS) if made else (_GET,)
+    return Found("FM308", call, becomes, "rewritten", (Replace(call, build),), needs)
+
+
+def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
+    options: dict[str, cst.BaseExpression] = {}
+    if settings.kind == "full":
+        options["full_state_dict"] = cst.Name("True")
+    given = arguments(call, ("state_dict", "strict")) or {}
+    if "strict" in given and literal(given["strict"]) is not True:
+        options["strict"] = given["strict"]
+    name = source.local_name(_SET)
+    made = _make_options(source, options)
+
+    def build(updated: cst.Call) -> cst.Call:
+        assert isinstance(updated.func, cst.Attribute)
+        state = (arguments(updated, ("state_dict", "strict")) or {})["state_dict"]
+        return make_call(name, updated.func.value, state, **made)
+
+    edits: tuple[Edit, ...] = (Replace(call, build),)
+    needs = (_SET, _OPTIONS) if made else (_SET,)
+    return Found("FM308", call, short(build(call), 110), "rewritten", edits, needs)
+
+
+def _make_options(source: Source, options: dict[str, cst.BaseExpression]) -> dict[str, cst.BaseExpression]:
+    return {"options": make_call(source.local_name(_OPTIONS), **options)} if options else {}
+
+
+def flag(value: Flag) -> cst.BaseExpression:
+    """Return an option as an expression."""
+    return cst.Name(str(value)) if isinstance(value, bool) else value
+
+
+def settings_of_call(source: Source, call: cst.Call, model: cst.BaseExpression) -> Settings | None:
+    """Return what FSDP1 was told where a call about the model's optimizer stands; None if not known."""
+    context = source.contexts.around(call)
+    if context is not None:
+        same = context.model is not None and text_of(context.model) == text_of(model)
+        return context.settings if context.problem is None and same else None
+    settings = source.contexts.settings_at(call)
+    if settings is DEFAULT and source.models.certainty(model) is None:
+        return DEFAULT if source.models.is_guarded(model) else None
+    return settings

@@ -1,0 +1,76 @@
+"""``FSDP.summon_full_params(model, ...)`` becomes ``summon_full_params(model, ...)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.nodes import dotted, keyword, text_of, walk_for
+from fsdp_migrate.source.rules.methods import sureness, unbound
+from fsdp_migrate.source.uses import Found, Need, Replace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "summon-full-params"
+CODES = ("FM313", "FM332")
+
+SUMMON = Need("fsdp_migrate.runtime", "summon_full_params")
+_ORDER = ("module", "recurse", "writeback", "rank0_only", "offload_to_cpu", "with_grads")
+_RUNS = (
+    "the model runs in this context, which FSDP2 does not allow: call "
+    "fsdp_migrate.runtime.register_forward_methods(model, 'generate') once, and take the context away."
+)
+_HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find every call, of the class or of an instance."""
+    for call in source.calls:
+        if unbound(source, call, "summon_full_params"):
+            yield _of_call(source, call, (call.func,))
+            continue
+        func = call.func
+        named = isinstance(func, cst.Attribute) and func.attr.value == "summon_full_params"
+        if named and sureness(source, cst.ensure_type(func, cst.Attribute).value) in {"sure", "mixed"}:
+            yield _of_call(source, call, ())
+
+
+def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) -> Found:
+    if any(arg.star for arg in call.args) or not call.args:
+        return Found("FM313", call, _HIDDEN, "commented", covers=covers)
+    if _runs_the_model(source, call):
+        return Found("FM332", call, _RUNS, "commented", covers=covers)
+    new = source.local_name(SUMMON)
+
+    def build(updated: cst.Call) -> cst.Call:
+        args: list[cst.Arg] = []
+        for place, given in enumerate(updated.args):
+            arg = given
+            name = _ORDER[place] if arg.keyword is None else arg.keyword.value
+            if name == "module":
+                arg = arg.with_changes(keyword=None, equal=cst.MaybeSentinel.DEFAULT)
+                args.insert(0, arg)
+            else:
+                args.append(arg.with_changes(keyword=cst.Name(name), equal=keyword("x", arg.value).equal))
+        return updated.with_changes(func=cst.Name(new), args=args)
+
+    return Found("FM313", call, f"{new}(...)", "rewritten", (Replace(call, build),), (SUMMON,), covers)
+
+
+def _runs_the_model(source: Source, call: cst.Call) -> bool:
+    """Tell whether what stands in the context calls the model: FSDP2 would shard its parameters again."""
+    block = next((a for a in source.index.ancestors(call) if isinstance(a, cst.With)), None)
+    if block is None:
+        return False
+    model = text_of(call.args[0].value)
+    for inner in walk_for(block.body, cst.Call):
+        name = dotted(inner.func) or ""
+        if name in {model, f"{model}.module"} or name.split(".")[-1] in {"forward", "generate", "sample"}:
+            return True
+    return False

@@ -1,0 +1,26 @@
+"""``MixedPrecision``, ``ShardingStrategy``, policies and their kin: taken as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.text import Source
+
+
+NAME = "argument-words"
+CODES = ("FM310",)
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find everything that FSDP1's arguments are made of."""
+    for node, name in source.references.items():
+        if name.split(".")[0] in catalog.ARGUMENT_WORDS:
+            becomes = "stays: prepare_fully_shard takes it as it is"
+            yield Found("FM310", node, becomes, "kept", covers=(node,))

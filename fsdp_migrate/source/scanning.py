@@ -1,0 +1,118 @@
+"""Many files at once, on all cores: :func:`scan_paths`."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source.analysis import HINTS
+from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.source.notebooks import code_cells, is_python
+from fsdp_migrate.source.rewriting import scan_source
+from fsdp_migrate.source.uses import FileReport, ScanReport
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+
+# Below this, starting processes takes longer than they save.
+_BYTES_FOR_PROCESSES = 400_000
+
+
+def scan_paths(paths: Iterable[str | os.PathLike[str]], *, num_processes: int | None = None) -> ScanReport:
+    """Find every use of FSDP1 in files and folders; nothing is imported, run or changed.
+
+    Args:
+        paths: Files, folders and patterns. ``.gitignore`` is respected.
+        num_processes: How many processes work, by default as many as there are cores.
+
+    Returns:
+        The uses by file. A file that cannot be read or parsed is reported with the reason, and the others
+        go on.
+
+    Raises:
+        SourceError: There is nothing at a path.
+
+    Example:
+        >>> scan_paths(["fsdp_migrate/source/catalog.py"]).num_files
+        1
+    """
+    files = find_sources(paths)
+    reports = [report for report in on_all_cores(scan_file, files, num_processes) if report is not None]
+    interesting = tuple(report for report in reports if report.uses or report.problem)
+    return ScanReport(interesting, num_files=len(files))
+
+
+def scan_file(path: Path) -> FileReport | None:
+    """Scan one file; None if there is nothing to say of it."""
+    name = str(path)
+    try:
+        text = read_source(path)
+        if not HINTS.search(text):
+            return None
+        if path.suffix != ".ipynb":
+            return FileReport(name, tuple(scan_source(text, name)))
+        return _scan_notebook(text, name)
+    except SourceError as error:
+        return FileReport(name, problem=str(error))
+
+
+def _scan_notebook(text: str, name: str) -> FileReport:
+    """Scan a notebook's cells as one source, so that what one imports is known in the next."""
+    cells = code_cells(text, name)
+    starts: list[tuple[int, int]] = []
+    line = 1
+    for number, code in cells:
+        starts.append((line, number))
+        line += code.count("\n") + 1
+    uses = []
+    broken = [number for number, code in cells if not is_python(code)]
+    text = "\n".join("\n" * code.count("\n") if number in broken else code for number, code in cells)
+    for use in scan_source(text + "\n", name):
+        start, number = max(each for each in starts if each[0] <= use.line)
+        uses.append(replace(use, line=use.line - start + 1, cell=number))
+    problem = f"{name}: cells {', '.join(map(str, broken))} left out: no Python 3." if broken else None
+    return FileReport(name, tuple(uses), problem)
+
+
+def on_all_cores(
+    work: Callable[[Path], T], files: Sequence[Path], num_processes: int | None = None
+) -> Iterator[T]:
+    """Yield what ``work`` makes of each file, in order; by several processes where that pays."""
+    count = min(num_processes or _cores(), max(1, len(files)))
+    if count == 1 or (num_processes is None and _size(files) < _BYTES_FOR_PROCESSES):
+        yield from map(work, files)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_collect_rarely) as pool:
+        yield from pool.map(work, files, chunksize=max(1, len(files) // (count * 8)))
+
+
+def _collect_rarely() -> None:
+    """Spare most garbage collections, which go through whole syntax trees again and again."""
+    gc.set_threshold(200_000, 20, 20)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _size(files: Sequence[Path]) -> int:
+    return sum(map(_size_of, files))
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,163 @@
+"""What scanning finds: one use of FSDP1 each, what it becomes, and the edit that makes it so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from fsdp_migrate.findings import FINDING_CODES
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import libcst as cst
+
+
+Action = Literal["rewritten", "kept", "commented", "mentioned"]
+"""What ``rewrite`` does with a use.
+
+``rewritten``: it becomes FSDP2 code. ``kept``: it stays, and is right as it is. ``commented``: it cannot be
+turned with certainty, and gets a comment that says what to do. ``mentioned``: in a comment or a string, which
+nothing is done to.
+"""
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
+
+
+@dataclass(frozen=True)
+class Need:
+    """A name that rewritten code needs, and the module that it is imported from."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Replace:
+    """Put what ``build`` makes of a node, its parts already edited, in the node's place."""
+
+    node: cst.CSTNode
+    build: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Unwrap:
+    """Take an item out of a ``with`` statement; where none is left, its body takes its place."""
+
+    item: cst.WithItem
+
+
+@dataclass(frozen=True, eq=False)
+class Remove:
+    """Remove a simple statement."""
+
+    statement: cst.BaseSmallStatement
+
+
+Edit = Replace | Unwrap | Remove
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A use, as a rule finds it.
+
+    ``covers`` are the references to FSDP1 that it accounts for; ``note`` is the comment above a use that is
+    rewritten all the same.
+    """
+
+    code: str
+    node: cst.CSTNode
+    becomes: str
+    action: Action
+    edits: tuple[Edit, ...] = ()
+    needs: tuple[Need, ...] = ()
+    covers: tuple[cst.CSTNode, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of FSDP1, as it is reported. Lines and columns count from 1; of a notebook, within its cell."""
+
+    path: str
+    line: int
+    column: int
+    rule: str
+    code: str
+    text: str
+    becomes: str
+    action: Action
+    cell: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it is, as editors understand it."""
+        where = (
+            f"{self.path}:{self.line}" if self.cell is None else f"{self.path}:cell {self.cell}:{self.line}"
+        )
+        return f"{where}:{self.column}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the use as it stands in JSON reports."""
+        return {
+            "path": self.path,
+            "line": self.line,
+            "column": self.column,
+            "cell": self.cell,
+            "rule": self.rule,
+            "code": self.code,
+            "fidelity": FINDING_CODES[self.code].fidelity,
+            "text": self.text,
+            "becomes": self.becomes,
+            "action": self.action,
+        }
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """What was found in one file, or why nothing could be."""
+
+    path: str
+    uses: tuple[Use, ...] = ()
+    problem: str | None = None
+    """Why the file was not read, or not fully: no Python, too large, not readable."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as it stands in JSON documents."""
+        return {"path": self.path, "problem": self.problem, "uses": [use.as_dict() for use in self.uses]}
+
+
+@dataclass(frozen=True)
+class ScanReport:
+    """What was found in all files; those without a use or a problem are only counted."""
+
+    files: tuple[FileReport, ...]
+    num_files: int
+    skipped: tuple[str, ...] = field(default=())
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """Every use, file after file."""
+        return tuple(use for file in self.files for use in file.uses)
+
+    @property
+    def by_rule(self) -> dict[str, dict[str, int]]:
+        """How many uses each rule found, by what ``rewrite`` does with them."""
+        counts: dict[str, dict[str, int]] = {}
+        for use in self.uses:
+            row = counts.setdefault(use.rule, dict.fromkeys(ACTIONS, 0))
+            row[use.action] += 1
+        return dict(sorted(counts.items()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as it stands in JSON documents."""
+        totals = dict.fromkeys(ACTIONS, 0)
+        for use in self.uses:
+            totals[use.action] += 1
+        return {
+            "num_files": self.num_files,
+            "totals": totals,
+            "by_rule": self.by_rule,
+            "files": [file.as_dict() for file in self.files],
+        }

@@ -1,0 +1,127 @@
+"""The optimizer's state alone, out of a run and into one: FSDP1's own functions, and ours."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel as FSDP,
+    StateDictType,
+)
+
+from fsdp_migrate.runtime import full_optimizer_state_dict, optim_state_dict_to_load, sharded_state_dict
+from tests.rank_bodies.parity import full
+from tests.rank_bodies.runtime import backward, error_of, fsdp1, prepared, whole_of
+
+
+if TYPE_CHECKING:
+    from tests.rank_bodies.parity import Tensors
+
+
+def optimizer_of(model: Any, lr: float = 0.01) -> torch.optim.Optimizer:
+    """Return an optimizer of two groups, the parameters of which are not in the model's order."""
+    params = dict(model.named_parameters())
+    biases = [params[name] for name in params if name.endswith("bias")]
+    others = [params[name] for name in params if not name.endswith("bias")]
+    groups = [{"params": biases, "weight_decay": 0.0}, {"params": others, "lr": lr / 2}]
+    return torch.optim.AdamW(groups, lr=lr)
+
+
+def _trained(model: Any) -> tuple[Any, torch.optim.Optimizer]:
+    optimizer = optimizer_of(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.step()
+    return model, optimizer
+
+
+def _fsdp1_state(model: Any, optimizer: torch.optim.Optimizer, *, rank0_only: bool) -> dict[str, Any]:
+    # Where the device is a CPU, torch makes garbage of what it offloads to it.
+    configs = (
+        FullStateDictConfig(offload_to_cpu=False, rank0_only=rank0_only),
+        FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=rank0_only),
+    )
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, *configs):
+        state: dict[str, Any] = FSDP.optim_state_dict(model, optimizer)
+    return state
+
+
+def states(case: str, rank0_only: bool) -> dict[str, Any]:
+    """Return the whole state of the same training, as FSDP1 gives it and as we do."""
+    old = _trained(fsdp1(case))
+    new = _trained(prepared(case))
+    return {
+        "FSDP1": _fsdp1_state(*old, rank0_only=rank0_only),
+        "ours": full_optimizer_state_dict(*new, rank0_only=rank0_only),
+    }
+
+
+def _go_on(model: Any, optimizer: torch.optim.Optimizer) -> Tensors:
+    optimizer.zero_grad()
+    backward(model, 7)
+    optimizer.step()
+    return whole_of(model)
+
+
+def load(case: str, how: str) -> dict[str, Tensors | bool]:
+    """Load FSDP1's whole state into a new optimizer of each kind, and make a step."""
+    old, old_optimizer = _trained(fsdp1(case))
+    state = _fsdp1_state(old, old_optimizer, rank0_only=False)
+    fresh = optimizer_of(old, lr=9.0)
+    kept = copy.deepcopy(state)  # the optimizer's steps change tensors that FSDP1's functions hand through
+    if how == "scatter":
+        given = kept if dist.get_rank() == 0 else None
+        fresh.load_state_dict(FSDP.scatter_full_optim_state_dict(given, old, optim=fresh))
+    else:
+        fresh.load_state_dict(FSDP.optim_state_dict_to_load(old, fresh, kept))
+    expected = _go_on(old, fresh)
+
+    model, optimizer = _trained(prepared(case))
+    new = optimizer_of(model, lr=9.0)
+    if how == "sharded":
+        state = sharded_state_dict(model, optimizer)["optimizer"]
+    given = state if how != "scatter" or dist.get_rank() == 0 else None
+    new.load_state_dict(optim_state_dict_to_load(model, new, given, from_rank0=how == "scatter"))
+    before = copy.deepcopy(state)
+    after = _go_on(model, new)
+    return {"FSDP1": expected, "ours": after, "untouched": all(map(torch.equal, _flat(before), _flat(state)))}
+
+
+def _flat(state: dict[str, Any]) -> list[torch.Tensor]:
+    return [full(value) for own in state["state"].values() for value in own.values()]
+
+
+def load_wrongly() -> list[tuple[str, str]]:
+    """Return the errors for states that do not fit."""
+    model, optimizer = _trained(prepared())
+    whole = full_optimizer_state_dict(model, optimizer, rank0_only=False)
+    groups = whole["param_groups"]
+    states = [
+        {},
+        {**whole, "param_groups": groups[:1]},
+        {**whole, "state": {**whole["state"], "none.such": {}, "nor.this": {}}},
+        {"state": {}, "param_groups": [{"params": [0, 1]}]},
+    ]
+    return [error_of(partial(optim_state_dict_to_load, model, optimizer, state)) for state in states]
+
+
+def without_optimizer() -> bool:
+    """Tell whether the parameters are numbered in the model's order where no optimizer is given."""
+    model = prepared()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    backward(model, 0)
+    optimizer.step()
+    whole = full_optimizer_state_dict(model, optimizer, rank0_only=False)
+    loaded = optim_state_dict_to_load(model, None, whole)
+    optimizer.load_state_dict(loaded)
+    again = full_optimizer_state_dict(model, optimizer, rank0_only=False)
+    names = [name for name, _ in model.named_parameters()]
+    same = all(torch.equal(again["state"][n]["exp_avg"], whole["state"][n]["exp_avg"]) for n in names)
+    return same and loaded["param_groups"][0]["params"] == list(range(len(names)))

@@ -1,0 +1,59 @@
+"""The optimizer's state alone, held against what FSDP1's own functions give and take."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rank_bodies import optimizer_states
+from tests.ranks import run_ranks
+from tests.runtime.test_runtime import Cases, assert_equal
+
+
+GIVEN = [("blocks", False), ("blocks", True), ("NO_SHARD", False)]
+STATES = Cases(optimizer_states.states, list(GIVEN))
+TAKEN = [("blocks", "to load"), ("blocks", "scatter"), ("blocks", "sharded"), ("SHARD_GRAD_OP", "to load")]
+LOADED = Cases(optimizer_states.load, list(TAKEN))
+
+
+@pytest.mark.parametrize(("case", "rank0_only"), GIVEN)
+def test_the_state_is_that_of_fsdp1(case: str, rank0_only: bool) -> None:
+    for rank, found in enumerate(STATES.of(case, rank0_only)):
+        expected, ours = found["FSDP1"], found["ours"]
+        if rank0_only and rank:
+            assert (expected, ours) == ({}, {})
+            continue
+        assert ours["state"].keys() == expected["state"].keys()
+        for name, own in expected["state"].items():
+            assert_equal(ours["state"][name], own)
+        assert [sorted(group["params"]) for group in ours["param_groups"]] == [
+            sorted(group["params"]) for group in expected["param_groups"]
+        ]
+        assert [group["lr"] for group in ours["param_groups"]] == [0.01, 0.005]
+        assert [group["weight_decay"] for group in ours["param_groups"]] == [0.0, 0.01]
+
+
+@pytest.mark.parametrize(("case", "how"), TAKEN)
+def test_a_state_is_loaded_as_fsdp1_loaded_it(case: str, how: str) -> None:
+    for found in LOADED.of(case, how):
+        assert_equal(found["ours"], found["FSDP1"])
+        assert found["untouched"], "steps have changed the state that was given"
+
+
+def test_a_state_that_does_not_fit_is_an_error() -> None:
+    for errors in run_ranks(optimizer_states.load_wrongly):
+        assert {name for name, _ in errors} == {"CheckpointMismatchError"}
+        for (_, message), text in zip(
+            errors,
+            (
+                "has no `param_groups`",
+                "has no group for `",
+                "has `none.such` and 1 more, which the optimizer does not hold",
+                "has no group for `",
+            ),
+            strict=True,
+        ):
+            assert text in message
+
+
+def test_without_an_optimizer_parameters_are_numbered_in_order() -> None:
+    assert run_ranks(optimizer_states.without_optimizer) == [True, True]

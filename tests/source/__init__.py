@@ -1,0 +1,1 @@
+"""Finding FSDP1 in Python sources, and rewriting them."""

@@ -1,0 +1,177 @@
+"""Calls of the class, under whatever name, and what else is done with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import codes, plain, turned
+
+
+TURNED = [
+    ("model = FSDP(net)\n", "model = prepare_fully_shard(net)\n"),
+    ("model = FSDP(net).to(0)\n", "model = prepare_fully_shard(net).to(0)\n"),
+    (
+        "model = FSDP(module=net, use_orig_params=True)\n",
+        'model = prepare_fully_shard(net, {"use_orig_params": True})\n',
+    ),
+    (
+        "self.net = FSDP(self.net, None, ShardingStrategy.SHARD_GRAD_OP, CPUOffload(True), device_id=0)\n",
+        (
+            'self.net = prepare_fully_shard(self.net, {"process_group": None, "sharding_strategy": '
+            'ShardingStrategy.SHARD_GRAD_OP, "cpu_offload": CPUOffload(True), "device_id": 0})\n'
+        ),
+    ),
+    (
+        (
+            "model = FSDP(\n    net,\n    auto_wrap_policy=policy,  # by class\n    # in bfloat16\n"
+            "    mixed_precision=MixedPrecision(\n        param_dtype=torch.bfloat16,\n    ),\n)\n"
+        ),
+        (
+            "model = prepare_fully_shard(\n    net,\n    {\n"
+            '        "auto_wrap_policy": policy,  # by class\n        # in bfloat16\n'
+            '        "mixed_precision": MixedPrecision(\n'
+            "            param_dtype=torch.bfloat16,\n        ),\n    },\n)\n"
+        ),
+    ),
+    (
+        "model = FSDP(net, **kwargs)\n",
+        "# fsdp-migrate: FM302\nmodel = prepare_fully_shard(net, kwargs)\n",
+    ),
+    (
+        "model = FSDP(net, device_id=0, **kwargs)\n",
+        '# fsdp-migrate: FM302\nmodel = prepare_fully_shard(net, {"device_id": 0, **kwargs})\n',
+    ),
+    (
+        "optimizer = torch.optim.SGD(net.parameters(), lr=1)\nnet = FSDP(net, use_orig_params=True)\n",
+        (
+            "optimizer = torch.optim.SGD(net.parameters(), lr=1)\n"
+            'net = prepare_fully_shard(net, {"use_orig_params": True}, optimizers=optimizer)\n'
+        ),
+    ),
+    (
+        "adam = torch.optim.Adam(net.parameters())\nnet = FSDP(\n    net,\n    use_orig_params=True,\n)\n",
+        (
+            "adam = torch.optim.Adam(net.parameters())\n"
+            'net = prepare_fully_shard(\n    net,\n    {\n        "use_orig_params": True,\n    },\n'
+            "    optimizers=adam,\n)\n"
+        ),
+    ),
+    (
+        "wrap = functools.partial(FSDP, device_id=0)\nmodel = wrap(net)\n",
+        'wrap = functools.partial(prepare_fully_shard, fsdp1_config={"device_id": 0})\nmodel = wrap(net)\n',
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), TURNED)
+def test_calls_are_turned_with_the_same_arguments(before: str, after: str) -> None:
+    assert plain(before) == after
+
+
+COMMENTED = [
+    ("model = FSDP(*args, **kwargs)\n", ["FM302"]),
+    ("net.layers[0] = FSDP(net.layers[0])\nnet = FSDP(net)\n", ["FM303", "FM303"]),
+    ("net.encoder = FSDP(net.encoder)\nnet = FSDP(net)\n", ["FM303", "FM303"]),
+    ("net = torch.nn.Sequential(FSDP(a), FSDP(b))\n", ["FM303", "FM303"]),
+    ("layers = [FSDP(layer) for layer in layers]\n", ["FM303"]),
+    ("wrap = functools.partial(FSDP, device_id=0)\nuse(wrap)\n", ["FM303"]),
+    ("kinds = {'fsdp': FSDP}\n", ["FM303"]),
+    ("ok = type(model) is FSDP\n", ["FM303"]),
+    ("kind = FSDP.get_state_dict_type(model)\n", ["FM303"]),
+    ("class Mine(FSDP):\n    pass\n\n\nmodel = Mine(net)\n", ["FM304", "FM304"]),
+    (
+        (
+            "from torch.distributed.fsdp.wrap import enable_wrap, wrap\n"
+            "with enable_wrap(wrapper_cls=FSDP):\n    layer = wrap(layer)\n"
+        ),
+        ["FM303", "FM303", "FM303"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "expected"), COMMENTED)
+def test_what_is_not_certain_gets_a_comment_only(body: str, expected: list[str]) -> None:
+    assert codes(body) == [(code, "commented") for code in expected]
+    after = turned(body)
+    assert "".join(line for line in after.splitlines(keepends=True) if "# fsdp-migrate" not in line) == body
+    assert after.count("# fsdp-migrate: ") == len({*body.splitlines()} & {*_lines_with_uses(body)})
+
+
+def _lines_with_uses(body: str) -> list[str]:
+    words = ("FSDP(", "FSDP}", "FSDP,", "FSDP.", "is FSDP", "=FSDP", "Mine(", "wrap(layer)")
+    return [line for line in body.splitlines() if any(word in line for word in words)]
+
+
+ALIASES = [
+    "from torch.distributed.fsdp import FullyShardedDataParallel\nmodel = FullyShardedDataParallel(net)\n",
+    "import torch.distributed.fsdp as fsdp\nmodel = fsdp.FullyShardedDataParallel(net)\n",
+    "import torch\nmodel = torch.distributed.fsdp.FullyShardedDataParallel(net)\n",
+    "from torch.distributed import fsdp\nmodel = fsdp.FullyShardedDataParallel(net)\n",
+    (
+        "from torch.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel as F\n"
+        "Wrapped = F\nmodel = Wrapped(net)\n"
+    ),
+    "from torch.distributed.fsdp import *\nmodel = FullyShardedDataParallel(net)\n",
+    "def main():\n    from torch.distributed.fsdp import FullyShardedDataParallel as F\n    model = F(net)\n",
+    (
+        "try:\n    from torch.distributed.fsdp import FullyShardedDataParallel as F\nexcept ImportError:\n"
+        "    F = None\nif F is not None:\n    model = F(net)\n"
+    ),
+]
+
+
+@pytest.mark.parametrize("source", ALIASES)
+def test_the_class_is_known_under_any_name(source: str) -> None:
+    after = turned(source, header="")
+    assert "model = prepare_fully_shard(net)\n" in after
+    assert "from fsdp_migrate import prepare_fully_shard\n" in after
+    assert [code for code in codes(source, header="") if code[1] != "kept"] == [("FM301", "rewritten")]
+
+
+OTHERS = [
+    "from fairscale.nn import FullyShardedDataParallel as FSDP\nmodel = FSDP(net)\nmodel.no_sync()\n",
+    "class FSDP: ...\n\n\nmodel = FSDP(net)\nmodel.clip_grad_norm_(1.0)\n",
+    (
+        "from torch.distributed.fsdp import FSDPModule, fully_shard\nmodel = fully_shard(net)\n"
+        "isinstance(model, FSDPModule)\n"
+    ),
+    "import torch\ndef f(FSDP):\n    return FSDP(net)\n",
+    "FSDP(net)\n",
+]
+
+
+@pytest.mark.parametrize("source", OTHERS)
+def test_what_is_not_torchs_fsdp1_is_left_alone(source: str) -> None:
+    assert turned(source, header="") == source
+    assert [action for _, action in codes(source, header="") if action != "mentioned"] == []
+
+
+AMBIGUOUS = """\
+if new:
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+else:
+    from fairscale.nn import FullyShardedDataParallel as FSDP
+model = FSDP(net)
+with model.no_sync():
+    pass
+model.state_dict()
+"""
+
+
+def test_a_name_that_may_stand_for_something_else_gets_comments_only() -> None:
+    after = turned(AMBIGUOUS, header="")
+    assert "".join(line for line in after.splitlines(keepends=True) if "# fsdp-" not in line) == AMBIGUOUS
+    assert [code for code, _ in codes(AMBIGUOUS, header="")] == ["FM301", "FM333", "FM333"]
+
+
+def test_a_name_of_an_inner_scope_hides_the_class() -> None:
+    body = "def f(FSDP):\n    return FSDP(net)\n\n\nmodel = FSDP(net)\n"
+    assert turned(body) == "def f(FSDP):\n    return FSDP(net)\n\n\nmodel = prepare_fully_shard(net)\n"
+
+
+def test_names_that_are_taken_are_imported_under_others() -> None:
+    body = "def prepare_fully_shard(model): ...\n\n\nmodel = FSDP(net)\n"
+    header = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    after = turned(header + body, header="")
+    assert "from fsdp_migrate import prepare_fully_shard as fsdp_prepare_fully_shard\n" in after
+    assert "model = fsdp_prepare_fully_shard(net)\n" in after

@@ -1,0 +1,224 @@
+"""Which files are looked at, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source import FileReport, scan_paths, scan_source
+from fsdp_migrate.source.files import MAX_BYTES, find_sources
+
+
+CODE = "from torch.distributed.fsdp import FullyShardedDataParallel\nmodel = FullyShardedDataParallel(net)\n"
+
+
+def write(folder: Path, *names: str, text: str = CODE) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def names(folder: Path, *patterns: str) -> list[str]:
+    found = find_sources([folder / pattern for pattern in patterns or (".",)])
+    return [path.relative_to(folder).as_posix() for path in found]
+
+
+def test_folders_are_gone_through_without_what_is_not_the_projects(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", "src/a.py", "src/b.pyi", "notes.ipynb", "data.json", "run.sh")
+    write(tmp_path, ".git/x.py", "node_modules/x.py", "__pycache__/x.py", "venv/x.py")
+    write(tmp_path, "env/pyvenv.cfg", "env/lib/x.py")
+    assert names(tmp_path) == ["notes.ipynb", "src/a.py", "src/b.pyi", "train.py"]
+
+
+def test_gitignore_is_respected_at_every_level(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "out/b.py", "src/c.py", "src/gen/d.py", "src/gen/keep.py", "src/old_e.py")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".gitignore").write_text("out/\nold_*.py\n")
+    (tmp_path / "src" / ".gitignore").write_text("gen/*\n!gen/keep.py\n")
+    assert names(tmp_path) == ["a.py", "src/c.py", "src/gen/keep.py"]
+    assert names(tmp_path, "src") == ["src/c.py", "src/gen/keep.py"]
+    assert names(tmp_path, "out/b.py") == ["out/b.py"], "a file that is named is taken all the same"
+
+
+def test_patterns_and_names_that_repeat(tmp_path: Path) -> None:
+    write(tmp_path, "train_a.py", "train_b.py", "other.py", "deep/er/train_c.py", "train.txt")
+    assert names(tmp_path, "train_*") == ["train_a.py", "train_b.py"]
+    assert names(tmp_path, "**/train_?.py") == ["deep/er/train_c.py", "train_a.py", "train_b.py"]
+    assert names(tmp_path, "other.py", ".", "*.py").count("other.py") == 1
+
+
+@pytest.mark.parametrize("name", ["none.py", "*.rs", "no/such/*.py"])
+def test_a_path_without_anything_is_an_error(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "a.py")
+    with pytest.raises(SourceError, match=r"(There is nothing at|Nothing matches) .*\.") as error:
+        find_sources([tmp_path / name])
+    assert error.value.path == str(tmp_path / name)
+
+
+def test_loops_of_links_end(tmp_path: Path) -> None:
+    write(tmp_path, "src/a.py")
+    (tmp_path / "src" / "again").symlink_to(tmp_path)
+    (tmp_path / "src" / "loop.py").symlink_to(tmp_path / "src" / "loop.py")
+    (tmp_path / "src" / "gone.py").symlink_to(tmp_path / "none.py")
+    (tmp_path / "src" / "same.py").symlink_to(tmp_path / "src" / "a.py")
+    report = scan_paths([tmp_path])
+    problems = {file.path.rpartition("/")[2]: file.problem for file in report.files if file.problem}
+    assert problems.keys() == {"loop.py", "gone.py"}
+    assert {use.path for use in report.uses} == {str(tmp_path / "src" / "a.py")}
+
+
+def _only(report: tuple[FileReport, ...]) -> FileReport:
+    (found,) = report
+    return found
+
+
+BROKEN = {
+    "no python": (b"from torch.distributed.fsdp import x\ndef f(:\n", r"2:7: no Python 3"),
+    "python 2": (b"import fsdp\nprint 'x'\n", r"2:1: no Python 3: Missing parentheses"),
+    "tabs and spaces": (b"import fsdp\nif x:\n\ty\n        z\n", r"4:\d+: no Python 3: .*ndent"),
+    "an open string": (b"import fsdp\nx = '''\n", r":2:\d+: no Python 3"),
+    "conflict marks": (b"<<<<<<< HEAD\nimport fsdp\n=======\n>>>>>>> x\n", r"1:1: no Python 3"),
+    "binary": (b"fsdp\0\1\2", "it is binary"),
+    "no text": (b"# fsdp \xff\xfe\xfa", "no text that can be decoded"),
+    "unknown coding": (b"# -*- coding: klingon -*-\nimport fsdp\n", "no text that can be decoded"),
+    "deep": (b"import fsdp\nx = " + b"(" * 5000 + b")" * 5000, "nested too deeply"),
+    "long": (b"import fsdp\nx = " + b" and ".join([b"y"] * 9000), "nested too deeply"),
+    "many branches": (b"import fsdp\nif x: pass\n" + b"elif y: pass\n" * 9000, "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path: Path, case: str) -> None:
+    data, message = BROKEN[case]
+    (tmp_path / "bad.py").write_bytes(data)
+    write(tmp_path, "good.py")
+    report = scan_paths([tmp_path])
+    assert report.num_files == 2
+    assert {use.path for use in report.uses if use.action == "rewritten"} == {str(tmp_path / "good.py")}
+    bad = _only(tuple(file for file in report.files if file.problem))
+    assert bad.path.endswith("bad.py")
+    assert str(bad.problem).count("\n") == 0
+    assert str(bad.problem).startswith(bad.path)
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(bad.problem)
+
+
+def test_huge_files_and_folders_that_cannot_be_read_are_skipped_with_a_line(tmp_path: Path) -> None:
+    with (tmp_path / "huge.py").open("wb") as stream:
+        stream.truncate(MAX_BYTES + 1)
+    os.mkfifo(tmp_path / "pipe.py")
+    report = scan_paths([tmp_path])
+    problems = {file.path.rpartition("/")[2]: str(file.problem) for file in report.files}
+    assert problems.keys() == {"huge.py", "pipe.py"}
+    assert "5,000,001 bytes" in problems["huge.py"]
+    assert "it is no file" in problems["pipe.py"]
+
+
+def test_files_without_permission_are_skipped_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "secret.py", "good.py", "closed/a.py")
+    read, scan = Path.read_bytes, os.scandir
+
+    def refuse_file(path: Path) -> bytes:
+        if path.name == "secret.py":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    def refuse_folder(path: Path) -> object:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse_file)  # root, who runs these tests, may read everything
+    monkeypatch.setattr(os, "scandir", refuse_folder)
+    files = scan_paths([tmp_path], num_processes=1).files
+    problems = {file.path.rpartition("/")[2]: file.problem for file in files}
+    assert problems["good.py"] is None
+    assert "cannot be read: Permission denied" in str(problems["secret.py"])
+    assert "a folder that cannot be read" in str(problems["closed"])
+
+
+ENCODED = {
+    "byte order mark": "\ufeff" + CODE,
+    "CRLF": CODE.replace("\n", "\r\n"),
+    "CR": CODE.replace("\n", "\r"),
+    "form feed": CODE.replace("\nmodel", "\n\f\nmodel"),
+    "tabs": "def f():\n\tpass\n" + CODE,
+    "no end of line": CODE.rstrip("\n"),
+    "a newer Python": CODE + "type X = int\n",
+}
+
+
+@pytest.mark.parametrize("case", ENCODED)
+def test_unusual_text_is_read(tmp_path: Path, case: str) -> None:
+    (tmp_path / "a.py").write_bytes(ENCODED[case].encode())
+    report = scan_paths([tmp_path])
+    assert [use.code for use in report.uses if use.rule == "constructor"] == ["FM301"]
+    assert [file.problem for file in report.files] == [None]
+
+
+def notebook(*cells: str) -> str:
+    return json.dumps(
+        {
+            "cells": [
+                {"cell_type": "markdown", "source": ["FullyShardedDataParallel"]},
+                *({"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells),
+            ],
+            "nbformat": 4,
+        }
+    )
+
+
+def test_notebooks_are_read_cell_by_cell(tmp_path: Path) -> None:
+    cells = (
+        "%matplotlib inline\n!ls\nfrom torch.distributed.fsdp import FullyShardedDataParallel as F",
+        "%%bash\necho FullyShardedDataParallel(",
+        "x = 1\n\nmodel = F(net)  # here",
+        "this is no python",
+        "model.no_sync()",
+    )
+    (tmp_path / "a.ipynb").write_text(notebook(*cells))
+    file = _only(scan_paths([tmp_path]).files)
+    assert [(use.cell, use.line, use.code) for use in file.uses if use.rule != "import"] == [
+        (4, 3, "FM301"),
+        (6, 1, "FM312"),
+    ]
+    assert "cells 5 left out" in str(file.problem)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"cells": 3}', '{"cells": [{"fsdp": 1}]}', "fsdp", "{}fsdp"]
+)
+def test_what_is_no_notebook_is_said(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.ipynb").write_text(f"{text} " if "fsdp" in text else text)
+    files = scan_paths([tmp_path]).files
+    assert all("no notebook" in str(file.problem) for file in files)
+    assert bool(files) == ("fsdp" in text), "without a word of FSDP there is nothing to say"
+
+
+def test_several_processes_find_what_one_does(tmp_path: Path) -> None:
+    write(tmp_path, *(f"m{i}.py" for i in range(6)))
+    write(tmp_path, "bad.py", text="fsdp (")
+    assert scan_paths([tmp_path], num_processes=2) == scan_paths([tmp_path], num_processes=1)
+
+
+def test_a_scan_counts_by_rule_and_says_where(tmp_path: Path) -> None:
+    write(tmp_path, "a.py")
+    report = scan_paths([tmp_path])
+    assert report.by_rule["constructor"] == {"rewritten": 1, "kept": 0, "commented": 0, "mentioned": 0}
+    use = next(use for use in report.uses if use.rule == "constructor")
+    assert use.place == f"{tmp_path / 'a.py'}:2:9"
+    document = report.as_dict()
+    assert document["totals"]["rewritten"] == 2
+    assert document["files"][0]["uses"][1]["fidelity"] == "equivalent"
+
+
+@pytest.mark.parametrize("code", ["", "\n", "# nothing", "x = 1\n", "\f\n", "\ufeff"])
+def test_sources_without_fsdp1_have_no_uses(code: str) -> None:
+    assert scan_source(code) == []

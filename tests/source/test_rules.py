@@ -1,0 +1,46 @@
+"""The page about rules, held against the rules."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fsdp_migrate.findings import FINDING_CODES
+from fsdp_migrate.source import mentions, rewrite_source
+from fsdp_migrate.source.rules import RULES, leftovers, unused_imports
+from tests.ranks import ROOT
+
+
+PAGE = (ROOT / "docs" / "rules.md").read_text()
+ROWS = dict(re.findall(r"^\| `([a-z-]+)` \| (FM[^|]*) \|", PAGE, re.MULTILINE))
+EVERY = (*RULES, leftovers, unused_imports, mentions)
+
+
+def test_every_rule_is_documented_with_its_codes_and_no_other() -> None:
+    assert {name: tuple(codes.split(", ")) for name, codes in ROWS.items()} == {
+        rule.NAME: rule.CODES for rule in EVERY
+    }
+
+
+def test_every_code_of_sources_belongs_to_a_rule() -> None:
+    known = {code for rule in EVERY for code in rule.CODES}
+    assert {code for code in FINDING_CODES if "FM301" <= code <= "FM333"} == known
+
+
+EXAMPLES = list(
+    zip(
+        re.findall(r"```python before\n(.*?)```", PAGE, re.DOTALL),
+        re.findall(r"```python after\n(.*?)```", PAGE, re.DOTALL),
+        strict=True,
+    )
+)
+
+
+@pytest.mark.parametrize(("before", "after"), EXAMPLES)
+def test_the_examples_become_what_the_page_says(before: str, after: str) -> None:
+    assert rewrite_source(before) == after
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 2

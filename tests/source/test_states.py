@@ -1,0 +1,231 @@
+"""State dict contexts, the states of models, and those of optimizers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import codes, plain, turned
+
+
+MODEL = "model = FSDP(net)\n"
+PREPARED = "model = prepare_fully_shard(net)\n"
+FULL = "StateDictType.FULL_STATE_DICT"
+RANK0 = f"{FULL}, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"
+
+TURNED = [
+    (
+        f"with FSDP.state_dict_type(model, {RANK0}):\n    state = model.state_dict()\n",
+        (
+            "state = get_model_state_dict(model, options="
+            "StateDictOptions(full_state_dict=True, cpu_offload=True))\n"
+        ),
+    ),
+    (
+        f"with FSDP.state_dict_type(model, {FULL}):\n    state = model.state_dict()\n    # kept\n",
+        "state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))\n# kept\n",
+    ),
+    (
+        (
+            "policy = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)\n"
+            f"with FSDP.state_dict_type(\n    model, {FULL}, policy\n):  # gather\n"
+            "    save(model.state_dict())\n"
+        ),
+        (
+            "# gather\nsave(get_model_state_dict(model, options=StateDictOptions("
+            "full_state_dict=True, cpu_offload=True)))\n"
+        ),
+    ),
+    (
+        (
+            f"with FSDP.state_dict_type(model, {FULL}, FullStateDictConfig(offload_to_cpu=True)):\n"
+            "    state = model.state_dict()\n"
+        ),
+        'state = full_state_dict(model, rank0_only=False, offload_to_cpu=True)["model"]\n',
+    ),
+    (
+        (
+            f"with FSDP.state_dict_type(model, {FULL}, FullStateDictConfig(rank0_only=first)):\n"
+            "    state = model.state_dict()\n"
+        ),
+        'state = full_state_dict(model, rank0_only=first, offload_to_cpu=False).get("model", {})\n',
+    ),
+    (
+        f"with torch.no_grad(), FSDP.state_dict_type(model, {RANK0}):\n    state = model.state_dict()\n",
+        (
+            "with torch.no_grad():\n    state = get_model_state_dict(model, options=StateDictOptions("
+            "full_state_dict=True, cpu_offload=True))\n"
+        ),
+    ),
+    (
+        (
+            "with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n"
+            "    state = {'m': model.state_dict(), 'o': FSDP.optim_state_dict(model, optimizer)}\n"
+            "    save(state)\n"
+        ),
+        (
+            "state = {'m': get_model_state_dict(model), 'o': "
+            'sharded_state_dict(model, optimizer)["optimizer"]}\n'
+            "save(state)\n"
+        ),
+    ),
+    (
+        (
+            "import torch.distributed.checkpoint as dcp\n"
+            "with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n"
+            "    state = model.state_dict()\n    dcp.load_state_dict(state, reader)\n"
+        ),
+        (
+            "import torch.distributed.checkpoint as dcp\n"
+            "state = get_model_state_dict(model)\ndcp.load_state_dict(state, reader)\n"
+        ),
+    ),
+    (
+        f"FSDP.set_state_dict_type(model, {RANK0})\nstate = model.state_dict()\n",
+        (
+            "state = get_model_state_dict(model, options="
+            "StateDictOptions(full_state_dict=True, cpu_offload=True))\n"
+        ),
+    ),
+    (
+        (
+            "state = model.state_dict()\nmodel.load_state_dict(state)\n"
+            "model.load_state_dict(state, strict=False)\n"
+        ),
+        (
+            "state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))\n"
+            "set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))\n"
+            "set_model_state_dict(model, state, options="
+            "StateDictOptions(full_state_dict=True, strict=False))\n"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), TURNED)
+def test_contexts_go_and_states_are_asked_for_by_functions(before: str, after: str) -> None:
+    assert plain(MODEL + before) == PREPARED + after
+
+
+OPTIMIZERS = [
+    (
+        f"with FSDP.state_dict_type(model, {FULL}):\n    state = FSDP.optim_state_dict(model, opt)\n",
+        "state = full_optimizer_state_dict(model, opt, rank0_only=False)\n",
+    ),
+    (
+        (
+            f"with FSDP.state_dict_type(model, {RANK0}, FullOptimStateDictConfig(rank0_only=True)):\n"
+            "    state = FSDP.optim_state_dict(model, opt)\n"
+            "    opt.load_state_dict(FSDP.optim_state_dict_to_load(model, opt, loaded))\n"
+        ),
+        (
+            "state = full_optimizer_state_dict(model, opt)\n"
+            "opt.load_state_dict(optim_state_dict_to_load(model, opt, loaded, from_rank0=True))\n"
+        ),
+    ),
+    ("state = FSDP.full_optim_state_dict(model, opt)\n", "state = full_optimizer_state_dict(model, opt)\n"),
+    (
+        "state = FSDP.full_optim_state_dict(model, opt, rank0_only=False)\n",
+        "state = full_optimizer_state_dict(model, opt, rank0_only=False)\n",
+    ),
+    (
+        "state = FSDP.shard_full_optim_state_dict(full, model, optim=opt)\n",
+        "state = optim_state_dict_to_load(model, opt, full)\n",
+    ),
+    (
+        "state = FSDP.scatter_full_optim_state_dict(full, model)\n",
+        "state = optim_state_dict_to_load(model, None, full, from_rank0=True)\n",
+    ),
+    (
+        "state = FSDP.optim_state_dict_to_load(ckpt['o'], model, opt)\n",
+        "state = optim_state_dict_to_load(model, opt, ckpt['o'])\n",
+    ),
+    (
+        "state = FSDP.optim_state_dict_to_load(model=model, optim=opt, optim_state_dict=full)\n",
+        "state = optim_state_dict_to_load(model, opt, full)\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), OPTIMIZERS)
+def test_states_of_optimizers(before: str, after: str) -> None:
+    assert plain(MODEL + before) == PREPARED + after
+
+
+COMMENTED = [
+    ("with FSDP.state_dict_type(model, kind):\n    model.state_dict()\n", "FM307"),
+    (f"with FSDP.state_dict_type(model, {FULL}, config):\n    model.state_dict()\n", "FM307"),
+    (f"with FSDP.state_dict_type(model, {FULL}):\n    trainer.save(model)\n", "FM307"),
+    (f"with FSDP.state_dict_type(model, {FULL}):\n    other.state_dict()\n", "FM307"),
+    (f"with FSDP.state_dict_type(model, {FULL}):\n    model.save_pretrained(folder)\n", "FM307"),
+    ("with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):\n    model.state_dict()\n", "FM307"),
+    (f"context = FSDP.state_dict_type(model, {FULL})\nuse(context)\n", "FM307"),
+    (f"def whole(m):\n    with FSDP.state_dict_type(m, {FULL}):\n        yield m\n", "FM307"),
+    (f"FSDP.set_state_dict_type(model, {FULL})\nsave(trainer)\n", "FM307"),
+    (f"before = FSDP.set_state_dict_type(model, {FULL})\n", "FM307"),
+    ("state = model.state_dict(prefix='x.')\n", "FM308"),
+    ("state = FSDP.rekey_optim_state_dict(state, kind, net)\n", "FM309"),
+    ("state = FSDP.optim_state_dict_to_load(a, b, c)\n", "FM309"),
+    ("state = FSDP.optim_state_dict(*args)\n", "FM309"),
+    ("state = FSDP.full_optim_state_dict(model, opt, optim_input=groups)\n", "FM309"),
+    (
+        (
+            "from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict as load\n"
+            "state = load(model_state, 'o', reader)\n"
+        ),
+        "FM309",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), COMMENTED)
+def test_what_is_not_seen_whole_gets_a_comment_only(body: str, code: str) -> None:
+    assert (code, "commented") in codes(MODEL + body)
+    after = turned(MODEL + body)
+    kept = "".join(line for line in after.splitlines(keepends=True) if "# fsdp-migrate: " not in line)
+    assert kept == PREPARED + body
+    assert after.count("# fsdp-migrate: ") == 1
+
+
+LEFT_ALONE = [
+    "state = net2.state_dict()\n",
+    "state = optimizer.state_dict()\noptimizer.load_state_dict(state)\n",
+    "def f(model):\n    return model.state_dict()\n",
+]
+
+
+@pytest.mark.parametrize("body", LEFT_ALONE)
+def test_states_of_other_things_are_left_alone(body: str) -> None:
+    assert turned(body) == body
+
+
+def test_a_variable_with_options_stays_where_something_else_reads_it() -> None:
+    body = (
+        "policy = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)\nprint(policy)\n"
+        f"with FSDP.state_dict_type(model, {FULL}, policy):\n    state = model.state_dict()\n"
+    )
+    after = turned(MODEL + body)
+    assert "policy = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)\nprint(policy)\n" in after
+    assert ("FM306", "kept") in codes(MODEL + body)
+
+
+def test_a_call_that_may_run_in_an_unseen_context_is_not_made_a_full_one() -> None:
+    body = (
+        "def save(model):\n    return model.state_dict()\n\n\n"
+        "with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n    save(model)\n"
+    )
+    assert ("FM308", "commented") in codes(MODEL + body)
+    assert "    return model.state_dict()\n" in turned(MODEL + body)
+
+
+def test_a_model_that_may_be_ddps_is_left_as_it_is() -> None:
+    header = (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    )
+    body = (
+        "\n\nmodel = FSDP(net) if fsdp else DDP(net)\nmodel.state_dict()\nmodel.no_sync()\nmodel.module.x\n"
+    )
+    assert codes(body, header) == [("FM301", "rewritten"), *[("FM333", "commented")] * 3]
+    after = turned(body, header)
+    for line in ("model.state_dict()", "model.no_sync()", "model.module.x"):
+        assert f"\n{line}\n" in after
