@@ -32,7 +32,7 @@ Action = Literal["none", "relink", "rewrite"]
 Link = Literal["auto", "hard", "copy"]
 
 # Refusals of what `weights_only` leaves out.
-_NOT_OF_WEIGHTS: Final = frozenset({"FM222", "FM230", "FM234"})
+_NOT_OF_WEIGHTS: Final = frozenset({"FM222", "FM230", "FM234", "FM239"})
 _CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 

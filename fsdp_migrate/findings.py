@@ -202,6 +202,13 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "Tensors that are whole on every rank, such as buffers, are not the same on all of them.",
         ),
         "FM237": FindingCode("equivalent", "Values that differ by rank are all kept, by their rank."),
+        "FM238": FindingCode(
+            "refused", "Flat parameters: only the model and its FSDP1 arguments tell what lies where in them."
+        ),
+        "FM239": FindingCode(
+            "refused", "Optimizer state of flat parameters, which needs the model and its FSDP1 arguments."
+        ),
+        "FM240": FindingCode("equivalent", "Flat parameters were taken apart, as the FSDP1 arguments tell."),
         "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
         "FM271": FindingCode(
             "exact", "Data that has no checksums: no check can find a bit that flipped in it."

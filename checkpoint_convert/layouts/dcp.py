@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
-_FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
+FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
 _PARAMS: Final = "params"
 _LABELS: Final = "param_names"
 _ZIP_START: Final = b"PK\x03\x04"
@@ -181,8 +181,8 @@ def content_findings(
     is_distributed: bool,
 ) -> Iterator[Finding]:
     """Say what there is to say about the entries of a source; only distributed ones lost what is numbered."""
-    flat = [key for key in entries if _FLAT_PARAMETER.search(key)]
-    if flat:
+    flat = [key for key in entries if FLAT_PARAMETER.search(key)]
+    if flat and is_distributed:
         yield make_finding(
             "FM223",
             flat[0],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from enum import Enum
-from pathlib import Path  # noqa: TC003 - typer reads annotations when the program runs
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -84,16 +84,29 @@ TrustPickle = Annotated[
 ]
 
 
-def _source_options(model: str | None, trust_pickle: bool) -> SourceOptions:
+SourceConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="YAML or JSON: the keyword arguments of the FSDP1 that saved it."
+    ),
+]
+
+
+def _source_options(model: str | None, config: Path | None, trust_pickle: bool) -> SourceOptions:
     """Return what the command line says about a source; a model is built on the meta device for it."""
-    from fsdp_migrate.checkpoint_convert.source_options import ModelOutline, SourceOptions
+    from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 
     outline = None
     if model is not None:
+        from fsdp_migrate.config_files import read_config_file
         from fsdp_migrate.factories import build_model
+        from fsdp_migrate.outlines import outline_model
 
-        named = build_model(model).named_parameters()
-        outline = ModelOutline({name: tuple(parameter.shape) for name, parameter in named})
+        outline = outline_model(build_model(model), None if config is None else read_config_file(config))
+    elif config is not None:
+        from fsdp_migrate.errors import ConfigError
+
+        raise ConfigError("`--config` needs `--model`: the arguments flatten its parameters.", field="config")
     return SourceOptions(model=outline, trust_pickle=trust_pickle)
 
 
@@ -154,6 +167,7 @@ def inspect(
     source: Checkpoint,
     deep: Annotated[bool, typer.Option("--deep", help="Also read and check every stored item.")] = False,
     model: SourceModel = None,
+    config: SourceConfig = None,
     trust_pickle: TrustPickle = False,
     json: Json = False,
 ) -> int:
@@ -162,7 +176,7 @@ def inspect(
     from fsdp_migrate.cli import render
     from fsdp_migrate.errors import PlanError
 
-    given = _source_options(model, trust_pickle)
+    given = _source_options(model, config, trust_pickle)
     with render.progress("Checking") as progress:
         manifest = inspect_checkpoint(source, deep=deep, options=given, progress=progress)
     try:
@@ -191,6 +205,7 @@ def convert(
     optimizer_dtype: Annotated[DType, typer.Option(help="The dtype of optimizer state.")] = DType.keep,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Only the model.")] = False,
     model: SourceModel = None,
+    config: SourceConfig = None,
     trust_pickle: TrustPickle = False,
     link: Annotated[Link, typer.Option(help="How unchanged data files get into OUT.")] = Link.auto,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
@@ -220,7 +235,7 @@ def convert(
         "weights_only": weights_only,
         "link": link.value,
     }
-    given = _source_options(model, trust_pickle)
+    given = _source_options(model, config, trust_pickle)
     if dry_run:
         _show_plan(source, given, wanted, strict=strict, json=json)
         return 0

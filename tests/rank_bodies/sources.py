@@ -72,7 +72,33 @@ def _save(folder: Path, kind: str) -> Flat:
     if kind not in ("mesh", "hsdp"):
         with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
             torch.save(model.state_dict(), folder / f"local_rank{rank}.pt")
+    if kind == "plain":
+        _save_as_olmo(folder / "olmo", model, optimizer)
     return whole_state(model, optimizer)
+
+
+def _save_as_olmo(folder: Path, model: FSDP, optimizer: torch.optim.Optimizer) -> None:
+    """Save what OLMo's LocalShardedCheckpointer saves: torch's own record of each flat parameter."""
+    modules = []
+    for name, module in model.named_modules():
+        if not isinstance(module, FSDP) or module._handle is None:
+            continue
+        flat = module._handle.flat_param
+        fields = (
+            "_fqns",
+            "_shapes",
+            "_numels",
+            "_numels_with_padding",
+            "_shard_numel_padded",
+            "_shard_param_infos",
+        )
+        handle = {f"flat_param.{field}": getattr(flat, field) for field in fields if hasattr(flat, field)}
+        modules.append({"handles": [{"flat_param.data": flat.detach(), **handle}], "name": name})
+    state = optimizer.state_dict()
+    state["param_groups"][0]["param_names"] = [name for name, _ in model.named_parameters()]
+    for part, value in (("model", {"modules": modules}), ("optim", state), ("train", {"epoch": 3})):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        torch.save(value, folder / part / f"rank{dist.get_rank()}.pt")
 
 
 def train_fsdp1(kind: str) -> tuple[FSDP, torch.optim.Optimizer]:
