@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 PartKind = Literal["model", "optimizer", "other"]
-Stack = Literal["torch", "composer", "lightning"]
+Stack = Literal["torch", "composer", "lightning", "accelerate", "torchtitan", "hf"]
 
 
 # Chunks and their places are named tuples, not dataclasses: a checkpoint can have millions, and they are

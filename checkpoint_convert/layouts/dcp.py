@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.checkpoint_convert.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.items import load_item, open_value
 from fsdp_migrate.checkpoint_convert.layouts.composer import composer_evidence
+from fsdp_migrate.checkpoint_convert.layouts.lightning import lightning_evidence
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
     Entry,
@@ -63,6 +64,9 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
     name_lists = tuple(read_name_lists(folder, metadata.entries, parts))
     evidence = composer_evidence(entry_path(entry) for entry in metadata.entries.values())
     stack: Stack = "torch" if evidence is None else "composer"
+    if evidence is None:
+        evidence = lightning_evidence(files, {entry_path(e)[0] for e in metadata.entries.values()})
+        stack = "torch" if evidence is None else "lightning"
     extra = {n: size for n, size in files.items() if n not in used and n not in _OWN}
     return Manifest(
         source=folder.url,

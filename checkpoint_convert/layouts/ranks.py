@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 
 def rank_contents(
-    folder: Folder, families: Sequence[RankFamily], sizes: Mapping[str, int], options: SourceOptions
+    folder: Folder,
+    families: Sequence[RankFamily],
+    sizes: Mapping[str, int],
+    options: SourceOptions,
+    *,
+    alone: bool = True,
 ) -> Contents:
     """Return what the files of all ranks hold together.
 
@@ -36,6 +41,7 @@ def rank_contents(
         families: The files by what they hold.
         sizes: The size of each file.
         options: The model that they are of, where flat parameters need it.
+        alone: Whether the files are all that there is.
 
     Raises:
         CheckpointMismatchError: Ranks contradict each other, or the model.
@@ -56,7 +62,7 @@ def rank_contents(
         merged.entries = flat.joined(merged.entries)
         settle(merged, folder)
         contents.findings += [*flat.findings, *merge_findings(merged, family.stem, len(states))]
-        prefix = family_prefix(family, merged.entries, alone=len(families) == 1)
+        prefix = family_prefix(family, merged.entries, alone=alone and len(families) == 1)
         for entry in merged.entries.values():
             _add(contents, moved_entry(entry, prefix), family, folder)
         contents.files.update({name: sizes[name] for name in family.files.values()})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.layouts.rank_files import find_families, rank_of
 from fsdp_migrate.checkpoint_convert.layouts.ranks import rank_contents
+from fsdp_migrate.checkpoint_convert.layouts.stacks import find_components, stack_contents
 from fsdp_migrate.checkpoint_convert.layouts.whole import (
     INDEX_SUFFIX,
     find_indexes,
@@ -154,6 +155,9 @@ def _open_folder(url: str, index: str | None) -> Source:
 def _pieces_reader(
     folder: Folder, files: Mapping[str, int], index: str | None
 ) -> Callable[[SourceOptions], Contents] | None:
+    components = find_components(files)
+    if components and index is None:
+        return lambda options: stack_contents(folder, components, files, options)
     if any(name.rpartition("/")[2] == METADATA_FILE or name.endswith(".distcp") for name in files):
         return None
     indexes = [index] if index else find_indexes(files)

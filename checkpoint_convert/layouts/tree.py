@@ -49,6 +49,7 @@ class Contents:
     layout: str
     evidence: str
     torch_hint: str = ""
+    stack: Stack | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -102,6 +103,8 @@ def build_manifest(
     """
     entries = contents.entries
     stack, evidence = _recognise_stack(entries)
+    if contents.stack is not None:
+        stack, evidence = contents.stack, f"the names of {contents.layout}"
     parts = find_parts(entries)
     name_lists = tuple(read_name_lists(folder, entries, parts))
     findings = [
