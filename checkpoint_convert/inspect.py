@@ -66,6 +66,6 @@ def inspect_checkpoint(
 def _read(source: Source, options: SourceOptions) -> Manifest:
     if source.read is None:
         return inspect_dcp(source.folder, source.files)
-    contents = source.read()
+    contents = source.read(options)
     name_numbers(contents, options)
     return build_manifest(source.folder, source.url, source.files, contents, options)

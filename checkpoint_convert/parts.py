@@ -17,6 +17,7 @@ Paths are looked for at depths 0 to 3: the root, ``model``, ``app.model``, ``sta
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 MODEL_NAMES: Final = frozenset(
     {"model", "models", "model_state", "model_state_dict", "module", "net", "network", "state_dict"}
 )
+# Accelerate numbers several models: the second is `model_1`.
+_NUMBERED_MODEL: Final = re.compile(r"model_\d+")
 _CONTAINERS: Final = frozenset({"app", "state", "train_state"})
 _EXTRA_STATE: Final = "_extra_state"
 _GROUPS: Final = "param_groups"
@@ -169,7 +172,7 @@ def _find_models(
 
 
 def _is_model_place(prefix: Path, optimizers: set[Path]) -> bool:
-    if not prefix or prefix[-1] not in MODEL_NAMES:
+    if not prefix or not (prefix[-1] in MODEL_NAMES or _NUMBERED_MODEL.fullmatch(str(prefix[-1]))):
         return False
     beside = any(optimizer[:1] == prefix[:1] for optimizer in optimizers)
     return len(prefix) == 1 or (len(prefix) == 2 and (beside or prefix[0] in _CONTAINERS))

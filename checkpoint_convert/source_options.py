@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fsdp_migrate.checkpoint_convert.flat_layout import FlatUnit
     from fsdp_migrate.checkpoint_convert.reshard import Shape
 
 
@@ -19,6 +20,12 @@ class ModelOutline:
     Attributes:
         parameters: The shape of each parameter by name, as ``model.named_parameters()`` yields them: tied
             ones once.
+        units: Its FSDP1 units, where the FSDP1 arguments are known too; only flat parameters need them.
+        numbered: What an optimizer of the FSDP1 model has numbers for, in their order: names of parameters,
+            or with ``use_orig_params=False`` of units and of parameters that are in none.
+        aliases: The further names of tied parameters, with the first one.
+        sharding: Over how many ranks a unit is divided: ``"all"``, ``"one"`` (NO_SHARD), or ``"some"``
+            (hybrid), which the sizes must tell.
 
     Example:
         >>> list(ModelOutline({"up.weight": (4, 3), "up.bias": (4,)}).parameters)
@@ -26,6 +33,10 @@ class ModelOutline:
     """
 
     parameters: Mapping[str, Shape]
+    units: tuple[FlatUnit, ...] = ()
+    numbered: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    sharding: Literal["all", "one", "some"] = "all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,25 +202,13 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "Tensors that are whole on every rank, such as buffers, are not the same on all of them.",
         ),
         "FM237": FindingCode("equivalent", "Values that differ by rank are all kept, by their rank."),
-        # FM250 to FM264: targets
-        "FM250": FindingCode(
-            "equivalent", "Entries stand in a file beside the data, where the target looks."
+        "FM238": FindingCode(
+            "refused", "Flat parameters: only the model and its FSDP1 arguments tell what lies where in them."
         ),
-        "FM251": FindingCode(
-            "refused", "The target loads one model or one optimizer, and there are several."
+        "FM239": FindingCode(
+            "refused", "Optimizer state of flat parameters, which needs the model and its FSDP1 arguments."
         ),
-        "FM252": FindingCode(
-            "refused", "Parameter groups cannot be brought into the form that the target loads."
-        ),
-        "FM253": FindingCode(
-            "equivalent", "The optimizer was flattened: each parameter has the settings of its group."
-        ),
-        "FM254": FindingCode(
-            "refused", "Composer needs the class of the optimizer, and the source has none."
-        ),
-        "FM255": FindingCode("changed", "What only Composer writes is not there; it has to be told so."),
-        "FM256": FindingCode("changed", "Lightning's `meta.pt` was made up from what another stack kept."),
-        "FM257": FindingCode("changed", "Left out: files of safetensors hold the tensors of a model."),
+        "FM240": FindingCode("equivalent", "Flat parameters were taken apart, as the FSDP1 arguments tell."),
         "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
         "FM271": FindingCode(
             "exact", "Data that has no checksums: no check can find a bit that flipped in it."

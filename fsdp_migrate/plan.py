@@ -164,7 +164,7 @@ def plan_fully_shard(
         _check_reshard(reshard_after_forward, mesh_shape[1])
         reshard["reshard_after_forward"] = reshard_after_forward
     config = config.model_copy(update=reshard)
-    request = _wrap_request(model, given, config)
+    request = wrap_request(model, given, config)
     units, more = plan_units(model, given, find_units(model, request), request, tied)
     units = tuple(replace(unit, config=unit.config.model_copy(update=reshard)) for unit in units)
     _check_wrapped(config.auto_wrap_policy, units, more)
@@ -285,7 +285,8 @@ def _full_precision_modules(model: nn.Module, config: FSDP2Config) -> Iterator[s
             yield fqn
 
 
-def _wrap_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> WrapRequest:
+def wrap_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> WrapRequest:
+    """Return what a policy is evaluated with, by the arguments and what they became."""
     modules, params = resolve_ignored(model, config)
     return WrapRequest(
         policy=config.auto_wrap_policy,

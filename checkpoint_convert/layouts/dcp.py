@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.checkpoint_convert.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.items import load_item, open_value
 from fsdp_migrate.checkpoint_convert.layouts.composer import composer_evidence
+from fsdp_migrate.checkpoint_convert.layouts.lightning import lightning_evidence
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
     Entry,
-    GroupOutline,
     Manifest,
     NameList,
     Part,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
-_FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
+FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
 _PARAMS: Final = "params"
 _LABELS: Final = "param_names"
 _ZIP_START: Final = b"PK\x03\x04"
@@ -64,6 +64,9 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
     name_lists = tuple(read_name_lists(folder, metadata.entries, parts))
     evidence = composer_evidence(entry_path(entry) for entry in metadata.entries.values())
     stack: Stack = "torch" if evidence is None else "composer"
+    if evidence is None:
+        evidence = lightning_evidence(files, {entry_path(e)[0] for e in metadata.entries.values()})
+        stack = "torch" if evidence is None else "lightning"
     extra = {n: size for n, size in files.items() if n not in used and n not in _OWN}
     return Manifest(
         source=folder.url,
@@ -137,19 +140,7 @@ def _name_list(folder: Folder, entry: BytesEntry) -> NameList:
         return NameList(entry.key, None, reason=reason)
     if entry_path(entry)[-1] == _LABELS:
         return NameList(entry.key, (), tuple(_names_in(value, _LABELS)))
-    return NameList(
-        entry.key,
-        tuple(_names_in(value, _PARAMS)),
-        tuple(_labels_in(value)),
-        groups=tuple(_groups_in(value)),
-    )
-
-
-def _groups_in(value: object) -> Iterator[GroupOutline]:
-    """Yield what whole parameter groups consist of."""
-    for item in value if isinstance(value, list | tuple) else ():
-        if isinstance(item, dict):
-            yield GroupOutline(tuple(_names_in(item.get(_PARAMS), _PARAMS)), tuple(map(str, item)))
+    return NameList(entry.key, tuple(_names_in(value, _PARAMS)), tuple(_labels_in(value)))
 
 
 def _names_in(value: object, field: str) -> Iterator[str]:
@@ -194,8 +185,8 @@ def content_findings(
     is_distributed: bool,
 ) -> Iterator[Finding]:
     """Say what there is to say about the entries of a source; only distributed ones lost what is numbered."""
-    flat = [key for key in entries if _FLAT_PARAMETER.search(key)]
-    if flat:
+    flat = [key for key in entries if FLAT_PARAMETER.search(key)]
+    if flat and is_distributed:
         yield make_finding(
             "FM223",
             flat[0],

@@ -95,7 +95,7 @@ class _Merger:
             return
         self._merged.entries[key] = self._entry(key, path, holders[0], leaves[0])
         for state, leaf in zip(holders[1:], leaves[1:], strict=True):
-            if not self._same(key, (holders[0], leaves[0]), (state, leaf)):
+            if not same_leaves(self._folder, key, leaves[0], leaf):
                 self._differs(key, path, state, leaf, holders[0])
 
     def _differs(self, key: str, path: Path, state: RankState, leaf: object, first: RankState) -> None:
@@ -116,28 +116,6 @@ class _Merger:
 
     def _at(self, state: RankState) -> str:
         return f"'{self._folder.url}/{state.file}'"
-
-    def _same(self, key: str, one: tuple[RankState, object], other: tuple[RankState, object]) -> bool:
-        if isinstance(one[1], TensorValue) and isinstance(other[1], TensorValue):
-            if (one[1].shape, one[1].dtype) != (other[1].shape, other[1].dtype):
-                return False
-            return self._same_bytes(key, one[1], other[1])
-        if isinstance(one[1], TensorValue) or isinstance(other[1], TensorValue):
-            return False
-        try:
-            (first, tensors), (second, others) = (pickle_value(value, where=key) for _, value in (one, other))
-        except UnsupportedFeatureError:
-            return False
-        return first == second and all(
-            self._same_bytes(key, a, b) for a, b in zip(tensors, others, strict=True)
-        )
-
-    def _same_bytes(self, key: str, one: TensorValue, other: TensorValue) -> bool:
-        box = (0,) * len(one.shape), one.shape
-        readers = [
-            TensorSource(self._folder, _BLOCK).read(_single(key, value), box) for value in (one, other)
-        ]
-        return all(a == b for a, b in zip(*readers, strict=True))
 
     def _sharded(self, key: str, path: Path, holders: Sequence[RankState]) -> TensorEntry:
         parts: list[tuple[RankState, LocalShards]] = []
@@ -166,7 +144,7 @@ class _Merger:
         for state, shards in parts:
             for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
                 known = found.setdefault(box, (state, tensor))
-                if known[1] is not tensor and not self._same_bytes(key, known[1], tensor):
+                if known[1] is not tensor and not _same_bytes(self._folder, key, known[1], tensor):
                     raise _mismatch(
                         self._folder,
                         f"`{known[0].file}` and `{state.file}` hold the same part of `{key}`, at {box[0]}, "
@@ -198,6 +176,28 @@ class _Merger:
                 f"{len(self._states)} (`{parts[0][0].file}` ...): {at}. All of them are needed."
             )
             raise CheckpointNotFoundError(msg, path=self._folder.url)
+
+
+def same_leaves(folder: Folder, key: str, one: object, other: object) -> bool:
+    """Tell whether two leaves of states say the same, tensors bit for bit."""
+    if isinstance(one, TensorValue) and isinstance(other, TensorValue):
+        is_alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+        return is_alike and _same_bytes(folder, key, one, other)
+    if isinstance(one, TensorValue) or isinstance(other, TensorValue):
+        return False
+    try:
+        (first, tensors), (second, others) = (pickle_value(value, where=key) for value in (one, other))
+    except UnsupportedFeatureError:
+        return False
+    return first == second and all(
+        _same_bytes(folder, key, a, b) for a, b in zip(tensors, others, strict=True)
+    )
+
+
+def _same_bytes(folder: Folder, key: str, one: TensorValue, other: TensorValue) -> bool:
+    box = (0,) * len(one.shape), one.shape
+    readers = [TensorSource(folder, _BLOCK).read(_single(key, value), box) for value in (one, other)]
+    return all(a == b for a, b in zip(*readers, strict=True))
 
 
 def _single(key: str, value: TensorValue) -> TensorEntry:

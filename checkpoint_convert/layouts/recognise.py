@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.layouts.rank_files import find_families, rank_of
 from fsdp_migrate.checkpoint_convert.layouts.ranks import rank_contents
+from fsdp_migrate.checkpoint_convert.layouts.stacks import find_components, stack_contents
 from fsdp_migrate.checkpoint_convert.layouts.whole import (
     INDEX_SUFFIX,
     find_indexes,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fsdp_migrate.checkpoint_convert.layouts.tree import Contents
+    from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 
 
 # Far enough for save_folder/run/ep0-ba2, and not through the whole of somebody's disk.
@@ -57,7 +59,7 @@ class Source:
     folder: Folder
     url: str
     files: Mapping[str, int]
-    read: Callable[[], Contents] | None = None
+    read: Callable[[SourceOptions], Contents] | None = None
 
 
 def open_source(src: Location) -> Source:
@@ -100,7 +102,7 @@ def _named_family(src: Location) -> Source | None:
         folder.close()
         return None
     own = {found: files[found] for found in families[0].files.values()}
-    return Source(folder, folder.url, own, lambda: rank_contents(folder, families, own))
+    return Source(folder, folder.url, own, lambda options: rank_contents(folder, families, own, options))
 
 
 def _is_file(src: Location) -> bool:
@@ -115,8 +117,8 @@ def _open_file(folder: Folder, url: str, files: Mapping[str, int]) -> Source:
         folder.close()
         raise
     if kind == "safetensors":
-        return Source(folder, url, files, lambda: safetensors_contents(folder, files))
-    return Source(folder, url, files, lambda: saved_file_contents(folder, name, size))
+        return Source(folder, url, files, lambda _: safetensors_contents(folder, files))
+    return Source(folder, url, files, lambda _: saved_file_contents(folder, name, size))
 
 
 def _kind_of_file(folder: Folder, url: str, name: str, size: int) -> str:
@@ -152,25 +154,28 @@ def _open_folder(url: str, index: str | None) -> Source:
 
 def _pieces_reader(
     folder: Folder, files: Mapping[str, int], index: str | None
-) -> Callable[[], Contents] | None:
+) -> Callable[[SourceOptions], Contents] | None:
+    components = find_components(files)
+    if components and index is None:
+        return lambda options: stack_contents(folder, components, files, options)
     if any(name.rpartition("/")[2] == METADATA_FILE or name.endswith(".distcp") for name in files):
         return None
     indexes = [index] if index else find_indexes(files)
     if len(indexes) == 1:
-        return lambda: indexed_contents(folder, indexes[0], files)
+        return lambda _: indexed_contents(folder, indexes[0], files)
     if len(indexes) > 1:
         msg = f"{folder.url!r} holds {len(indexes)} indexes: {_some(indexes)}. Name the one that you mean."
         raise CheckpointFormatError(msg, path=folder.url)
     pieces = find_pieces(folder.url, files)
     if len(pieces) == 1:
         (names,) = pieces.values()
-        return lambda: pieces_contents(folder, names)
+        return lambda _: pieces_contents(folder, names)
     families = find_families(files, where=folder.url)
     if families and not pieces:
-        return lambda: rank_contents(folder, families, files)
+        return lambda options: rank_contents(folder, families, files, options)
     alone = {name: size for name, size in files.items() if name.endswith(".safetensors") and "/" not in name}
     if len(alone) == 1 and not pieces:
-        return lambda: safetensors_contents(folder, alone)
+        return lambda _: safetensors_contents(folder, alone)
     return None
 
 

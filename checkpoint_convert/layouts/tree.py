@@ -10,7 +10,7 @@ from fsdp_migrate.checkpoint_convert.item_values import Record, TensorValue
 from fsdp_migrate.checkpoint_convert.items import place_tensor
 from fsdp_migrate.checkpoint_convert.keys import join_path
 from fsdp_migrate.checkpoint_convert.layouts.composer import composer_evidence
-from fsdp_migrate.checkpoint_convert.layouts.dcp import content_findings, read_name_lists
+from fsdp_migrate.checkpoint_convert.layouts.dcp import FLAT_PARAMETER, content_findings, read_name_lists
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
     Chunk,
@@ -49,6 +49,7 @@ class Contents:
     layout: str
     evidence: str
     torch_hint: str = ""
+    stack: Stack | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -102,10 +103,13 @@ def build_manifest(
     """
     entries = contents.entries
     stack, evidence = _recognise_stack(entries)
+    if contents.stack is not None:
+        stack, evidence = contents.stack, f"the names of {contents.layout}"
     parts = find_parts(entries)
     name_lists = tuple(read_name_lists(folder, entries, parts))
     findings = [
         *contents.findings,
+        *_flat_findings(contents),
         *content_findings(entries, parts, name_lists, is_distributed=False),
         *_unlisted_findings(entries, trusted=options.trust_pickle),
         *_tie_findings(entries, parts),
@@ -137,6 +141,14 @@ def _recognise_stack(entries: Mapping[str, Entry]) -> tuple[Stack, str]:
     if "state_dict" in tops and lightning:
         return "lightning", f"it holds `state_dict` and `{lightning[0]}`"
     return "torch", "no framework of its own"
+
+
+def _flat_findings(contents: Contents) -> Iterator[Finding]:
+    """Refuse flat parameters that nothing has refused or taken apart."""
+    flat = [key for key in contents.entries if FLAT_PARAMETER.search(key)]
+    if flat and not any(finding.code == "FM238" for finding in contents.findings):
+        text = f"{len(flat)} of them, in {contents.evidence}: what lies where in them is not told."
+        yield make_finding("FM238", flat[0], text, "Name the files of all ranks, and give `--model`.")
 
 
 def unlisted_in(value: object) -> set[str]:

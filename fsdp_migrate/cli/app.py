@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from enum import Enum
-from pathlib import Path  # noqa: TC003 - typer reads annotations when the program runs
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from fsdp_migrate.cli.document import write_document
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.checkpoint_convert import OutputOptions, SourceOptions
+    from fsdp_migrate.checkpoint_convert import SourceOptions
 
 
 app = typer.Typer(
@@ -79,36 +79,35 @@ SourceModel = Annotated[
         "--model", metavar="PKG.MOD:FACTORY", help="What makes the model that was saved. It is run."
     ),
 ]
-ShardSize = Annotated[
-    str, typer.Option(metavar="SIZE", help="For hf: how large a file may be, such as 5GB or 512MiB.")
-]
-OptimizerClass = Annotated[
-    str | None, typer.Option(metavar="NAME", help="For composer: the class of the optimizer.")
-]
-Checksums = Annotated[bool, typer.Option("--checksums", help="Also write SHA256SUMS, which verify checks.")]
 TrustPickle = Annotated[
     bool, typer.Option("--trust-pickle", help="Carry objects of unknown classes over, unread.")
 ]
 
 
-def _source_options(model: str | None, trust_pickle: bool) -> SourceOptions:
+SourceConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="YAML or JSON: the keyword arguments of the FSDP1 that saved it."
+    ),
+]
+
+
+def _source_options(model: str | None, config: Path | None, trust_pickle: bool) -> SourceOptions:
     """Return what the command line says about a source; a model is built on the meta device for it."""
-    from fsdp_migrate.checkpoint_convert.source_options import ModelOutline, SourceOptions
+    from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 
     outline = None
     if model is not None:
+        from fsdp_migrate.config_files import read_config_file
         from fsdp_migrate.factories import build_model
+        from fsdp_migrate.outlines import outline_model
 
-        named = build_model(model).named_parameters()
-        outline = ModelOutline({name: tuple(parameter.shape) for name, parameter in named})
+        outline = outline_model(build_model(model), None if config is None else read_config_file(config))
+    elif config is not None:
+        from fsdp_migrate.errors import ConfigError
+
+        raise ConfigError("`--config` needs `--model`: the arguments flatten its parameters.", field="config")
     return SourceOptions(model=outline, trust_pickle=trust_pickle)
-
-
-def _output_options(max_shard_size: str, optimizer_class: str | None) -> OutputOptions:
-    """Return what the command line says about an output."""
-    from fsdp_migrate.checkpoint_convert.output_options import OutputOptions, parse_size
-
-    return OutputOptions(optimizer_class=optimizer_class, max_shard_size=parse_size(max_shard_size))
 
 
 def _refuse_torchrun() -> None:
@@ -168,6 +167,7 @@ def inspect(
     source: Checkpoint,
     deep: Annotated[bool, typer.Option("--deep", help="Also read and check every stored item.")] = False,
     model: SourceModel = None,
+    config: SourceConfig = None,
     trust_pickle: TrustPickle = False,
     json: Json = False,
 ) -> int:
@@ -176,7 +176,7 @@ def inspect(
     from fsdp_migrate.cli import render
     from fsdp_migrate.errors import PlanError
 
-    given = _source_options(model, trust_pickle)
+    given = _source_options(model, config, trust_pickle)
     with render.progress("Checking") as progress:
         manifest = inspect_checkpoint(source, deep=deep, options=given, progress=progress)
     try:
@@ -204,14 +204,15 @@ def convert(
     dtype: Annotated[DType, typer.Option(help="The dtype of model weights.")] = DType.keep,
     optimizer_dtype: Annotated[DType, typer.Option(help="The dtype of optimizer state.")] = DType.keep,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Only the model.")] = False,
-    max_shard_size: ShardSize = "5GB",
-    optimizer_class: OptimizerClass = None,
     model: SourceModel = None,
+    config: SourceConfig = None,
     trust_pickle: TrustPickle = False,
     link: Annotated[Link, typer.Option(help="How unchanged data files get into OUT.")] = Link.auto,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted conversion.")] = False,
-    checksums: Checksums = False,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Also write SHA256SUMS, which verify checks.")
+    ] = False,
     buffer: Annotated[int, typer.Option(min=1, metavar="MIB", help="How many MiB to hold at once.")] = 64,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if anything would change.")] = False,
@@ -233,9 +234,8 @@ def convert(
         "optimizer_dtype": optimizer_dtype.value,
         "weights_only": weights_only,
         "link": link.value,
-        "output_options": _output_options(max_shard_size, optimizer_class),
     }
-    given = _source_options(model, trust_pickle)
+    given = _source_options(model, config, trust_pickle)
     if dry_run:
         _show_plan(source, given, wanted, strict=strict, json=json)
         return 0

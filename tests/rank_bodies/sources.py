@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel as FSDP,
@@ -48,7 +50,8 @@ def save_rank_files(folder: str) -> dict[str, Flat]:
 
     Kinds: ``plain`` (ShardedTensor), ``mesh`` (DTensor), ``flat`` (``use_orig_params=False``), ``mixed``
     (bf16 parameters, so that flat parameters are aligned in another way). Per kind there are
-    ``sharded_rank{r}.pt``, ``model_rank{r}.pt`` (its model), ``local_rank{r}.pt`` and ``optim_rank{r}.pt``.
+    ``sharded_rank{r}.pt``, ``model_rank{r}.pt`` (its model), ``local_rank{r}.pt`` and ``optim_rank{r}.pt``;
+    and distributed ones: ``pytorch_model_fsdp_0``, ``optimizer_0``, and ``model_and_optim``.
     """
     warnings.simplefilter("ignore")
     return {kind: _save(Path(folder, kind), kind) for kind in ("plain", "mesh", "flat", "mixed")}
@@ -68,11 +71,41 @@ def _save(folder: Path, kind: str) -> Flat:
         state = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
         torch.save(state, folder / f"sharded_rank{rank}.pt")
         torch.save(state["model"], folder / f"model_rank{rank}.pt")
+        # As Accelerate does it, and OLMo.
+        save({"model": state["model"]}, checkpoint_id=folder / "pytorch_model_fsdp_0")
+        save({"optimizer": state["optimizer"]}, checkpoint_id=folder / "optimizer_0")
+        save({"model": state["model"], "optim": state["optimizer"]}, checkpoint_id=folder / "model_and_optim")
     torch.save(optimizer.state_dict(), folder / f"optim_rank{rank}.pt")
     if kind not in ("mesh", "hsdp"):
         with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
             torch.save(model.state_dict(), folder / f"local_rank{rank}.pt")
+    if kind == "plain":
+        _save_as_olmo(folder / "olmo", model, optimizer)
     return whole_state(model, optimizer)
+
+
+def _save_as_olmo(folder: Path, model: FSDP, optimizer: torch.optim.Optimizer) -> None:
+    """Save what OLMo's LocalShardedCheckpointer saves: torch's own record of each flat parameter."""
+    modules = []
+    for name, module in model.named_modules():
+        if not isinstance(module, FSDP) or module._handle is None:
+            continue
+        flat = module._handle.flat_param
+        fields = (
+            "_fqns",
+            "_shapes",
+            "_numels",
+            "_numels_with_padding",
+            "_shard_numel_padded",
+            "_shard_param_infos",
+        )
+        handle = {f"flat_param.{field}": getattr(flat, field) for field in fields if hasattr(flat, field)}
+        modules.append({"handles": [{"flat_param.data": flat.detach(), **handle}], "name": name})
+    state = optimizer.state_dict()
+    state["param_groups"][0]["param_names"] = [name for name, _ in model.named_parameters()]
+    for part, value in (("model", {"modules": modules}), ("optim", state), ("train", {"epoch": 3})):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        torch.save(value, folder / part / f"rank{dist.get_rank()}.pt")
 
 
 def train_fsdp1(kind: str) -> tuple[FSDP, torch.optim.Optimizer]:
@@ -127,9 +160,12 @@ def _load_one(folder: str) -> Flat:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+    # Other stacks' names become torch's own, `optim`; torch's stay what their owner chose.
+    keys = FileSystemReader(folder).read_metadata().state_dict_metadata
+    own = "optim" if any(key.startswith("optim.") for key in keys) else "optimizer"
+    state: dict[str, Any] = {"model": model_state, own: optimizer_state}
     load(state, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state[own])
     found: Flat = {f"model.{name}": _full(value) for name, value in model.state_dict().items()}
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, moments in optimizer.state.items():
