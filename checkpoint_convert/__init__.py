@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint as inspect_checkpoint
     from fsdp_migrate.checkpoint_convert.metadata import Manifest as Manifest
+    from fsdp_migrate.checkpoint_convert.output_options import OutputOptions as OutputOptions
     from fsdp_migrate.checkpoint_convert.plan import (
         ConversionPlan as ConversionPlan,
         plan_conversion as plan_conversion,
@@ -50,6 +51,7 @@ __all__ = [
     "Difference",
     "Manifest",
     "ModelOutline",
+    "OutputOptions",
     "ProgressEvent",
     "SourceOptions",
     "VerifyReport",
@@ -68,6 +70,7 @@ _HOMES = {
     "Difference": "verify",
     "Manifest": "metadata",
     "ModelOutline": "source_options",
+    "OutputOptions": "output_options",
     "ProgressEvent": "progress",
     "SourceOptions": "source_options",
     "VerifyReport": "verify",

@@ -16,6 +16,7 @@ from fsdp_migrate.findings import raise_on_findings
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
     from fsdp_migrate.checkpoint_convert.progress import Progress
     from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage import Location
@@ -38,6 +39,7 @@ def convert_checkpoint(
     progress: Progress | None = None,
     strict: bool = False,
     options: SourceOptions | None = None,
+    output_options: OutputOptions | None = None,
 ) -> ConversionReport:
     """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
 
@@ -49,8 +51,9 @@ def convert_checkpoint(
         src: A folder that torch.distributed.checkpoint or Composer wrote, a file of torch.save or
             safetensors, a folder of such files that belong together, or an fsspec URL of one of these.
         dst: The folder to make. None asks whether one is needed: it is an error if it is.
-        to: The stack that is to load the result: ``"torch"``, ``"composer"``, or ``"auto"`` for the
-            one of the source.
+        to: The stack that is to load the result: ``"torch"``, ``"composer"``, ``"accelerate"`` (also for
+            the HF Trainer), ``"lightning"``, ``"torchtitan"``, ``"hf"``, or ``"auto"`` for the one of the
+            source.
         world_size: Divide sharded tensors as ``fully_shard`` does on so many ranks.
         dtype: Cast the weights of models to ``"fp32"``, ``"bf16"`` or ``"fp16"``.
         optimizer_dtype: Cast the state of optimizers.
@@ -64,6 +67,7 @@ def convert_checkpoint(
         progress: Called with a :class:`ProgressEvent` now and then.
         strict: Refuse where something would differ that a user could notice.
         options: What the source does not say itself: the model, or the names behind an optimizer's numbers.
+        output_options: What else there is to say about the output, such as the size of its files.
 
     Raises:
         CheckpointError: The source cannot be read or converted, or the output not be written; see ``errors``.
@@ -88,6 +92,7 @@ def convert_checkpoint(
         optimizer_dtype=optimizer_dtype,
         weights_only=weights_only,
         link=link,
+        output_options=output_options,
     )
     raise_on_findings(plan.findings, strict=strict)
     if dst is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.checksums import (
@@ -16,18 +16,21 @@ from fsdp_migrate.checkpoint_convert.checksums import (
 from fsdp_migrate.checkpoint_convert.file_writer import FileWriter
 from fsdp_migrate.checkpoint_convert.identity import check_unchanged, conversion_identity
 from fsdp_migrate.checkpoint_convert.items import open_value
-from fsdp_migrate.checkpoint_convert.metadata import Stored
+from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, InlineValue, Stored
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE, read_metadata
 from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.nested import build_nested, pick_value, read_value
 from fsdp_migrate.checkpoint_convert.outputs import Output, open_output
 from fsdp_migrate.checkpoint_convert.pickle_strings import replace_strings
 from fsdp_migrate.checkpoint_convert.placement import (
     CopyItem,
     Item,
     Placement,
+    ValueKey,
     place,
 )
-from fsdp_migrate.checkpoint_convert.plan import Action, ConversionPlan, PlannedValue
+from fsdp_migrate.checkpoint_convert.planned import PlannedValue
+from fsdp_migrate.checkpoint_convert.safetensors_writer import INDEX_FILE
 from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
 from fsdp_migrate.checkpoint_convert.torch_zip_writer import small_archive
 from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.journal import Written
+    from fsdp_migrate.checkpoint_convert.plan import Action, ConversionPlan
     from fsdp_migrate.checkpoint_convert.progress import Progress
 
 
@@ -153,8 +157,10 @@ class _Execution:
         """Write everything, the metadata last, and put it in its place."""
         placement = place(self._plan, _new_values(self._plan, self._source))
         check_unchanged(self._plan.manifest, self._source)
-        metadata = self._metadata(placement)
-        identity = conversion_identity(self._plan, placement, metadata, checksums=self._checksums)
+        closing = _closing_files(self._plan, placement, self._output)
+        identity = conversion_identity(
+            self._plan, placement, b"".join(closing.values()), checksums=self._checksums
+        )
         if self._output.begin(identity):
             linked = self._linked_bytes(placement)
             self._output.commit()
@@ -164,9 +170,10 @@ class _Execution:
         resumed = sum(self._output.written(name).nbytes for name in files)
         self._write_files(files)
         if self._checksums:
-            self._write_checksums(placement, metadata)
-        with self._output.create(METADATA_FILE) as file:
-            file.write(metadata)
+            self._write_checksums(placement, closing)
+        for name, data in closing.items():
+            with self._output.create(name) as file:
+                file.write(data)
         check_unchanged(self._plan.manifest, self._source)
         self._output.commit()
         return self._report(files, linked, resumed=resumed)
@@ -229,18 +236,7 @@ class _Execution:
         )
         self._written = writer.results
 
-    def _metadata(self, placement: Placement) -> bytes:
-        """Return the bytes of the metadata, read again and held against the plan."""
-        data = write_metadata(placement.entries, checkpoint_id=self._output.checkpoint_id)
-        sizes = {new: self._plan.manifest.files[old] for old, new in placement.taken.items()}
-        for name, items in placement.files.items():
-            sizes[name] = sum(item.length for item in items)
-        found = read_metadata(data, sizes, where=f"{self._output.url}/{METADATA_FILE}")
-        if tuple(found.entries.values()) != placement.entries:
-            raise AssertionError("The metadata that was written does not say what was planned.")
-        return data
-
-    def _write_checksums(self, placement: Placement, metadata: bytes) -> None:
+    def _write_checksums(self, placement: Placement, closing: Mapping[str, bytes]) -> None:
         """Write the checksums of all files; those that are linked are read for it."""
         digests = {name: written.digest or "" for name, written in self._written.items()}
         linked = {new: old for old, new in placement.taken.items() if new not in digests}
@@ -257,10 +253,12 @@ class _Execution:
             message="taking checksums",
             progress=self._progress,
         )
-        own = Digest()
-        own.update(metadata)
+        for name, data in closing.items():
+            own = Digest()
+            own.update(data)
+            digests[name] = own.hex()
         with self._output.create(CHECKSUMS_FILE) as file:
-            file.write(write_checksums({**digests, METADATA_FILE: own.hex()}))
+            file.write(write_checksums(digests))
 
     def _own_findings(self) -> list[Finding]:
         overflows: Counter[str] = Counter()
@@ -280,14 +278,45 @@ class _Execution:
         return found
 
 
-def _new_values(plan: ConversionPlan, source: Folder) -> dict[str, bytes]:
-    """Return the bytes of the items in which names are replaced, or that are no items yet, by source key."""
-    values: dict[str, bytes] = {}
+def _closing_files(plan: ConversionPlan, placement: Placement, output: Output) -> dict[str, bytes]:
+    """Return what is written last, and says what the rest is: metadata, read again, or an index."""
+    if placement.index is not None:
+        return {INDEX_FILE: placement.index}
+    sizes = {new: plan.manifest.files[old] for old, new in placement.taken.items()}
+    for name, items in placement.files.items():
+        sizes[name] = sum(item.length for item in items)
+    found: dict[str, bytes] = {}
+    for folder, entries in placement.volumes.items():
+        start = f"{folder}/" if folder else ""
+        data = write_metadata(entries, checkpoint_id=f"{output.checkpoint_id}/{folder}".rstrip("/"))
+        own = {name.removeprefix(start): size for name, size in sizes.items() if name.startswith(start)}
+        read = read_metadata(data, own, where=f"{output.url}/{start}{METADATA_FILE}")
+        if tuple(read.entries.values()) != entries:
+            raise AssertionError("The metadata that was written does not say what was planned.")
+        found[f"{start}{METADATA_FILE}"] = data
+    return found
+
+
+def _new_values(plan: ConversionPlan, source: Folder) -> dict[ValueKey, bytes]:
+    """Return the bytes of what changes, or is no item yet, and of the files beside the data."""
+    values: dict[ValueKey, bytes] = {}
     for entry in plan.entries:
-        if isinstance(entry, PlannedValue) and (entry.names or entry.source.inline is not None):
-            where = f"`{entry.source.key}` in {source.url!r}"
-            archive = open_value(source, entry.source, where=where)
-            contents = {name: archive.read(name) for name in archive.records}
-            contents["data.pkl"] = replace_strings(contents["data.pkl"], entry.names, where=where)
-            values[entry.source.key] = small_archive(contents)
+        if isinstance(entry, PlannedValue) and entry.is_new:
+            values[entry.folder, entry.key] = _new_value(entry, source)
+    for file in plan.files:
+        made = BytesEntry(file.name, None, Stored(file.name, 0, 0), InlineValue(build_nested(file, source)))
+        archive = open_value(source, made, where=f"`{file.name}`")
+        values["", file.name] = small_archive({name: archive.read(name) for name in archive.records})
     return values
+
+
+def _new_value(entry: PlannedValue, source: Folder) -> bytes:
+    where = f"`{entry.source.key}` in {source.url!r}"
+    stored = entry.source
+    if entry.pick:
+        found = pick_value(read_value(source, stored, where=where), entry.pick, where=where)
+        stored = replace(stored, inline=InlineValue(found))
+    archive = open_value(source, stored, where=where)
+    contents = {name: archive.read(name) for name in archive.records}
+    contents["data.pkl"] = replace_strings(contents["data.pkl"], entry.names, where=where)
+    return small_archive(contents)

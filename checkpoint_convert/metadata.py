@@ -119,18 +119,27 @@ class Part:
         return ".".join(map(str, self.prefix)) or "(root)"
 
 
+class GroupOutline(NamedTuple):
+    """The parameters of a parameter group, and the names of its settings."""
+
+    names: tuple[str, ...]
+    fields: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class NameList:
     """The parameter names that a ``params`` or ``param_groups`` item holds.
 
     ``labels`` are those of ``param_names``, which torch takes as the caller gave them. ``names`` is None
-    where the item asks for a class outside the allow-list, and ``reason`` says which.
+    where the item asks for a class outside the allow-list, and ``reason`` says which. ``groups`` are those of
+    whole ``param_groups``.
     """
 
     key: str
     names: tuple[str, ...] | None
     labels: tuple[str, ...] = ()
     reason: str | None = None
+    groups: tuple[GroupOutline, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from fsdp_migrate.checkpoint_convert.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.journal import NOTHING, Journal, Written
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.storage import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _FICLONE: Final = 0x40049409
 _BUFFER: Final = 1 << 20
+_SAFETENSORS: Final = (".safetensors", ".safetensors.index.json")
 _EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 _NO_EXCHANGE: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
@@ -375,14 +377,25 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise already_there(str(path))
-    is_checkpoint = (path / METADATA_FILE).is_file() or (path.is_dir() and not any(path.iterdir()))
-    if not is_checkpoint:
+    if not _is_checkpoint(path):
         msg = (
-            f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`. It is not "
+            f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`, and holds other "
+            "files than safetensors. It is not "
             "overwritten, because something else would be deleted. Choose another output, or remove it "
             "yourself."
         )
         raise OutputExistsError(msg, path=path)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Tell whether a folder is what a conversion may have written, whatever the target, or is empty."""
+    if not path.is_dir():
+        return False
+    names = [entry.name for entry in path.iterdir()]
+    folders = [path, *(entry for entry in path.iterdir() if entry.is_dir())]
+    if any((folder / METADATA_FILE).is_file() for folder in folders):
+        return True
+    return all(name.endswith(_SAFETENSORS) or name == CHECKSUMS_FILE for name in names)
 
 
 def already_there(url: str) -> OutputExistsError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
     Chunk,
@@ -14,13 +16,15 @@ from fsdp_migrate.checkpoint_convert.metadata import (
     Stored,
     TensorEntry,
 )
-from fsdp_migrate.checkpoint_convert.plan import ConversionPlan, PlannedTensor, PlannedValue
+from fsdp_migrate.checkpoint_convert.planned import PlannedTensor, PlannedValue
+from fsdp_migrate.checkpoint_convert.safetensors_writer import place_files, write_index
 from fsdp_migrate.checkpoint_convert.torch_zip_writer import TensorArchive, tensor_archive
 
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from fsdp_migrate.checkpoint_convert.plan import ConversionPlan
     from fsdp_migrate.checkpoint_convert.reshard import Box
 
 
@@ -49,12 +53,30 @@ class DataItem:
 
 
 @dataclass(frozen=True, slots=True)
+class RawArchive:
+    """No archive: the bytes of a tensor, with nothing before or after them."""
+
+    payload: int
+    head: bytes = b""
+
+    @property
+    def length(self) -> int:
+        """Return the size of the bytes."""
+        return self.payload
+
+    def tail(self, crc: int) -> bytes:
+        """Return what follows the bytes."""
+        del crc
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
 class TensorItem:
     """A box of a tensor that is put together anew."""
 
     tensor: PlannedTensor
     box: Box
-    archive: TensorArchive
+    archive: TensorArchive | RawArchive
 
     @property
     def length(self) -> int:
@@ -72,12 +94,15 @@ class Placement:
     Attributes:
         taken: Data files of the source that are linked or copied whole, with their new names.
         files: Data files that are written: their items, in order.
-        entries: What the output's metadata says.
+        volumes: What the metadata of each folder says, in which files are named from that folder on. "" is
+            the output itself.
+        index: What is written as the index of safetensors files, if there is one.
     """
 
     taken: Mapping[str, str]
     files: Mapping[str, Sequence[Item]]
-    entries: tuple[Entry, ...]
+    volumes: Mapping[str, tuple[Entry, ...]]
+    index: bytes | None = None
 
     @property
     def nbytes(self) -> int:
@@ -85,27 +110,45 @@ class Placement:
         return sum(item.length for items in self.files.values() for item in items)
 
 
-def place(plan: ConversionPlan, values: Mapping[str, bytes]) -> Placement:
+ValueKey = tuple[str, str]
+"""A folder of the output, and the key of a value in it, or the name of a file there."""
+
+
+def place(plan: ConversionPlan, values: Mapping[ValueKey, bytes]) -> Placement:
     """Lay an output out.
 
     Args:
         plan: The conversion.
-        values: The new bytes of the items whose content changes, by source key.
+        values: The new bytes of the items whose content changes, and of the files beside the data.
     """
+    if not plan.is_distributed:
+        return _place_safetensors(plan)
     return _Placer(plan, values).place()
 
 
+def _place_safetensors(plan: ConversionPlan) -> Placement:
+    files: dict[str, list[Item]] = {}
+    placed = place_files(plan.tensors, plan.max_shard_size)
+    for name, (header, tensors) in placed.items():
+        files[name] = [DataItem(header)]
+        for tensor in tensors:
+            shape = tensor.source.shape
+            archive = RawArchive(math.prod(shape) * DTYPES[tensor.dtype].itemsize)
+            files[name].append(TensorItem(tensor, ((0,) * len(shape), shape), archive))
+    index = write_index({name: tensors for name, (_, tensors) in placed.items()}) if len(placed) > 1 else None
+    return Placement({}, files, {}, index)
+
+
 class _Placer:
-    def __init__(self, plan: ConversionPlan, values: Mapping[str, bytes]) -> None:
+    def __init__(self, plan: ConversionPlan, values: Mapping[ValueKey, bytes]) -> None:
         self._plan = plan
         self._values = values
         self._files: defaultdict[str, list[Item]] = defaultdict(list)
         self._ends: defaultdict[str, int] = defaultdict(int)
         self._shares = plan.action != "rewrite"
-        self._taken = linked_names(plan.manifest.files) if self._shares else {}
+        self._taken = linked_names(plan.manifest.files, _folders(plan)) if self._shares else {}
         self._last: tuple[PlannedTensor, dict[Box, Stored]] | None = None
-        self._queue: list[tuple[int, int]] | None = None
-        self._names_file = unused_name(_NAMES_FILE, self._taken.values())
+        self._queues: dict[str, list[tuple[int, int]]] = {}
 
     @property
     def _stays(self) -> bool:
@@ -113,55 +156,67 @@ class _Placer:
         return self._shares or is_named
 
     def place(self) -> Placement:
-        chunks: dict[str, list[Chunk]] = {e.key: [] for e in self._plan.tensors}
+        chunks: dict[ValueKey, list[Chunk]] = {}
         singles: list[PlannedTensor | PlannedValue] = []
         for entry in self._plan.entries:
+            at = entry.folder, entry.key
             if isinstance(entry, PlannedTensor) and self._stays:
-                chunks[entry.key] = self._as_stored(entry)
+                chunks[at] = self._as_stored(entry)
             elif isinstance(entry, PlannedTensor) and len(entry.boxes) > 1:
-                chunks[entry.key] = [
-                    Chunk(*box, self._append(_rank_file(rank), self._item(entry, box)))
+                chunks[at] = [
+                    Chunk(*box, self._append(entry.folder, _rank_file(rank), self._item(entry, box)))
                     for rank, box in enumerate(entry.boxes)
                 ]
             else:
                 singles.append(entry)
-        stored: dict[str, Stored] = {}
+        stored: dict[ValueKey, Stored] = {}
         for entry in singles:
+            at = entry.folder, entry.key
             if isinstance(entry, PlannedValue):
-                stored[entry.key] = self._value(entry)
+                stored[at] = self._value(entry)
             else:
-                box = entry.boxes[0]
-                chunks[entry.key] = [Chunk(*box, self._append_anywhere(self._item(entry, box)))]
-        entries = tuple(
-            _tensor_entry(entry, chunks[entry.key])
-            if isinstance(entry, PlannedTensor)
-            else BytesEntry(entry.key, entry.path, stored[entry.key])
-            for entry in self._plan.entries
-        )
-        return Placement(self._taken, self._files, entries)
+                item = self._item(entry, entry.boxes[0])
+                chunks[at] = [Chunk(*entry.boxes[0], self._append_anywhere(entry.folder, item))]
+        volumes: defaultdict[str, list[Entry]] = defaultdict(list)
+        for entry in self._plan.entries:
+            at = entry.folder, entry.key
+            volumes[entry.folder].append(
+                _tensor_entry(entry, chunks[at])
+                if isinstance(entry, PlannedTensor)
+                else BytesEntry(entry.key, entry.path, stored[at])
+            )
+        for file in self._plan.files:
+            self._files[file.name].append(DataItem(self._values["", file.name]))
+        return Placement(self._taken, self._files, {name: tuple(found) for name, found in volumes.items()})
 
     def _as_stored(self, entry: PlannedTensor) -> list[Chunk]:
         """Leave chunks in the files in which they are; in linked files they do not even move."""
         placed: list[Chunk] = []
         for chunk, box in zip(entry.source.chunks, entry.boxes, strict=True):
             if self._shares:
-                stored = chunk.stored._replace(file=self._taken[chunk.stored.file])
+                stored = self._shared(entry.folder, chunk.stored)
             else:
-                stored = self._append(chunk.stored.file, self._item(entry, box))
+                name = own_name(chunk.stored.file, entry.folder)
+                stored = self._append(entry.folder, name, self._item(entry, box))
             placed.append(Chunk(*box, stored))
         return placed
 
+    def _shared(self, folder: str, stored: Stored) -> Stored:
+        name = self._taken[stored.file]
+        return stored._replace(file=name.removeprefix(f"{folder}/") if folder else name)
+
     def _value(self, entry: PlannedValue) -> Stored:
-        source = entry.source
-        new = self._values.get(source.key)
+        source, folder = entry.source, entry.folder
+        new = self._values.get((folder, entry.key))
         if self._shares and new is None:
-            return source.stored._replace(file=self._taken[source.stored.file])
+            return self._shared(folder, source.stored)
         item: Item = CopyItem(source.stored, source.stored.length) if new is None else DataItem(new)
         if self._shares:
-            return self._append(self._names_file, item)
+            taken = [name.removeprefix(f"{folder}/") for name in self._taken.values()]
+            return self._append(folder, unused_name(_NAMES_FILE, taken), item)
         if self._stays:
-            return self._append(source.stored.file, item)
-        return self._append_anywhere(item)
+            return self._append(folder, own_name(source.stored.file, folder), item)
+        return self._append_anywhere(folder, item)
 
     def _item(self, entry: PlannedTensor, box: Box) -> Item:
         stored = None if entry.is_cast else self._whole_chunks(entry).get(box)
@@ -176,21 +231,24 @@ class _Placer:
             self._last = (entry, {(c.offsets, c.sizes): c.stored for c in items})
         return self._last[1]
 
-    def _append(self, file: str, item: Item) -> Stored:
-        stored = Stored(file, self._ends[file], item.length)
+    def _append(self, folder: str, name: str, item: Item) -> Stored:
+        """Append an item to a file, and return where it lies, seen from the folder."""
+        file = f"{folder}/{name}" if folder else name
+        stored = Stored(name, self._ends[file], item.length)
         self._files[file].append(item)
         self._ends[file] += item.length
         return stored
 
-    def _append_anywhere(self, item: Item) -> Stored:
+    def _append_anywhere(self, folder: str, item: Item) -> Stored:
         """Append to the file of the rank that has the least so far."""
-        if self._queue is None:
+        if folder not in self._queues:
+            start = f"{folder}/" if folder else ""
             ranks = range(self._plan.world_size or 1)
-            self._queue = [(self._ends.get(_rank_file(rank), 0), rank) for rank in ranks]
-            heapq.heapify(self._queue)
-        _, rank = self._queue[0]
-        stored = self._append(_rank_file(rank), item)
-        heapq.heapreplace(self._queue, (stored.offset + stored.length, rank))
+            self._queues[folder] = [(self._ends.get(start + _rank_file(rank), 0), rank) for rank in ranks]
+            heapq.heapify(self._queues[folder])
+        _, rank = self._queues[folder][0]
+        stored = self._append(folder, _rank_file(rank), item)
+        heapq.heapreplace(self._queues[folder], (stored.offset + stored.length, rank))
         return stored
 
 
@@ -210,11 +268,36 @@ def _tensor_entry(entry: PlannedTensor, chunks: Sequence[Chunk]) -> TensorEntry:
     )
 
 
-def linked_names(files: Collection[str]) -> dict[str, str]:
+def _folders(plan: ConversionPlan) -> dict[str, str]:
+    """Return the folder of the output into which each data file of the source goes."""
+    found: dict[str, str] = {}
+    for entry in plan.entries:
+        items = entry.source.chunks if isinstance(entry, PlannedTensor) else (entry.source,)
+        found.update((item.stored.file, entry.folder) for item in items)
+    return found
+
+
+def own_name(file: str, folder: str) -> str:
+    """Return the name of a data file of the source in a folder of the output, seen from there.
+
+    Example:
+        >>> own_name("optimizer_0/__0_0.distcp", "optimizer_0"), own_name("optimizer_0/__0_0.distcp", "")
+        ('__0_0.distcp', 'optimizer_0/__0_0.distcp')
+        >>> own_name("model/__0_0.distcp", "pytorch_model_fsdp_0")
+        'model-__0_0.distcp'
+    """
+    return file.removeprefix(f"{folder}/").replace("/", "-") if folder else file
+
+
+def linked_names(files: Collection[str], folders: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the names under which data files of the source stand in an output that shares their bytes.
 
     They are not the names that torch gives to data files. If a run saves into the output later, torch opens
     ``__0_0.distcp`` for writing as it is, and with a hard link of that name the source would be gone.
+
+    Args:
+        files: The data files.
+        folders: The folder of the output for each that does not go into the output itself.
 
     Example:
         >>> linked_names(["__0_0.distcp", "sub/data"])
@@ -223,8 +306,10 @@ def linked_names(files: Collection[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     used: set[str] = set()
     for file in files:
-        name = file if file.endswith(_LINKED) else file.removesuffix(".distcp") + _LINKED
-        names[file] = unused_name(name, used)
+        folder = (folders or {}).get(file, "")
+        own = own_name(file, folder)
+        name = own if own.endswith(_LINKED) else own.removesuffix(".distcp") + _LINKED
+        names[file] = unused_name(f"{folder}/{name}" if folder else name, used)
         used.add(names[file])
     return names
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from fsdp_migrate.checkpoint_convert.dtypes import resolve_cast
-from fsdp_migrate.checkpoint_convert.keys import Path, find_collisions, join_path
+from fsdp_migrate.checkpoint_convert.keys import find_collisions, join_path
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
     Manifest,
-    Part,
     Stack,
     TensorEntry,
 )
 from fsdp_migrate.checkpoint_convert.parts import entry_path
+from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedFile, PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.renames import Renames, plan_renames
 from fsdp_migrate.checkpoint_convert.reshard import Box, shard_boxes
 from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
@@ -23,7 +23,10 @@ from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
+    from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Target
 
 
 Action = Literal["none", "relink", "rewrite"]
@@ -34,40 +37,6 @@ Link = Literal["auto", "hard", "copy"]
 # Refusals of what `weights_only` leaves out.
 _NOT_OF_WEIGHTS: Final = frozenset({"FM222", "FM230", "FM234", "FM239"})
 _CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTensor:
-    """What a tensor becomes: its key, path and type, and the boxes that it is divided into."""
-
-    key: str
-    path: Path | None
-    source: TensorEntry
-    dtype: str
-    boxes: tuple[Box, ...]
-
-    @property
-    def is_cast(self) -> bool:
-        """Tell whether its type changes."""
-        return self.dtype != self.source.dtype
-
-    @property
-    def is_rechunked(self) -> bool:
-        """Tell whether it is divided in another way than before."""
-        return self.boxes != tuple((chunk.offsets, chunk.sizes) for chunk in self.source.chunks)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedValue:
-    """What another value becomes; ``names`` are replaced inside it, and nothing else is."""
-
-    key: str
-    path: Path | None
-    source: BytesEntry
-    names: Mapping[str, str]
-
-
-PlannedEntry = PlannedTensor | PlannedValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +53,9 @@ class ConversionPlan:
         world_size: How many ranks tensors are divided for; None as they are.
         link: How data files are taken over by ``relink``.
         findings: What there is to say about it.
+        files: Files of ``torch.save`` that stand beside the data.
+        is_distributed: Whether the result is one of torch.distributed.checkpoint; else it is of safetensors.
+        max_shard_size: How many bytes of tensors a file of safetensors holds at most.
     """
 
     manifest: Manifest
@@ -95,6 +67,9 @@ class ConversionPlan:
     world_size: int | None
     link: Link
     findings: tuple[Finding, ...]
+    files: tuple[PlannedFile, ...] = ()
+    is_distributed: bool = True
+    max_shard_size: int = 0
 
     @property
     def tensors(self) -> tuple[PlannedTensor, ...]:
@@ -105,6 +80,11 @@ class ConversionPlan:
     def renamed(self) -> dict[str, str]:
         """Return the new key of every entry that gets one."""
         return {e.source.key: e.key for e in self.entries if e.key != e.source.key}
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Return the folders of the result that are distributed checkpoints; "" is the result itself."""
+        return tuple(dict.fromkeys(entry.folder for entry in self.entries)) if self.is_distributed else ()
 
     @property
     def nbytes(self) -> int:
@@ -127,6 +107,8 @@ class ConversionPlan:
             "rewritten": [e.key for e in self.entries if isinstance(e, PlannedValue) and e.names],
             "left_out": list(self.left_out),
             "extra_files": list(self.extra_files),
+            "files": {file.name: [entry.key for entry in file.sources] for file in self.files},
+            "folders": list(self.folders),
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
@@ -140,13 +122,15 @@ def plan_conversion(
     optimizer_dtype: object = None,
     weights_only: bool = False,
     link: str = "auto",
+    output_options: OutputOptions | None = None,
 ) -> ConversionPlan:
     """Decide what a conversion will do, and whether it can be done. Nothing is read or written.
 
     Args:
         manifest: What :func:`inspect_checkpoint` found.
-        to: The stack that is to load the result: ``"torch"``, ``"composer"``, or ``"auto"`` for the one that
-            wrote the source.
+        to: The stack that is to load the result: ``"torch"``, ``"composer"``, ``"accelerate"`` (also for
+            the HF Trainer), ``"lightning"``, ``"torchtitan"``, ``"hf"``, or ``"auto"`` for the one that wrote
+            the source.
         world_size: Divide every sharded tensor as ``fully_shard`` does on so many ranks; None leaves the
             chunks as they are. Any number loads on any other.
         dtype: Cast the floating-point tensors of models to ``"fp32"``, ``"bf16"`` or ``"fp16"``; None or
@@ -155,10 +139,10 @@ def plan_conversion(
         weights_only: Keep the model and leave the rest out.
         link: How ``relink`` takes data files over: ``"hard"`` links, ``"copy"``, or ``"auto"``, links
             where they can be.
+        output_options: What else there is to say about the output.
 
     Raises:
         PlanError: It cannot be done; its ``findings`` hold every reason.
-        UnsupportedFeatureError: The target cannot be written yet.
         ConfigError: An argument is none of its words.
 
     Example:
@@ -174,34 +158,44 @@ def plan_conversion(
         "model": resolve_cast(dtype, field="dtype"),
         "optimizer": resolve_cast(optimizer_dtype, field="optimizer_dtype"),
     }
-    stack, move = resolve_target(manifest, to)
     parts = [part for part in manifest.parts if part.kind == "model" or not weights_only]
-    renames = plan_renames(manifest, parts, move)
-    entries = _plan_entries(manifest, parts, renames, casts, world_size)
-    left_out = tuple(key for key in manifest.entries if key not in renames.paths)
+    target = resolve_target(manifest, to, parts=parts, options=output_options)
+    renames = plan_renames(manifest, parts, target.move)
+    entries = _plan_entries(target, renames, casts, world_size)
     extra_files = () if weights_only else _carried_files(manifest)
     findings = [
         *(f for f in manifest.findings if f.code not in _NOT_OF_WEIGHTS or not weights_only),
         *renames.findings,
-        *_collision_findings(renames),
+        # Where two parts have one place, their names are the same for no other reason.
+        *(target.refusals() or _collision_findings(entries, renames)),
         *_missing_part_findings(manifest, casts, weights_only=weights_only),
     ]
     refused = [finding for finding in findings if finding.fidelity == "refused"]
     if refused:
         raise _plan_error(manifest, refused)
+    arrangement = target.arrange(entries)
+    left_out = _left_out(manifest, arrangement)
     plan = ConversionPlan(
         manifest=manifest,
-        action=_choose_action(manifest, entries, left_out),
-        stack=stack,
-        entries=entries,
+        action=_choose_action(target, arrangement, left_out),
+        stack=target.stack,
+        entries=arrangement.entries,
         left_out=left_out,
         extra_files=extra_files,
         world_size=world_size,
         link=link,  # type: ignore[arg-type]  # checked above
         findings=(),
+        files=arrangement.files,
+        is_distributed=target.is_distributed,
+        max_shard_size=target.options.max_shard_size,
     )
-    moved = [part.name for part in parts if move(part) is None]
-    return _with_findings(plan, findings, moved)
+    return _with_findings(plan, [*findings, *arrangement.findings], target)
+
+
+def _left_out(manifest: Manifest, arrangement: Arrangement) -> tuple[str, ...]:
+    kept = {entry.source.key for entry in arrangement.entries}
+    kept |= {entry.key for file in arrangement.files for entry in file.sources}
+    return tuple(key for key in manifest.entries if key not in kept)
 
 
 def _carried_files(manifest: Manifest) -> tuple[str, ...]:
@@ -219,27 +213,24 @@ def _check_arguments(world_size: object, link: str) -> None:
 
 
 def _plan_entries(
-    manifest: Manifest,
-    parts: Sequence[Part],
-    renames: Renames,
-    casts: Mapping[str, str | None],
-    world_size: int | None,
+    target: Target, renames: Renames, casts: Mapping[str, str | None], world_size: int | None
 ) -> tuple[PlannedEntry, ...]:
-    part_of = {key: part for part in parts for key in part.keys}
+    manifest = target.manifest
+    part_of = {key: (part, target.folder(part)) for part in target.parts for key in part.keys}
     is_whole = all(len(entry.chunks) == 1 for entry in manifest.tensors)
     planned: list[PlannedEntry] = []
     for key, entry in manifest.entries.items():
-        part = part_of.get(key)
-        if part is None:
+        if key not in part_of:
             continue
+        part, folder = part_of[key]
         path = renames.paths[key]
         new_key, new_path = join_path(path), None if entry.path is None else path
         if isinstance(entry, BytesEntry):
-            planned.append(PlannedValue(new_key, new_path, entry, renames.names.get(key, {})))
+            planned.append(PlannedValue(new_key, new_path, entry, renames.names.get(key, {}), folder))
             continue
         boxes = _plan_boxes(entry, world_size, shard_whole=is_whole and part.kind != "other")
         dtype = _plan_dtype(entry, casts.get(part.kind))
-        planned.append(PlannedTensor(new_key, new_path, entry, dtype, boxes))
+        planned.append(PlannedTensor(new_key, new_path, entry, dtype, boxes, folder))
     return tuple(planned)
 
 
@@ -262,8 +253,8 @@ def _plan_dtype(entry: TensorEntry, cast: str | None) -> str:
     return entry.dtype if cast is None or is_step or entry.dtype not in _CASTABLE else cast
 
 
-def _collision_findings(renames: Renames) -> list[Finding]:
-    collisions = find_collisions({old: join_path(path) for old, path in renames.paths.items()})
+def _collision_findings(entries: Sequence[PlannedEntry], renames: Renames) -> list[Finding]:
+    collisions = find_collisions({e.source.key: f"{e.folder}/{e.key}".lstrip("/") for e in entries})
     found = [
         make_finding(
             "FM221",
@@ -306,26 +297,36 @@ def _plan_error(manifest: Manifest, refused: Sequence[Finding]) -> PlanError:
     return PlanError("\n".join(lines), findings=refused, path=manifest.source)
 
 
-def _choose_action(manifest: Manifest, entries: Sequence[PlannedEntry], left_out: Sequence[str]) -> Action:
+def _choose_action(target: Target, arrangement: Arrangement, left_out: Sequence[str]) -> Action:
+    manifest, entries = target.manifest, arrangement.entries
     tensors = [entry for entry in entries if isinstance(entry, PlannedTensor)]
     # What is left out would stay in linked files, and take up space without a name.
     is_changed = any(entry.is_cast or entry.is_rechunked for entry in tensors)
-    if left_out or is_changed or not manifest.is_relinkable:
+    is_linkable = manifest.is_relinkable and target.is_distributed and not _shares_files(entries)
+    if left_out or is_changed or not is_linkable:
         return "rewrite"
     values = [entry for entry in entries if isinstance(entry, PlannedValue)]
     is_renamed = any(entry.key != entry.source.key for entry in entries)
-    if is_renamed or any(value.names for value in values) or not manifest.is_portable:
-        return "relink"
-    return "none"
+    is_renamed = is_renamed or any(entry.folder for entry in entries)
+    is_new = bool(arrangement.files) or any(value.is_new for value in values)
+    return "relink" if is_renamed or is_new or not manifest.is_portable else "none"
 
 
-def _with_findings(
-    plan: ConversionPlan, findings: Sequence[Finding], without_place: Sequence[str]
-) -> ConversionPlan:
-    return replace(plan, findings=(*findings, *_plan_findings(plan, without_place)))
+def _shares_files(entries: Sequence[PlannedEntry]) -> bool:
+    """Tell whether entries of two folders of the output lie in one data file of the source."""
+    folders: dict[str, str] = {}
+    for entry in entries:
+        items = entry.source.chunks if isinstance(entry, PlannedTensor) else (entry.source,)
+        if any(folders.setdefault(item.stored.file, entry.folder) != entry.folder for item in items):
+            return True
+    return False
 
 
-def _plan_findings(plan: ConversionPlan, without_place: Sequence[str]) -> list[Finding]:
+def _with_findings(plan: ConversionPlan, findings: Sequence[Finding], target: Target) -> ConversionPlan:
+    return replace(plan, findings=(*findings, *_plan_findings(plan, target)))
+
+
+def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     manifest, found = plan.manifest, []
     cast = [e for e in plan.tensors if e.is_cast]
     rechunked = [e for e in plan.tensors if e.is_rechunked]
@@ -368,8 +369,21 @@ def _plan_findings(plan: ConversionPlan, without_place: Sequence[str]) -> list[F
     found += [make_finding(code, subject, text) for holds, code, subject, text in notes if holds]
     if plan.stack != manifest.stack:
         found.append(make_finding("FM213", manifest.source, f"{len(plan.renamed)} entries."))
-        found += [make_finding("FM214", name, "it is of Composer.") for name in without_place]
+        found += _without_place(plan, target)
     return found
+
+
+def _without_place(plan: ConversionPlan, target: Target) -> Iterator[Finding]:
+    """Yield what is said about parts that the target's stack does not look for."""
+    kept = {entry.source.key: entry for entry in plan.entries}
+    for part in target.without_place():
+        here = [key for key in part.keys if key in kept]
+        if here:
+            where = f" in `{target.rest_folder}`" if target.rest_folder else ""
+            text = (
+                f"{plan.stack} does not look for its {len(here)} entries; they are under their names{where}."
+            )
+            yield make_finding("FM214", part.name, text)
 
 
 def _cast_kinds(cast: Sequence[PlannedTensor]) -> str:

@@ -17,8 +17,8 @@ from fsdp_migrate.checkpoint_convert.parts import entry_path, parameter_name
 from fsdp_migrate.findings import Finding, make_finding
 
 
-MovePrefix = Callable[[Part], Path | None]
-"""Says where a target looks for a part; None where it has no place for it."""
+Move = Callable[[Part, Path], Path]
+"""Says where a target looks for an entry of a part that has this path once wrappers are off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Renames:
     findings: tuple[Finding, ...]
 
 
-def plan_renames(manifest: Manifest, parts: Sequence[Part], move: MovePrefix) -> Renames:
+def plan_renames(manifest: Manifest, parts: Sequence[Part], move: Move) -> Renames:
     """Decide the names of the entries of ``parts``."""
     paths: dict[str, Path] = {}
     names: dict[str, Mapping[str, str]] = {}
@@ -39,10 +39,8 @@ def plan_renames(manifest: Manifest, parts: Sequence[Part], move: MovePrefix) ->
     for part in parts:
         own_lists = [lists[key] for key in part.keys if key in lists]
         module = _drops_module(part, manifest, own_lists)
-        place = move(part)
         for key in part.keys:
-            path = clean_path(part, entry_path(manifest.entries[key]), module=module)
-            paths[key] = path if place is None else place + path[len(part.prefix) :]
+            paths[key] = move(part, clean_path(part, entry_path(manifest.entries[key]), module=module))
         for found in own_lists:
             mapping = {n: clean_name(n, module=module) for n in (*(found.names or ()), *found.labels)}
             names[found.key] = {old: new for old, new in mapping.items() if old != new}

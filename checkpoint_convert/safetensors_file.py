@@ -45,6 +45,8 @@ _DTYPES: Final = {
     "BOOL": "bool",
     "C64": "complex64",
 }
+DTYPE_WORDS: Final = {dtype: word for word, dtype in _DTYPES.items()}
+"""The word for each type in the header of a file."""
 
 
 def read_safetensors(folder: Folder, name: str, size: int) -> tuple[list[TensorEntry], Mapping[str, str]]:

@@ -20,7 +20,6 @@ from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
 from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
 from fsdp_migrate.checkpoint_convert.value_compare import value_difference
 from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
-from fsdp_migrate.errors import UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
@@ -172,11 +171,7 @@ def _sides(manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder])
 
 
 def _side(manifest: Manifest, folder: Folder, *, to: str) -> _Side:
-    try:
-        _, move = resolve_target(manifest, to)
-    except UnsupportedFeatureError:
-        _, move = resolve_target(manifest, "auto")
-    renames = plan_renames(manifest, manifest.parts, move)
+    renames = plan_renames(manifest, manifest.parts, resolve_target(manifest, to).move)
     entries: dict[str, Entry] = {}
     for key, entry in manifest.entries.items():
         name = join_path(renames.paths[key])

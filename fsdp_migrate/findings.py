@@ -209,34 +209,29 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "refused", "Optimizer state of flat parameters, which needs the model and its FSDP1 arguments."
         ),
         "FM240": FindingCode("equivalent", "Flat parameters were taken apart, as the FSDP1 arguments tell."),
+        # FM250 to FM264: targets
+        "FM250": FindingCode(
+            "equivalent", "Entries stand in a file beside the data, where the target looks."
+        ),
+        "FM251": FindingCode(
+            "refused", "The target loads one model or one optimizer, and there are several."
+        ),
+        "FM252": FindingCode(
+            "refused", "Parameter groups cannot be brought into the form that the target loads."
+        ),
+        "FM253": FindingCode(
+            "equivalent", "The optimizer was flattened: each parameter has the settings of its group."
+        ),
+        "FM254": FindingCode(
+            "refused", "Composer needs the class of the optimizer, and the source has none."
+        ),
+        "FM255": FindingCode("changed", "What only Composer writes is not there; it has to be told so."),
+        "FM256": FindingCode("changed", "Lightning's `meta.pt` was made up from what another stack kept."),
+        "FM257": FindingCode("changed", "Left out: files of safetensors hold the tensors of a model."),
         "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
         "FM271": FindingCode(
             "exact", "Data that has no checksums: no check can find a bit that flipped in it."
         ),
-        # FM34x to FM36x: configs in files
-        "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),
-        "FM341": FindingCode("equivalent", "A config key got the name or the value that FSDP2 has for it."),
-        "FM342": FindingCode("obsolete", "A config key was taken out: FSDP2 needs no such option."),
-        "FM343": FindingCode("changed", "A config key asks for what this stack's FSDP2 does not do."),
-        "FM344": FindingCode("equivalent", "A config key was added, without which FSDP2 would do otherwise."),
-        "FM345": FindingCode(
-            "changed", "A config key that is not known here was kept; the nearest one is named."
-        ),
-        "FM346": FindingCode("changed", "A config value that is known only elsewhere (`${...}`) was kept."),
-        "FM347": FindingCode("exact", "The config is FSDP2 already."),
-        "FM348": FindingCode("refused", "A config value means nothing to FSDP1."),
-        "FM349": FindingCode("exact", "A config key stands twice; the last one counts."),
-        "FM350": FindingCode("refused", "PyTorch/XLA's FSDP, which is another one."),
-        "FM351": FindingCode("exact", "FSDP settings that the stack does not read were left as they are."),
-        "FM352": FindingCode("refused", "`HYBRID_SHARD` whose number of nodes and of ranks nothing tells."),
-        "FM353": FindingCode(
-            "changed", "`NO_SHARD`, or replicas alone, where this stack's FSDP2 always shards."
-        ),
-        "FM354": FindingCode("changed", "Mixed precision, as this stack's FSDP2 applies it."),
-        "FM355": FindingCode(
-            "changed", "What FSDP2 is told in code or in the environment, not in the config."
-        ),
-        "FM356": FindingCode("changed", "Settings in another file, which is not converted with this one."),
         # FM3xx: Python sources
         "FM301": FindingCode(
             "equivalent",
@@ -311,6 +306,30 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM333": FindingCode(
             "refused", "A model that may be DistributedDataParallel's as well: to be turned by hand."
         ),
+        # FM34x to FM36x: configs in files
+        "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),
+        "FM341": FindingCode("equivalent", "A config key got the name or the value that FSDP2 has for it."),
+        "FM342": FindingCode("obsolete", "A config key was taken out: FSDP2 needs no such option."),
+        "FM343": FindingCode("changed", "A config key asks for what this stack's FSDP2 does not do."),
+        "FM344": FindingCode("equivalent", "A config key was added, without which FSDP2 would do otherwise."),
+        "FM345": FindingCode(
+            "changed", "A config key that is not known here was kept; the nearest one is named."
+        ),
+        "FM346": FindingCode("changed", "A config value that is known only elsewhere (`${...}`) was kept."),
+        "FM347": FindingCode("exact", "The config is FSDP2 already."),
+        "FM348": FindingCode("refused", "A config value means nothing to FSDP1."),
+        "FM349": FindingCode("exact", "A config key stands twice; the last one counts."),
+        "FM350": FindingCode("refused", "PyTorch/XLA's FSDP, which is another one."),
+        "FM351": FindingCode("exact", "FSDP settings that the stack does not read were left as they are."),
+        "FM352": FindingCode("refused", "`HYBRID_SHARD` whose number of nodes and of ranks nothing tells."),
+        "FM353": FindingCode(
+            "changed", "`NO_SHARD`, or replicas alone, where this stack's FSDP2 always shards."
+        ),
+        "FM354": FindingCode("changed", "Mixed precision, as this stack's FSDP2 applies it."),
+        "FM355": FindingCode(
+            "changed", "What FSDP2 is told in code or in the environment, not in the config."
+        ),
+        "FM356": FindingCode("changed", "Settings in another file, which is not converted with this one."),
         # FM401 to FM430: Composer
         "FM401": FindingCode(
             "equivalent", "Composer's `activation_checkpointing`: the same layers are recomputed."

@@ -12,6 +12,7 @@ from fsdp_migrate.checkpoint_convert.layouts.lightning import lightning_evidence
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
     Entry,
+    GroupOutline,
     Manifest,
     NameList,
     Part,
@@ -140,7 +141,19 @@ def _name_list(folder: Folder, entry: BytesEntry) -> NameList:
         return NameList(entry.key, None, reason=reason)
     if entry_path(entry)[-1] == _LABELS:
         return NameList(entry.key, (), tuple(_names_in(value, _LABELS)))
-    return NameList(entry.key, tuple(_names_in(value, _PARAMS)), tuple(_labels_in(value)))
+    return NameList(
+        entry.key,
+        tuple(_names_in(value, _PARAMS)),
+        tuple(_labels_in(value)),
+        groups=tuple(_groups_in(value)),
+    )
+
+
+def _groups_in(value: object) -> Iterator[GroupOutline]:
+    """Yield what whole parameter groups consist of."""
+    for item in value if isinstance(value, list | tuple) else ():
+        if isinstance(item, dict):
+            yield GroupOutline(tuple(_names_in(item.get(_PARAMS), _PARAMS)), tuple(map(str, item)))
 
 
 def _names_in(value: object, field: str) -> Iterator[str]:

@@ -1,62 +1,68 @@
-"""Where each FSDP2 stack looks for a model and an optimizer in a distributed checkpoint."""
+"""Which target writes for which stack."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
+from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
+from fsdp_migrate.checkpoint_convert.targets.accelerate import AccelerateTarget
+from fsdp_migrate.checkpoint_convert.targets.base import Stay, Target
+from fsdp_migrate.checkpoint_convert.targets.composer import ComposerTarget
+from fsdp_migrate.checkpoint_convert.targets.lightning import LightningTarget
+from fsdp_migrate.checkpoint_convert.targets.safetensors import HfTarget
+from fsdp_migrate.checkpoint_convert.targets.torch import TorchTarget
+from fsdp_migrate.checkpoint_convert.targets.torchtitan import TorchtitanTarget
+from fsdp_migrate.errors import ConfigError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping, Sequence
 
-    from fsdp_migrate.checkpoint_convert.keys import Path
-    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part, Stack
-
-
-_PLANNED: Final = ("accelerate", "lightning", "torchtitan", "hf")
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part
 
 
-def resolve_target(manifest: Manifest, to: str) -> tuple[Stack, Callable[[Part], Path | None]]:
-    """Return the target's stack, and where it looks for each part.
+TARGETS: Final[Mapping[str, type[Target]]] = {
+    "accelerate": AccelerateTarget,
+    "composer": ComposerTarget,
+    "hf": HfTarget,
+    "lightning": LightningTarget,
+    "torch": TorchTarget,
+    "torchtitan": TorchtitanTarget,
+}
+"""The target of each stack, by the word for it."""
+
+
+def resolve_target(
+    manifest: Manifest,
+    to: str,
+    *,
+    parts: Sequence[Part] | None = None,
+    options: OutputOptions | None = None,
+) -> Target:
+    """Return what writes for a stack.
 
     Args:
         manifest: The source.
-        to: ``"torch"``, ``"composer"``, or ``"auto"`` for the stack that wrote the source.
+        to: A word of :data:`TARGETS`, or ``"auto"`` for the stack that wrote the source.
+        parts: The parts of the source that are wanted; None for all.
+        options: What the user says about the output.
 
     Raises:
         ConfigError: There is no such target.
-        UnsupportedFeatureError: It cannot be written yet, or not from this source.
     """
-    if to in _PLANNED:
-        msg = f"Converting to {to!r} is not possible yet; 'torch' and 'composer' are."
-        raise UnsupportedFeatureError(msg, feature=f"to={to}")
-    if to not in ("auto", "torch", "composer"):
-        msg = f"`to` is {to!r}; expected one of 'auto', 'torch', 'composer'."
-        raise ConfigError(msg, field="to")
-    if to in ("auto", manifest.stack):
-        return manifest.stack, _stay
-    if to == "composer":
-        msg = (
-            f"{manifest.source!r} was not saved by Composer: it has none of the timestamps, schedulers "
-            "and callbacks' state that Composer's Trainer loads. Converting to 'composer' from it is not "
-            "possible yet."
-        )
-        raise UnsupportedFeatureError(msg, feature="to=composer from another stack")
-    return "torch", _composer_to_torch(manifest)
+    if to != "auto" and to not in TARGETS:
+        words = ", ".join(map(repr, ("auto", *TARGETS)))
+        raise ConfigError(f"`to` is {to!r}; expected one of {words}.", field="to")
+    wanted = manifest.parts if parts is None else parts
+    stack = manifest.stack if to == "auto" else to
+    # A checkpoint of plain torch has the names that its owner chose and looks for; Composer's are its own.
+    is_own = stack == manifest.stack and stack in ("torch", "composer")
+    kind = _OWN[stack] if is_own else TARGETS.get(stack, TorchTarget)
+    return kind(manifest, wanted, options or OutputOptions())
 
 
-def _stay(part: Part) -> Path:
-    return part.prefix
+class _StayComposer(Stay):
+    stack = "composer"
 
 
-def _composer_to_torch(manifest: Manifest) -> Callable[[Part], Path | None]:
-    optimizers = [part.name for part in manifest.parts if part.kind == "optimizer"]
-    if len(optimizers) > 1:
-        msg = (
-            f"{manifest.source!r} holds {len(optimizers)} optimizers ({', '.join(optimizers)}), and plain "
-            "torch checkpoints have one place, `optim`. Convert it to 'composer', or with weights_only."
-        )
-        raise UnsupportedFeatureError(msg, feature="several optimizers to torch")
-    places: dict[str, Path] = {"model": ("model",), "optimizer": ("optim",)}
-    return lambda part: places.get(part.kind)
+_OWN: Final[Mapping[str, type[Target]]] = {"torch": Stay, "composer": _StayComposer}

@@ -18,7 +18,7 @@ from fsdp_migrate.cli.document import write_document
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.checkpoint_convert import SourceOptions
+    from fsdp_migrate.checkpoint_convert import OutputOptions, SourceOptions
 
 
 app = typer.Typer(
@@ -79,6 +79,13 @@ SourceModel = Annotated[
         "--model", metavar="PKG.MOD:FACTORY", help="What makes the model that was saved. It is run."
     ),
 ]
+ShardSize = Annotated[
+    str, typer.Option(metavar="SIZE", help="For hf: how large a file may be, such as 5GB or 512MiB.")
+]
+OptimizerClass = Annotated[
+    str | None, typer.Option(metavar="NAME", help="For composer: the class of the optimizer.")
+]
+Checksums = Annotated[bool, typer.Option("--checksums", help="Also write SHA256SUMS, which verify checks.")]
 TrustPickle = Annotated[
     bool, typer.Option("--trust-pickle", help="Carry objects of unknown classes over, unread.")
 ]
@@ -108,6 +115,13 @@ def _source_options(model: str | None, config: Path | None, trust_pickle: bool) 
 
         raise ConfigError("`--config` needs `--model`: the arguments flatten its parameters.", field="config")
     return SourceOptions(model=outline, trust_pickle=trust_pickle)
+
+
+def _output_options(max_shard_size: str, optimizer_class: str | None) -> OutputOptions:
+    """Return what the command line says about an output."""
+    from fsdp_migrate.checkpoint_convert.output_options import OutputOptions, parse_size
+
+    return OutputOptions(optimizer_class=optimizer_class, max_shard_size=parse_size(max_shard_size))
 
 
 def _refuse_torchrun() -> None:
@@ -204,15 +218,15 @@ def convert(
     dtype: Annotated[DType, typer.Option(help="The dtype of model weights.")] = DType.keep,
     optimizer_dtype: Annotated[DType, typer.Option(help="The dtype of optimizer state.")] = DType.keep,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Only the model.")] = False,
+    max_shard_size: ShardSize = "5GB",
+    optimizer_class: OptimizerClass = None,
     model: SourceModel = None,
     config: SourceConfig = None,
     trust_pickle: TrustPickle = False,
     link: Annotated[Link, typer.Option(help="How unchanged data files get into OUT.")] = Link.auto,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted conversion.")] = False,
-    checksums: Annotated[
-        bool, typer.Option("--checksums", help="Also write SHA256SUMS, which verify checks.")
-    ] = False,
+    checksums: Checksums = False,
     buffer: Annotated[int, typer.Option(min=1, metavar="MIB", help="How many MiB to hold at once.")] = 64,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if anything would change.")] = False,
@@ -234,6 +248,7 @@ def convert(
         "optimizer_dtype": optimizer_dtype.value,
         "weights_only": weights_only,
         "link": link.value,
+        "output_options": _output_options(max_shard_size, optimizer_class),
     }
     given = _source_options(model, config, trust_pickle)
     if dry_run:

@@ -185,7 +185,11 @@ def test_lightning_and_composer_files(tmp_path: Path) -> None:
         ("optimizer", "optimizer_states.0"),
     ]
     convert_checkpoint(tmp_path / "last.ckpt", tmp_path / "lightning")
-    assert_equal(load_with_torch(tmp_path / "lightning"), lightning)
+    loaded = load_with_torch(tmp_path / "lightning")
+    assert_equal(loaded["state_dict"], lightning["state_dict"])
+    assert_equal(loaded["optimizer_0"], state["optimizer"])
+    meta = torch.load(tmp_path / "lightning" / "meta.pt", weights_only=True)
+    assert meta == {"lr_schedulers": [{"last_epoch": 3}], "epoch": 1}
     composer = {
         "state": {"model": state["model"], "optimizers": {"AdamW": state["optimizer"]}, "run_name": "r"},
         "rng": [{"torch": torch.get_rng_state()}],

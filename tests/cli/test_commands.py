@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdp_migrate import inspect_checkpoint, plan_conversion, verify_checkpoints
+from fsdp_migrate.checkpoint_convert import OutputOptions
 from fsdp_migrate.cli import main
 from fsdp_migrate.cli.app import DType, Link, Target
-from fsdp_migrate.errors import UnsupportedFeatureError
 from tests.cli.conftest import fingerprint
 
 
@@ -189,10 +189,14 @@ def test_verify_of_one_checkpoint(
     assert "Damaged" in capsys.readouterr().err
 
 
-def test_targets_of_later_issues_are_refused_by_name(clean: Path, tmp_path: Path, run_json: RunJson) -> None:
-    code, document = run_json("convert", clean, tmp_path / "out", "--to", "hf")
-    assert (code, document["error"]["type"]) == (1, "UnsupportedFeatureError")
-    assert "hf" in document["error"]["message"]
+def test_a_target_with_its_options(clean: Path, tmp_path: Path, run_json: RunJson) -> None:
+    code, document = run_json("convert", clean, tmp_path / "out", "--to", "hf", "--max-shard-size", "64B")
+    assert (code, document["report"]["stack"]) == (0, "hf")
+    assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
+    code, document = run_json("convert", clean, tmp_path / "no", "--to", "composer")
+    assert (code, document["error"]["type"]) == (1, "PlanError")
+    code, document = run_json("convert", clean, "--dry-run", "--to", "composer", "--optimizer-class", "AdamW")
+    assert any(entry.startswith("state.optimizers.AdamW") for entry in document["plan"]["renamed"].values())
 
 
 @pytest.mark.parametrize("to", list(Target))
@@ -202,11 +206,8 @@ def test_the_library_knows_every_word_of_the_command(
     clean: Path, to: Target, link: Link, dtype: DType
 ) -> None:
     wanted: dict[str, Any] = {"to": to.value, "link": link.value, "dtype": dtype.value}
-    if to in (Target.auto, Target.torch):
-        plan_conversion(inspect_checkpoint(clean), **wanted)
-    else:
-        with pytest.raises(UnsupportedFeatureError, match=to.value):
-            plan_conversion(inspect_checkpoint(clean), **wanted)
+    options = OutputOptions(optimizer_class="AdamW")
+    plan_conversion(inspect_checkpoint(clean), output_options=options, **wanted)
 
 
 def test_torchrun_is_refused_by_name(

@@ -1,0 +1,148 @@
+"""What a target is: where a stack looks for each part of a checkpoint, and what it wants beside the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
+from fsdp_migrate.checkpoint_convert.parts import entry_path, is_flattened
+from fsdp_migrate.findings import Finding, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fsdp_migrate.checkpoint_convert.keys import Path
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part, Stack
+    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedFile
+
+
+_GROUPS: Final = "param_groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part goes: its path, the folder of the output, and the number of its first parameter group."""
+
+    path: Path
+    folder: str = ""
+    first_group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What an output holds: the entries of its distributed checkpoints, other files, and what is left out."""
+
+    entries: tuple[PlannedEntry, ...]
+    files: tuple[PlannedFile, ...] = ()
+    left_out: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass
+class Target:
+    """Where a stack looks for each part; subclasses say what is special about theirs.
+
+    Attributes:
+        manifest: The source.
+        parts: Its parts that are wanted.
+        options: What the user says about the output.
+    """
+
+    manifest: Manifest
+    parts: Sequence[Part]
+    options: OutputOptions = field(default_factory=OutputOptions)
+
+    stack: ClassVar[Stack] = "torch"
+    is_distributed: ClassVar[bool] = True
+    nested_only: ClassVar[bool] = False
+
+    def place(self, part: Part) -> Place | None:
+        """Return where a part goes, or None where the stack has no place for it."""
+        raise NotImplementedError
+
+    def folder(self, part: Part) -> str:
+        """Return the folder of the output in which a part lies."""
+        place = self.place(part)
+        return place.folder if place is not None else self.rest_folder
+
+    @property
+    def rest_folder(self) -> str:
+        """Return the folder for what the stack has no place for."""
+        return ""
+
+    def move(self, part: Part, path: Path) -> Path:
+        """Return the path of an entry of a part in the output."""
+        place = self.place(part)
+        if place is None:
+            return path
+        below = path[len(part.prefix) :]
+        if place.first_group and len(below) > 1 and below[0] == _GROUPS and isinstance(below[1], int):
+            below = (below[0], below[1] + place.first_group, *below[2:])
+        return place.path + below
+
+    def refusals(self) -> list[Finding]:
+        """Return the reasons why this source cannot be written for the stack."""
+        if not self.nested_only:
+            return []
+        flattened = [part for part in self.of_kind("optimizer") if self.is_flattened(part)]
+        return [
+            make_finding(
+                "FM252",
+                part.name,
+                f"it was saved with `flatten_optimizer_state_dict=True`, and {self.stack} looks for "
+                "parameter groups, which such an optimizer has none of.",
+                "Convert it to 'torch' or 'torchtitan', or leave the optimizer out with weights_only.",
+            )
+            for part in flattened
+        ]
+
+    def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
+        """Decide what the output holds, from the entries under their new names."""
+        return Arrangement(tuple(entries))
+
+    def of_kind(self, kind: str) -> list[Part]:
+        """Return the parts of a kind, in the order of the source."""
+        return [part for part in self.parts if part.kind == kind]
+
+    def number(self, part: Part) -> int:
+        """Return which of the parts of its kind a part is."""
+        return self.of_kind(part.kind).index(part)
+
+    def is_flattened(self, part: Part) -> bool:
+        """Tell whether an optimizer was saved with ``flatten_optimizer_state_dict``."""
+        return any(is_flattened(part, entry_path(self.manifest.entries[key])) for key in part.keys)
+
+    def one_only(self, kind: str) -> list[Finding]:
+        """Return the refusal of several parts of a kind, where the stack has one place."""
+        found = self.of_kind(kind)
+        if len(found) < 2:
+            return []
+        names = ", ".join(f"`{part.name}`" for part in found)
+        return [
+            make_finding(
+                "FM251",
+                self.stack,
+                f"the source holds {len(found)} {kind}s ({names}), and {self.stack} loads one from a "
+                "checkpoint.",
+                "Convert to 'torch', which keeps all of them.",
+            )
+        ]
+
+    def without_place(self) -> list[Part]:
+        """Return the parts that the stack has no place for."""
+        return [part for part in self.parts if self.place(part) is None]
+
+
+class Stay(Target):
+    """The stack of the source, whose parts are where they belong."""
+
+    def place(self, part: Part) -> Place:
+        """Return where a part is."""
+        return Place(part.prefix)
+
+
+def without(entries: Sequence[PlannedEntry], keys: set[str]) -> tuple[PlannedEntry, ...]:
+    """Return the entries but for those of some keys of the source."""
+    return tuple(entry for entry in entries if entry.source.key not in keys)

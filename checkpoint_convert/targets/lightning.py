@@ -1,0 +1,77 @@
+"""Lightning's ``ModelParallelStrategy``: ``state_dict``, ``optimizer_0`` and a ``meta.pt`` beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.metadata import InlineValue
+from fsdp_migrate.checkpoint_convert.parts import entry_path
+from fsdp_migrate.checkpoint_convert.planned import PlannedFile
+from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target, without
+from fsdp_migrate.checkpoint_convert.targets.schedulers import find_counter, find_schedulers
+from fsdp_migrate.findings import Finding, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fsdp_migrate.checkpoint_convert.keys import Path
+    from fsdp_migrate.checkpoint_convert.metadata import Entry, Part
+    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
+
+
+META_FILE: Final = "meta.pt"
+# The first Lightning with this strategy, and so the oldest that can have written such a checkpoint.
+_VERSION: Final = "2.4.0"
+
+
+class LightningTarget(Target):
+    """What ``Trainer.fit(ckpt_path=...)`` loads under ``ModelParallelStrategy``."""
+
+    stack = "lightning"
+    nested_only = True
+
+    def place(self, part: Part) -> Place | None:
+        """Return where a part goes, or None where the stack has no place for it."""
+        if part.kind == "model":
+            return Place(("state_dict",))
+        if part.kind == "optimizer":
+            return Place((f"optimizer_{self.number(part)}",))
+        return Place(part.prefix) if self.manifest.stack == "lightning" else None
+
+    def refusals(self) -> list[Finding]:
+        """Return the reasons why this source cannot be written for the stack."""
+        return [*super().refusals(), *self.one_only("model")]
+
+    def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
+        """Put what is neither model nor optimizer into ``meta.pt``."""
+        if META_FILE in self.manifest.extra_files:
+            return Arrangement(tuple(entries))
+        if self.manifest.stack == "lightning":
+            keys = [key for part in self.of_kind("other") for key in part.keys]
+            leaves = [(entry_path(self.manifest.entries[key]), self.manifest.entries[key]) for key in keys]
+            file = PlannedFile(META_FILE, tuple(leaves))
+            found = make_finding("FM250", META_FILE, f"the {len(leaves)} entries of Lightning's Trainer.")
+            return Arrangement(without(entries, set(keys)), (file,), findings=(found,))
+        return self._made_up(entries)
+
+    def _made_up(self, entries: Sequence[PlannedEntry]) -> Arrangement:
+        """Make the least that Lightning needs, from what another stack kept."""
+        schedulers = find_schedulers(self.manifest, self.parts)
+        leaves: list[tuple[Path, Entry | InlineValue]] = [
+            (("pytorch-lightning_version",), InlineValue(_VERSION))
+        ]
+        counters = {name: find_counter(self.manifest, name) for name in ("epoch", "global_step")}
+        leaves += [((name,), entry or InlineValue(0)) for name, entry in counters.items()]
+        moved: set[str] = set()
+        for number, scheduler in enumerate(schedulers):
+            leaves += [(("lr_schedulers", number, *path), entry) for path, entry in scheduler.items()]
+            moved |= {entry.key for entry in scheduler.values()}
+        lists = () if schedulers else (("lr_schedulers",),)
+        unknown = [name for name, entry in counters.items() if entry is None]
+        text = f"{len(schedulers)} schedulers, and the numbers of epochs and steps"
+        text += f"; the source does not say {' and '.join(unknown)}, so they start at 0." if unknown else "."
+        hint = "The loops' own progress starts anew: set `max_steps` or `max_epochs` for what is left."
+        found = make_finding("FM256", META_FILE, text, hint)
+        file = PlannedFile(META_FILE, tuple(leaves), lists)
+        return Arrangement(without(entries, moved), (file,), findings=(found,))

@@ -1,0 +1,71 @@
+"""Plain torch: what ``get_state_dict``, ``dcp.load`` and ``set_state_dict`` expect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.parts import entry_path
+from fsdp_migrate.checkpoint_convert.targets.base import Place, Target
+from fsdp_migrate.findings import Finding, make_finding
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part
+
+
+_MODEL: Final = ("model",)
+_OPTIMIZER: Final = ("optim",)
+
+
+class TorchTarget(Target):
+    """One checkpoint with ``model`` and ``optim``.
+
+    Several optimizers become one, as ``get_state_dict(model, [one, other])`` makes them: the groups of the
+    second follow those of the first.
+    """
+
+    stack = "torch"
+
+    def place(self, part: Part) -> Place | None:
+        """Return where a part goes, or None where the stack has no place for it."""
+        if part.kind == "model":
+            return Place(_MODEL) if len(self.of_kind("model")) == 1 else Place(part.prefix)
+        if part.kind == "optimizer":
+            before = self.of_kind("optimizer")[: self.number(part)]
+            return Place(_OPTIMIZER, first_group=sum(count_groups(one, self.manifest) for one in before))
+        return None
+
+    def refusals(self) -> list[Finding]:
+        """Return the reasons why this source cannot be written for the stack."""
+        optimizers = self.of_kind("optimizer")
+        whole = [part for part in optimizers if has_whole_groups(part, self.manifest)]
+        if len(optimizers) < 2 or not whole:
+            return []
+        return [
+            make_finding(
+                "FM251",
+                "torch",
+                f"{len(optimizers)} optimizers would become one, and the groups of `{whole[0].name}` are "
+                "stored as one value, as torch before 2.4 does.",
+                "Convert it to 'accelerate', which keeps them apart, or with weights_only.",
+            )
+        ]
+
+
+def count_groups(part: Part, manifest: Manifest) -> int:
+    """Return how many parameter groups an optimizer has."""
+    start = len(part.prefix)
+    numbers = {
+        path[start + 1]
+        for key in part.keys
+        if len(path := entry_path(manifest.entries[key])) > start + 1
+        and path[start] == "param_groups"
+        and isinstance(path[start + 1], int)
+    }
+    return len(numbers)
+
+
+def has_whole_groups(part: Part, manifest: Manifest) -> bool:
+    """Tell whether all groups are stored as one value, as torch before 2.4 does."""
+    start = len(part.prefix)
+    return any(entry_path(manifest.entries[key])[start:] == ("param_groups",) for key in part.keys)

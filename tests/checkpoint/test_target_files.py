@@ -1,0 +1,238 @@
+"""What each target writes: names, files and findings, and that nothing of the source is left out unsaid."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fsdp_migrate.checkpoint_convert import (
+    OutputOptions,
+    convert_checkpoint,
+    inspect_checkpoint,
+    plan_conversion,
+)
+from fsdp_migrate.errors import ConfigError, OutputExistsError, PlanError
+from tests.checkpoint.samples import (
+    COMPOSER,
+    DATA,
+    FLAT,
+    PLAIN,
+    contents,
+    expected,
+    load_with_torch,
+    save_with_torch,
+)
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+TARGETS = ("accelerate", "composer", "hf", "lightning", "torch", "torchtitan")
+CLASS = OutputOptions(optimizer_class="AdamW")
+
+
+def codes(report: Any) -> set[str]:
+    return {finding.code for finding in report.findings}
+
+
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("source", [PLAIN, COMPOSER], ids=["torch", "composer"])
+def test_every_entry_is_in_the_output_or_named(source: Path, to: str) -> None:
+    manifest = inspect_checkpoint(source)
+    plan = plan_conversion(manifest, to=to, output_options=CLASS)
+    kept = {entry.source.key for entry in plan.entries}
+    kept |= {entry.key for file in plan.files for entry in file.sources}
+    # A flattened optimizer has its groups under each parameter, which leaves nothing to list in them.
+    listed = {names.key for names in manifest.name_lists} if to == "torchtitan" else set()
+    assert set(manifest.entries) - kept == set(plan.left_out)
+    named = " ".join(f"{finding.subject} {finding.message}" for finding in plan.findings)
+    for part in manifest.parts:
+        lost = [key for key in part.keys if key in plan.left_out and key not in listed]
+        assert not lost or f"`{part.name}`" in named, part.name
+    others = {part.name for part in manifest.parts if part.kind == "other"}
+    moved = {part.name for part in manifest.parts if part.kind == "other" and set(part.keys) - kept == set()}
+    assert to == "hf" or others == moved
+
+
+def test_safetensors_of_the_model_alone(tmp_path: Path) -> None:
+    report = convert_checkpoint(PLAIN, tmp_path / "out", to="hf", checksums=True)
+    assert [p.name for p in sorted((tmp_path / "out").iterdir())] == ["SHA256SUMS", "model.safetensors"]
+    loaded = load_file(tmp_path / "out" / "model.safetensors")
+    wanted = expected(PLAIN)["model"]
+    assert loaded.keys() == wanted.keys()
+    assert all(torch.equal(loaded[name], wanted[name]) for name in wanted)
+    assert "FM257" in codes(report)
+    assert "FM257" not in codes(convert_checkpoint(PLAIN, tmp_path / "w", to="hf", weights_only=True))
+
+
+@pytest.mark.parametrize("to", ["accelerate", "hf", "lightning", "torchtitan"])
+def test_an_output_of_any_target_can_be_replaced_and_gone_on_with(to: str, tmp_path: Path) -> None:
+    convert_checkpoint(PLAIN, tmp_path / "out", to=to, checksums=True)
+    before = contents(tmp_path / "out")
+    convert_checkpoint(PLAIN, tmp_path / "out", to=to, checksums=True, overwrite=True, resume=True)
+    after = contents(tmp_path / "out")
+    assert after.keys() == before.keys()
+    data = {name for name in after if not name.endswith((".metadata", "SHA256SUMS"))}
+    assert all(after[name] == before[name] for name in data)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputExistsError, match="no checkpoint"):
+        convert_checkpoint(PLAIN, tmp_path / "mine", to=to, overwrite=True)
+
+
+def test_safetensors_in_pieces_with_an_index(tmp_path: Path) -> None:
+    options = OutputOptions(max_shard_size=400)
+    convert_checkpoint(PLAIN, tmp_path / "out", to="hf", dtype="bf16", output_options=options)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert len(names) > 2
+    assert set(index["weight_map"].values()) == set(names)
+    loaded: dict[str, torch.Tensor] = {}
+    for name in names:
+        piece = load_file(tmp_path / "out" / name)
+        assert {index["weight_map"][key] for key in piece} == {name}
+        assert sum(t.nbytes for t in piece.values()) <= 400 or len(piece) == 1
+        loaded.update(piece)
+    wanted = expected(PLAIN)["model"]
+    assert loaded.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        cast = tensor.bfloat16() if tensor.is_floating_point() else tensor
+        assert torch.equal(loaded[name], cast), name
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in loaded.values())
+
+
+def test_transformers_loads_its_model_beside_a_config_that_is_not_touched(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=17,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config)
+    save_with_torch({"model": model.state_dict(), "step": 3}, tmp_path / "source")
+    config.save_pretrained(tmp_path / "source")
+    written = (tmp_path / "source" / "config.json").read_bytes()
+    options = OutputOptions(max_shard_size=2000)
+    convert_checkpoint(tmp_path / "source", tmp_path / "out", to="hf", output_options=options)
+    assert (tmp_path / "out" / "config.json").read_bytes() == written
+    load: Any = LlamaForCausalLM.from_pretrained
+    loaded, info = load(tmp_path / "out", dtype=torch.float32, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("name", ["torch-2.3.1/mesh.dcp", "torch-2.13.0/plain.dcp"])
+def test_groups_are_divided_by_parameter_as_torch_flattens_them(name: str, tmp_path: Path) -> None:
+    report = convert_checkpoint(DATA / name, tmp_path / "out", to="torchtitan")
+    wanted = expected(DATA / name)
+    state = load_with_torch(tmp_path / "out")
+    for key, tensor in wanted["model"].items():
+        assert torch.equal(state[key], tensor), key
+    flat = {
+        f"state.{parameter}.{moment}"
+        for parameter, moments in wanted["optimizer"]["state"].items()
+        for moment in moments
+    }
+    for group in wanted["optimizer"]["param_groups"]:
+        for parameter in group["params"]:
+            for field, value in group.items():
+                if field != "params":
+                    flat.add(f"param_groups.{parameter}.{field}")
+                    assert state["optimizer"][f"param_groups.{parameter}.{field}"] == value
+    assert state["optimizer"].keys() == flat
+    assert "FM253" in codes(report)
+
+
+def test_composer_to_the_folders_of_accelerate(tmp_path: Path) -> None:
+    report = convert_checkpoint(COMPOSER, tmp_path / "out", to="accelerate")
+    found = {name.partition("/")[0] for name in contents(tmp_path / "out")}
+    assert found == {"optimizer_0", "other_0", "pytorch_model_fsdp_0", "scheduler.bin"}
+    state = load_with_torch(tmp_path / "out" / "other_0")
+    assert state["state"]["timestamp"]["Timestamp"]["batch"] == 2
+    assert torch.load(tmp_path / "out" / "scheduler.bin", weights_only=True)["last_epoch"] == 2
+    assert {"FM214", "FM250"} <= codes(report)
+
+
+def test_composer_to_lightning_keeps_count(tmp_path: Path) -> None:
+    report = convert_checkpoint(COMPOSER, tmp_path / "out", to="lightning")
+    meta = torch.load(tmp_path / "out" / "meta.pt", weights_only=True)
+    assert (meta["epoch"], meta["global_step"]) == (0, 2)
+    assert [scheduler["last_epoch"] for scheduler in meta["lr_schedulers"]] == [2]
+    assert "FM256" in codes(report)
+
+
+def test_several_optimizers_become_one_as_get_state_dict_makes_them(tmp_path: Path) -> None:
+    def part(name: str, lr: float) -> dict[str, Any]:
+        group = {"lr": lr, "params": [name]}
+        return {"state": {name: {"exp_avg": torch.full((3,), lr)}}, "param_groups": [group]}
+
+    state = {
+        "state": {
+            "model": {"a": torch.ones(3), "b": torch.zeros(3)},
+            "optimizers": {"AdamW": part("a", 0.1), "SGD": part("b", 0.2)},
+            "timestamp": {"batch": 1},
+            "run_name": "two",
+        }
+    }
+    save_with_torch(state, tmp_path / "source")
+    convert_checkpoint(tmp_path / "source", tmp_path / "out", to="torch")
+    found = load_with_torch(tmp_path / "out")["optim"]
+    assert [(group["lr"], group["params"]) for group in found["param_groups"]] == [(0.1, ["a"]), (0.2, ["b"])]
+    assert found["state"]["b"]["exp_avg"][0] == pytest.approx(0.2)
+    convert_checkpoint(tmp_path / "source", tmp_path / "apart", to="accelerate")
+    for number, lr in enumerate((0.1, 0.2)):
+        own = load_with_torch(tmp_path / "apart" / f"optimizer_{number}")["optimizer"]
+        assert own["param_groups"][0]["lr"] == lr
+
+
+def test_what_a_target_cannot_hold_is_refused() -> None:
+    refused = [
+        (PLAIN, "composer", None, "FM254"),
+        (FLAT.with_name("plain.dcp"), "composer", "AdamW", None),
+    ]
+    for source, to, name, code in refused:
+        manifest = inspect_checkpoint(source)
+        options = OutputOptions(optimizer_class=name)
+        if code is None:
+            assert "FM255" in codes(plan_conversion(manifest, to=to, output_options=options))
+            continue
+        with pytest.raises(PlanError) as caught:
+            plan_conversion(manifest, to=to, output_options=options)
+        assert {finding.code for finding in caught.value.findings} == {code}
+
+
+def test_two_models_and_flattened_optimizers_are_refused_where_one_is_looked_for(tmp_path: Path) -> None:
+    weights = {"w": torch.ones(2)}
+    save_with_torch({"model": weights, "net": weights}, tmp_path / "models")
+    flat = {"state.w.exp_avg": torch.ones(2), "param_groups.w.lr": 0.1}
+    save_with_torch({"model": weights, "optim": flat}, tmp_path / "flat")
+    for name, to, code in (
+        ("models", "lightning", "FM251"),
+        ("models", "hf", "FM251"),
+        ("flat", "accelerate", "FM252"),
+        ("flat", "lightning", "FM252"),
+    ):
+        with pytest.raises(PlanError, match=to) as caught:
+            plan_conversion(inspect_checkpoint(tmp_path / name), to=to)
+        assert [finding.code for finding in caught.value.findings] == [code]
+    convert_checkpoint(tmp_path / "flat", tmp_path / "out", to="torchtitan")
+    assert load_with_torch(tmp_path / "out")["optimizer"].keys() == flat.keys()
+
+
+def test_sizes_and_classes_that_mean_nothing() -> None:
+    wrong: list[dict[str, Any]] = [{"max_shard_size": 0}, {"optimizer_class": "torch.optim.AdamW"}]
+    for options in wrong:
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            OutputOptions(**options)

@@ -1,0 +1,56 @@
+"""What each target writes, loaded by the stack's own code, on two ranks, bit for bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from fsdp_migrate.checkpoint_convert import convert_checkpoint
+from tests.rank_bodies import conversions, targets
+from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+LOADERS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "accelerate": targets.load_accelerate,
+    "lightning": targets.load_lightning,
+    "torchtitan": targets.load_torchtitan,
+}
+
+
+@pytest.fixture(scope="session")
+def fsdp1(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint of a real FSDP1 run of two steps with two parameter groups, and what it holds."""
+    folder = tmp_path_factory.mktemp("targets") / "fsdp1"
+    return folder, run_ranks(conversions.save_fsdp1, str(folder), "plain")[0]
+
+
+def assert_loaded(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Assert that a stack loaded model and optimizer, bit for bit."""
+    for key, value in wanted.items():
+        if isinstance(value, torch.Tensor) and key != "seen":
+            assert torch.equal(found[key], value), key
+    assert found["lr"] == wanted["lr"]
+    assert found["decay"] == wanted["decay"]
+
+
+@pytest.mark.parametrize("world_size", [None, 3])
+@pytest.mark.parametrize("to", sorted(LOADERS))
+def test_the_stack_loads_its_target(
+    to: str, world_size: int | None, fsdp1: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    source, wanted = fsdp1
+    report = convert_checkpoint(source, tmp_path / "out", to=to, world_size=world_size)
+    assert report.plan.stack == to
+    for found in run_ranks(LOADERS[to], str(tmp_path / "out")):
+        assert_loaded(found, wanted)
+        if to == "accelerate":
+            assert found["scheduler"]["last_epoch"] == 2
+        if to == "lightning":
+            assert found["meta"]["lr_schedulers"][0]["last_epoch"] == 2

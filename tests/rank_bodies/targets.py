@@ -1,0 +1,107 @@
+"""The FSDP2 loaders of the stacks themselves, inside ranks: each returns what it loaded, whole."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from tests.models import Block, Net
+from tests.rank_bodies.conversions import _full, _optimizer
+
+
+Found = dict[str, Any]
+
+
+def load_torch(folder: str) -> Found:
+    """Load by ``get_state_dict``, ``dcp.load`` and ``set_state_dict``."""
+    model, optimizer = _fsdp2()
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state: Found = {"model": model_state, "optim": optimizer_state}
+    load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    return _whole(model, optimizer)
+
+
+def load_torchtitan(folder: str) -> Found:
+    """Load parameters from the root and a flattened optimizer, as torchtitan's CheckpointManager does."""
+    model, optimizer = _fsdp2()
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
+    state: Found = {**model_state, "optimizer": optimizer_state}
+    load(state, checkpoint_id=folder)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict={name: state[name] for name in model_state},
+        optim_state_dict=state["optimizer"],
+        options=options,
+    )
+    return _whole(model, optimizer)
+
+
+def load_accelerate(folder: str) -> Found:
+    """Load by Accelerate's own functions, with a plugin of FSDP2."""
+    from accelerate import PartialState
+    from accelerate.utils import FullyShardedDataParallelPlugin, load_fsdp_model, load_fsdp_optimizer
+
+    model, optimizer = _fsdp2()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    accelerator: Any = PartialState(cpu=True)
+    load_fsdp_model(plugin, accelerator, model, folder)
+    load_fsdp_optimizer(plugin, accelerator, optimizer, model, folder)
+    found = _whole(model, optimizer)
+    if Path(folder, "scheduler.bin").exists():
+        found["scheduler"] = torch.load(Path(folder, "scheduler.bin"), weights_only=True)
+    return found
+
+
+def load_lightning(folder: str) -> Found:
+    """Load by the strategy of Lightning's Trainer."""
+    from lightning.pytorch import LightningModule
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    model, optimizer = _fsdp2(LightningModule)
+    strategy = ModelParallelStrategy()
+    strategy.model = strategy._lightning_module = model
+    strategy.optimizers = [optimizer]
+    found = {"meta": strategy.load_checkpoint(folder)}
+    return {**_whole(model, optimizer), **found}
+
+
+def _fsdp2(base: type[nn.Module] = nn.Module) -> tuple[Any, torch.optim.Optimizer]:
+    warnings.simplefilter("ignore")
+    torch.manual_seed(99)
+    kind = Net if base is nn.Module else type("LightningNet", (Net, base), {})
+    model = kind()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for module in model.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, _optimizer(model)
+
+
+def _whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> Found:
+    """Return everything under the names that ``save_fsdp1`` returns it under."""
+    found: Found = {f"model.{name}": _full(value) for name, value in get_model_state_dict(model).items()}
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, moments in optimizer.state.items():
+        for moment, value in moments.items():
+            found[f"optimizer.{names[parameter]}.{moment}"] = _full(value)
+    found["lr"] = [group["lr"] for group in optimizer.param_groups]
+    found["decay"] = [group["weight_decay"] for group in optimizer.param_groups]
+    return found
