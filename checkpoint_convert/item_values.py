@@ -154,8 +154,8 @@ def _tensor(storage: Any, dtype: Any, start: Any, shape: Any, strides: Any) -> T
         raise TypeError("a tensor whose shape and strides do not fit")
     if len(shape) > _MAX_DIMENSIONS:
         raise TypeError("a tensor of more dimensions than torch allows")
-    if any(type(n) is not int or n < 0 for n in (start, *shape, *strides)):
-        raise TypeError("a tensor with a negative size, stride or start")
+    if any(type(n) is not int or not 0 <= n < 1 << 63 for n in (start, *shape, *strides)):
+        raise TypeError("a tensor with a size, stride or start that is none")
     return TensorValue(str(dtype), shape, strides, start, storage)
 
 
@@ -175,7 +175,8 @@ def storage_of(pid: object) -> StorageRef:
     ):
         raise TypeError("a persistent id that is not a storage")
     kind, key, numel = pid[1], pid[2], pid[4]
-    if not isinstance(kind, StorageType) or type(key) is not str or type(numel) is not int:
+    is_count = type(numel) is int and -(1 << 63) <= numel < 1 << 63
+    if not isinstance(kind, StorageType) or type(key) is not str or not is_count:
         raise TypeError("a storage that is not described as torch does it")
     return StorageRef(kind.dtype, key, numel)
 

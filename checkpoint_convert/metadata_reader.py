@@ -268,7 +268,7 @@ def _is_shape(value: object) -> bool:
     return (
         type(value) is tuple
         and len(value) <= _MAX_DIMENSIONS
-        and all(type(n) is int and n >= 0 for n in value)
+        and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
     )
 
 

@@ -22,6 +22,7 @@ MOMENTS: Final = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "sum"}
 )
 _MAX_STATES: Final = 200_000
+_MAX_WORK: Final = 3_000_000
 _Counts = dict[tuple[int, ...], int]
 
 
@@ -71,6 +72,7 @@ def _count_ways(
     """Return, after each name, how many ways (2 for more) lead to how much of each group being placed."""
     steps: list[_Counts] = [{(0,) * len(groups): 1}]
     spare = len(model) - sum(map(len, groups))
+    work = 0
     for place, shape in enumerate(model.values()):
         after: _Counts = {}
         for state, count in steps[-1].items():
@@ -80,7 +82,8 @@ def _count_ways(
                 if state[which] < len(group) and _fits(group[state[which]], shape, shapes):
                     new = (*state[:which], state[which] + 1, *state[which + 1 :])
                     after[new] = min(after.get(new, 0) + count, 2)
-        if len(after) > _MAX_STATES:
+        work += len(after)
+        if len(after) > _MAX_STATES or work > _MAX_WORK:
             return None
         steps.append(after)
     return steps

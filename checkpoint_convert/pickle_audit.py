@@ -7,6 +7,9 @@ An allow-list of globals keeps a pickle from running code, but not from taking t
 - A tuple of two tuples of two tuples ... takes a few bytes per level, and the hash of it, when it becomes a
   key, takes twice as long with each; a deep one overflows the C stack. So the walk keeps count of how many
   tuples there are in each tuple, by what the opcodes do to the stack, and refuses more than a few thousand.
+- Python does not print integers of thousands of digits, and numbers that are far enough apart can have one
+  hash, so that a mapping of them takes a time that grows with the square of their count. So there may be few
+  long integers, and none of thousands of digits.
 
 The walk goes by one regular expression. What torch writes for each chunk is a token or two of it, so that a
 pickle of a million chunks takes seconds.
@@ -22,6 +25,8 @@ from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
 
 
 _MAX_TUPLES: Final = 10_000
+_MAX_LONG: Final = 20_000
+_LONGEST: Final = 255
 _HIGHEST_PROTOCOL: Final = 5
 _MAX_LINE: Final = 4096
 _STOP: Final = 0x2E
@@ -139,6 +144,7 @@ class _Walk:
         self._where = where
         self._stack: list[int] = []
         self._marks: list[int] = []
+        self._long = 0
         # Two bytes each: a pickle of a million chunks has twenty million of them.
         self._memo = array("H")
 
@@ -236,11 +242,16 @@ class _Walk:
             raise UnsafePickleError(msg)
         if opcode in _COUNTED:
             start = position + 1 + _COUNTED[opcode]
-            end = start + int.from_bytes(data[position + 1 : start], "little")
+            length = int.from_bytes(data[position + 1 : start], "little")
+            end = start + length
+            if opcode in b"\x8a\x8b":
+                self._count_long(length)
             self._stack.append(0)
         elif opcode in _LINES or opcode == ord("c"):
             end = self._line_end(position + 1)
             end = self._line_end(end) if opcode == ord("c") else end
+            if opcode in b"IL":
+                self._count_long((end - position) // 2)
             self._stack.append(0)
         else:
             end = self._rarer(opcode, position)
@@ -249,6 +260,14 @@ class _Walk:
             msg = f"{self._where} is not a whole pickle: at byte {position} of {size} stands {found!r}."
             raise CutOffError(msg)
         return end
+
+    def _count_long(self, nbytes: int) -> None:
+        """Take note of an integer of so many bytes, and refuse one that is too long, or one too many."""
+        self._long += nbytes > 8
+        if nbytes > _LONGEST or self._long > _MAX_LONG:
+            what = f"an integer of {nbytes} bytes" if nbytes > _LONGEST else f"{self._long} long integers"
+            msg = f"{self._where} holds a pickle of {what}. No checkpoint does; it was not loaded."
+            raise UnsafePickleError(msg)
 
     def _rarer(self, opcode: int, position: int) -> int:
         stack = self._stack

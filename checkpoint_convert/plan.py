@@ -36,6 +36,7 @@ Link = Literal["auto", "hard", "copy"]
 
 # Refusals of what `weights_only` leaves out.
 _NOT_OF_WEIGHTS: Final = frozenset({"FM222", "FM230", "FM234", "FM239"})
+_MAX_SHOWN: Final = 20
 _CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
@@ -291,9 +292,11 @@ def _missing_part_findings(
 
 def _plan_error(manifest: Manifest, refused: Sequence[Finding]) -> PlanError:
     lines = [f"{manifest.source!r} cannot be converted as asked:"]
-    for finding in refused:
+    for finding in refused[:_MAX_SHOWN]:
         hint = f" {finding.hint}" if finding.hint else ""
         lines.append(f"  {finding.code} `{finding.subject}`: {finding.message}{hint}")
+    if len(refused) > _MAX_SHOWN:
+        lines.append(f"  and {len(refused) - _MAX_SHOWN} more")
     return PlanError("\n".join(lines), findings=refused, path=manifest.source)
 
 

@@ -15,8 +15,9 @@ import contextlib
 import gc
 import io
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from fsdp_migrate.checkpoint_convert.pickle_audit import audit_opcodes
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
@@ -24,6 +25,11 @@ from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
 
 Globals = Mapping[tuple[str, str], object]
 """What a pickle may name: ``(module, name)`` to a stand-in."""
+
+
+# Python refuses to print integers of more than some thousand digits.
+_LONGEST_SHOWN: Final = 2048
+_NAME: Final = re.compile(r"[\w.<>\[\]-]{1,500}")
 
 
 class InertType(type):
@@ -76,6 +82,10 @@ class _Unpickler(pickle.Unpickler):
             return self._allowed[module_name, global_name]
         except KeyError:
             name = f"{module_name}.{global_name}"
+            if _NAME.fullmatch(name) is None:
+                # Nothing that is written again under its name may say more than a name.
+                msg = f"{self._where} asks for a global that has no name: {name[:80]!r}. It was not loaded."
+                raise UnsafePickleError(msg, global_name=name[:200]) from None
             if self._unknown is not None:
                 return self._unknown(name)
             msg = (
@@ -124,7 +134,8 @@ def load_pickle(
     """
     audit_opcodes(data, where=where)
     try:
-        return _Unpickler(data, allowed, where, persistent, unknown).load()
+        with paused_gc():
+            return _Unpickler(data, allowed, where, persistent, unknown).load()
     except UnsafePickleError:
         raise
     except (Exception, RecursionError, MemoryError) as error:
@@ -162,6 +173,8 @@ def show(value: object) -> str:
 
 
 def _show_scalar(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > _LONGEST_SHOWN:
+        return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     if isinstance(value, str):

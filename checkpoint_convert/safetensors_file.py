@@ -60,7 +60,7 @@ def read_safetensors(folder: Folder, name: str, size: int) -> tuple[list[TensorE
     if length > min(_MAX_HEADER, size - 8):
         raise _broken(where, f"its header should have {length} bytes, and the file has {size}")
     try:
-        header = json.loads(folder.read(name, 8, length))
+        header = json.loads(folder.read(name, 8, length), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise _broken(where, f"its header is no JSON ({str(error)[:100]})") from error
     if not isinstance(header, dict):
@@ -97,6 +97,14 @@ def _entry(key: str, described: object, name: str, start: int, size: int, where:
     sizes = tuple(shape)
     chunk = Chunk((0,) * len(sizes), sizes, stored)
     return TensorEntry(key, (key,), _DTYPES[dtype], sizes, (chunk,))
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make an object of which no name stands twice: one reader would take the first, another the last."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name stands in it twice")
+    return made
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:

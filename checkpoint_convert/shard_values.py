@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from fsdp_migrate.checkpoint_convert.dcp_records import METADATA_GLOBALS
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.item_values import Record, TensorValue, record_type
-from fsdp_migrate.checkpoint_convert.reshard import Box, Shape, chunk_rows
 from fsdp_migrate.checkpoint_convert.safe_pickle import Globals, Inert, StandIn, show
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from fsdp_migrate.checkpoint_convert.reshard import Box, Shape
 
 
 Kind = Literal["ShardedTensor", "DTensor"]
@@ -139,20 +140,19 @@ def _of_sharded_tensor(value: ShardedValue, where: str) -> LocalShards:
     shape = _shape(metadata["size"])
     dtype = str(metadata["tensor_properties"].dtype)
     expected = tuple(_shard_box(shard) for shard in metadata["shards_metadata"])
+    known = set(expected)
     boxes: list[Box] = []
     tensors: list[TensorValue] = []
     for shard in shards:
         fields = _fields(shard)
         box, tensor = _shard_box(fields["metadata"]), fields["tensor"]
-        if box not in expected:
+        if box not in known:
             raise _contradiction(where, f"the shard at {box[0]} is not in its list of shards")
         _check_local(tensor, box[1], dtype, where)
         boxes.append(box)
         tensors.append(tensor)
-    ranks, rank = group["global_world_size"], group["global_rank"]
-    return LocalShards(
-        "ShardedTensor", dtype, shape, tuple(boxes), tuple(tensors), int(ranks), int(rank), expected
-    )
+    ranks, rank = _shape((group["global_world_size"], group["global_rank"]))
+    return LocalShards("ShardedTensor", dtype, shape, tuple(boxes), tuple(tensors), ranks, rank, expected)
 
 
 def _fields(record: Any) -> Mapping[str, Any]:
@@ -193,15 +193,18 @@ def _mesh_shape(mesh: Mapping[str, Any]) -> Shape:
             return _shape(mesh[name].shape)
     layout = _fields(mesh["_layout"])
     if "axes" in layout:
-        return tuple(math.prod(_flat(_fields(axis)["shape"])) for axis in layout["axes"])
+        return _shape(tuple(_product(_fields(axis)["shape"]) for axis in layout["axes"]))
     sizes = layout["shape"]
-    return (sizes,) if type(sizes) is int else tuple(math.prod(_flat(size)) for size in sizes)
+    return _shape((sizes,) if type(sizes) is int else tuple(_product(size) for size in sizes))
 
 
-def _flat(sizes: Any) -> Shape:
+def _product(sizes: Any, depth: int = 0) -> int:
+    """Return how many ranks there are in a dimension that is made of others."""
     if type(sizes) is int:
-        return (sizes,)
-    return tuple(n for size in sizes for n in _flat(size))
+        return sizes
+    if type(sizes) is not tuple or depth > _MAX_DIMENSIONS:
+        raise TypeError(f"no size: {show(sizes)}")
+    return math.prod(_product(size, depth + 1) for size in sizes)
 
 
 def _mesh_rank(mesh: Mapping[str, Any], sizes: Shape, coordinate: Sequence[int]) -> int | None:
@@ -228,9 +231,10 @@ def _dtensor_box(
     for axis in _axes_in_order(placements, sizes, where):
         dim = _fields(placements[axis])["dim"]
         dim = dim + len(shape) if dim < 0 else dim
-        parts = chunk_rows(lengths[dim], sizes[axis])
-        mine = coordinate[axis]
-        start, count = parts[mine] if mine < len(parts) else (lengths[dim], 0)
+        # What torch.chunk gives, of which there can be as many parts as a file says.
+        rows = -(-lengths[dim] // sizes[axis])
+        start = min(coordinate[axis] * rows, lengths[dim])
+        count = min(rows, lengths[dim] - start)
         offsets[dim], lengths[dim] = offsets[dim] + start, count
     return tuple(offsets), tuple(lengths)
 
@@ -286,7 +290,7 @@ def _shape(value: Any) -> Shape:
     if (
         type(value) is not tuple
         or len(value) > _MAX_DIMENSIONS
-        or any(type(n) is not int or n < 0 for n in value)
+        or any(type(n) is not int or not 0 <= n < 1 << 63 for n in value)
     ):
         raise TypeError(f"no shape: {show(value)}")
     shape: Shape = value

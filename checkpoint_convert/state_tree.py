@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _MAX_DEPTH: Final = 64
 _MAX_NAME: Final = 4096
 _FEWEST: Final = 10_000
+_KEY_BYTES: Final = 16
 _MAPPINGS: Final = frozenset({"collections.defaultdict", "collections.Counter"})
 _KEYS: Final = (str, int, float, type(None))
 
@@ -42,9 +43,14 @@ def flatten_state(value: object, *, pickle_size: int, where: str) -> dict[str, t
         {'a.b': (('a', 'b'), 1), 'c': (('c',), [1, 2])}
     """
     walk = _Walk(max(pickle_size, _FEWEST), where)
+    left = max(_KEY_BYTES * pickle_size, _FEWEST * _MAX_NAME // 4)
     leaves: dict[str, tuple[Path, object]] = {}
     for path, leaf in walk.leaves((), value, 0):
         key = join_path(path)
+        left -= len(key)
+        if left < 0:
+            # One long name, over and over: a few bytes of pickle for each of it.
+            raise CheckpointFormatError(f"{where} holds more names than any program writes into such a file.")
         if key in leaves:
             msg = f"{where} holds two entries that are both called `{key}` once their names are joined."
             raise CheckpointFormatError(msg)

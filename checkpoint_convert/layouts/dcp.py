@@ -158,13 +158,12 @@ def _groups_in(value: object) -> Iterator[GroupOutline]:
 
 def _names_in(value: object, field: str) -> Iterator[str]:
     """Yield the names in a list of them, or in ``field`` of whole parameter groups; numbers as text."""
-    if not isinstance(value, list | tuple):
-        return
-    for item in value:
-        if isinstance(item, dict):
-            yield from _names_in(item.get(field), field)
-        elif isinstance(item, str | int):
-            yield str(item)
+    for item in value if isinstance(value, list | tuple) else ():
+        # No deeper: a group can hold itself.
+        names = item.get(field) if isinstance(item, dict) else [item]
+        for name in names if isinstance(names, list | tuple) else ():
+            if isinstance(name, str | int):
+                yield str(name)
 
 
 def _labels_in(value: object) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -95,7 +96,7 @@ def find_families(names: Iterable[str], *, where: str) -> list[RankFamily]:
 def _checked(stem: str, members: Mapping[int, str], where: str) -> RankFamily:
     told = _WORLD_SIZE.search(stem)
     count = max(int(told[1]) if told else 0, max(members) + 1)
-    missing = [rank for rank in range(count) if rank not in members]
+    missing = list(itertools.islice((rank for rank in range(count) if rank not in members), 9))
     if missing:
         shown = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
         msg = (
