@@ -92,7 +92,24 @@ def local_path(location: Location) -> Path:
 
 
 def open_folder(location: Location) -> Folder:
-    """Open a folder for reading, or one file as a folder that holds nothing else.
+    """Open a folder for reading, or one file as a folder that holds nothing else, unpacked if it is packed.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing there.
+        CheckpointFormatError: It is neither, or a packed file that is damaged.
+    """
+    folder = open_folder_at(location)
+    name = os.fspath(location).rstrip("/").rpartition("/")[2]
+    from fsdp_migrate.checkpoint_convert.unpacked import is_packed, open_unpacked
+
+    if is_packed(name) and getattr(folder, "only", None) == name:
+        folder.close()
+        return open_unpacked(location)
+    return folder
+
+
+def open_folder_at(location: Location) -> Folder:
+    """Open a folder for reading, or one file as a folder that holds nothing else, as it is.
 
     Raises:
         CheckpointNotFoundError: There is nothing there.
@@ -144,14 +161,14 @@ class LocalFolder:
         self.path = path
         self.url = str(path)
         self._real = path.resolve()
-        self._only = only
+        self.only = only
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
         """Return every file below the folder with its size."""
-        if self._only is not None:
-            return {self._only: (self.path / self._only).stat().st_size}
+        if self.only is not None:
+            return {self.only: (self.path / self.only).stat().st_size}
         found: dict[str, int] = {}
         for base, folders, names in os.walk(self.path, onerror=self._unreadable):
             folders.sort()
@@ -174,7 +191,7 @@ class LocalFolder:
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
         with self._reading(name):
-            return self._only in (None, name) and (self.path / name).is_file()
+            return self.only in (None, name) and (self.path / name).is_file()
 
     def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return size, time of the last change and inode of each file."""
@@ -187,7 +204,7 @@ class LocalFolder:
 
     def leads_outside(self, name: str) -> bool:
         """Tell whether a name leads out of the folder by a link."""
-        if name == self._only:
+        if name == self.only:
             # Whoever names a link means what it leads to.
             return False
         target = (self.path / name).resolve()
@@ -281,7 +298,7 @@ class FsspecFolder:
 
     def __init__(self, url: str, *, only: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._only = only
+        self.only = only
         self.fs, self.root = resolve_url(self.url)
         if not self.fs.exists(self.root):
             raise CheckpointNotFoundError(f"There is nothing at {self.url!r}.", path=self.url)
@@ -291,15 +308,15 @@ class FsspecFolder:
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
         """Return every file below the folder with its size."""
         prefix = self.root.rstrip("/") + "/"
-        if self._only is not None:
-            return {self._only: int(self.fs.size(prefix + self._only))}
+        if self.only is not None:
+            return {self.only: int(self.fs.size(prefix + self.only))}
         depth = None if max_depth is None else max_depth + 1
         found = self.fs.find(self.root, maxdepth=depth, detail=True)
         return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
 
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
-        return self._only in (None, name) and bool(self.fs.isfile(f"{self.root}/{name}"))
+        return self.only in (None, name) and bool(self.fs.isfile(f"{self.root}/{name}"))
 
     def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return what the service tells of each file."""

@@ -209,6 +209,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "refused", "Optimizer state of flat parameters, which needs the model and its FSDP1 arguments."
         ),
         "FM240": FindingCode("equivalent", "Flat parameters were taken apart, as the FSDP1 arguments tell."),
+        "FM241": FindingCode("changed", "Other files in the archive of a checkpoint were left behind."),
         # FM250 to FM264: targets
         "FM250": FindingCode(
             "equivalent", "Entries stand in a file beside the data, where the target looks."

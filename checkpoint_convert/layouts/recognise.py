@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.checkpoint_convert.layouts.rank_files import find_families, rank_of
 from fsdp_migrate.checkpoint_convert.layouts.ranks import rank_contents
 from fsdp_migrate.checkpoint_convert.layouts.stacks import find_components, stack_contents
+from fsdp_migrate.checkpoint_convert.layouts.symlinks import follow_symlink_file
 from fsdp_migrate.checkpoint_convert.layouts.whole import (
     INDEX_SUFFIX,
     find_indexes,
@@ -27,6 +28,7 @@ from fsdp_migrate.checkpoint_convert.storage import (
     local_path,
     open_folder,
 )
+from fsdp_migrate.checkpoint_convert.unpacked import UnpackedFolder
 from fsdp_migrate.errors import (
     CheckpointFormatError,
     CheckpointNotFoundError,
@@ -70,6 +72,7 @@ def open_source(src: Location) -> Source:
         CheckpointFormatError: What is there is no checkpoint, or an incomplete one.
         UnsupportedFeatureError: What is there is a checkpoint of another kind. The message says which.
     """
+    src = follow_symlink_file(src)
     url = os.fspath(src)
     if url.endswith(INDEX_SUFFIX) and not is_url(src) and local_path(src).is_file():
         index = local_path(src)
@@ -78,7 +81,8 @@ def open_source(src: Location) -> Source:
     if family is not None:
         return family
     folder = open_folder(src)
-    if _is_file(src) or (is_url(src) and list(folder.files(0)) == [url.rpartition("/")[2]]):
+    is_one = is_url(src) and list(folder.files(0)) == [url.rpartition("/")[2]]
+    if _is_file(src) or is_one or isinstance(folder, UnpackedFolder):
         return _open_file(folder, url, folder.files(0))
     if folder.has(METADATA_FILE):
         return Source(folder, folder.url, folder.files())

@@ -14,6 +14,7 @@ from fsdp_migrate.checkpoint_convert.safetensors_file import read_safetensors
 from fsdp_migrate.checkpoint_convert.saved_file import SavedFile, read_saved_file
 from fsdp_migrate.checkpoint_convert.shard_values import ShardedValue
 from fsdp_migrate.checkpoint_convert.state_tree import entries_of, flatten_state
+from fsdp_migrate.checkpoint_convert.unpacked import UnpackedFolder
 from fsdp_migrate.errors import (
     CheckpointFormatError,
     CheckpointNotFoundError,
@@ -64,6 +65,12 @@ def saved_file_contents(folder: Folder, name: str, size: int) -> Contents:
     saved = read_state_file(folder, name, size)
     where = f"'{folder.url}/{name}'"
     contents = Contents("file", f"`{name}` is {describe_form(saved)}", files={name: size})
+    if isinstance(folder, UnpackedFolder):
+        contents.evidence += ", which was packed"
+        if folder.others:
+            shown = ", ".join(f"`{other[:60]}`" for other in folder.others[:4])
+            text = f"{len(folder.others)} of them: {shown}."
+            contents.findings.append(make_finding("FM241", name, text))
     contents.torch_hint = "before 1.6, or with its format" if saved.form == "legacy" else ""
     leaves = flatten_state(saved.value, pickle_size=saved.pickle_size, where=where)
     if any(isinstance(leaf, ShardedValue) for _, leaf in leaves.values()):
