@@ -46,6 +46,10 @@ class Models:
 
     index: Index
     facts: dict[Key, set[str]] = field(default_factory=dict)
+    made: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
+    """The targets of the assignments by which a name becomes a model."""
+    given: set[Key] = field(default_factory=set)
+    """Names that are models from elsewhere: by a call's argument, or by an annotation."""
     returns: dict[tuple[cst.CSTNode, int | None], set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,12 +64,30 @@ class Models:
 
     def certainty(self, node: cst.CSTNode) -> Certainty | None:
         """Tell whether an expression is an FSDP1 model, as far as this source shows."""
-        if not isinstance(node, cst.BaseExpression):
+        if not isinstance(node, cst.BaseExpression) or self._is_before_wrapping(node):
             return None
         kinds = self.kinds(node)
         if "fsdp" not in kinds:
             return None
         return "certain" if kinds == {"fsdp"} else "mixed"
+
+    def _is_before_wrapping(self, node: cst.BaseExpression) -> bool:
+        """Tell whether a name is used before the statements, of the same function, that make it a model.
+
+        ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
+        """
+        key = self._key(node)
+        made = self.made.get(key, []) if key is not None else []
+        if key is None or not made or key in self.given:
+            return False
+        function, place = self.index.function(node), self.index.order[node]
+        for statement in made:
+            if self.index.function(statement) is not function or self.index.order[statement] < place:
+                return False
+            loops = {a for a in self.index.ancestors(statement) if isinstance(a, (cst.For, cst.While))}
+            if any(above in loops for above in self.index.ancestors(node)):
+                return False
+        return True
 
     def is_fsdp2(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a model that FSDP2 has sharded, and none of FSDP1's."""
@@ -205,6 +227,7 @@ class Models:
                         continue
                     if self.index.fsdp1(annotation.annotation) == catalog.FSDP:
                         self._add((scope.node, name), {"fsdp"})
+                        self.given.add((scope.node, name))
                     elif self.index.qualified(annotation.annotation) & _FSDP2:
                         self._add((scope.node, name), {"fsdp2"})
 
@@ -229,7 +252,10 @@ class Models:
             for place, element in enumerate(target.elements):
                 self._assign(element.value, value, place if index is None else index)
         elif isinstance(target, (cst.Name, cst.Attribute)):
-            self._add(self._key(target), self.kinds(value, index))
+            key, kinds = self._key(target), self.kinds(value, index)
+            self._add(key, kinds)
+            if key is not None and "fsdp" in kinds and target not in self.made.setdefault(key, []):
+                self.made[key].append(target)
 
     def _follow_return(self, node: cst.CSTNode) -> None:
         function = self.index.function(node)
@@ -258,3 +284,5 @@ class Models:
                 name = arg.keyword.value if arg.keyword else (params[place] if place < len(params) else "")
                 if name in keywords:
                     self._add((function, name), self.kinds(arg.value))
+                    if "fsdp" in self.kinds(arg.value):
+                        self.given.add((function, name))

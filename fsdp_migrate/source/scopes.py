@@ -5,6 +5,7 @@ LibCST's own ``ScopeProvider`` answers the same questions, and takes four times 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -135,6 +136,11 @@ class Index:
                 if part is not None:
                     self.parents[part] = param
                     self._visit(part, scope)
+
+    @functools.cached_property
+    def order(self) -> dict[cst.CSTNode, int]:
+        """The place of each node in the order of the source."""
+        return {node: place for place, node in enumerate(self.scopes)}
 
     # What a name stands for.
 

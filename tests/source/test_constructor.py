@@ -57,6 +57,28 @@ TURNED = [
         ),
     ),
     (
+        "opt, rate = net.configure_optimizers()\nnet = FSDP(net)\n",
+        "opt, rate = net.configure_optimizers()\nnet = prepare_fully_shard(net, optimizers=opt)\n",
+    ),
+    (
+        "optimizer = make(net, 1)\noptimizer = None\nnet = FSDP(net)\n",
+        "optimizer = make(net, 1)\noptimizer = None\nnet = prepare_fully_shard(net)\n",
+    ),
+    (
+        "net.load_state_dict(state)\nnet.apply(f)\nnet = FSDP(net)\nnet.load_state_dict(state)\n",
+        (
+            "net.load_state_dict(state)\nnet.apply(f)\nnet = prepare_fully_shard(net)\n"
+            "set_model_state_dict(net, state, options=StateDictOptions(full_state_dict=True))\n"
+        ),
+    ),
+    (
+        "for i in range(2):\n    net.load_state_dict(state)\n    net = FSDP(net)\n",
+        (
+            "for i in range(2):\n    set_model_state_dict(net, state, options="
+            "StateDictOptions(full_state_dict=True))\n    net = prepare_fully_shard(net)\n"
+        ),
+    ),
+    (
         "wrap = functools.partial(FSDP, device_id=0)\nmodel = wrap(net)\n",
         'wrap = functools.partial(prepare_fully_shard, fsdp1_config={"device_id": 0})\nmodel = wrap(net)\n',
     ),

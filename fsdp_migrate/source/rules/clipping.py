@@ -78,12 +78,12 @@ def _is_given_a_model(source: Source, call: cst.Call) -> bool:
         return False
     if first.func.attr.value != "parameters" or source.models.certainty(first.func.value) != "certain":
         return False
-    # Where the class was asked for, this is the branch of models that are not sharded.
+    # Where the class, or a switch such as `use_fsdp`, was asked for, this is the branch of other models.
     tests = [above.test for above in source.index.ancestors(call) if isinstance(above, cst.If)]
     return not any(
-        source.index.fsdp1(part) == catalog.FSDP
+        (part in source.references and source.index.fsdp1(part) == catalog.FSDP)
+        or (dotted(part) or "").split(".")[-1].lower().find("fsdp") >= 0
         for test in tests
         for kind in (cst.Name, cst.Attribute)
         for part in walk_for(test, kind)
-        if part in source.references
     )

@@ -157,14 +157,32 @@ def _earlier_optimizers(source: Source, call: cst.Call) -> str:
     for assign in source.assignments:
         if source.position(assign) >= source.position(call):
             break
-        target = dotted(assign.targets[0].target)
-        if target is None or source.index.function(assign) is not function:
+        if source.index.function(assign) is not function:
             continue
-        if target in names:
-            names.remove(target)
-        if _holds_parameters(assign.value, model):
-            names.append(target)
+        for target in _targets(assign):
+            if target in names:
+                names.remove(target)
+            if _holds_parameters(assign.value, model) or _may_hold_parameters(assign.value, target, model):
+                names.append(target)
     return names[0] if len(names) == 1 else f"[{', '.join(names)}]" if names else ""
+
+
+def _targets(assign: cst.Assign) -> list[str]:
+    target = assign.targets[0].target
+    parts = [element.value for element in target.elements] if isinstance(target, cst.Tuple) else [target]
+    return [name for part in parts if (name := dotted(part)) is not None]
+
+
+def _may_hold_parameters(value: cst.BaseExpression, target: str, model: str) -> bool:
+    """Tell whether a call that knows the model made an optimizer, as far as names tell.
+
+    ``prepare_fully_shard`` refuses what is none; an optimizer that it is not told of would train nothing.
+    """
+    last = target.rpartition(".")[2].lower()
+    if not isinstance(value, cst.Call) or not ("optim" in last or last == "opt"):
+        return False
+    asked = isinstance(value.func, cst.Attribute) and text_of(value.func.value) == model
+    return asked or any(text_of(arg.value) == model for arg in value.args)
 
 
 def _holds_parameters(value: cst.BaseExpression, model: str) -> bool:
