@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.accelerate import AccelerateAdapter
 from fsdp_migrate.adapters.axolotl import AxolotlAdapter
+from fsdp_migrate.adapters.composer_yaml import ComposerAdapter
 from fsdp_migrate.adapters.hf_trainer import HFTrainerAdapter
+from fsdp_migrate.adapters.lightning import LightningAdapter
 from fsdp_migrate.adapters.torch_kwargs import TorchAdapter
 
 
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
     from fsdp_migrate.adapters.base import Adapter
 
 
-_ALL: tuple[Adapter, ...] = (AccelerateAdapter(), AxolotlAdapter(), HFTrainerAdapter(), TorchAdapter())
+_ALL: tuple[Adapter, ...] = (
+    AccelerateAdapter(),
+    AxolotlAdapter(),
+    LightningAdapter(),
+    ComposerAdapter(),
+    HFTrainerAdapter(),
+    TorchAdapter(),
+)
 ADAPTERS: Mapping[str, Adapter] = MappingProxyType({adapter.name: adapter for adapter in _ALL})
 STACKS: tuple[str, ...] = tuple(ADAPTERS)

@@ -331,6 +331,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed", "What FSDP2 is told in code or in the environment, not in the config."
         ),
         "FM356": FindingCode("changed", "Settings in another file, which is not converted with this one."),
+        "FM357": FindingCode("refused", "A precision that this stack's FSDP2 does not have."),
         # FM401 to FM430: Composer
         "FM401": FindingCode(
             "equivalent", "Composer's `activation_checkpointing`: the same layers are recomputed."

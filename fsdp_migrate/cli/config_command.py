@@ -18,7 +18,9 @@ class Stack(str, Enum):
     auto = "auto"
     accelerate = "accelerate"
     axolotl = "axolotl"
+    composer = "composer"
     hf = "hf"
+    lightning = "lightning"
     torch = "torch"
 
 

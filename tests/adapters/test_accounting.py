@@ -25,9 +25,12 @@ BESIDE: dict[str, dict[str, Any]] = {
     },
     "axolotl": {"base_model": "x", "sequence_len": 8, "bf16": True},
     "hf": {"output_dir": "x", "fsdp": "full_shard auto_wrap", "bf16": True},
+    "composer": {"max_duration": "1ep", "precision": "amp_bf16"},
+    "lightning": {"devices": 8, "precision": "bf16-mixed"},
     "torch": {},
 }
-AROUND = {"accelerate": "fsdp_config", "axolotl": "fsdp_config", "hf": "fsdp_config", "torch": "fsdp"}
+AROUND = {**dict.fromkeys(BESIDE, "fsdp_config"), "lightning": "strategy", "torch": "fsdp"}
+WITHIN = {"lightning": {"_target_": "lightning.pytorch.strategies.FSDPStrategy"}}
 WORDS = """
     true FULL_SHARD SHARD_GRAD_OP HYBRID_SHARD NO_SHARD 1e8 BACKWARD_PRE BACKWARD_POST NO_PREFETCH A,B bf16
     odd     FULL_STATE_DICT LOCAL_STATE_DICT TRANSFORMER_BASED_WRAP SIZE_BASED_WRAP ${x.y} {{x}}
@@ -49,9 +52,9 @@ def configs(draw: st.DrawFn) -> tuple[str, str]:
     stack = draw(st.sampled_from(sorted(BESIDE)))
     names = [key.name for key in ADAPTERS[stack].keys]
     names += [alias for key in ADAPTERS[stack].keys for alias in key.aliases]
-    prefix = "" if stack == "torch" else draw(st.sampled_from(["", "fsdp_"]))
+    prefix = draw(st.sampled_from(["", "fsdp_"])) if stack in {"accelerate", "axolotl", "hf"} else ""
     keys = draw(st.lists(st.sampled_from([*names, "unheard_of"]), max_size=8, unique=True))
-    block = {prefix + key: draw(VALUES) for key in keys}
+    block = {**WITHIN.get(stack, {}), **{prefix + key: draw(VALUES) for key in keys}}
     document = {**BESIDE[stack], AROUND[stack]: block, "after": [1]}
     indent = draw(st.sampled_from([None, 2]))
     return stack, json.dumps(document, indent=indent)
@@ -61,7 +64,7 @@ def configs(draw: st.DrawFn) -> tuple[str, str]:
 @given(config=configs())
 def test_every_key_is_accounted_for_and_nothing_else_changes(config: tuple[str, str]) -> None:
     stack, text = config
-    key = AROUND[stack] if stack == "torch" else None
+    key = AROUND[stack] if stack in {"torch", "composer"} else None
     [before] = find_blocks(read_json(text), stack, key)
     done = convert_text(text, stack=stack, key=key, is_json=True)
     if done.blocks[0].state != "converted":

@@ -1,0 +1,289 @@
+"""Composer and llm-foundry: ``fsdp_config`` in their YAML, for Composer's own FSDP2.
+
+Composer 0.32 takes a mapping for FSDP2 only with ``FSDP_VERSION=2`` in the environment, and then drops what
+its ``FSDP2Config`` does not have with a warning (``Trainer._parse_parallelism_config``). What each means
+under FSDP1 is in :mod:`fsdp_migrate.adapters.composer`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate import words
+from fsdp_migrate.adapters.accelerate import drop_orig_params, drop_prefetch, frees_after_forward
+from fsdp_migrate.adapters.base import (
+    Block,
+    Draft,
+    Key,
+    Outcome,
+    keep,
+    keep_bool,
+    lost,
+    mapping_at,
+    mappings_of,
+    obsolete,
+    plain_values,
+    shown,
+)
+from fsdp_migrate.adapters.composer import COMPOSER_FIELDS, composer_fsdp1_config
+from fsdp_migrate.adapters.nodes import Reference, effective
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.adapters.nodes import Mapping, Node
+    from fsdp_migrate.config import FSDP2Config
+
+
+MARKERS = frozenset(
+    {
+        "max_duration",
+        "train_loader",
+        "device_train_microbatch_size",
+        "global_train_batch_size",
+        "device_eval_batch_size",
+        "eval_interval",
+        "icl_tasks",
+        "max_seq_len",
+        "save_folder",
+        "algorithms",
+        "dist_timeout",
+        "train_dataset",
+    }
+)
+FSDP2_FIELDS = frozenset(
+    {
+        "reshard_after_forward",
+        "activation_checkpointing",
+        "activation_cpu_offload",
+        "state_dict_type",
+        "load_monolith_rank0_only",
+        "mixed_precision",
+        "verbose",
+    }
+)
+FORMER = frozenset({"min_params", "flatten_parameters"})
+CALLBACK = "With fsdp-migrate's Composer callback the unchanged YAML keeps it."
+
+
+def to_reshard(value: Any, block: Block) -> Outcome:
+    """Turn the strategy, which Composer drops under FSDP2, into the boolean that it reads."""
+    del block
+    strategy = words.read_strategy(value, "value")
+    frees = frees_after_forward(strategy)
+    text = (
+        f"{shown(value)}: {'every unit but the root is freed' if frees else 'nothing is freed'} after "
+        "forward."
+    )
+    return Outcome("FM341", text, key="reshard_after_forward", value=frees, has_value=True)
+
+
+def keep_precision(value: Any, block: Block) -> Outcome:
+    """Keep DEFAULT, PURE and FULL; a mapping of dtypes Composer's FSDP2 does not take."""
+    del block
+    if isinstance(value, dict):
+        text = "Composer's FSDP2 takes DEFAULT, PURE or FULL, no mapping of dtypes."
+        return Outcome("FM348", text, f"Write the word that fits. {CALLBACK}")
+    word = words.bare_word(value).upper() if value is not None else "DEFAULT"
+    if word not in {"DEFAULT", "PURE", "FULL"}:
+        near = words.closest(word, ("DEFAULT", "PURE", "FULL"))
+        msg = f"`value` is {value!r}; expected DEFAULT, PURE or FULL.{near}"
+        raise ConfigError(msg, field="mixed_precision")
+    return Outcome("FM340", "Kept: the dtypes of parameters and gradients are the same.")
+
+
+def keep_state_dict_type(value: Any, block: Block) -> Outcome:
+    """Keep ``full`` and ``sharded``; ``local`` Composer has no more."""
+    del block
+    word = str(value).strip().lower() if value is not None else "full"
+    if word not in {"full", "sharded"}:
+        near = words.closest(word, ("full", "sharded"))
+        msg = f"`value` is {value!r}; expected full or sharded.{near}"
+        raise ConfigError(msg, field="state_dict_type")
+    return Outcome("FM340", "Kept: it means the same.")
+
+
+def drop_reentrant(value: Any, block: Block) -> Outcome:
+    """Take out the kind of recomputation: Composer's FSDP2 always takes the one that is not reentrant."""
+    del block
+    if value is None or words.read_bool(value, "value"):
+        text = f"{shown(value)}: Composer's FSDP2 recomputes in the other way, which gives the same values."
+        return Outcome("FM341", text, remove=True)
+    return Outcome("FM342", f"{shown(value)}: Composer's FSDP2 always does so.", remove=True)
+
+
+def drop_degree(value: Any, block: Block) -> Outcome:
+    """Take out a degree: Composer's FSDP2 shards over all ranks."""
+    if value is None or str(value) in {"-1", "1"}:
+        return Outcome("FM342", f"{shown(value)}: nothing was asked for.", remove=True)
+    if str(value) == str(block.settings.world_size):
+        return Outcome("FM342", f"{shown(value)}: all ranks, as FSDP2 does.", remove=True)
+    text = f"{shown(value)}: Composer's FSDP2 shards over all ranks. That is the same if there are no others."
+    return Outcome("FM343", text, CALLBACK, remove=True)
+
+
+def drop_prefix(value: Any, block: Block) -> Outcome:
+    """Take out the folder's name: under FSDP2 it is always the default."""
+    del block
+    default = "ep{epoch}-ba{batch}"
+    if value in {None, default}:
+        return Outcome("FM342", f"{shown(value)}: Composer's FSDP2 always uses it.", remove=True)
+    return Outcome("FM343", f"{value}: Composer's FSDP2 always uses {default}.", CALLBACK, remove=True)
+
+
+def _gone(what: str, *harmless: Any) -> Any:
+    return lost(f"Composer's FSDP2 has no {what}.", *harmless, hint=CALLBACK)
+
+
+COMPOSER_KEYS: tuple[Key, ...] = (
+    Key("sharding_strategy", "`reshard_after_forward`, true or false", to_reshard),
+    Key("mixed_precision", "kept", keep_precision),
+    Key("state_dict_type", "kept", keep_state_dict_type),
+    Key("activation_checkpointing", "kept", keep_bool),
+    Key("activation_checkpointing_reentrant", "taken out: FSDP2 is never reentrant", drop_reentrant),
+    Key("activation_cpu_offload", "kept", keep_bool),
+    Key("load_monolith_rank0_only", "kept", keep_bool),
+    Key("verbose", "kept", keep_bool),
+    Key("auto_wrap", "taken out: the model's marks decide", _gone("`auto_wrap: false`", True, "true")),
+    Key("backward_prefetch", "taken out: FSDP2 prefetches as BACKWARD_PRE does", drop_prefetch),
+    Key("backward_prefetch_limit", "taken out: FSDP2 prefetches one unit", _gone("other limit than 1", 1)),
+    Key("forward_prefetch", "taken out: Composer's FSDP2 has none", _gone("forward prefetch", False, "no")),
+    Key("forward_prefetch_limit", "taken out: Composer's FSDP2 has none", _gone("forward prefetch", 1)),
+    Key(
+        "cpu_offload", "taken out: Composer's FSDP2 has none", _gone("offloading of parameters", False, "no")
+    ),
+    Key("data_parallel_shard_degree", "taken out: FSDP2 shards over all ranks", drop_degree),
+    Key("data_parallel_replicate_degree", "taken out: Composer's FSDP2 has no replicas", drop_degree),
+    Key("ignored_modules", "taken out: Composer's FSDP2 has none", _gone("ignored modules")),
+    Key(
+        "keep_low_precision_grads",
+        "taken out: FSDP2 casts gradients",
+        _gone("gradients of low precision", False),
+    ),
+    Key(
+        "limit_all_gathers",
+        "taken out: obsolete, FSDP2 bounds its memory without it",
+        obsolete("FSDP2 bounds its memory without it."),
+    ),
+    Key("process_group", "taken out: FSDP2 shards over all ranks", _gone("groups", "self", "mod1")),
+    Key(
+        "sync_module_states",
+        "taken out: obsolete, Composer sees to it",
+        obsolete("Composer sees to it itself."),
+    ),
+    Key(
+        "use_orig_params", "taken out: obsolete, FSDP2 always shows the original parameters", drop_orig_params
+    ),
+    Key(
+        "te_checkpoint_wrapper",
+        "taken out: Composer's FSDP2 has none",
+        _gone("wrappers of TransformerEngine", False),
+    ),
+    Key("te_shard_fp8_weight", "taken out: Composer's FSDP2 has none", _gone("FP8 shards", False)),
+    Key("load_planner", "taken out: Composer's FSDP2 has none", _gone("planners of its own")),
+    Key("save_planner", "taken out: Composer's FSDP2 has none", _gone("planners of its own")),
+    Key("sharded_ckpt_prefix_dir", "taken out: FSDP2 always uses the default", drop_prefix),
+    Key(
+        "min_params", "taken out: obsolete, Composer reads it no more", obsolete("Composer reads it no more.")
+    ),
+    Key(
+        "flatten_parameters",
+        "taken out: obsolete, FSDP2 flattens nothing",
+        obsolete("FSDP2 flattens nothing."),
+    ),
+    Key("reshard_after_forward", "kept: it is FSDP2's own", keep("Kept: it is FSDP2's own.")),
+)
+
+
+class ComposerAdapter:
+    """``fsdp_config`` of Composer's and llm-foundry's YAML, and ``parallelism_config: {fsdp: ...}``."""
+
+    name = "composer"
+    title = "Composer"
+    keys = COMPOSER_KEYS
+
+    def detect(self, document: Node) -> Iterator[Block]:
+        """Yield each ``fsdp_config`` with Composer's keys, and ``fsdp`` in ``parallelism_config``."""
+        known = {*COMPOSER_FIELDS, *FSDP2_FIELDS, *FORMER}
+        for path, mapping in mappings_of(document):
+            names = set(effective(mapping))
+            node = mapping_at(mapping, "fsdp_config")
+            key = "fsdp_config"
+            if node is None and path and path[-1] == "parallelism_config":
+                node, key = mapping_at(mapping, "fsdp"), "fsdp"
+            if node is None:
+                continue
+            inner = set(effective(node))
+            around = (
+                names & MARKERS
+                or key == "fsdp"
+                or str(plain_values(mapping).get("precision")).startswith("amp_")
+            )
+            if (around and (len(inner & known) * 2 > len(inner))) or (
+                inner and inner <= known and self._own(node)
+            ):
+                yield self.at((*path, key), node, mapping, document)
+
+    def _own(self, node: Mapping) -> bool:
+        """Tell whether only Composer writes so: a word for mixed precision, a type of state dicts."""
+        values = plain_values(node)
+        return str(values.get("mixed_precision")).upper() in {"DEFAULT", "PURE", "FULL"} or str(
+            values.get("state_dict_type")
+        ) in {"full", "sharded"}
+
+    def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
+        """Take a mapping for Composer's ``fsdp_config``."""
+        block = Block(self.name, path, node, owner, document)
+        names = set(effective(node))
+        block.is_fsdp2 = "reshard_after_forward" in names and names <= FSDP2_FIELDS
+        if not names:
+            block.unused = "it is empty"
+        return block
+
+    def parse(self, block: Block) -> dict[str, Any]:
+        """Return the FSDP1 arguments that Composer makes of the block and of the Trainer's precision."""
+        assert block.node is not None
+        known = {*COMPOSER_FIELDS, *FORMER}
+        values = {
+            name: value
+            for name, value in plain_values(block.node).items()
+            if name in known and not isinstance(value, Reference)
+        }
+        precision = plain_values(block.owner).get("precision")
+        given = None if isinstance(precision, Reference) or precision is None else precision
+        if given is None and not isinstance(values.get("mixed_precision"), dict):
+            values["mixed_precision"] = "FULL"
+        config = composer_fsdp1_config(values, precision=given).config
+        return {name: getattr(config, name) for name in config.model_fields_set}
+
+    def emit(self, block: Block, config: FSDP2Config, draft: Draft) -> None:
+        """Draft the fields of Composer's ``FSDP2Config``, and say what else must be done."""
+        assert block.node is not None
+        names = set(effective(block.node))
+        draft.table(block, COMPOSER_KEYS)
+        if not {"sharding_strategy", "reshard_after_forward"} & names:
+            text = "true, FULL_SHARD: the default of both; it marks the block as FSDP2's."
+            draft.add(block.node, "reshard_after_forward", True, block.at("reshard_after_forward"), text)
+        if "state_dict_type" not in names:
+            text = "full, the default of FSDP1; that of FSDP2 is sharded."
+            draft.add(block.node, "state_dict_type", "full", block.at("state_dict_type"), text)
+        if "backward_prefetch" not in names:
+            text = (
+                "Composer's default is BACKWARD_POST; FSDP2 prefetches earlier and holds one more unit in "
+                "full."
+            )
+            draft.say("FM343", block.at("backward_prefetch"), text)
+        if config.mesh != "shard":
+            text = "Composer's FSDP2 has one mesh of all ranks: neither replicas (HYBRID_SHARD) nor NO_SHARD."
+            draft.say("FM353", block.at("sharding_strategy"), text, CALLBACK)
+        text = (
+            "Composer takes this block for FSDP2 only with `FSDP_VERSION=2` in the environment, and for "
+            "FSDP1 without."
+        )
+        hint = (
+            "Export it where the run is started. fsdp-migrate's Composer callback needs neither this nor a "
+            "new YAML."
+        )
+        draft.say("FM355", block.name, text, hint)

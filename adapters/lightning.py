@@ -1,0 +1,339 @@
+"""Lightning: ``FSDPStrategy`` in the YAML of Hydra or LightningCLI, and ``strategy: fsdp``.
+
+They become ``ModelParallelStrategy``, which shards nothing itself: the LightningModule's ``configure_model``
+does. That hook is emitted, with the FSDP1 arguments that stood in the config. Read in Lightning 2.6
+(``strategies/fsdp.py``, ``strategies/model_parallel.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate import words
+from fsdp_migrate.adapters.base import (
+    Block,
+    Draft,
+    Handler,
+    Key,
+    Outcome,
+    is_known,
+    keep,
+    mapping_at,
+    mappings_of,
+    obsolete,
+    owner_of,
+    plain_values,
+    read_number,
+    shown,
+)
+from fsdp_migrate.adapters.edits import Change
+from fsdp_migrate.adapters.lightning_hook import hook_code
+from fsdp_migrate.adapters.nodes import Mapping, Node, Reference, effective
+from fsdp_migrate.adapters.objects import read_objects, target_of
+from fsdp_migrate.config import FSDP1Config
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.config import FSDP2Config
+
+
+_CLASS = re.compile(r"\.(FSDPStrategy|DDPFullyShardedNativeStrategy)\Z")
+_MODEL_PARALLEL = re.compile(r"\.ModelParallelStrategy\Z")
+WORDS = {"fsdp": False, "fsdp_cpu_offload": True, "fsdp_native": False}
+MARKERS = frozenset(
+    {"accelerator", "devices", "precision", "max_epochs", "max_steps", "num_nodes", "callbacks"}
+)
+PRECISIONS = {"bf16-mixed": "bfloat16", "bf16": "bfloat16", "bf16-true": "bfloat16", "16-true": "float16"}
+
+
+def in_hook(value: Any, block: Block) -> Outcome:
+    """Take an argument out of the config: it stands in ``configure_model``."""
+    del block
+    if words.is_nothing(value):
+        return Outcome("FM342", f"{shown(value)}: nothing was asked for.", remove=True)
+    return Outcome(
+        "FM355", f"{_short(value)}: stands in `configure_model`, where FSDP2 is told.", remove=True
+    )
+
+
+def to_save_distributed(value: Any, block: Block) -> Outcome:
+    """Turn the type of checkpoints into ``save_distributed_checkpoint``."""
+    del block
+    word = str(value).strip().lower() if value is not None else "full"
+    if word not in {"full", "sharded"}:
+        near = words.closest(word, ("full", "sharded"))
+        msg = f"`value` is {value!r}; expected full or sharded.{near}"
+        raise ConfigError(msg, field="state_dict_type")
+    text = (
+        f"{shown(value)}: a checkpoint is "
+        f"{'one file' if word == 'full' else 'a folder with a part of each rank'}."
+    )
+    return Outcome("FM341", text, key="save_distributed_checkpoint", value=word == "sharded", has_value=True)
+
+
+def _short(value: Any) -> str:
+    text = shown(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_HOOK: Handler = in_hook
+LIGHTNING_KEYS: tuple[Key, ...] = (
+    Key("sharding_strategy", "in `configure_model`", _HOOK),
+    Key("cpu_offload", "in `configure_model`", _HOOK),
+    Key("mixed_precision", "in `configure_model`", _HOOK),
+    Key("auto_wrap_policy", "in `configure_model`", _HOOK),
+    Key("activation_checkpointing", "in `configure_model`", _HOOK),
+    Key("activation_checkpointing_policy", "in `configure_model`", _HOOK),
+    Key("backward_prefetch", "in `configure_model`", _HOOK),
+    Key("forward_prefetch", "in `configure_model`", _HOOK),
+    Key("sync_module_states", "in `configure_model`", _HOOK),
+    Key("ignored_modules", "in `configure_model`", _HOOK),
+    Key("ignored_states", "in `configure_model`", _HOOK),
+    Key("param_init_fn", "in `configure_model`", _HOOK),
+    Key("device_mesh", "in `configure_model`", _HOOK),
+    Key("state_dict_type", "`save_distributed_checkpoint`, true or false", to_save_distributed),
+    Key(
+        "limit_all_gathers",
+        "taken out: obsolete, FSDP2 bounds its memory without it",
+        obsolete("FSDP2 bounds its memory without it."),
+    ),
+    Key(
+        "use_orig_params",
+        "taken out: obsolete, FSDP2 always shows the original parameters",
+        obsolete("FSDP2 always shows the original parameters."),
+    ),
+    Key("process_group_backend", "kept", keep()),
+    Key("timeout", "kept", keep()),
+    Key("accelerator", "taken out: obsolete, the Trainer says it", obsolete("the Trainer says it.")),
+    Key("parallel_devices", "taken out: obsolete, the Trainer says it", obsolete("the Trainer says it.")),
+    Key(
+        "cluster_environment", "taken out: obsolete, the Trainer finds it", obsolete("the Trainer finds it.")
+    ),
+    Key(
+        "checkpoint_io",
+        "taken out: obsolete, as the Trainer's plugin",
+        obsolete("give it as the Trainer's plugin."),
+    ),
+    Key(
+        "precision_plugin",
+        "taken out: obsolete, the Trainer says it",
+        obsolete("the Trainer's precision says it."),
+    ),
+)
+_TO_HOOK = frozenset(key.name for key in LIGHTNING_KEYS if key.handle is in_hook)
+
+
+class LightningAdapter:
+    """Lightning's strategies in YAML."""
+
+    name = "lightning"
+    title = "Lightning"
+    keys = LIGHTNING_KEYS
+
+    def detect(self, document: Node) -> Iterator[Block]:
+        """Yield each mapping that instantiates ``FSDPStrategy``, and each word ``strategy: fsdp``."""
+        by_path = dict(mappings_of(document))
+        for path, mapping in by_path.items():
+            values = plain_values(mapping)
+            target = target_of(values) or ""
+            if _CLASS.search(target) or _MODEL_PARALLEL.search(target):
+                yield self.at(path, mapping, by_path.get(path[:-1], mapping), document)
+                continue
+            word = values.get("strategy")
+            known = isinstance(word, str) and word in WORDS
+            if known and (MARKERS & set(values) or (path and path[-1] == "trainer") or "defaults" in values):
+                yield Block(self.name, (*path, "strategy"), None, mapping, document)
+
+    def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
+        """Take a mapping for a strategy's."""
+        block = Block(self.name, path, node, owner, document)
+        block.is_fsdp2 = bool(_MODEL_PARALLEL.search(target_of(plain_values(node)) or ""))
+        return block
+
+    def parse(self, block: Block) -> dict[str, Any]:
+        """Return the FSDP1 arguments that ``FSDPStrategy`` gives, with those of the Trainer's precision."""
+        values = {name: read_objects(value) for name, value in _arguments(block).items()}
+        fields = set(FSDP1Config.model_fields)
+        known = {name: v for name, v in values.items() if name in fields and not isinstance(v, Reference)}
+        known.pop("device_mesh", None)
+        if known.get("cpu_offload") is None and block.node is None and _word(block) == "fsdp_cpu_offload":
+            known["cpu_offload"] = True
+        precision = plain_values(_trainer(block)).get("precision")
+        dtype = PRECISIONS.get(str(precision))
+        if known.get("mixed_precision") is None and dtype is not None:
+            known["mixed_precision"] = dtype
+        known.setdefault("use_orig_params", True)
+        return {name: v for name, v in known.items() if not words.is_nothing(v) and v != {}}
+
+    def emit(self, block: Block, config: FSDP2Config, draft: Draft) -> None:
+        """Draft ``ModelParallelStrategy``, and emit the hook that shards the model."""
+        size = _data_parallel_size(block, draft)
+        if block.node is None:
+            _emit_word(block, size, draft)
+        else:
+            _emit_mapping(block, size, draft)
+        checkpointing = next(
+            (
+                value
+                for name in ("activation_checkpointing_policy", "activation_checkpointing")
+                if is_known(value := read_objects(_arguments(block).get(name)))
+            ),
+            None,
+        )
+        shape = read_objects(_arguments(block).get("device_mesh"))
+        block.code = hook_code(self.parse(block), checkpointing, shape)
+        _say_precision(block, draft)
+        if config.mesh != "shard":
+            text = "Lightning's mesh is (data, tensor): the hook makes one of its own for this strategy."
+            draft.say("FM355", block.at("sharding_strategy"), text)
+        text = (
+            "ModelParallelStrategy shards nothing itself: the LightningModule's `configure_model` does, as "
+            "emitted."
+        )
+        draft.say("FM355", block.name, text, "Put the hook into the LightningModule.")
+
+
+def _arguments(block: Block) -> dict[str, Any]:
+    node = _arguments_node(block)
+    if node is None:
+        return {}
+    return {
+        name: value for name, value in plain_values(node).items() if name not in {"_target_", "class_path"}
+    }
+
+
+def _arguments_node(block: Block) -> Mapping | None:
+    if block.node is None:
+        return None
+    return mapping_at(block.node, "init_args") if "class_path" in effective(block.node) else block.node
+
+
+def _word(block: Block) -> Any:
+    return plain_values(block.owner).get("strategy")
+
+
+def _trainer(block: Block) -> Mapping:
+    """Return the Trainer's arguments: the mapping around the strategy, or ``trainer`` of the document."""
+    if MARKERS & set(effective(block.owner)) or not isinstance(block.root, Mapping):
+        return block.owner
+    return mapping_at(block.root, "trainer") or block.owner
+
+
+def _is_hydra(block: Block) -> bool:
+    """Tell Hydra's YAML from that of LightningCLI."""
+    if block.node is not None:
+        return "_target_" in effective(block.node)
+    targets = [mapping for _, mapping in mappings_of(block.root) if "_target_" in effective(mapping)]
+    return bool(targets) or "defaults" in (effective(block.root) if isinstance(block.root, Mapping) else {})
+
+
+def _data_parallel_size(block: Block, draft: Draft) -> Any:
+    """Return the number of ranks; where nothing tells it, Hydra's word for a value that must be given."""
+    if block.settings.world_size is not None:
+        return block.settings.world_size
+    values = plain_values(_trainer(block))
+    devices, nodes = values.get("devices"), read_number(values.get("num_nodes", 1))
+    count = len(devices) if isinstance(devices, list) else read_number(devices)
+    if count is not None and count > 0 and nodes is not None:
+        return count * nodes
+    subject = block.at("data_parallel_size")
+    if _is_hydra(block):
+        text = (
+            "The number of ranks, which this file does not say: `???` must be given (Hydra stops without it)."
+        )
+        draft.say("FM355", subject, text, "`--world-size N` writes it.")
+        return "???"
+    text = "ModelParallelStrategy needs the number of ranks, which this file does not say."
+    draft.say("FM352", subject, text, "Give `--world-size N`.")
+    return "auto"
+
+
+def _model_parallel(target: str) -> str:
+    package = next(
+        (p for p in ("pytorch_lightning", "lightning.fabric", "lightning_fabric") if target.startswith(p)),
+        None,
+    )
+    return f"{package or 'lightning.pytorch'}.strategies.ModelParallelStrategy"
+
+
+def _emit_word(block: Block, size: Any, draft: Draft) -> None:
+    entry = effective(block.owner)["strategy"]
+    hydra = _is_hydra(block)
+    package = "pytorch_lightning" if "pytorch_lightning" in draft.edits.text else "lightning.pytorch"
+    target = f"{package}.strategies.ModelParallelStrategy"
+    arguments = {"data_parallel_size": size, "tensor_parallel_size": 1, "save_distributed_checkpoint": False}
+    value = {"_target_": target, **arguments} if hydra else {"class_path": target, "init_args": arguments}
+    draft.edits.change(owner_of(block.owner, entry), Change(entry, value=value, has_value=True))
+    text = (
+        f"{_word(block)}: FSDP2 over {size} ranks. `save_distributed_checkpoint: false` saves one file, as "
+        "FSDP1 did."
+    )
+    draft.say("FM341", block.name, text)
+
+
+def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
+    assert block.node is not None
+    key = "_target_" if "_target_" in effective(block.node) else "class_path"
+    entry = effective(block.node)[key]
+    target = str(plain_values(block.node)[key])
+    new = _model_parallel(target)
+    outcome = Outcome("FM341", "Lightning's strategy for FSDP2.", value=new, has_value=True)
+    draft.take(owner_of(block.node, entry), entry, outcome, block.at(key))
+    node = _arguments_node(block)
+    wanted: dict[str, Any] = {"data_parallel_size": size, "tensor_parallel_size": 1}
+    if node is None or "state_dict_type" not in effective(node):
+        wanted["save_distributed_checkpoint"] = False
+    if node is None:
+        text = "FSDP2 over all ranks, no tensor parallelism, one file for a checkpoint, as FSDP1 did."
+        draft.set(block.node, "init_args", wanted, block.at("init_args"), text)
+        return
+    path = block.path if node is block.node else (*block.path, "init_args")
+    inner = Block(block.stack, path, node, block.owner, block.root, settings=block.settings)
+    draft.table(inner, LIGHTNING_KEYS, ignore=frozenset({"_target_", "class_path", "_partial_", "_convert_"}))
+    _hook_references(inner, draft)
+    reasons = {
+        "data_parallel_size": "FSDP2 over all ranks",
+        "tensor_parallel_size": "no tensor parallelism; Lightning's default is all ranks of a node",
+        "save_distributed_checkpoint": "one file for a checkpoint, the default of FSDPStrategy",
+    }
+    for name, value in wanted.items():
+        draft.add(node, name, value, inner.at(name), f"{shown(value)}: {reasons[name]}.")
+    if "fabric" in target:
+        text = (
+            "Fabric's ModelParallelStrategy needs `parallelize_fn`: a function that does what the hook does."
+        )
+        draft.say("FM355", inner.at("parallelize_fn"), text)
+
+
+def _hook_references(block: Block, draft: Draft) -> None:
+    """Take out references too: ModelParallelStrategy takes none of these arguments."""
+    assert block.node is not None
+    for name, entry in effective(block.node).items():
+        value = read_objects(plain_values(block.node)[name])
+        if name not in _TO_HOOK or not isinstance(plain_values(block.node)[name], Reference):
+            continue
+        draft.findings[:] = [finding for finding in draft.findings if finding.subject != block.at(name)]
+        if isinstance(value, Reference):
+            text = f"{value} is known only elsewhere: taken out, and not in the hook."
+            outcome = Outcome("FM346", text, "Write its value into the hook.", remove=True)
+        else:
+            outcome = in_hook(value, block)
+        draft.take(owner_of(block.node, entry), entry, outcome, block.at(name))
+
+
+def _say_precision(block: Block, draft: Draft) -> None:
+    trainer = _trainer(block)
+    precision = plain_values(trainer).get("precision")
+    if str(precision) not in {"16", "16-mixed"}:
+        return
+    text = (
+        f"{precision}: ModelParallelStrategy has no 16-mixed (its gradients would need a scaler for "
+        "DTensors)."
+    )
+    hint = "Write `precision: bf16-mixed` (or 32-true, 16-true), and convert again."
+    place = block.beside("precision") if trainer is block.owner else "trainer.precision"
+    draft.say("FM357", place, text, hint)

@@ -1,0 +1,79 @@
+"""The hook of a LightningModule that shards it with FSDP2, as Python source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdp_migrate.config import AlwaysWrap, ClassWrap, SizeWrap
+
+
+POLICY = "auto_wrap_policy"
+_HYBRID = frozenset({"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"})
+
+
+def hook_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: Any = None) -> str:
+    """Return ``configure_model`` for FSDP1 arguments, given as words; ``mesh_shape`` is (replicas, shards).
+
+    Lightning calls ``training_step`` and its kin, not ``forward``: they are registered, so that parameters
+    of the LightningModule itself are gathered for them too.
+
+    Example:
+        >>> print(hook_code({"sharding_strategy": "FULL_SHARD"}).splitlines()[0])
+        def configure_model(self) -> None:
+    """
+    given = "".join(
+        f"            {name!r}: {_source(_policy(value) if name == POLICY else value)},\n"
+        for name, value in arguments.items()
+    )
+    call = "            self,\n            arguments,\n"
+    imports = ""
+    if isinstance(mesh_shape, (list, tuple)):
+        imports = "    from torch.distributed.device_mesh import init_device_mesh\n"
+        names = '("replicate", "shard")'
+        kind = "self.device_mesh.device_type"
+        call += f"            mesh=init_device_mesh({kind}, {tuple(mesh_shape)}, mesh_dim_names={names}),\n"
+    elif str(arguments.get("sharding_strategy", "")).rpartition(".")[2].upper() not in _HYBRID:
+        call += '            mesh=self.device_mesh["data_parallel"],\n'
+    if checkpointing is not None:
+        call += f"            activation_checkpointing={_source(_names(checkpointing))},\n"
+    return (
+        "def configure_model(self) -> None:\n"
+        f"{imports}"
+        "    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method\n"
+        "\n"
+        "    from fsdp_migrate import prepare_fully_shard\n"
+        "\n"
+        "    if not isinstance(self, FSDPModule):\n"
+        f"        arguments = {{\n{given}        }}\n"
+        f"        prepare_fully_shard(\n{call}        )\n"
+        '        for name in ("training_step", "validation_step", "test_step", "predict_step"):\n'
+        "            register_fsdp_forward_method(self, name)\n"
+    )
+
+
+def _policy(value: Any) -> Any:
+    """Return a policy with classes by the last part of their names; a number of parameters stays."""
+    if isinstance(value, dict):
+        return {name: inner if name == "min_num_params" else _names(inner) for name, inner in value.items()}
+    return _names(value)
+
+
+def _names(value: Any) -> Any:
+    """Return classes by the last part of their names, which is what is looked for in a model."""
+    if isinstance(value, dict) and len(value) == 1:
+        return _names(next(iter(value.values())))
+    if isinstance(value, str):
+        return ",".join(part.strip().rpartition(".")[2] for part in value.split(","))
+    return [_names(item) for item in value] if isinstance(value, list) else value
+
+
+def _source(value: Any) -> str:
+    if isinstance(value, ClassWrap):
+        return repr([_names(item) for item in value.classes])
+    if isinstance(value, SizeWrap):
+        return repr({"min_num_params": value.min_num_params})
+    if isinstance(value, AlwaysWrap):
+        return repr("always_wrap_policy")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name!r}: {_source(inner)}" for name, inner in value.items()) + "}"
+    return repr(value)

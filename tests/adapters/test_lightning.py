@@ -1,0 +1,154 @@
+"""Lightning: ``FSDPStrategy`` becomes ``ModelParallelStrategy`` and a hook, which real Lightning runs."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from fsdp_migrate.adapters.base import Settings
+from fsdp_migrate.adapters.conversion import TextConversion, convert_text
+from fsdp_migrate.adapters.lightning import LIGHTNING_KEYS
+from fsdp_migrate.adapters.lightning_hook import hook_code
+
+
+STRATEGY = "_target_: lightning.pytorch.strategies.FSDPStrategy\n"
+
+
+def convert(text: str, **options: Any) -> TextConversion:
+    done = convert_text(text, **options)
+    assert {block.stack for block in done.blocks} == {"lightning"}
+    assert convert_text(done.text, **options).text == done.text
+    for block in done.blocks:
+        ast.parse(block.code or "")
+    return done
+
+
+def loaded(done: TextConversion) -> dict[str, Any]:
+    document: dict[str, Any] = YAML(typ="safe").load(done.text)
+    return document
+
+
+EACH_KEY: list[tuple[str, str, dict[str, Any], str]] = [
+    ("sharding_strategy", "SHARD_GRAD_OP", {}, "FM355"),
+    ("cpu_offload", "true", {}, "FM355"),
+    ("cpu_offload", "null", {}, "FM342"),
+    ("mixed_precision", "{param_dtype: bf16}", {}, "FM355"),
+    ("auto_wrap_policy", "[pkg.Block]", {}, "FM355"),
+    ("activation_checkpointing", "[pkg.Block]", {}, "FM355"),
+    ("activation_checkpointing_policy", "[pkg.Block]", {}, "FM355"),
+    ("backward_prefetch", "BACKWARD_PRE", {}, "FM355"),
+    ("forward_prefetch", "true", {}, "FM355"),
+    ("sync_module_states", "true", {}, "FM355"),
+    ("ignored_modules", "[a]", {}, "FM355"),
+    ("ignored_states", "[a]", {}, "FM355"),
+    ("param_init_fn", "null", {}, "FM342"),
+    ("device_mesh", "[2, 4]", {}, "FM355"),
+    ("state_dict_type", "sharded", {"save_distributed_checkpoint": True}, "FM341"),
+    ("state_dict_type", "full", {"save_distributed_checkpoint": False}, "FM341"),
+    ("limit_all_gathers", "true", {}, "FM342"),
+    ("use_orig_params", "false", {}, "FM342"),
+    ("process_group_backend", "nccl", {"process_group_backend": "nccl"}, "FM340"),
+    ("timeout", "null", {"timeout": None}, "FM340"),
+    ("accelerator", "null", {}, "FM342"),
+    ("parallel_devices", "null", {}, "FM342"),
+    ("cluster_environment", "null", {}, "FM342"),
+    ("checkpoint_io", "null", {}, "FM342"),
+    ("precision_plugin", "null", {}, "FM342"),
+    ("sharding_strategy", "${strategy}", {}, "FM346"),
+    ("sharding_strategy", "${get:torch.distributed.fsdp.ShardingStrategy.FULL_SHARD}", {}, "FM355"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "after", "code"), EACH_KEY)
+def test_each_key(key: str, value: str, after: dict[str, Any], code: str) -> None:
+    done = convert(f"{STRATEGY}{key}: {value}\n", settings=Settings(world_size=8))
+    expected = {"save_distributed_checkpoint": False, **after}
+    assert loaded(done) == {
+        "_target_": "lightning.pytorch.strategies.ModelParallelStrategy",
+        "data_parallel_size": 8,
+        "tensor_parallel_size": 1,
+        **expected,
+    }
+    assert {f.code for f in done.findings if f.subject == key} == {code}
+    if code == "FM355" and key != "device_mesh":
+        assert key.removesuffix("_policy") in (done.blocks[0].code or "")
+
+
+def test_every_key_of_the_table_is_tried_above() -> None:
+    assert {key.name for key in LIGHTNING_KEYS} <= {key for key, *_ in EACH_KEY}
+
+
+@pytest.mark.parametrize("word", ["fsdp", "fsdp_cpu_offload"])
+def test_the_word_in_hydras_yaml(word: str) -> None:
+    text = (
+        f"trainer:\n  _target_: lightning.Trainer\n  devices: 4\n  num_nodes: 2\n  strategy: {word}  # big\n"
+    )
+    done = convert(text)
+    assert loaded(done)["trainer"]["strategy"] == {
+        "_target_": "lightning.pytorch.strategies.ModelParallelStrategy",
+        "data_parallel_size": 8,
+        "tensor_parallel_size": 1,
+        "save_distributed_checkpoint": False,
+    }
+    assert ("cpu_offload" in (done.blocks[0].code or "")) is (word == "fsdp_cpu_offload")
+
+
+def test_the_word_in_lightning_clis_yaml() -> None:
+    done = convert("trainer:\n  accelerator: gpu\n  devices: 2\n  strategy: fsdp\nmodel: {}\n")
+    strategy = loaded(done)["trainer"]["strategy"]
+    assert strategy["class_path"] == "lightning.pytorch.strategies.ModelParallelStrategy"
+    assert strategy["init_args"]["data_parallel_size"] == 2
+
+
+def test_class_path_and_init_args() -> None:
+    text = (
+        "trainer:\n  devices: 2\n  strategy:\n    class_path: pytorch_lightning.strategies.FSDPStrategy\n"
+        "    init_args:\n      sharding_strategy: SHARD_GRAD_OP\n      auto_wrap_policy: [models.Block]\n"
+    )
+    done = convert(text)
+    assert loaded(done)["trainer"]["strategy"] == {
+        "class_path": "pytorch_lightning.strategies.ModelParallelStrategy",
+        "init_args": {
+            "data_parallel_size": 2,
+            "tensor_parallel_size": 1,
+            "save_distributed_checkpoint": False,
+        },
+    }
+    code = done.blocks[0].code or ""
+    assert "'sharding_strategy': 'SHARD_GRAD_OP'" in code
+    assert "'auto_wrap_policy': ['Block']" in code
+
+
+def test_unknown_numbers_of_ranks_are_not_guessed() -> None:
+    assert loaded(convert(STRATEGY))["data_parallel_size"] == "???"
+    done = convert("trainer:\n  accelerator: gpu\n  devices: auto\n  strategy: fsdp\n")
+    assert [f.fidelity for f in done.findings if f.code == "FM352"] == ["refused"]
+
+
+def test_precisions() -> None:
+    done = convert("trainer: {accelerator: gpu, devices: 2, precision: bf16-mixed, strategy: fsdp}\n")
+    assert "'mixed_precision': 'bfloat16'" in (done.blocks[0].code or "")
+    done = convert("trainer: {accelerator: gpu, devices: 2, precision: 16-mixed, strategy: fsdp}\n")
+    assert [f.fidelity for f in done.findings if f.code == "FM357"] == ["refused"]
+
+
+def test_fabrics_strategy_needs_a_function() -> None:
+    done = convert("_target_: lightning.fabric.strategies.FSDPStrategy\n", settings=Settings(world_size=2))
+    assert loaded(done)["_target_"] == "lightning.fabric.strategies.ModelParallelStrategy"
+    assert "parallelize_fn" in {f.subject for f in done.findings}
+
+
+def test_fsdp2_is_left_alone() -> None:
+    done = convert("_target_: lightning.pytorch.strategies.ModelParallelStrategy\ndata_parallel_size: 2\n")
+    assert [f.code for f in done.findings] == ["FM347"]
+
+
+def test_hybrid_sharding_makes_its_own_mesh() -> None:
+    done = convert(f"{STRATEGY}sharding_strategy: HYBRID_SHARD\n", settings=Settings(world_size=8))
+    assert "mesh=" not in (done.blocks[0].code or "")
+    assert "mesh=" in hook_code({"sharding_strategy": "FULL_SHARD"})
+    done = convert(f"{STRATEGY}sharding_strategy: HYBRID_SHARD\ndevice_mesh: [2, 4]\n")
+    assert "(2, 4), mesh_dim_names" in (done.blocks[0].code or "")
