@@ -216,14 +216,10 @@ class ComposerAdapter:
             if node is None:
                 continue
             inner = set(effective(node))
-            around = (
-                names & MARKERS
-                or key == "fsdp"
-                or str(plain_values(mapping).get("precision")).startswith("amp_")
-            )
-            if (around and (len(inner & known) * 2 > len(inner))) or (
-                inner and inner <= known and self._own(node)
-            ):
+            precision = str(plain_values(mapping).get("precision"))
+            around = bool(names & MARKERS) or key == "fsdp" or precision.startswith("amp_")
+            alone = bool(inner) and inner <= known and "fsdp" not in names and self._own(node)
+            if alone or (around and len(inner & known) * 2 > len(inner)):
                 yield self.at((*path, key), node, mapping, document)
 
     def _own(self, node: Mapping) -> bool:

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.edits import Change, Edits
 from fsdp_migrate.adapters.json_reader import read_json
-from fsdp_migrate.adapters.nodes import Mapping, Sequence, effective, plain, target
+from fsdp_migrate.adapters.nodes import Mapping, Reference, Sequence, effective, plain, target
 from fsdp_migrate.adapters.writing import block_lines, flow_text
 from fsdp_migrate.adapters.yaml_reader import read_yaml
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
@@ -136,14 +136,17 @@ NESTED = st.recursive(
 def test_what_is_written_reads_back(value: Any) -> None:
     yaml = "\n".join(block_lines("key", value, ""))
     assert YAML(typ="safe", pure=True).load(yaml) == {"key": value}
-    assert plain(read_json(flow_text({"key": value}, json_style=True)))["key"] == _stripped(value)
+    again = plain(read_json(flow_text({"key": value}, json_style=True)))["key"]
+    assert _stripped(again) == _stripped(value)
 
 
 def _stripped(value: Any) -> Any:
     """Return a value as the readers see it: keys without the spaces around them."""
     if isinstance(value, dict):
         return {name.strip(): _stripped(inner) for name, inner in value.items()}
-    return [_stripped(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_stripped(item) for item in value]
+    return str(value) if isinstance(value, Reference) else value
 
 
 @pytest.mark.parametrize(
