@@ -88,7 +88,7 @@ def test_accelerate_launches_what_was_written(tmp_path: Path) -> None:
 
 
 def test_accelerates_own_converter_has_nothing_left_to_do() -> None:
-    from accelerate.commands.to_fsdp2 import (  # type: ignore[import-untyped]
+    from accelerate.commands.to_fsdp2 import (
         convert_config_to_fsdp2,
     )
 
