@@ -52,7 +52,7 @@ def inspect_checkpoint(
     folder = source.folder
     try:
         stamps = folder.stamps(source.files)
-        manifest = replace(_read(source, options), stamps=stamps)
+        manifest = replace(_read(source, options), stamps=stamps, outline=options.model)
         refuse_links(folder, manifest.files)
         if deep:
             from fsdp_migrate.checkpoint_convert.deep import inspect_items

@@ -7,8 +7,12 @@ to their own submodules, so it only comes off where every name of a part has it,
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.errors import ConfigError
 
 
 if TYPE_CHECKING:
@@ -55,6 +59,45 @@ def all_have_module(names: Iterable[str]) -> bool:
             return False
         found = True
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class RenameRule:
+    """A change of names that a user asked for: what matches is replaced, as ``re.sub`` does it."""
+
+    text: str
+    pattern: re.Pattern[str]
+    replacement: str
+
+    def rename(self, name: str) -> str:
+        """Return the new name."""
+        return self.pattern.sub(self.replacement, name)
+
+
+def parse_rename(text: str) -> RenameRule:
+    r"""Read ``regex=replacement``; what stands behind the last ``=`` is the replacement.
+
+    Raises:
+        ConfigError: It has another form, or is no regular expression.
+
+    Example:
+        >>> parse_rename(r"^model\.=").rename("model.layers.0.weight")
+        'layers.0.weight'
+        >>> parse_rename(r"blocks\.(\d+)=layers.\1").rename("blocks.3.up")
+        'layers.3.up'
+    """
+    pattern, equals, replacement = text.rpartition("=")
+    if not equals or not pattern:
+        raise ConfigError(f"`rename` is {text!r}; expected 'regex=replacement'.", field="rename")
+    try:
+        rule = RenameRule(text, re.compile(pattern), replacement)
+        rule.pattern.sub(replacement, "")
+        # Groups that a replacement names are looked up even where nothing matches.
+        re.compile(f"(?:{pattern})|").sub(replacement, "")
+    except (ValueError, re.error, IndexError) as error:
+        msg = f"`rename` is {text!r}; expected 'regex=replacement': {error}."
+        raise ConfigError(msg, field="rename") from error
+    return rule
 
 
 def join_path(path: Path) -> str:

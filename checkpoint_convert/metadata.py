@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.checkpoint_convert.keys import Path
     from fsdp_migrate.checkpoint_convert.reshard import Shape
+    from fsdp_migrate.checkpoint_convert.source_options import ModelOutline
     from fsdp_migrate.findings import Finding
 
 
@@ -163,6 +164,7 @@ class Manifest:
         findings: What there is to say about it.
         save_id: What torch called the save.
         stamps: What tells each of its files from one that takes its place later.
+        outline: The model that was given with it.
         is_relinkable: Whether an output can share its data files; only those of a distributed checkpoint.
     """
 
@@ -183,6 +185,7 @@ class Manifest:
     save_id: str | None = None
     is_relinkable: bool = True
     stamps: Mapping[str, str] = field(default_factory=dict)
+    outline: ModelOutline | None = None
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from fsdp_migrate.checkpoint_convert.keys import RenameRule, parse_rename
 from fsdp_migrate.errors import ConfigError
 
 
@@ -21,6 +22,8 @@ class OutputOptions:
     Attributes:
         optimizer_class: The class of the optimizer, by whose name Composer looks for its state.
         max_shard_size: How many bytes of tensors a file of safetensors holds at most.
+        renames: Changes of parameters' names, each ``"regex=replacement"``, done one after the other in
+            models and optimizers alike, once wrappers' prefixes are off. Each must change a name.
 
     Example:
         >>> OutputOptions(max_shard_size=parse_size("2GB")).max_shard_size
@@ -29,15 +32,23 @@ class OutputOptions:
 
     optimizer_class: str | None = None
     max_shard_size: int = DEFAULT_SHARD_SIZE
+    renames: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if type(self.max_shard_size) is not int or self.max_shard_size < 1:
             msg = f"`max_shard_size` is {self.max_shard_size!r}; expected a number of bytes of at least 1."
             raise ConfigError(msg, field="max_shard_size")
+        for text in self.renames:
+            parse_rename(text)
         name = self.optimizer_class
         if name is not None and not name.isidentifier():
             msg = f"`optimizer_class` is {name!r}; expected the name of a class, such as `DecoupledAdamW`."
             raise ConfigError(msg, field="optimizer_class")
+
+    @property
+    def rules(self) -> tuple[RenameRule, ...]:
+        """Return the renames as rules."""
+        return tuple(map(parse_rename, self.renames))
 
 
 def parse_size(text: str) -> int:

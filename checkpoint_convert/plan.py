@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from fsdp_migrate.checkpoint_convert.dtypes import resolve_cast
+from fsdp_migrate.checkpoint_convert.fit import fit_findings
 from fsdp_migrate.checkpoint_convert.keys import find_collisions, join_path
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
@@ -161,7 +162,7 @@ def plan_conversion(
     }
     parts = [part for part in manifest.parts if part.kind == "model" or not weights_only]
     target = resolve_target(manifest, to, parts=parts, options=output_options)
-    renames = plan_renames(manifest, parts, target.move)
+    renames = plan_renames(manifest, parts, target.move, target.options.rules)
     entries = _plan_entries(target, renames, casts, world_size)
     extra_files = () if weights_only else _carried_files(manifest)
     findings = [
@@ -170,6 +171,7 @@ def plan_conversion(
         # Where two parts have one place, their names are the same for no other reason.
         *(target.refusals() or _collision_findings(entries, renames)),
         *_missing_part_findings(manifest, casts, weights_only=weights_only),
+        *fit_findings(manifest, parts, entries, renames.parameters),
     ]
     refused = [finding for finding in findings if finding.fidelity == "refused"]
     if refused:

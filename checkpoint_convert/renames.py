@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fsdp_migrate.checkpoint_convert.keys import (
     Path,
+    RenameRule,
     all_have_module,
     join_path,
     strip_module,
@@ -14,6 +15,7 @@ from fsdp_migrate.checkpoint_convert.keys import (
 )
 from fsdp_migrate.checkpoint_convert.metadata import Manifest, NameList, Part
 from fsdp_migrate.checkpoint_convert.parts import entry_path, parameter_name
+from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding
 
 
@@ -23,15 +25,26 @@ Move = Callable[[Part, Path], Path]
 
 @dataclass(frozen=True, slots=True)
 class Renames:
-    """The new path of every entry, the names to replace inside entries, and what there is to say about it."""
+    """The new path of every entry, the names to replace inside entries, and what there is to say about it.
+
+    ``parameters`` is the new name of every parameter that gets one.
+    """
 
     paths: Mapping[str, Path]
     names: Mapping[str, Mapping[str, str]]
     findings: tuple[Finding, ...]
+    parameters: Mapping[str, str]
 
 
-def plan_renames(manifest: Manifest, parts: Sequence[Part], move: Move) -> Renames:
-    """Decide the names of the entries of ``parts``."""
+def plan_renames(
+    manifest: Manifest, parts: Sequence[Part], move: Move, rules: Sequence[RenameRule] = ()
+) -> Renames:
+    """Decide the names of the entries of ``parts``.
+
+    Raises:
+        ConfigError: A rule changes no name.
+    """
+    asked = _AskedRenames(rules)
     paths: dict[str, Path] = {}
     names: dict[str, Mapping[str, str]] = {}
     findings: list[Finding] = []
@@ -40,12 +53,97 @@ def plan_renames(manifest: Manifest, parts: Sequence[Part], move: Move) -> Renam
         own_lists = [lists[key] for key in part.keys if key in lists]
         module = _drops_module(part, manifest, own_lists)
         for key in part.keys:
-            paths[key] = move(part, clean_path(part, entry_path(manifest.entries[key]), module=module))
+            clean = clean_path(part, entry_path(manifest.entries[key]), module=module)
+            paths[key] = move(part, asked.rename_path(part, clean))
         for found in own_lists:
-            mapping = {n: clean_name(n, module=module) for n in (*(found.names or ()), *found.labels)}
+            listed = (*(found.names or ()), *found.labels)
+            mapping = {n: asked.rename(clean_name(n, module=module)) for n in listed}
             names[found.key] = {old: new for old, new in mapping.items() if old != new}
-        findings += _findings(part, paths, own_lists, names, module=module)
-    return Renames(paths, names, tuple(findings))
+        findings += _findings(part, paths, own_lists, names, module=module, asked=asked)
+    asked.check()
+    return Renames(paths, names, (*findings, *asked.findings()), _parameters(manifest, parts, asked))
+
+
+def _parameters(manifest: Manifest, parts: Sequence[Part], asked: _AskedRenames) -> dict[str, str]:
+    """Return the new name of every parameter that gets one."""
+    found: dict[str, str] = {}
+    lists = {names.key: names for names in manifest.name_lists}
+    for part in parts:
+        own_lists = [lists[key] for key in part.keys if key in lists]
+        module = _drops_module(part, manifest, own_lists)
+        names = {n for key in part.keys if (n := parameter_name(part, entry_path(manifest.entries[key])))}
+        names.update(n for own in own_lists for n in own.names or ())
+        new = {name: asked.rename(clean_name(name, module=module)) for name in names}
+        found.update({old: name for old, name in new.items() if old != name})
+    return found
+
+
+class _AskedRenames:
+    """The renames that the user asked for, and what they changed."""
+
+    def __init__(self, rules: Sequence[RenameRule]) -> None:
+        self._rules = rules
+        self._used: set[str] = set()
+        self._changed: dict[str, str] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether none was asked for."""
+        return not self._rules
+
+    def rename(self, name: str) -> str:
+        """Return the new name of a parameter."""
+        if self.is_empty:
+            return name
+        new = name
+        for rule in self._rules:
+            after = rule.rename(new)
+            self._used |= {rule.text} if after != new else set()
+            new = after
+        if not new or any(not part for part in new.split(".")):
+            msg = f"`rename` makes {new!r} of `{name}`, which is no name."
+            raise ConfigError(msg, field="rename")
+        if new != name:
+            self._changed[name] = new
+        return new
+
+    def rename_path(self, part: Part, path: Path) -> Path:
+        """Return a path with the parameter's name in it renamed."""
+        if self.is_empty or part.kind == "other":
+            return path
+        start = len(part.prefix)
+        at = start if part.kind == "model" else start + 1
+        if part.kind == "optimizer" and len(path) == start + 1:
+            return (*path[:start], self._flattened(str(path[start])))
+        is_name = part.kind == "model" or (path[start] == "state" and len(path) > start + 2)
+        if not is_name or not isinstance(path[at], str):
+            return path
+        return (*path[:at], self.rename(str(path[at])), *path[at + 1 :])
+
+    def _flattened(self, name: str) -> str:
+        """Rename the parameter in ``state.<name>.exp_avg`` or ``param_groups.<name>.lr``."""
+        head, _, rest = name.partition(".")
+        if head not in ("state", "param_groups") or "." not in rest:
+            return name
+        parameter, _, field = rest.rpartition(".")
+        return f"{head}.{self.rename(parameter)}.{field}"
+
+    def check(self) -> None:
+        """Refuse rules that changed nothing."""
+        for rule in self._rules:
+            if rule.text not in self._used:
+                msg = (
+                    f"`rename` {rule.text!r} changes no name of a model or an optimizer. Is it for names "
+                    "with a prefix that is taken off anyway? `inspect --json` lists the names."
+                )
+                raise ConfigError(msg, field="rename")
+
+    def findings(self) -> list[Finding]:
+        """Return what was changed."""
+        if not self._changed:
+            return []
+        old, new = next(iter(self._changed.items()))
+        return [make_finding("FM263", old, f"{len(self._changed)} names, such as `{old}`: now `{new}`.")]
 
 
 def clean_name(name: str, *, module: bool) -> str:
@@ -101,10 +199,15 @@ def _findings(
     names: Mapping[str, Mapping[str, str]],
     *,
     module: bool,
+    asked: _AskedRenames,
 ) -> list[Finding]:
     found: list[Finding] = []
     wrapped = [key for key in part.keys if strip_wrappers(key) != key]
-    changed = [found_list.key for found_list in lists if names[found_list.key]]
+    changed = [
+        found_list.key
+        for found_list in lists
+        if any(strip_wrappers(old) != old for old in names[found_list.key])
+    ]
     if wrapped or changed:
         old = (wrapped or changed)[0]
         found.append(
@@ -126,7 +229,7 @@ def _findings(
                 "when loading.",
             )
         )
-    if wrapped or module:
+    if wrapped or module or not asked.is_empty:
         found += [
             make_finding(
                 "FM224",

@@ -26,6 +26,10 @@ class ModelOutline:
         aliases: The further names of tied parameters, with the first one.
         sharding: Over how many ranks a unit is divided: ``"all"``, ``"one"`` (NO_SHARD), or ``"some"``
             (hybrid), which the sizes must tell.
+        buffers: The shape of each buffer that a state dict holds; None where nothing is said of them.
+        dtypes: The type of each parameter and buffer, where it is known.
+        trainable: The parameters that require a gradient; None where nothing is said of that.
+        groups: The parameters in each group of the optimizer that is to load the result, where one was given.
 
     Example:
         >>> list(ModelOutline({"up.weight": (4, 3), "up.bias": (4,)}).parameters)
@@ -37,6 +41,10 @@ class ModelOutline:
     numbered: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     sharding: Literal["all", "one", "some"] = "all"
+    buffers: Mapping[str, Shape] | None = None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    trainable: tuple[str, ...] | None = None
+    groups: tuple[tuple[str, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

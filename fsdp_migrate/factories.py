@@ -15,6 +15,19 @@ from fsdp_migrate.errors import ConfigError
 def build_model(name: str) -> nn.Module:
     """Import a module, call the factory in it without arguments, and return the model that it makes.
 
+    A factory may also return a model and its optimizer; see :func:`build_run`.
+
+    Raises:
+        ConfigError: See :func:`build_run`.
+    """
+    return build_run(name)[0]
+
+
+def build_run(name: str) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    """Import a module, call the factory in it without arguments, and return the model that it makes.
+
+    The factory returns a model, or a model and an optimizer of its parameters.
+
     The factory runs under ``torch.device("meta")``, so that a model of any size costs no memory. The folder
     from which the command is run is looked at first, as by ``python -m``. This executes the user's code.
 
@@ -39,7 +52,10 @@ def build_model(name: str) -> nn.Module:
         raise ConfigError(msg, field="model")
     with torch.device("meta"):
         model = factory()
+    optimizer = None
+    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], torch.optim.Optimizer):
+        model, optimizer = model
     if not isinstance(model, nn.Module):
         msg = f"`--model` is {name!r}, which makes a {type(model).__name__}; expected a torch module."
         raise ConfigError(msg, field="model")
-    return model
+    return model, optimizer

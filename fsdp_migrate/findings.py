@@ -229,6 +229,12 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM255": FindingCode("changed", "What only Composer writes is not there; it has to be told so."),
         "FM256": FindingCode("changed", "Lightning's `meta.pt` was made up from what another stack kept."),
         "FM257": FindingCode("changed", "Left out: files of safetensors hold the tensors of a model."),
+        "FM258": FindingCode("refused", "The model that was given has other names or shapes."),
+        "FM259": FindingCode("changed", "The model that was given has no place for some tensors."),
+        "FM260": FindingCode("changed", "The model that was given has another dtype: loading casts."),
+        "FM261": FindingCode("refused", "The optimizer that was given has other parameter groups."),
+        "FM262": FindingCode("refused", "The model that was given trains other parameters."),
+        "FM263": FindingCode("exact", "Names of parameters were changed, as asked."),
         "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
         "FM271": FindingCode(
             "exact", "Data that has no checksums: no check can find a bit that flipped in it."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsdp_migrate import resolve
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from torch import nn
+    from torch.optim import Optimizer
 
     from fsdp_migrate.config import FSDP1Config
     from fsdp_migrate.wrap import WrapUnit
@@ -32,7 +34,9 @@ _SHARDING: Final[dict[str, Literal["all", "one", "some"]]] = {
 }
 
 
-def outline_model(model: nn.Module, fsdp1_config: Any = None) -> ModelOutline:
+def outline_model(
+    model: nn.Module, fsdp1_config: Any = None, *, optimizer: Optimizer | None = None
+) -> ModelOutline:
     """Describe a model as far as a checkpoint of it is to be read, without its values.
 
     Args:
@@ -41,6 +45,8 @@ def outline_model(model: nn.Module, fsdp1_config: Any = None) -> ModelOutline:
         fsdp1_config: Its FSDP1 arguments: an :class:`FSDP1Config`, or a mapping of keyword arguments. They
             tell how parameters were flattened, for checkpoints that hold flat parameters. None where
             names and shapes are enough.
+        optimizer: The optimizer that is to load the result, built from the model: its groups are held against
+            those of the checkpoint.
 
     Raises:
         ConfigError: An argument means nothing.
@@ -55,18 +61,39 @@ def outline_model(model: nn.Module, fsdp1_config: Any = None) -> ModelOutline:
     """
     parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     aliases = {alias: names[0] for names in parameter_names(model).values() for alias in names[1:]}
+    outline = _outline_target(model, optimizer, ModelOutline(parameters, aliases=aliases))
     if fsdp1_config is None:
-        return ModelOutline(parameters, aliases=aliases)
+        return outline
     given = read_config(fsdp1_config)
     request = wrap_request(model, given, map_config(given)[0])
     found = find_units(model, request)
     flat = _flat_units(model, found, given, request.ignored_params)
-    return ModelOutline(
-        parameters,
+    return replace(
+        outline,
         units=flat,
         numbered=tuple(_numbered(model, flat, given)),
-        aliases=aliases,
         sharding=_SHARDING.get(given.sharding_strategy, "all"),
+    )
+
+
+def _outline_target(model: nn.Module, optimizer: Optimizer | None, outline: ModelOutline) -> ModelOutline:
+    """Add what tells whether a checkpoint loads into a model."""
+    buffers = dict(model.named_buffers())
+    stored = model.state_dict()
+    tensors = {name: tensor for name, tensor in stored.items() if hasattr(tensor, "dtype")}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = None
+    if optimizer is not None:
+        own = [[names.get(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+        if any(name is None for group in own for name in group):
+            raise ModelError("The optimizer has parameters that are not the model's.", fqn="")
+        groups = tuple(tuple(name for name in group if name is not None) for group in own)
+    return replace(
+        outline,
+        buffers={name: tuple(tensors[name].shape) for name in buffers if name in tensors},
+        dtypes={name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
+        trainable=tuple(name for parameter, name in names.items() if parameter.requires_grad),
+        groups=groups,
     )
 
 

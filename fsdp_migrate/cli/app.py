@@ -79,11 +79,16 @@ SourceModel = Annotated[
         "--model", metavar="PKG.MOD:FACTORY", help="What makes the model that was saved. It is run."
     ),
 ]
+Output = Annotated[str | None, typer.Argument(metavar="OUT", help="The folder to make.", show_default=False)]
 ShardSize = Annotated[
     str, typer.Option(metavar="SIZE", help="For hf: how large a file may be, such as 5GB or 512MiB.")
 ]
 OptimizerClass = Annotated[
     str | None, typer.Option(metavar="NAME", help="For composer: the class of the optimizer.")
+]
+Rename = Annotated[
+    list[str] | None,
+    typer.Option(metavar="REGEX=NAME", help="Change names of parameters, as re.sub does; repeatable."),
 ]
 Checksums = Annotated[bool, typer.Option("--checksums", help="Also write SHA256SUMS, which verify checks.")]
 TrustPickle = Annotated[
@@ -106,10 +111,12 @@ def _source_options(model: str | None, config: Path | None, trust_pickle: bool) 
     outline = None
     if model is not None:
         from fsdp_migrate.config_files import read_config_file
-        from fsdp_migrate.factories import build_model
+        from fsdp_migrate.factories import build_run
         from fsdp_migrate.outlines import outline_model
 
-        outline = outline_model(build_model(model), None if config is None else read_config_file(config))
+        built, optimizer = build_run(model)
+        arguments = None if config is None else read_config_file(config)
+        outline = outline_model(built, arguments, optimizer=optimizer)
     elif config is not None:
         from fsdp_migrate.errors import ConfigError
 
@@ -117,11 +124,13 @@ def _source_options(model: str | None, config: Path | None, trust_pickle: bool) 
     return SourceOptions(model=outline, trust_pickle=trust_pickle)
 
 
-def _output_options(max_shard_size: str, optimizer_class: str | None) -> OutputOptions:
+def _output_options(
+    max_shard_size: str, optimizer_class: str | None, renames: list[str] | None
+) -> OutputOptions:
     """Return what the command line says about an output."""
     from fsdp_migrate.checkpoint_convert.output_options import OutputOptions, parse_size
 
-    return OutputOptions(optimizer_class=optimizer_class, max_shard_size=parse_size(max_shard_size))
+    return OutputOptions(optimizer_class, parse_size(max_shard_size), tuple(renames or ()))
 
 
 def _refuse_torchrun() -> None:
@@ -209,10 +218,7 @@ def inspect(
 @app.command()
 def convert(
     source: Checkpoint,
-    output: Annotated[
-        str | None,
-        typer.Argument(metavar="OUT", help="The folder to make.", show_default=False),
-    ] = None,
+    output: Output = None,
     to: Annotated[Target, typer.Option(help="Who is to read the output.")] = Target.auto,
     world_size: RankCount = None,
     dtype: Annotated[DType, typer.Option(help="The dtype of model weights.")] = DType.keep,
@@ -220,6 +226,7 @@ def convert(
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Only the model.")] = False,
     max_shard_size: ShardSize = "5GB",
     optimizer_class: OptimizerClass = None,
+    rename: Rename = None,
     model: SourceModel = None,
     config: SourceConfig = None,
     trust_pickle: TrustPickle = False,
@@ -248,7 +255,7 @@ def convert(
         "optimizer_dtype": optimizer_dtype.value,
         "weights_only": weights_only,
         "link": link.value,
-        "output_options": _output_options(max_shard_size, optimizer_class),
+        "output_options": _output_options(max_shard_size, optimizer_class, rename),
     }
     given = _source_options(model, config, trust_pickle)
     if dry_run:

@@ -1,0 +1,197 @@
+"""Does a checkpoint fit the model that is to load it? What torch loads wrong without a word is found here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.metadata import TensorEntry
+from fsdp_migrate.checkpoint_convert.parts import entry_path, parameter_name
+from fsdp_migrate.findings import Finding, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part
+    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
+    from fsdp_migrate.checkpoint_convert.source_options import ModelOutline
+
+
+_EXTRA_STATE: Final = "_extra_state"
+
+Groups = list[list[str]]
+
+
+def fit_findings(
+    manifest: Manifest,
+    parts: Sequence[Part],
+    entries: Sequence[PlannedEntry],
+    names: Mapping[str, str],
+) -> list[Finding]:
+    """Hold what is planned against the model that was given, and its optimizer if that was given too.
+
+    Args:
+        manifest: The source, with the model.
+        parts: Its parts that are wanted.
+        entries: What is planned.
+        names: The new name of each parameter that gets one. A model has the new names or the old ones.
+    """
+    outline = manifest.outline
+    models = [part for part in parts if part.kind == "model"]
+    if outline is None or len(models) != 1:
+        return []
+    planned = {entry.source.key: entry for entry in entries}
+    tensors = {
+        name: planned[key]
+        for key in models[0].keys
+        if (name := _clean(models[0], manifest, key, names))
+        and isinstance(manifest.entries[key], TensorEntry)
+    }
+    if not set(tensors) & set(outline.parameters):
+        tensors = {_old_name(name, names): entry for name, entry in tensors.items()}
+    found = [*_model_findings(outline, tensors)]
+    optimizers = [part for part in parts if part.kind == "optimizer"]
+    if optimizers:
+        found += _optimizer_findings(outline, manifest, optimizers, names)
+    return found
+
+
+def group_names(manifest: Manifest, parts: Sequence[Part], names: Mapping[str, str]) -> Groups | None:
+    """Return the parameters of each group of some optimizers, or None where they are not told."""
+    lists = {found.key: found for found in manifest.name_lists}
+    groups: Groups = []
+    for part in parts:
+        numbered: dict[int, list[str]] = {}
+        for key in part.keys:
+            below = entry_path(manifest.entries[key])[len(part.prefix) :]
+            if key not in lists or lists[key].names is None or below[0] != "param_groups":
+                continue
+            if len(below) == 1:
+                numbered = {n: list(group.names) for n, group in enumerate(lists[key].groups)}
+            elif below[-1] == "params" and isinstance(below[1], int):
+                numbered[below[1]] = list(lists[key].names or ())
+        if not numbered:
+            return None
+        groups += [[names.get(name, name) for name in numbered[number]] for number in sorted(numbered)]
+    return groups
+
+
+def _clean(part: Part, manifest: Manifest, key: str, names: Mapping[str, str]) -> str:
+    name = parameter_name(part, entry_path(manifest.entries[key])) or ""
+    return names.get(name, name)
+
+
+def _old_name(name: str, names: Mapping[str, str]) -> str:
+    return next((old for old, new in names.items() if new == name), name)
+
+
+def _model_findings(outline: ModelOutline, tensors: Mapping[str, PlannedEntry]) -> Iterator[Finding]:
+    known = {**outline.parameters, **(outline.buffers or {})}
+    known.update({alias: known[name] for alias, name in outline.aliases.items() if name in known})
+    missing = [name for name in known if name not in tensors]
+    if missing:
+        yield make_finding(
+            "FM258",
+            missing[0],
+            f"{_count(missing)} of the model that was given {_are(missing)} not in the checkpoint: "
+            f"{_some(missing)}.",
+            "torch would say that a key is missing, or, with `allow_partial_load`, leave the initial values. "
+            "Is it the same model? `--rename` changes names.",
+        )
+    extra = [name for name in tensors if name not in known and _EXTRA_STATE not in name]
+    if extra and outline.buffers is not None:
+        yield make_finding(
+            "FM259", extra[0], f"{_count(extra)}: {_some(extra)}. Loading the checkpoint ignores them."
+        )
+    for name, entry in tensors.items():
+        source = entry.source
+        if name in known and isinstance(source, TensorEntry) and source.shape != tuple(known[name]):
+            yield make_finding(
+                "FM258", name, f"it has shape {list(source.shape)}, and the model has {list(known[name])}."
+            )
+    yield from _dtype_findings(outline, tensors)
+
+
+def _dtype_findings(outline: ModelOutline, tensors: Mapping[str, PlannedEntry]) -> Iterator[Finding]:
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for name, entry in tensors.items():
+        dtype = getattr(entry, "dtype", "")
+        if name in outline.dtypes and outline.dtypes[name] != dtype:
+            kinds.setdefault((dtype, outline.dtypes[name]), []).append(name)
+    for (stored, wanted), names in kinds.items():
+        yield make_finding(
+            "FM260",
+            names[0],
+            f"{_count(names)} {_are(names)} stored as {stored}, and the model has {wanted}: {_some(names)}.",
+            "torch casts without a word when it loads. Cast with --dtype, or make the model of that type.",
+        )
+
+
+def _optimizer_findings(
+    outline: ModelOutline, manifest: Manifest, parts: Sequence[Part], names: Mapping[str, str]
+) -> Iterator[Finding]:
+    groups = group_names(manifest, parts, names)
+    if groups is not None and outline.groups is not None:
+        yield from _group_findings(groups, [list(group) for group in outline.groups], outline.aliases)
+    if groups is None or outline.trainable is None:
+        return
+    first = outline.aliases
+    listed = {first.get(name, name) for group in groups for name in group}
+    untied = [name for group in groups for name in group if name in first and first[name] in set(group)]
+    if untied:
+        yield make_finding(
+            "FM262",
+            untied[0],
+            f"the model ties it to `{first[untied[0]]}`, and the optimizer of the checkpoint knows both.",
+            "Untie them in the model, as they were in the run that saved.",
+        )
+    new = [name for name in outline.trainable if name not in listed] if outline.groups is None else []
+    if new:
+        yield make_finding(
+            "FM262",
+            new[0],
+            f"{_count(new)} of the model can be trained, and the optimizer of the checkpoint does not know "
+            f"{'it' if len(new) == 1 else 'them'}: {_some(new)}.",
+            "Freeze them (`requires_grad_(False)`), as they were in the run that saved, or leave the "
+            "optimizer out with weights_only.",
+        )
+
+
+def _group_findings(groups: Groups, wanted: Groups, first: Mapping[str, str]) -> Iterator[Finding]:
+    stored = [{first.get(name, name) for name in group} for group in groups]
+    model = [{first.get(name, name) for name in group} for group in wanted]
+    if stored == model:
+        return
+    if len(stored) > len(model):
+        how = "torch would load it without a word, with the settings of the first groups only"
+    elif sorted(map(sorted, stored)) == sorted(map(sorted, model)):
+        how = "they are the same groups in another order, so that each would get the settings of another"
+    elif len(stored) < len(model):
+        how = "torch would say that a key of `param_groups` is missing"
+    else:
+        how = "other parameters are in them, and torch would fail with a `KeyError`"
+    number = next((n for n, (a, b) in enumerate(zip(stored, model, strict=False)) if a != b), 0)
+    odd = sorted(stored[number] ^ model[number]) if number < min(len(stored), len(model)) else []
+    where = f"; group {number} differs by {_some(odd)}" if odd else ""
+    yield make_finding(
+        "FM261",
+        "param_groups",
+        f"the checkpoint has {len(stored)} parameter groups and the optimizer that was given has "
+        f"{len(model)}{where}: {how}.",
+        "Build the optimizer's groups as the run that saved did. Beware of `p.ndim`: under FSDP1 all "
+        "parameters are flat.",
+    )
+
+
+def _count(names: Collection[str]) -> str:
+    return f"{len(names)} {'name' if len(names) == 1 else 'names'}"
+
+
+def _are(names: Collection[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _some(names: Iterable[str], count: int = 4) -> str:
+    every = list(names)
+    shown = ", ".join(f"`{name}`" for name in every[:count])
+    return f"{shown} and {len(every) - count} more" if len(every) > count else shown
