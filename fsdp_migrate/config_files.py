@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.base import Settings
+from fsdp_migrate.adapters.command import convert_command
 from fsdp_migrate.adapters.conversion import (
     TextConversion,
     convert_text,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES = 16 << 20
+COMMAND = "--command"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class ConfigConversion:
     conversion: TextConversion
     output: str | None = None
     backup: str | None = None
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is a shell command rather than a file."""
+        return self.path == COMMAND
 
     @property
     def is_changed(self) -> bool:
@@ -136,6 +143,24 @@ def convert_config_file(
     if in_place and conversion.is_changed:
         return _replaced(ConfigConversion(str(path), conversion))
     return ConfigConversion(str(path), conversion)
+
+
+def convert_command_line(
+    command: str, *, strict: bool = False, world_size: int | None = None, nodes: int | None = None
+) -> ConfigConversion:
+    """Turn the FSDP1 flags in a shell command into FSDP2's. Nothing is run.
+
+    Raises:
+        ConfigError: It cannot be read, or has no FSDP flags.
+        FindingsError: Something in it cannot be migrated, or, under ``strict``, would change.
+
+    Example:
+        >>> convert_command_line("accelerate launch --use_fsdp --fsdp_use_orig_params 1 x.py").is_changed
+        True
+    """
+    conversion = convert_command(command, settings=Settings(world_size, nodes))
+    raise_on_findings(conversion.findings, strict=strict)
+    return ConfigConversion(COMMAND, conversion)
 
 
 def read_config_file(

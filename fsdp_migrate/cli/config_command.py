@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from pathlib import Path  # noqa: TC003 - typer reads annotations when the program runs
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fsdp_migrate.cli.document import write_document
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.config_files import ConfigConversion
 
 
 class Stack(str, Enum):
@@ -25,7 +29,12 @@ class Stack(str, Enum):
 
 
 def config(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML or JSON.", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="YAML or JSON.", show_default=False)
+    ] = None,
+    command: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A shell command with FSDP flags, in place of FILE.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="OUT", help="Write the outcome to this file.")
     ] = None,
@@ -52,9 +61,17 @@ def config(
     Shows the change as a diff, and writes nothing unless told where to.
     Comments, order and everything else in the file stay as they are.
     """
-    from fsdp_migrate.config_files import convert_config_file
+    from fsdp_migrate.config_files import convert_command_line, convert_config_file
 
     _refuse_contradictions(output=output, write=write, check=check)
+    if (file is None) == (command is None):
+        raise typer.BadParameter("Give either FILE or --command TEXT.")
+    if command is not None:
+        if output is not None or write:
+            raise typer.BadParameter("A command is written to stdout: --output and --write are for FILE.")
+        report = convert_command_line(command, strict=strict, world_size=world_size, nodes=nodes)
+        return _show(report, check=check, json=json)
+    assert file is not None
     report = convert_config_file(
         file,
         output,
@@ -66,12 +83,19 @@ def config(
         world_size=world_size,
         nodes=nodes,
     )
+    return _show(report, check=check, json=json)
+
+
+def _show(report: ConfigConversion, *, check: bool, json: bool) -> int:
+    """Show what became of a config; return the exit code."""
     if json:
         write_document("config", report.as_dict())
     else:
         from fsdp_migrate.cli import render_config
 
-        if report.output is None and not check:
+        if report.is_command and not check:
+            sys.stdout.write(f"{report.conversion.text}\n")
+        elif report.output is None and not check:
             sys.stdout.write(report.diff())
         render_config.show_config(report, check=check)
     return 1 if check and report.is_changed else 0

@@ -34,5 +34,5 @@ def show_config(report: ConfigConversion, *, check: bool) -> None:
         out.print(escape(f"{report.path} was replaced; as it was it is kept in {report.backup}."))
     elif report.output is not None:
         out.print(escape(f"Written to {report.output}."))
-    elif report.is_changed:
+    elif report.is_changed and not report.is_command:
         out.print("Nothing was written." if check else "Nothing was written: give `-o OUT`, or `--write`.")

@@ -81,6 +81,17 @@ def test_known_failures_exit_with_1(source: Path, capsys: pytest.CaptureFixture[
     assert "Did you mean `full_shard`" in capsys.readouterr().err
 
 
+def test_a_command_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "accelerate launch --use_fsdp --fsdp_sharding_strategy 2 x.py"
+    assert main(["config", "--command", command]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("accelerate launch --use_fsdp --fsdp_reshard_after_forward false --fsdp_version 2")
+    assert main(["config", "--command", command, "--check"]) == 1
+    assert main(["config", "--command", "python x.py"]) == 1
+    assert main(["config", "--command", command, "--write"]) == 2
+    assert main(["config"]) == 2
+
+
 def test_contradicting_options_are_wrong_usage(source: Path) -> None:
     assert main(["config", str(source), "--check", "--write"]) == 2
     assert main(["config", str(source), "--from", "nothing"]) == 2
