@@ -5,9 +5,10 @@
     execute_plan         do it
     convert_checkpoint   the three in one
     check_checkpoint     is one checkpoint whole in itself
+    join_ranks           the processes that torchrun started share a conversion
     verify_checkpoints   do two checkpoints hold the same, bit for bit
 
-torch is imported for casts only. Nothing of a checkpoint is ever executed.
+torch is imported for casts, and where ranks share the work. Nothing of a checkpoint is ever executed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         plan_conversion as plan_conversion,
     )
     from fsdp_migrate.checkpoint_convert.progress import ProgressEvent as ProgressEvent
+    from fsdp_migrate.checkpoint_convert.ranks import Ranks as Ranks, join_ranks as join_ranks
     from fsdp_migrate.checkpoint_convert.self_check import (
         CheckReport as CheckReport,
         check_checkpoint as check_checkpoint,
@@ -53,12 +55,14 @@ __all__ = [
     "ModelOutline",
     "OutputOptions",
     "ProgressEvent",
+    "Ranks",
     "SourceOptions",
     "VerifyReport",
     "check_checkpoint",
     "convert_checkpoint",
     "execute_plan",
     "inspect_checkpoint",
+    "join_ranks",
     "plan_conversion",
     "verify_checkpoints",
 ]
@@ -72,12 +76,14 @@ _HOMES = {
     "ModelOutline": "source_options",
     "OutputOptions": "output_options",
     "ProgressEvent": "progress",
+    "Ranks": "ranks",
     "SourceOptions": "source_options",
     "VerifyReport": "verify",
     "check_checkpoint": "self_check",
     "convert_checkpoint": "convert",
     "execute_plan": "execute",
     "inspect_checkpoint": "inspect",
+    "join_ranks": "ranks",
     "plan_conversion": "plan",
     "verify_checkpoints": "verify",
 }

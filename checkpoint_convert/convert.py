@@ -18,6 +18,7 @@ from fsdp_migrate.findings import raise_on_findings
 if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
     from fsdp_migrate.checkpoint_convert.progress import Progress
+    from fsdp_migrate.checkpoint_convert.ranks import Ranks
     from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage import Location
 
@@ -40,6 +41,7 @@ def convert_checkpoint(
     strict: bool = False,
     options: SourceOptions | None = None,
     output_options: OutputOptions | None = None,
+    ranks: Ranks | None = None,
 ) -> ConversionReport:
     """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
 
@@ -68,6 +70,8 @@ def convert_checkpoint(
         strict: Refuse where something would differ that a user could notice.
         options: What the source does not say itself: the model, or the names behind an optimizer's numbers.
         output_options: What else there is to say about the output, such as the size of its files.
+        ranks: The ranks that share the work, as ``join_ranks`` gives them under torchrun; each of them makes
+            this same call inside ``with ranks:``. None does it alone.
 
     Raises:
         CheckpointError: The source cannot be read or converted, or the output not be written; see ``errors``.
@@ -104,6 +108,7 @@ def convert_checkpoint(
             checksums=checksums,
             buffer_bytes=buffer_bytes,
             progress=progress,
+            ranks=ranks,
         )
     if plan.action != "none":
         msg = (

@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.checksums import (
     CHECKSUMS_FILE,
     Digest,
-    digest_file,
     write_checksums,
 )
-from fsdp_migrate.checkpoint_convert.file_writer import FileWriter
-from fsdp_migrate.checkpoint_convert.identity import check_unchanged, conversion_identity
-from fsdp_migrate.checkpoint_convert.items import open_value
-from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, InlineValue, Stored
-from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE, read_metadata
-from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
-from fsdp_migrate.checkpoint_convert.nested import build_nested, pick_value, read_value
-from fsdp_migrate.checkpoint_convert.outputs import Output, open_output
-from fsdp_migrate.checkpoint_convert.pickle_strings import replace_strings
+from fsdp_migrate.checkpoint_convert.identity import (
+    check_unchanged,
+    conversion_identity,
+    layout_digest,
+)
+from fsdp_migrate.checkpoint_convert.new_values import closing_files, new_values
+from fsdp_migrate.checkpoint_convert.outputs import Output, join_output, open_output
 from fsdp_migrate.checkpoint_convert.placement import (
-    CopyItem,
     Item,
     Placement,
-    ValueKey,
+    copy_items,
     place,
 )
-from fsdp_migrate.checkpoint_convert.planned import PlannedValue
-from fsdp_migrate.checkpoint_convert.safetensors_writer import INDEX_FILE
 from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
-from fsdp_migrate.checkpoint_convert.torch_zip_writer import small_archive
-from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
-from fsdp_migrate.errors import OutputError
+from fsdp_migrate.checkpoint_convert.work import Work
+from fsdp_migrate.errors import CheckpointMismatchError, OutputError
 from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fsdp_migrate.checkpoint_convert.journal import Written
     from fsdp_migrate.checkpoint_convert.plan import Action, ConversionPlan
     from fsdp_migrate.checkpoint_convert.progress import Progress
+    from fsdp_migrate.checkpoint_convert.ranks import Ranks
 
 
 DEFAULT_BUFFER: Final = 64 << 20
-_MAX_THREADS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +85,7 @@ def execute_plan(
     checksums: bool = False,
     progress: Progress | None = None,
     buffer_bytes: int = DEFAULT_BUFFER,
+    ranks: Ranks | None = None,
 ) -> ConversionReport:
     """Carry out a plan that :func:`plan_conversion` made.
 
@@ -109,8 +101,11 @@ def execute_plan(
         checksums: Also write ``SHA256SUMS``, the checksum of each file. For it, linked files are read.
         progress: Called with a :class:`ProgressEvent` now and then, in this thread.
         buffer_bytes: How much of the data is held in memory at once, over all threads.
+        ranks: The ranks that share the work, entered; each calls this with the same arguments, and sees
+            the same source and output. Only rank 0 calls ``progress``.
 
     Raises:
+        RankError: Another rank failed; it says which, and why.
         OutputExistsError: ``dst`` is there already, or an interrupted conversion left something and neither
             ``overwrite`` nor ``resume`` was asked for.
         OutputError: It could not be written, or lies in the source, or another process is writing it, or what
@@ -119,81 +114,107 @@ def execute_plan(
             the output.
     """
     source = open_folder(plan.manifest.source)
+    run = _Run(plan, source, dst, checksums, resume)
     try:
+        if ranks is not None:
+            # Nothing is made before all are there: what is killed earlier would leave nobody to clean up.
+            ranks.gather("ready", {})
+        if ranks is not None and ranks.rank != 0:
+            return _join(run, ranks, buffer_bytes)
         output = open_output(dst, source=plan.manifest.source, overwrite=overwrite, resume=resume)
+        work = Work(source, output, buffer_bytes, checksums, progress, ranks)
+        if ranks is not None:
+            ranks.on_failure(lambda error: output.abort(keep=_is_kept(run, error, ranks)))
         try:
-            execution = _Execution(plan, source, output, progress, buffer_bytes, checksums=checksums)
-            report = execution.run()
+            return _Execution(run, output, work, ranks).run()
         except BaseException as error:
-            # An interrupt is no reason to throw away what the user wants to go on with.
-            output.abort(keep=resume and not isinstance(error, Exception))
+            if ranks is None:
+                output.abort(keep=_is_kept(run, error, None))
             raise
     finally:
         source.close()
-    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    plan: ConversionPlan
+    source: Folder
+    dst: Location
+    checksums: bool
+    resume: bool
+
+
+def _is_kept(run: _Run, error: BaseException, ranks: Ranks | None) -> bool:
+    """Tell whether what was done is kept: it is where a conversion that can be gone on with was stopped."""
+    was_stopped = not isinstance(error, Exception) or (ranks is not None and ranks.was_stopped)
+    return run.resume and was_stopped
 
 
 class _Execution:
-    def __init__(
-        self,
-        plan: ConversionPlan,
-        source: Folder,
-        output: Output,
-        progress: Progress | None,
-        buffer_bytes: int,
-        *,
-        checksums: bool,
-    ) -> None:
-        self._plan = plan
-        self._source = source
+    """A conversion as rank 0 does it, or one process alone."""
+
+    def __init__(self, run: _Run, output: Output, work: Work, ranks: Ranks | None) -> None:
+        self._run = run
+        self._plan = run.plan
+        self._source = run.source
         self._output = output
-        self._progress = progress
-        self._buffer = buffer_bytes
-        self._checksums = checksums
-        self._copied: list[str] = []
-        self._written: Mapping[str, Written] = {}
+        self._work = work
+        self._ranks = ranks
 
     def run(self) -> ConversionReport:
         """Write everything, the metadata last, and put it in its place."""
-        placement = place(self._plan, _new_values(self._plan, self._source))
+        placement = place(self._plan, new_values(self._plan, self._source))
         check_unchanged(self._plan.manifest, self._source)
-        closing = _closing_files(self._plan, placement, self._output)
+        closing = closing_files(self._plan, placement, self._output)
         identity = conversion_identity(
-            self._plan, placement, b"".join(closing.values()), checksums=self._checksums
+            self._plan, placement, b"".join(closing.values()), checksums=self._run.checksums
         )
         if self._output.begin(identity):
-            linked = self._linked_bytes(placement)
-            self._output.commit()
-            return self._report(placement.files, linked, resumed=placement.nbytes)
-        linked = self._share_files(placement)
-        files = {**placement.files, **self._whole_copies(placement)}
-        resumed = sum(self._output.written(name).nbytes for name in files)
-        self._write_files(files)
-        if self._checksums:
-            self._write_checksums(placement, closing)
+            # An earlier process had only to clean up.
+            outcome = _Outcome(linked=sum(self._plan.manifest.files[name] for name in placement.taken))
+            outcome.resumed = placement.nbytes
+            self._tell("begin", {"is_done": True})
+        else:
+            outcome = self._write(placement, closing, identity)
+        self._output.commit()
+        self._tell("end", asdict(outcome))
+        return _report(self._run, placement, outcome, self._output.url)
+
+    def _write(self, placement: Placement, closing: Mapping[str, bytes], identity: str) -> _Outcome:
+        outcome = _Outcome()
+        outcome.linked = self._share_files(placement, outcome.copied)
+        files = _all_files(self._run, placement, outcome.copied)
+        self._output.prepare(files)
+        before = [self._output.written(s.file, s.part) for s in self._work.segments(files)]
+        outcome.resumed = sum(written.nbytes for written in before)
+        begin = {
+            "identity": identity,
+            "layout": layout_digest(self._plan, placement),
+            "copied": outcome.copied,
+            "state": self._output.state(),
+        }
+        self._tell("begin", begin)
+        outcome.shares = self._work.shares(files)
+        results = self._work.write_files(files)
+        for written in results.values():
+            for key, count in written.overflows.items():
+                outcome.overflows[key] = outcome.overflows.get(key, 0) + count
+        if self._run.checksums:
+            digests = {name: w.digest for (name, _), w in results.items() if w.digest is not None}
+            digests.update(_take_checksums(self._run, self._work, placement, files))
+            self._write_checksums(digests, closing)
         for name, data in closing.items():
             with self._output.create(name) as file:
                 file.write(data)
         check_unchanged(self._plan.manifest, self._source)
-        self._output.commit()
-        return self._report(files, linked, resumed=resumed)
+        return outcome
 
-    def _report(self, files: Mapping[str, Sequence[Item]], linked: int, *, resumed: int) -> ConversionReport:
-        return ConversionReport(
-            plan=self._plan,
-            action="relink" if self._plan.action == "none" else self._plan.action,
-            output=self._output.url,
-            bytes_written=sum(item.length for items in files.values() for item in items),
-            bytes_linked=linked,
-            findings=(*self._plan.findings, *self._own_findings()),
-            bytes_resumed=resumed,
-        )
+    def _tell(self, topic: str, value: Mapping[str, Any]) -> None:
+        if self._ranks is not None:
+            self._ranks.publish(topic, value)
 
-    def _linked_bytes(self, placement: Placement) -> int:
-        return sum(self._plan.manifest.files[name] for name in placement.taken)
-
-    def _share_files(self, placement: Placement) -> int:
-        """Share data files with the source where that can be; return how many bytes are shared."""
+    def _share_files(self, placement: Placement, copied: list[str]) -> int:
+        """Share data files with the source where that can be; return how many bytes are, list the others."""
         linked = 0
         for name, as_name in placement.taken.items():
             if self._plan.link != "copy" and self._output.share(self._source, name, as_name):
@@ -205,118 +226,103 @@ class _Execution:
                 )
                 raise OutputError(msg, path=f"{self._output.url}/{as_name}")
             else:
-                self._copied.append(name)
+                copied.append(name)
         return linked
 
-    def _whole_copies(self, placement: Placement) -> dict[str, Sequence[Item]]:
-        """Return the files that are copied whole: data that cannot be shared, and the user's other files.
-
-        The latter are copied even where data files are linked, because people edit such files in place.
-        """
-        manifest = self._plan.manifest
-        sizes = {**manifest.files, **manifest.extra_files}
-        names = {placement.taken[name]: name for name in self._copied}
-        extra = (n for n in self._plan.extra_files if not self._source.leads_outside(n))
-        names.update({name: name for name in extra})
-        return {
-            as_name: [CopyItem(Stored(name, 0, sizes[name]), sizes[name])] for as_name, name in names.items()
-        }
-
-    def _write_files(self, files: Mapping[str, Sequence[Item]]) -> None:
-        threads = max(min(len(files), os.cpu_count() or 1, _MAX_THREADS), 1)
-        writer = FileWriter(self._source, self._output, self._buffer // threads, checksums=self._checksums)
-
-        run_workers(
-            files,
-            lambda name, advance: writer.write(name, files[name], advance),
-            threads=threads,
-            total_bytes=sum(item.length for items in files.values() for item in items),
-            message="writing",
-            progress=self._progress,
-        )
-        self._written = writer.results
-
-    def _write_checksums(self, placement: Placement, closing: Mapping[str, bytes]) -> None:
-        """Write the checksums of all files; those that are linked are read for it."""
-        digests = {name: written.digest or "" for name, written in self._written.items()}
-        linked = {new: old for old, new in placement.taken.items() if new not in digests}
-
-        def work(name: str, advance: Advance) -> None:
-            size = self._plan.manifest.files[linked[name]]
-            digests[name] = digest_file(self._source, linked[name], size, advance)
-
-        run_workers(
-            linked,
-            work,
-            threads=max(min(len(linked), os.cpu_count() or 1, _MAX_THREADS), 1),
-            total_bytes=sum(self._plan.manifest.files[name] for name in linked.values()),
-            message="taking checksums",
-            progress=self._progress,
-        )
+    def _write_checksums(self, digests: Mapping[str, str], closing: Mapping[str, bytes]) -> None:
+        found = dict(digests)
         for name, data in closing.items():
             own = Digest()
             own.update(data)
-            digests[name] = own.hex()
+            found[name] = own.hex()
         with self._output.create(CHECKSUMS_FILE) as file:
-            file.write(write_checksums(digests))
-
-    def _own_findings(self) -> list[Finding]:
-        overflows: Counter[str] = Counter()
-        for written in self._written.values():
-            overflows.update(written.overflows)
-        found = [
-            make_finding("FM206", key, f"{count} values.", "Use bf16 or fp32.")
-            for key, count in sorted(overflows.items())
-        ]
-        outside = [n for n in self._plan.extra_files if self._source.leads_outside(n)]
-        if outside:
-            names = ", ".join(f"`{name}`" for name in outside)
-            found.append(make_finding("FM212", self._source.url, f"{names}: links to something outside."))
-        if self._copied and self._plan.link == "auto":
-            names = ", ".join(f"`{name}`" for name in self._copied[:8])
-            found.append(make_finding("FM218", self._source.url, f"{names}."))
-        return found
+            file.write(write_checksums(found))
 
 
-def _closing_files(plan: ConversionPlan, placement: Placement, output: Output) -> dict[str, bytes]:
-    """Return what is written last, and says what the rest is: metadata, read again, or an index."""
-    if placement.index is not None:
-        return {INDEX_FILE: placement.index}
-    sizes = {new: plan.manifest.files[old] for old, new in placement.taken.items()}
-    for name, items in placement.files.items():
-        sizes[name] = sum(item.length for item in items)
-    found: dict[str, bytes] = {}
-    for folder, entries in placement.volumes.items():
-        start = f"{folder}/" if folder else ""
-        data = write_metadata(entries, checkpoint_id=f"{output.checkpoint_id}/{folder}".rstrip("/"))
-        own = {name.removeprefix(start): size for name, size in sizes.items() if name.startswith(start)}
-        read = read_metadata(data, own, where=f"{output.url}/{start}{METADATA_FILE}")
-        if tuple(read.entries.values()) != entries:
-            raise AssertionError("The metadata that was written does not say what was planned.")
-        found[f"{start}{METADATA_FILE}"] = data
+def _join(run: _Run, ranks: Ranks, buffer_bytes: int) -> ConversionReport:
+    """Do what a rank other than 0 does: its share of the writing."""
+    placement = place(run.plan, new_values(run.plan, run.source))
+    begin = ranks.receive("begin")
+    if not begin.get("is_done"):
+        if begin["layout"] != layout_digest(run.plan, placement):
+            msg = (
+                f"What this rank sees at {run.source.url!r} is not what rank 0 sees, or it was given other "
+                "options. Start all ranks with the same command, on a source that all of them share."
+            )
+            raise CheckpointMismatchError(msg, path=run.source.url)
+        output = join_output(run.dst, begin["state"], ranks.rank)
+        ranks.on_failure(lambda error: output.abort(keep=_is_kept(run, error, ranks)))
+        output.begin(begin["identity"])
+        work = Work(run.source, output, buffer_bytes, run.checksums, None, ranks)
+        files = _all_files(run, placement, begin["copied"])
+        work.write_files(files)
+        if run.checksums:
+            _take_checksums(run, work, placement, files)
+        output.commit()
+    outcome = _Outcome(**ranks.receive("end"))
+    return _report(run, placement, outcome, os.fspath(run.dst))
+
+
+def _all_files(run: _Run, placement: Placement, copied: Sequence[str]) -> dict[str, Sequence[Item]]:
+    """Return the items of all files that are written.
+
+    Files that are copied whole are data that cannot be shared, and the user's other files. The latter are
+    copied even where data files are linked, because people edit such files in place.
+    """
+    manifest = run.plan.manifest
+    sizes = {**manifest.files, **manifest.extra_files}
+    names = {placement.taken[name]: name for name in copied}
+    names.update({n: n for n in run.plan.extra_files if not run.source.leads_outside(n)})
+    copies = {as_name: copy_items(name, sizes[name]) for as_name, name in names.items()}
+    return {**placement.files, **copies}
+
+
+def _take_checksums(
+    run: _Run, work: Work, placement: Placement, files: Mapping[str, Sequence[Item]]
+) -> dict[str, str]:
+    """Take the checksums of what was not written in one go: linked files, and files written in parts."""
+    sizes = run.plan.manifest.files
+    linked = {new: (old, sizes[old]) for old, new in placement.taken.items() if new not in files}
+    parts = {s.file for s in work.segments(files) if not s.is_whole}
+    return work.take_checksums(linked, {name: sum(i.length for i in files[name]) for name in sorted(parts)})
+
+
+@dataclass(slots=True)
+class _Outcome:
+    linked: int = 0
+    resumed: int = 0
+    copied: list[str] = field(default_factory=list)
+    overflows: dict[str, int] = field(default_factory=dict)
+    shares: list[int] = field(default_factory=list)
+
+
+def _report(run: _Run, placement: Placement, outcome: _Outcome, url: str) -> ConversionReport:
+    files = _all_files(run, placement, outcome.copied)
+    return ConversionReport(
+        plan=run.plan,
+        action="relink" if run.plan.action == "none" else run.plan.action,
+        output=url,
+        bytes_written=sum(item.length for items in files.values() for item in items),
+        bytes_linked=outcome.linked,
+        findings=(*run.plan.findings, *_own_findings(run, outcome, url)),
+        bytes_resumed=outcome.resumed,
+    )
+
+
+def _own_findings(run: _Run, outcome: _Outcome, url: str) -> list[Finding]:
+    found = [
+        make_finding("FM206", key, f"{count} values.", "Use bf16 or fp32.")
+        for key, count in sorted(outcome.overflows.items())
+    ]
+    outside = [n for n in run.plan.extra_files if run.source.leads_outside(n)]
+    if outside:
+        names = ", ".join(f"`{name}`" for name in outside)
+        found.append(make_finding("FM212", run.source.url, f"{names}: links to something outside."))
+    if outcome.shares:
+        shares = ", ".join(f"rank {rank}: {nbytes} bytes" for rank, nbytes in enumerate(outcome.shares[:8]))
+        more = f" and {len(outcome.shares) - 8} more" if len(outcome.shares) > 8 else ""
+        found.append(make_finding("FM265", url, f"{shares}{more}."))
+    if outcome.copied and run.plan.link == "auto":
+        names = ", ".join(f"`{name}`" for name in outcome.copied[:8])
+        found.append(make_finding("FM218", run.source.url, f"{names}."))
     return found
-
-
-def _new_values(plan: ConversionPlan, source: Folder) -> dict[ValueKey, bytes]:
-    """Return the bytes of what changes, or is no item yet, and of the files beside the data."""
-    values: dict[ValueKey, bytes] = {}
-    for entry in plan.entries:
-        if isinstance(entry, PlannedValue) and entry.is_new:
-            values[entry.folder, entry.key] = _new_value(entry, source)
-    for file in plan.files:
-        made = BytesEntry(file.name, None, Stored(file.name, 0, 0), InlineValue(build_nested(file, source)))
-        archive = open_value(source, made, where=f"`{file.name}`")
-        values["", file.name] = small_archive({name: archive.read(name) for name in archive.records})
-    return values
-
-
-def _new_value(entry: PlannedValue, source: Folder) -> bytes:
-    where = f"`{entry.source.key}` in {source.url!r}"
-    stored = entry.source
-    if entry.pick:
-        found = pick_value(read_value(source, stored, where=where), entry.pick, where=where)
-        stored = replace(stored, inline=InlineValue(found))
-    archive = open_value(source, stored, where=where)
-    contents = {name: archive.read(name) for name in archive.records}
-    contents["data.pkl"] = replace_strings(contents["data.pkl"], entry.names, where=where)
-    return small_archive(contents)

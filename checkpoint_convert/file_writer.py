@@ -12,8 +12,10 @@ from fsdp_migrate.checkpoint_convert.journal import Written
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fsdp_migrate.checkpoint_convert.outputs import Output, OutputFile
+    from fsdp_migrate.checkpoint_convert.output_files import OutputFile
+    from fsdp_migrate.checkpoint_convert.outputs import Output
     from fsdp_migrate.checkpoint_convert.placement import Item
+    from fsdp_migrate.checkpoint_convert.segments import Segment
     from fsdp_migrate.checkpoint_convert.storage import Folder
     from fsdp_migrate.checkpoint_convert.workers import Advance
 
@@ -29,7 +31,7 @@ class FileWriter:
         source: Where items come from.
         output: What is written.
         block: How many bytes each thread holds at once.
-        checksums: Whether to take a checksum of each file.
+        checksums: Whether to take a checksum of each file that is written in one go.
     """
 
     def __init__(self, source: Folder, output: Output, block: int, *, checksums: bool) -> None:
@@ -37,29 +39,37 @@ class FileWriter:
         self._output = output
         self._block = block
         self._checksums = checksums
-        self.results: dict[str, Written] = {}
+        self.results: dict[tuple[str, int | None], Written] = {}
 
-    def write(self, name: str, items: Sequence[Item], advance: Advance) -> None:
-        """Write a file, or what is missing of it; its bytes are on the disk then."""
-        before = self._output.written(name)
-        if before.is_done and (before.digest is not None) == self._checksums:
+    def write(self, segment: Segment, items: Sequence[Item], advance: Advance) -> None:
+        """Write a segment, or what is missing of it; its bytes are on the disk then.
+
+        Args:
+            segment: The segment.
+            items: Its items.
+            advance: Called with the bytes that are done.
+        """
+        name, part = segment.file, segment.part
+        before = self._output.written(name, part)
+        with_digest = self._checksums and segment.is_whole
+        if before.is_done and (before.digest is not None) == with_digest:
             advance(before.nbytes)
-            self.results[name] = before
+            self.results[name, part] = before
             return
         before = Written(0, 0) if before.is_done else before
         advance(before.nbytes)
-        digest = Digest() if self._checksums else None
+        digest = Digest() if with_digest else None
         if digest is not None:
             for data in self._output.kept(name, before.nbytes):
                 digest.update(data)
-        with self._output.create(name, before.nbytes) as file:
-            written = self._write_items(name, items, before, file, digest, advance)
-        self._output.record(name, written)
-        self.results[name] = written
+        with self._output.create(name, before.nbytes, part, segment.nbytes) as file:
+            written = self._write_items(segment, items, before, file, digest, advance)
+        self._output.record(name, written, part)
+        self.results[name, part] = written
 
     def _write_items(
         self,
-        name: str,
+        segment: Segment,
         items: Sequence[Item],
         before: Written,
         file: OutputFile,
@@ -75,7 +85,8 @@ class FileWriter:
             nbytes += item.length
             if nbytes - marked >= MARK_BYTES and number < len(items) and file.sync():
                 marked = nbytes
-                self._output.record(name, Written(number, nbytes, overflows=dict(overflows)))
+                mark = Written(number, nbytes, overflows=dict(overflows))
+                self._output.record(segment.file, mark, segment.part)
         return Written(len(items), nbytes, True, overflows, digest.hex() if digest is not None else None)
 
 

@@ -30,6 +30,7 @@ def conversion_identity(
     from importlib.metadata import version
 
     digest = hashlib.sha256(metadata)
+    digest.update(layout_digest(plan, placement).encode())
     parts = [
         version("fsdp-migrate"),
         plan.manifest.source,
@@ -37,13 +38,30 @@ def conversion_identity(
         checksums,
         sorted(plan.manifest.stamps.items()),
         sorted(placement.taken.items()),
-        plan.extra_files,
     ]
     digest.update(repr(parts).encode())
+    return digest.hexdigest()
+
+
+def layout_digest(plan: ConversionPlan, placement: Placement) -> str:
+    """Return a text that is the same for two ranks that are about to write the same bytes.
+
+    Machines may know the same file by other numbers, so what they see is compared by sizes.
+    """
+    from importlib.metadata import version
+
+    parts = [
+        version("fsdp-migrate"),
+        sorted(plan.manifest.files.items()),
+        plan.extra_files,
+        [(e.key, e.dtype, e.boxes) for e in plan.tensors if e.is_cast or e.is_rechunked],
+    ]
+    digest = hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass"))
     for entry in plan.entries:
         digest.update(f"{entry.source.key}\0{entry.key}\0".encode("utf-8", "surrogatepass"))
     for name, items in placement.files.items():
-        digest.update(f"{name}\0{len(items)}\0".encode("utf-8", "surrogatepass"))
+        nbytes = sum(item.length for item in items)
+        digest.update(f"{name}\0{len(items)}\0{nbytes}\0".encode("utf-8", "surrogatepass"))
         for item in items:
             if isinstance(item, DataItem):
                 digest.update(item.data)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How far a data file is: its first ``items`` items, ``nbytes`` in all, are on the disk.
+    """How far a data file or a part of one is: its first ``items`` items, ``nbytes`` in all, are on the disk.
 
     ``overflows`` counts, by key, the values in them that a cast made infinite. ``digest`` is the checksum of
     the whole file, once it is done and if one was asked for.
@@ -51,7 +51,7 @@ class Journal:
         self.path = path
         self.identity: str | None = None
         self.place: tuple[int, int] | None = None
-        self.files: dict[str, Written] = {}
+        self.files: dict[tuple[str, int | None], Written] = {}
         self._fd: int | None = None
         self._size = 0
 
@@ -81,11 +81,12 @@ class Journal:
             self._append({"format": _FORMAT, "identity": identity})
             self.identity = identity
 
-    def record(self, name: str, written: Written) -> None:
-        """Note how far a file is; its bytes must be on the disk already."""
+    def record(self, name: str, written: Written, part: int | None = None) -> None:
+        """Note how far a file is, or the part of it that begins at ``part``; that is on the disk already."""
         self._append(
             {
                 "file": name,
+                "part": part,
                 "items": written.items,
                 "nbytes": written.nbytes,
                 "is_done": written.is_done,
@@ -93,7 +94,7 @@ class Journal:
                 "digest": written.digest,
             }
         )
-        self.files[name] = written
+        self.files[name, part] = written
 
     def record_place(self, place: tuple[int, int]) -> None:
         """Note device and number of the folder that is whole now, and about to be put in its place."""
@@ -119,7 +120,7 @@ class Journal:
             device, number = record["place"]
             self.place = (int(device), int(number))
         else:
-            self.files[str(record["file"])] = Written(
+            self.files[str(record["file"]), record["part"]] = Written(
                 items=int(record["items"]),
                 nbytes=int(record["nbytes"]),
                 is_done=bool(record["is_done"]),

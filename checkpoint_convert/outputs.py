@@ -13,12 +13,19 @@ import errno
 import fcntl
 import os
 import stat
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fsdp_migrate.checkpoint_convert.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.journal import NOTHING, Journal, Written
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.output_files import (
+    OutputFile,
+    create_file,
+    read_first,
+    writing,
+)
 from fsdp_migrate.checkpoint_convert.storage import (
     Folder,
     LocalFolder,
@@ -31,35 +38,14 @@ from fsdp_migrate.errors import OutputError, OutputExistsError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from typing_extensions import Self
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 _FICLONE: Final = 0x40049409
-_BUFFER: Final = 1 << 20
 _SAFETENSORS: Final = (".safetensors", ".safetensors.index.json")
 _EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 _NO_EXCHANGE: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
-
-
-class OutputFile(Protocol):
-    """A file that is being written, from its start to its end."""
-
-    def write(self, data: bytes | memoryview, /) -> object:
-        """Append bytes."""
-        ...
-
-    def sync(self) -> bool:
-        """Bring what was written to the disk; False where only whole files can be."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: object, error: object, trace: object, /) -> object:
-        """Close the file; its bytes are on the disk then, unless there was an error."""
-        ...
 
 
 class Output(Protocol):
@@ -70,6 +56,8 @@ class Output(Protocol):
 
     url: str
     checkpoint_id: str
+    takes_parts: bool
+    """Whether a file can be written in parts, by several threads or ranks at once."""
 
     def begin(self, identity: str) -> bool:
         """Say which conversion it is; return whether an earlier process has put the output in place.
@@ -79,16 +67,28 @@ class Output(Protocol):
         """
         ...
 
-    def written(self, name: str) -> Written:
-        """Return how far an earlier process came with a file."""
+    def prepare(self, names: Iterable[str]) -> None:
+        """Say which files are going to be written, before any of them is."""
         ...
 
-    def create(self, name: str, keep: int = 0) -> OutputFile:
-        """Open a file for writing, after its first ``keep`` bytes; closing it flushes it to the disk."""
+    def state(self) -> Mapping[str, Any]:
+        """Return what other ranks need to know to write into it, as plain JSON data."""
         ...
 
-    def record(self, name: str, written: Written) -> None:
-        """Note how far a file is, for a process that may have to go on."""
+    def written(self, name: str, part: int | None = None) -> Written:
+        """Return how far an earlier process came with a file, or the part of it that begins at ``part``."""
+        ...
+
+    def create(self, name: str, keep: int = 0, part: int | None = None, size: int = 0) -> OutputFile:
+        """Open a file for writing, after its first ``keep`` bytes; closing it flushes it to the disk.
+
+        With ``part`` it is written from there, and what else is in it stays. ``size`` is how long the file is
+        going to be, where that is known.
+        """
+        ...
+
+    def record(self, name: str, written: Written, part: int | None = None) -> None:
+        """Note how far a file or a part of it is, for a process that may have to go on."""
         ...
 
     def kept(self, name: str, nbytes: int) -> Iterator[bytes]:
@@ -124,32 +124,21 @@ def open_output(dst: Location, *, source: str, overwrite: bool, resume: bool = F
     return LocalOutput(local_path(dst), source=source, overwrite=overwrite, resume=resume)
 
 
-@contextlib.contextmanager
-def writing(path: object) -> Iterator[None]:
-    """Turn what the operating system says into an :class:`OutputError`."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, OutputError | OutputExistsError):
-            raise
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            msg = (
-                f"The disk is full: {str(path)!r} could not be written. Nothing was left of the output, "
-                "and the source is as it was. Free some space, or choose another disk."
-            )
-        else:
-            reason = error.strerror or str(error)
-            msg = (
-                f"{str(path)!r} could not be written: {reason}. Nothing was left of the output, and the "
-                "source is as it was."
-            )
-        output_error = OutputError(msg, path=path)
-        output_error.errno = error.errno
-        raise output_error from error
+def join_output(dst: Location, state: Mapping[str, Any], rank: int) -> Output:
+    """Write along into an output that rank 0 has begun, and said ``state`` about."""
+    if is_url(dst):
+        from fsdp_migrate.checkpoint_convert.remote_output import JoinedFsspecOutput
+
+        return JoinedFsspecOutput(os.fspath(dst), state)
+    from fsdp_migrate.checkpoint_convert.joined_output import JoinedOutput
+
+    return JoinedOutput(local_path(dst), state, rank)
 
 
 class LocalOutput:
     """An output on this machine."""
+
+    takes_parts = True
 
     def __init__(self, path: Path, *, source: str, overwrite: bool, resume: bool = False) -> None:
         self.path = path.absolute()
@@ -160,7 +149,7 @@ class LocalOutput:
         self._overwrite = overwrite
         self._work = WorkFolder(self.path)
         self._journal = Journal(self._work.journal(0))
-        self._earlier: dict[str, Written] = {}
+        self._earlier: dict[tuple[str, int | None], Written] = {}
         self._made: list[Path] = []
         # What an earlier process left is only this one's to remove once it is clear that it goes on with it.
         self._is_left = False
@@ -195,40 +184,46 @@ class LocalOutput:
             _sync_folder(self._work.path)
         return False
 
-    def written(self, name: str) -> Written:
+    def prepare(self, names: Iterable[str]) -> None:
+        """Remove what an earlier process left that may not be written to: links to the source."""
+        for name in names:
+            target = self._work.content / name
+            with writing(self.path / name), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                status = target.lstat()
+                if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                    target.unlink()
+
+    def state(self) -> Mapping[str, Any]:
+        """Return how far an earlier process came."""
+        found = [(name, part, self.written(name, part)) for name, part in self._earlier]
+        return {"earlier": [[name, part, asdict(w)] for name, part, w in found if w != NOTHING]}
+
+    def written(self, name: str, part: int | None = None) -> Written:
         """Return how far an earlier process came with a file, if the file is still like that."""
-        found = self._earlier.get(name, NOTHING)
+        found = self._earlier.get((name, part), NOTHING)
         try:
             status = (self._work.content / name).lstat()
         except OSError:
             return NOTHING
         # A file of two names may be the source's own.
         is_own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-        is_whole = status.st_size == found.nbytes if found.is_done else status.st_size >= found.nbytes
+        end = (part or 0) + found.nbytes
+        is_whole = status.st_size == end if found.is_done and part is None else status.st_size >= end
         return found if is_own and is_whole else NOTHING
 
-    def create(self, name: str, keep: int = 0) -> OutputFile:
-        """Open a file for writing, after its first ``keep`` bytes."""
-        target = self._work.content / name
-        with writing(self.path / name):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not keep:
-                target.unlink(missing_ok=True)
-            return _DurableFile(target, self.path / name, keep)
+    def create(self, name: str, keep: int = 0, part: int | None = None, size: int = 0) -> OutputFile:
+        """Open a file for writing, after its first ``keep`` bytes, or from ``part`` on."""
+        del size
+        return create_file(self._work.content / name, self.path / name, keep, part)
 
-    def record(self, name: str, written: Written) -> None:
+    def record(self, name: str, written: Written, part: int | None = None) -> None:
         """Note how far a file is in the journal."""
         with writing(self.path):
-            self._journal.record(name, written)
+            self._journal.record(name, written, part)
 
     def kept(self, name: str, nbytes: int) -> Iterator[bytes]:
         """Yield the first bytes of a file that an earlier process wrote."""
-        if not nbytes:
-            return
-        with (self._work.content / name).open("rb", buffering=0) as file:
-            while nbytes and (data := file.read(min(nbytes, _BUFFER))):
-                nbytes -= len(data)
-                yield data
+        return read_first(self._work.content / name, nbytes)
 
     def share(self, folder: Folder, name: str, as_name: str) -> bool:
         """Let the output share the bytes of a file of the source, as a clone or a hard link."""
@@ -324,40 +319,6 @@ class LocalOutput:
         except BaseException:
             self._work.recover()
             raise
-
-
-class _DurableFile:
-    """A file whose bytes are on the disk once it is closed without an error."""
-
-    def __init__(self, path: Path, shown: Path, keep: int = 0) -> None:
-        self._shown = shown
-        self._file = path.open("r+b" if keep else "xb", buffering=_BUFFER)
-        if keep:
-            self._file.seek(keep)
-            self._file.truncate()
-
-    def write(self, data: bytes | memoryview, /) -> int:
-        """Append bytes."""
-        with writing(self._shown):
-            return self._file.write(data)
-
-    def sync(self) -> bool:
-        """Bring what was written to the disk."""
-        with writing(self._shown):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object, /) -> None:
-        if kind is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            return
-        with writing(self._shown), self._file:
-            self.sync()
 
 
 def _check_apart(path: Path, source: Path) -> None:

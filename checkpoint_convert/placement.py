@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _NAMES_FILE: Final = "__names_0.distcp"
+_COPY_BYTES: Final = 64 << 20
 _LINKED: Final = ".linked.distcp"
 
 
@@ -38,6 +39,13 @@ class CopyItem:
 
     source: Stored
     length: int
+
+
+def copy_items(file: str, nbytes: int) -> list[Item]:
+    """Return the items that copy a whole file; more than one where it is long, so that ranks can share it."""
+    starts = range(0, max(nbytes, 1), _COPY_BYTES)
+    lengths = [(start, min(_COPY_BYTES, nbytes - start)) for start in starts]
+    return [CopyItem(Stored(file, start, length), length) for start, length in lengths]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,13 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError, CheckpointReadError
+from fsdp_migrate.errors import (
+    CheckpointFormatError,
+    CheckpointNotFoundError,
+    CheckpointReadError,
+    FSDPMigrateError,
+    OutputError,
+)
 
 
 if TYPE_CHECKING:
@@ -117,8 +123,7 @@ def open_folder_at(location: Location) -> Folder:
     """
     if is_url(location):
         url = os.fspath(location).rstrip("/")
-        fs, inside = resolve_url(url)
-        if fs.isfile(inside):
+        if _kind_at(url) == "file":
             return FsspecFolder(url.rpartition("/")[0], only=url.rpartition("/")[2])
         return FsspecFolder(url)
     path = local_path(location)
@@ -300,18 +305,17 @@ class FsspecFolder:
         self.url = url.rstrip("/")
         self.only = only
         self.fs, self.root = resolve_url(self.url)
-        if not self.fs.exists(self.root):
-            raise CheckpointNotFoundError(f"There is nothing at {self.url!r}.", path=self.url)
-        if not self.fs.isdir(self.root):
+        if only is None and _kind_at(self.url) != "directory":
             raise CheckpointFormatError(f"{self.url!r} is not a folder.", path=self.url)
 
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
         """Return every file below the folder with its size."""
         prefix = self.root.rstrip("/") + "/"
-        if self.only is not None:
-            return {self.only: int(self.fs.size(prefix + self.only))}
-        depth = None if max_depth is None else max_depth + 1
-        found = self.fs.find(self.root, maxdepth=depth, detail=True)
+        with reading_from(self.url):
+            if self.only is not None:
+                return {self.only: int(self.fs.size(prefix + self.only))}
+            depth = None if max_depth is None else max_depth + 1
+            found = self.fs.find(self.root, maxdepth=depth, detail=True)
         return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
 
     def has(self, name: str) -> bool:
@@ -320,10 +324,14 @@ class FsspecFolder:
 
     def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return what the service tells of each file."""
-        self.fs.invalidate_cache(self.root)
         prefix = self.root.rstrip("/") + "/"
         wanted = set(names)
-        found = self.fs.find(self.root, detail=True)
+        with reading_from(self.url):
+            self.fs.invalidate_cache(self.root)
+            if self.only is None:
+                found = self.fs.find(self.root, detail=True)
+            else:
+                found = {prefix + self.only: self.fs.info(prefix + self.only)}
         return {
             short: ":".join(str(info[field]) for field in _STAMP_FIELDS if info.get(field) is not None)
             for name, info in found.items()
@@ -339,7 +347,8 @@ class FsspecFolder:
         """Return exactly ``length`` bytes."""
         if length == 0:
             return b""
-        data: bytes = self.fs.cat_file(f"{self.root}/{name}", start=offset, end=offset + length)
+        with reading_from(f"{self.url}/{name}"):
+            data: bytes = self.fs.cat_file(f"{self.root}/{name}", start=offset, end=offset + length)
         if len(data) != length:
             msg = f"'{self.url}/{name}' ends {length - len(data)} bytes too early."
             raise CheckpointFormatError(msg, path=f"{self.url}/{name}")
@@ -351,6 +360,66 @@ class FsspecFolder:
 
     def close(self) -> None:
         """Nothing stays open."""
+
+
+def _kind_at(url: str) -> str:
+    """Return what is at a URL, ``"file"`` or ``"directory"``."""
+    fs, path = resolve_url(url)
+    with reading_from(url):
+        return str(fs.info(path)["type"])
+
+
+@contextlib.contextmanager
+def reading_from(url: str) -> Iterator[None]:
+    """Turn what the client of a service says into an error of this package."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"There is nothing at {url!r}.", path=url) from error
+    except Exception as error:
+        if _is_ours(error):
+            raise
+        wrapped = CheckpointReadError(_say(url, "read", error), path=url)
+        wrapped.errno = getattr(error, "errno", None)
+        raise wrapped from error
+
+
+@contextlib.contextmanager
+def writing_to(url: str) -> Iterator[None]:
+    """Turn what the client of a service says into an :class:`OutputError`."""
+    try:
+        yield
+    except Exception as error:
+        if _is_ours(error) or isinstance(error, FileExistsError):
+            raise
+        wrapped = OutputError(_say(url, "written", error), path=url)
+        wrapped.errno = getattr(error, "errno", None)
+        raise wrapped from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Tell whether an error is one of this package, or a mistake in it, and not of a service."""
+    is_builtin = type(error).__module__ == "builtins" and not isinstance(error, OSError)
+    return isinstance(error, FSDPMigrateError) or is_builtin
+
+
+def _say(url: str, what: str, error: Exception) -> str:
+    # The classes of botocore, aiohttp, gcsfs and others; none of them is a dependency.
+    kind = type(error).__name__
+    if isinstance(error, PermissionError):
+        return (
+            f"{url!r} could not be {what}: access is denied ({error}). Use credentials of somebody who may, "
+            "or have the permission given."
+        )
+    if "Credential" in kind or "TokenRetrieval" in kind:
+        return (
+            f"{url!r} could not be {what}: there are no credentials for it, or they have run out ({error}). "
+            "Give them as the service's own tools take them; for S3 in AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or by AWS_PROFILE."
+        )
+    if isinstance(error, FileNotFoundError):
+        return f"{url!r} could not be {what}: the bucket, or the folder, is not there ({error})."
+    return f"{url!r} could not be {what}: {kind}: {error}."
 
 
 def read_error(message: str, path: object, error: OSError) -> CheckpointReadError:

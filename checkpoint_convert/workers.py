@@ -28,18 +28,20 @@ def run_workers(
     total_bytes: int,
     message: str,
     progress: Progress | None,
+    check: Callable[[], None] | None = None,
 ) -> None:
     """Call ``work(task, advance)`` for every task, in ``threads`` threads.
 
     The first error stops all workers at their next ``advance``, and is raised once they have ended. An
-    interrupt of the calling thread and an exception of ``progress`` count as errors.
+    interrupt of the calling thread and an exception of ``progress`` count as errors, and so does what
+    ``check`` raises, which is called in the calling thread now and then.
     """
     crew = _Crew(tasks, work)
     workers = [threading.Thread(target=crew.loop, daemon=True) for _ in range(threads)]
     try:
         for worker in workers:
             worker.start()
-        crew.follow(threads, total_bytes, message, progress)
+        crew.follow(threads, total_bytes, message, progress, check or _nothing)
     finally:
         crew.stop.set()
         for worker in workers:
@@ -71,12 +73,20 @@ class _Crew(Generic[T]):
             self._events.put(error)
         self._events.put(None)
 
-    def follow(self, running: int, total_bytes: int, message: str, progress: Progress | None) -> None:
+    def follow(
+        self,
+        running: int,
+        total_bytes: int,
+        message: str,
+        progress: Progress | None,
+        check: Callable[[], None],
+    ) -> None:
         """Report progress until all workers have ended, or one of them failed."""
         report = progress or _ignore
         done = 0
         report(ProgressEvent(done, total_bytes, message))
         while running:
+            check()
             try:
                 # A timeout, because without one a signal would wait for the next event.
                 event = self._events.get(timeout=_POLL)
@@ -94,6 +104,10 @@ class _Crew(Generic[T]):
         if self.stop.is_set():
             raise _StoppedError
         self._events.put(nbytes)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _ignore(event: ProgressEvent) -> None:

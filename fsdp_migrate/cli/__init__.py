@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from fsdp_migrate.cli import torchrun
 from fsdp_migrate.cli.app import app
 from fsdp_migrate.cli.document import error_body, write_document
 from fsdp_migrate.errors import FindingsError, FSDPMigrateError
@@ -43,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _end_on_signals():
             result = app(arguments, prog_name="fsdp-migrate", standalone_mode=False)
     except BaseException as error:  # torch's CheckpointException is no Exception
-        return _report(error, arguments)
+        if torchrun.is_quiet():
+            return _explain(error)[1]
+        code = _report(error, arguments)
+        torchrun.dismiss()
+        return code
     if result == 130:  # what newer versions of typer make of KeyboardInterrupt; older ones raise Abort
         return _report(KeyboardInterrupt(), arguments)
     return result if isinstance(result, int) else 0

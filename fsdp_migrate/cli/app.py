@@ -5,7 +5,6 @@ The library is imported inside the commands, so that ``--help`` does not wait fo
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,15 +132,6 @@ def _output_options(
     return OutputOptions(optimizer_class, parse_size(max_shard_size), tuple(renames or ()))
 
 
-def _refuse_torchrun() -> None:
-    """Raise where torchrun started several of this process: they would all write the same output."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        from fsdp_migrate.errors import UnsupportedFeatureError
-
-        msg = "Converting under torchrun is not supported yet. Run `fsdp-migrate convert` by itself, once."
-        raise UnsupportedFeatureError(msg, feature="convert under torchrun")
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -242,12 +232,12 @@ def convert(
     """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
 
     CKPT is never written to. OUT appears whole or not at all. Without OUT
-    the answer is whether FSDP2 loads CKPT as it is.
+    the answer is whether FSDP2 loads CKPT as it is. Under torchrun the
+    work is divided over the ranks, and rank 0 reports.
     """
     from fsdp_migrate.checkpoint_convert import convert_checkpoint
-    from fsdp_migrate.cli import render
+    from fsdp_migrate.cli import render, torchrun
 
-    _refuse_torchrun()
     wanted: dict[str, Any] = {
         "to": to.value,
         "world_size": world_size,
@@ -261,7 +251,7 @@ def convert(
     if dry_run:
         _show_plan(source, given, wanted, strict=strict, json=json)
         return 0
-    with render.progress("Converting") as progress:
+    with torchrun.shared_ranks() as ranks, render.progress("Converting") as progress:
         report = convert_checkpoint(
             source,
             output,
@@ -270,13 +260,14 @@ def convert(
             resume=resume,
             checksums=checksums,
             buffer_bytes=buffer << 20,
-            progress=progress,
+            progress=None if torchrun.is_quiet() else progress,
             strict=strict,
             options=given,
+            ranks=ranks,
         )
-    if json:
+    if json and not torchrun.is_quiet():
         write_document("convert", {"dry_run": False, "report": report.as_dict()})
-    else:
+    elif not torchrun.is_quiet():
         render.show_conversion(report)
     return 0
 
@@ -285,9 +276,11 @@ def _show_plan(
     source: str, given: SourceOptions, wanted: dict[str, Any], *, strict: bool, json: bool
 ) -> None:
     from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
-    from fsdp_migrate.cli import render
+    from fsdp_migrate.cli import render, torchrun
     from fsdp_migrate.findings import raise_on_findings
 
+    if torchrun.is_quiet():
+        return
     plan = plan_conversion(inspect_checkpoint(source, options=given), **wanted)
     raise_on_findings(plan.findings, strict=strict)
     if json:

@@ -19,7 +19,8 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     verify_checkpoints,
 )
-from fsdp_migrate.checkpoint_convert.outputs import LocalOutput, _DurableFile
+from fsdp_migrate.checkpoint_convert.output_files import _DurableFile
+from fsdp_migrate.checkpoint_convert.outputs import LocalOutput
 from fsdp_migrate.errors import (
     CheckpointNotFoundError,
     ConfigError,
@@ -81,7 +82,7 @@ def test_a_full_disk_leaves_nothing(
     write = _DurableFile.write
 
     def fail(self: _DurableFile, data: bytes | memoryview) -> int:
-        from fsdp_migrate.checkpoint_convert.outputs import writing
+        from fsdp_migrate.checkpoint_convert.output_files import writing
 
         if next(writes) >= after:
             with writing(tmp_path / "out"):

@@ -208,13 +208,3 @@ def test_the_library_knows_every_word_of_the_command(
     wanted: dict[str, Any] = {"to": to.value, "link": link.value, "dtype": dtype.value}
     options = OutputOptions(optimizer_class="AdamW")
     plan_conversion(inspect_checkpoint(clean), output_options=options, **wanted)
-
-
-def test_torchrun_is_refused_by_name(
-    clean: Path, tmp_path: Path, run_json: RunJson, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    code, document = run_json("convert", clean, tmp_path / "out")
-    assert (code, document["error"]["feature"]) == (1, "convert under torchrun")
-    assert list(tmp_path.iterdir()) == []
