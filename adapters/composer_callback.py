@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from composer.core import Callback
 from composer.utils import FSDP2Config, FSDPConfig, dist
+from torch.distributed.fsdp import FSDPModule
 
 from fsdp_migrate.adapters.composer import ComposerMapping, composer_fsdp1_config
+from fsdp_migrate.adapters.composer_checkpoints import CheckpointLoader, find_scaler, name_scaler
 from fsdp_migrate.adapters.composer_hooks import (
     MigratedConfig,
     check_composer,
     drive,
     install,
+    name_what_is_saved,
     out_of_memory_error,
     take_over_sharding,
 )
@@ -35,7 +38,8 @@ from fsdp_migrate.adapters.composer_sharding import (
 )
 from fsdp_migrate.errors import ConfigError, ModelError
 from fsdp_migrate.mapping import map_config
-from fsdp_migrate.runtime import clip_grad_norm_
+from fsdp_migrate.runtime import clip_grad_norm_, register_forward_methods
+from fsdp_migrate.sharded import show_shards
 
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from composer.loggers import Logger
     from torch import nn
 
+    from fsdp_migrate.adapters.composer_checkpoints import Conversion
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.microbatch import Comms
     from fsdp_migrate.tying import TieOwner
@@ -79,6 +84,9 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         strict: Raise if anything would change that a user could notice.
         tied: Which unit owns a parameter that several would share: ``parent`` or ``group``, as in
             :func:`~fsdp_migrate.prepare.prepare_fully_shard`.
+        convert_checkpoints: What to do with a checkpoint that does not load into FSDP2 as it is: ``convert``
+            it into a folder beside it (its name and ``.fsdp2``), which is used again as long as it is not
+            older; or an ``error``.
         comms: What backward communicates in each microbatch, as in
             :func:`~fsdp_migrate.microbatch.microbatches`.
 
@@ -101,12 +109,14 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         *,
         strict: bool = False,
         tied: TieOwner = "parent",
+        convert_checkpoints: Conversion = "convert",
         comms: Comms = "auto",
     ) -> None:
         self.strict = strict
         self.tied: TieOwner = tied
         self.findings: tuple[Finding, ...] = ()
         self._given = fsdp_config
+        self._loader = CheckpointLoader(convert_checkpoints)
         self._mapping: ComposerMapping | None = None
         self._microbatches = MicrobatchDriver(comms, out_of_memory_error)
 
@@ -136,6 +146,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         install()
         drive(state.model, self)
         take_over_sharding(state)
+        name_what_is_saved(state, self._name, find_scaler)
 
     def _config_of(self, state: State) -> Any:
         """Return the FSDP1 config as Composer's object, or None where there is nothing to migrate."""
@@ -181,6 +192,26 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             with suppress(ImportError):
                 destination.log_table(_COLUMNS, rows, name="fsdp2_migration", step=0)
 
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Show shards again before algorithms swap parameters: after a forward the root's are whole."""
+        del logger
+        if state.algorithms:
+            self._show_shards(state, "eval")
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Free the root's whole parameters, which no backward will."""
+        del logger
+        self._show_shards(state, "eval")
+
+    def predict_end(self, state: State, logger: Logger) -> None:
+        """Free the root's whole parameters, which no backward will."""
+        del logger
+        self._show_shards(state, "predict")
+
+    def _show_shards(self, state: State, what: str) -> None:
+        if self._mapping is not None:
+            show_shards(state.model, what)
+
     def shard(self, state: Any) -> None:
         """Shard the state's model and point its optimizers at the shards; a collective call of all ranks."""
         mapping = self._mapping
@@ -198,6 +229,10 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             local_world_size=dist.get_local_world_size(),
         )
         self.findings = shard_composer_model(request)
+        for child in composer_children(state.model).sharded.values():
+            # Hugging Face's, which Composer ran with the root's whole parameters shown.
+            if callable(getattr(child, "generate", None)) and isinstance(child, FSDPModule):
+                register_forward_methods(child, "generate")
         self._microbatches.attach(state)
 
     def batch(self, state: Any, parts: Sequence[Any]) -> AbstractContextManager[None]:
@@ -209,8 +244,15 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         return self._microbatches.microbatch(is_last=is_last)
 
     def load(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Load a checkpoint."""
-        return call(**arguments)
+        """Load a checkpoint, converted before if it does not load as it is."""
+        try:
+            return self._loader.load(call, arguments)
+        finally:
+            self.findings = (*self.findings, *self._loader.findings)
+            self._loader.findings.clear()
+
+    def _name(self, found: dict[str, Any], own: str) -> dict[str, Any]:
+        return name_scaler(found, own, self._loader.scaler_names)
 
     def clip(self, model: nn.Module, clipping_type: str, threshold: float) -> bool:
         """Clip gradients as Composer does under FSDP1: each child by its own norm, or its largest value."""

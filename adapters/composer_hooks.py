@@ -214,6 +214,23 @@ def take_over_sharding(state: Any) -> None:
     state._apply_fsdp = apply_fsdp
 
 
+def name_what_is_saved(
+    state: Any,
+    save: Callable[[dict[str, Any], str], dict[str, Any]],
+    load: Callable[[dict[str, Any], str], dict[str, Any]],
+) -> None:
+    """Let ``save`` change what is saved, and ``load`` what is loaded; both know the scaler's name."""
+    save_state, load_state = state.state_dict, state.load_state_dict
+
+    def state_dict() -> dict[str, Any]:
+        return save(save_state(), type(state.scaler).__qualname__)
+
+    def load_state_dict(found: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        load_state(load(found, type(state.scaler).__qualname__), *args, **kwargs)
+
+    state.state_dict, state.load_state_dict = state_dict, load_state_dict
+
+
 def drive(model: nn.Module, driver: Driver) -> None:
     """Remember whose model it is, for what Composer calls with a model and without a state."""
     _drivers[model] = driver

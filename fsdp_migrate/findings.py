@@ -373,6 +373,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "exact", "Parameters that Composer's FSDP1 leaves alone: not sharded, gradients not averaged."
         ),
         "FM417": FindingCode("exact", "Metrics of a ComposerModel are left alone."),
+        "FM418": FindingCode("equivalent", "A checkpoint was converted on the way, into a folder beside it."),
     }
 )
 

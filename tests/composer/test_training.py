@@ -14,6 +14,8 @@ from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.composer
 
+Outcomes = dict[str, list[tuple[dict[str, Any], dict[str, Any]]]]
+
 CASES: dict[str, Run] = {
     "sgd": Run(),
     "adamw": Run(optimizer="adamw", warmup=True),
@@ -37,26 +39,93 @@ CASES: dict[str, Run] = {
     "two_children": Run(model="two"),
     "no_shard": Run(fsdp={"sharding_strategy": "NO_SHARD"}),
     "flat": Run(fsdp={"use_orig_params": False}, optimizer="adamw"),
+    "tied": Run(model="tied", optimizer="adamw"),
+    "ema": Run(model="module", algorithms=("ema",)),
+    "eval": Run(model="metric"),
+    "ema_and_eval": Run(model="module metric", algorithms=("ema",)),
+    "ignored": Run(model="ignored"),
+    "left": Run(model="left"),
+    "dict": Run(model="dict"),
+    "set2": Run(fsdp={"process_group": "set2"}),
+    "self": Run(fsdp={"process_group": "self"}),
     "forward_prefetch": Run(fsdp={"forward_prefetch": True}),
 }
+
+
+NEARLY = {"clip_norm": Run(algorithms=("clip_norm",)), "clip_value": Run(algorithms=("clip_value",))}
+OFFLOADED = Run(fsdp={"cpu_offload": True})
+LARGE = Run(rows=4, steps=5)
+SEARCHES = {
+    "in forward": replace(LARGE, fails=("forward", 2)),
+    "in backward": replace(LARGE, fails=("backward", 2)),
+    "twice": replace(LARGE, fails=("backward", 1)),
+    "fits": replace(LARGE, fails=("forward", 9)),
+}
+FIXED = {size: replace(LARGE, trainer={"device_train_microbatch_size": size}) for size in (1, 2, 4)}
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, list[tuple[dict[str, Any], dict[str, Any]]]]:
     """Every case, by rank: under FSDP1, and with the callback."""
-    runs = [replace(run, migrate=migrate) for run in CASES.values() for migrate in (False, True)]
-    ranks = run_ranks(train_all, runs, timeout=400)
-    pairs = [list(zip(found[::2], found[1::2], strict=True)) for found in ranks]
-    return {name: [rank[number] for rank in pairs] for number, name in enumerate(CASES)}
+    cases = {**CASES, **NEARLY}
+    runs = [replace(run, migrate=migrate) for run in cases.values() for migrate in (False, True)]
+    alone = [OFFLOADED, *SEARCHES.values(), *FIXED.values()]
+    ranks = run_ranks(train_all, [*runs, *alone], timeout=500)
+    pairs = [list(zip(found[: len(runs) : 2], found[1 : len(runs) : 2], strict=True)) for found in ranks]
+    outcomes = {name: [rank[number] for rank in pairs] for number, name in enumerate(cases)}
+    names = ["offloaded", *SEARCHES, *(str(size) for size in FIXED)]
+    for number, name in enumerate(names):
+        outcomes[name] = [(found[len(runs) + number],) * 2 for found in ranks]
+    return outcomes
+
+
+def same(after: dict[str, Any], before: dict[str, Any]) -> None:
+    assert "error" not in before, before["error"]
+    assert "error" not in after, after["error"]
+    assert list(after["parameters"]) == list(before["parameters"])
+    for name, expected in before["parameters"].items():
+        assert torch.equal(after["parameters"][name], expected), name
+
+
+def test_the_cpu_offload_that_composer_refuses_changes_no_value(outcomes: Outcomes) -> None:
+    for (offloaded, _), (plain, _) in zip(outcomes["offloaded"], outcomes["sgd"], strict=True):
+        same(offloaded, plain)
+        assert offloaded["losses"] == plain["losses"]
+        assert ("FM412", "cpu_offload") in offloaded["findings"]
+
+
+@pytest.mark.parametrize(("case", "size"), [("in forward", 2), ("in backward", 2), ("twice", 1), ("fits", 4)])
+def test_a_rank_without_memory_makes_all_ranks_take_smaller_microbatches(
+    outcomes: Outcomes, case: str, size: int
+) -> None:
+    """What comes out is what that size gives from the start; after three batches Composer stops looking."""
+    for (found, _), (fixed, _) in zip(outcomes[case], outcomes[str(size)], strict=True):
+        same(found, fixed)
+        assert found["sizes"] == [size] * 5
+        assert found["hooked"] == 0
+
+
+@pytest.mark.parametrize("case", NEARLY)
+def test_gradients_are_clipped_as_under_fsdp1(outcomes: Outcomes, case: str) -> None:
+    for (before, after), (plain, _) in zip(outcomes[case], outcomes["sgd"], strict=True):
+        assert "error" not in after, after["error"]
+        assert after["losses"] == pytest.approx(before["losses"], abs=1e-6)
+        assert after["losses"] != pytest.approx(plain["losses"], abs=1e-3)
+
+
+def test_averages_and_evaluations_are_those_of_fsdp1(outcomes: Outcomes) -> None:
+    for before, after in (*outcomes["ema"], *outcomes["ema_and_eval"]):
+        assert len(before["ema"]) == len(before["parameters"])
+        for name, expected in before["ema"].items():
+            assert torch.equal(after["ema"][name], expected), name
+    for before, after in (*outcomes["eval"], *outcomes["ema_and_eval"]):
+        assert after["metrics"]["accuracy"] == before["metrics"]["accuracy"]
+        assert torch.equal(after["metrics"]["predicted"], before["metrics"]["predicted"])
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_losses_and_parameters_are_those_of_fsdp1(
-    outcomes: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]], case: str
-) -> None:
+def test_losses_and_parameters_are_those_of_fsdp1(outcomes: Outcomes, case: str) -> None:
     for before, after in outcomes[case]:
+        same(after, before)
         assert len(before["losses"]) >= 3
         assert after["losses"] == before["losses"]
-        assert list(after["parameters"]) == list(before["parameters"])
-        for name, expected in before["parameters"].items():
-            assert torch.equal(after["parameters"][name], expected), name

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import traceback
 import warnings
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import DTensor
 
+from fsdp_migrate import torch_compat
 from tests.models import VOCABULARY, Net, batch
 
 
@@ -33,31 +36,66 @@ class Run:
     algorithms: tuple[str, ...] = ()
     trainer: dict[str, Any] = field(default_factory=dict)
     twice: bool = False
+    own_fsdp2: bool = False
+    latest: tuple[str, str] | None = None
+    fails: tuple[str, int] | None = None
+    tensor_parallel: bool = False
+    in_pairs: bool = False
 
 
 def train_all(runs: list[Run]) -> list[dict[str, Any]]:
     """Do the runs one after the other, on the same ranks."""
     prepare()
-    return [train(run) for run in runs]
+    return [_attempt(run) for run in runs]
+
+
+def _attempt(run: Run) -> dict[str, Any]:
+    """Return what a run returns, or its error, so that one that fails on all ranks leaves the others be."""
+    from composer.core import state
+
+    options = state.StateDictOptions
+    if not run.migrate and not run.own_fsdp2:
+        # torch: to offload FSDP1's full state of a model on the CPU breaks optimizer state, or the process.
+        vars(state)["StateDictOptions"] = lambda **given: options(**{**given, "cpu_offload": False})
+    try:
+        return train(run)
+    except Exception:
+        return {"error": traceback.format_exc()}
+    finally:
+        vars(state)["StateDictOptions"] = options
 
 
 def prepare() -> None:
     warnings.simplefilter("ignore")
     # Composer's FSDP1 asks CUDA for its device without looking whether there is one.
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    os.environ.setdefault("COMPOSER_LOG_LEVEL", "ERROR")
+    os.environ.update(COMPOSER_LOG_LEVEL="ERROR", NODE_RANK="0")
 
 
 def train(run: Run) -> dict[str, Any]:
     """Build the Trainer, fit, and return what became of it."""
     losses: list[float] = []
+    if run.latest is not None and dist.get_rank() == 0:
+        link, target = run.latest
+        Path(link).unlink()
+        Path(link).symlink_to(target)
+    dist.barrier()
     trainer = make_trainer(run, losses)
+    if run.own_fsdp2:
+        _mend(trainer.state.model)
+    sizes: list[int] = []
+    if run.fails is not None:
+        trainer.state.callbacks.append(_size_recorder(sizes))
     trainer.fit()
     found = {
         "losses": losses,
+        "sizes": sizes,
+        "hooked": len(trainer.state.automicrobatch_fsdp_hook_handles),
+        "ema": _ema(trainer.state),
         "parameters": whole(trainer.state.model),
         "optimizer": optimizer_state(trainer.state),
         "findings": findings_of(trainer),
+        "metrics": _evaluate(trainer, run) if "metric" in run.model else {},
     }
     trainer.close()
     dist.barrier()
@@ -69,13 +107,16 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
 
     model = make_model(run.model)
     callbacks: list[Any] = [_recorder(losses)]
+    if run.fails is not None:
+        callbacks.append(_searcher())
+        _limit(model, *run.fails)
     if run.migrate:
         from fsdp_migrate.adapters.composer_callback import FSDP2Migration
 
         callbacks += [FSDP2Migration(**run.callback) for _ in range(2 if run.twice else 1)]
     arguments: dict[str, Any] = {
         "model": model,
-        "train_dataloader": loader(run.steps, run.rows),
+        "train_dataloader": loader(run.steps, run.rows, in_pairs=run.in_pairs),
         "optimizers": make_optimizer(run.optimizer, model),
         "schedulers": _warmup() if run.warmup else None,
         "max_duration": f"{run.steps}ba",
@@ -83,13 +124,23 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
         "device": "cpu",
         "seed": 3,
         "callbacks": callbacks,
+        "eval_dataloader": loader(2, run.rows) if "metric" in run.model else None,
         "algorithms": [make_algorithm(name) for name in run.algorithms],
         "progress_bar": False,
         "log_to_console": False,
+        **({"eval_interval": "1ba"} if "metric" in run.model else {}),
         **run.trainer,
     }
     if run.fsdp is not None:
         arguments["parallelism_config"] = {"fsdp": dict(run.fsdp)}
+        if "ignored" in run.model:
+            arguments["parallelism_config"]["fsdp"]["ignored_modules"] = [model.net.head]
+        if run.tensor_parallel:
+            arguments["parallelism_config"]["tp"] = _tensor_parallel(model)
+    if run.own_fsdp2:
+        from composer.utils import FSDP2Config
+
+        arguments["parallelism_config"] = {"fsdp": FSDP2Config(**(run.fsdp or {}))}
     return Trainer(**arguments)
 
 
@@ -104,12 +155,14 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
         return self.rows[index]
 
 
-def loader(steps: int, rows: int) -> Any:
+def loader(steps: int, rows: int, *, in_pairs: bool = False) -> Any:
+    """Return the batches of this rank; ``in_pairs`` gives two neighbours the same."""
     from torch.utils.data import DataLoader, DistributedSampler
 
-    world = dist.get_world_size()
-    data = torch.cat([batch(step, rank, rows=rows) for step in range(steps) for rank in range(world)])
-    sampler: Any = DistributedSampler(Rows(data), shuffle=False)
+    divisor = 2 if in_pairs else 1
+    world, rank = dist.get_world_size() // divisor, dist.get_rank() // divisor
+    data = torch.cat([batch(step, each, rows=rows) for step in range(steps) for each in range(world)])
+    sampler: Any = DistributedSampler(Rows(data), num_replicas=world, rank=rank, shuffle=False)
     return DataLoader(Rows(data), batch_size=rows, sampler=sampler)
 
 
@@ -121,28 +174,62 @@ def make_model(kind: str) -> Any:
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.net = Net(tied="tied" in kind)
-            if "fn" in kind:
-                blocks = set(self.net.blocks)
-                self.net.fsdp_wrap_fn = lambda module: module in blocks  # type: ignore[assignment]
-                self.net.activation_checkpointing_fn = lambda module: module in blocks  # type: ignore[assignment]
-            else:
-                for block in self.net.blocks:
-                    block._fsdp_wrap = True  # type: ignore[assignment]
-            if "two" in kind:
-                self.extra = nn.Sequential(nn.Linear(VOCABULARY, VOCABULARY), nn.Tanh())
-            if "across" in kind:
-                self.other = nn.Linear(6, VOCABULARY, bias=False)
-                self.other.weight = self.net.embed.weight
+            net = Net(8, 16, tied="tied" in kind) if "wide" in kind else Net(tied="tied" in kind)
+            _mark(net, kind)
+            setattr(self, _name_of_net(kind), net)
+            _add_children(self, net, kind)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.net(tokens)
+            out: torch.Tensor = getattr(self, _name_of_net(kind))(tokens)
+            out = self.left(out) if "left" in kind else out
             return self.extra(out) if "two" in kind else out
 
         def loss(self, outputs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             return nn.functional.cross_entropy(outputs.float().view(-1, VOCABULARY), tokens.flatten())
 
+        def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
+            return {"accuracy": self.accuracy} if "metric" in kind and not is_train else {}
+
+        def update_metric(self, tokens: Any, outputs: torch.Tensor, metric: Any) -> None:
+            metric.update(outputs.flatten(0, 1), tokens.flatten())
+
+        def eval_forward(self, tokens: torch.Tensor, outputs: Any = None) -> torch.Tensor:
+            found: torch.Tensor = outputs if outputs is not None else self.forward(tokens)
+            return found
+
     return Model()
+
+
+def _name_of_net(kind: str) -> str:
+    return "module" if "module" in kind else "net"  # EMA looks for `module` under FSDP1
+
+
+def _mark(net: Any, kind: str) -> None:
+    """Mark the net's blocks as units, by attributes or by functions."""
+    blocks, last = set(net.blocks), net.blocks[-1]
+    if "fn" in kind:
+        net.fsdp_wrap_fn = net.activation_checkpointing_fn = lambda module: module in blocks
+    elif "dict" in kind:
+        given = {"sharding_strategy": "SHARD_GRAD_OP", "backward_prefetch": "BACKWARD_PRE"}
+        net.fsdp_wrap_fn = lambda module: given if module is last else False
+    else:
+        for block in blocks:
+            block._fsdp_wrap = True
+
+
+def _add_children(model: Any, net: Any, kind: str) -> None:
+    from torchmetrics.classification import MulticlassAccuracy
+
+    if "two" in kind:
+        model.extra = nn.Sequential(nn.Linear(VOCABULARY, VOCABULARY), nn.Tanh())
+    if "metric" in kind:
+        model.accuracy = MulticlassAccuracy(VOCABULARY, average="micro")
+    if "left" in kind:
+        model.left = nn.Linear(VOCABULARY, VOCABULARY)
+        model.left._fsdp_wrap = False
+    if "across" in kind:
+        model.other = nn.Linear(6, VOCABULARY, bias=False)
+        model.other.weight = net.embed.weight
 
 
 def make_optimizer(kind: str, model: nn.Module) -> Any:
@@ -164,12 +251,55 @@ def make_optimizer(kind: str, model: nn.Module) -> Any:
     return optim.DecoupledAdamW([{"params": decayed, "weight_decay": 1e-3}, {"params": others}], lr=0.02)
 
 
+def _tensor_parallel(model: Any) -> dict[str, Any]:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    plan: dict[str, Any] = {}
+    for number in range(len(model.net.blocks)):
+        plan[f"net.blocks.{number}.up"] = ColwiseParallel()
+        plan[f"net.blocks.{number}.down"] = RowwiseParallel()
+    return {"tensor_parallel_degree": 2, "layer_plan": plan}
+
+
 def make_algorithm(name: str) -> Any:
     from composer import algorithms
 
     if name.startswith("clip"):
         return algorithms.GradientClipping(name.partition("_")[2], 0.05)
     return algorithms.EMA(half_life="2ba")
+
+
+def _searcher() -> Any:
+    """Return a callback that lets the Trainer search for a microbatch size, which it refuses on the CPU."""
+    from composer import Callback
+
+    class Searcher(Callback):  # type: ignore[misc,unused-ignore]
+        def init(self, state: Any, logger: Any) -> None:
+            del logger
+            state.auto_microbatching = True
+
+    return Searcher()
+
+
+def _limit(model: Any, where: str, rows: int) -> None:
+    """Run out of memory on the last rank where a microbatch has more rows."""
+    if dist.get_rank() != dist.get_world_size() - 1:
+        return
+
+    def fail(count: int) -> None:
+        if count > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more.")
+
+    def in_backward(module: Any, args: Any, out: torch.Tensor) -> None:
+        del module, args
+        if out.requires_grad:
+            out.register_hook(lambda grad: fail(len(grad)))
+
+    block = model.net.blocks[1]
+    if where == "forward":
+        block.register_forward_pre_hook(lambda module, args: fail(len(args[0])))
+    else:
+        block.register_forward_hook(in_backward)
 
 
 def _warmup() -> Any:
@@ -187,6 +317,42 @@ def _recorder(losses: list[float]) -> Any:
             losses.append(float(state.loss))
 
     return Recorder()
+
+
+def _size_recorder(sizes: list[int]) -> Any:
+    from composer import Callback
+
+    class Sizes(Callback):  # type: ignore[misc,unused-ignore]
+        def batch_end(self, state: Any, logger: Any) -> None:
+            del logger
+            sizes.append(state.device_train_microbatch_size)
+
+    return Sizes()
+
+
+def _ema(state: Any) -> dict[str, torch.Tensor]:
+    """Return the averages that EMA keeps."""
+    return {
+        clean(name): _full(value)
+        for algorithm in state.algorithms
+        if hasattr(algorithm, "ema_model")
+        for name, value in algorithm.ema_model.named_parameters()
+    }
+
+
+def _evaluate(trainer: Any, run: Run) -> dict[str, Any]:
+    """Return what eval and predict find."""
+    trainer.eval(eval_dataloader=loader(2, run.rows))
+    accuracy = float(trainer.state.eval_metrics["eval"]["accuracy"].compute())
+    predicted = trainer.predict(loader(1, run.rows), return_outputs=True)
+    return {"accuracy": accuracy, "predicted": torch.cat(predicted)}
+
+
+def _mend(model: nn.Module) -> None:
+    """Mend gloo's averaging, which Composer's FSDP2 relies on and torch 2.7 gets wrong."""
+    sharded = next(param for param in model.parameters() if isinstance(param, DTensor))
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    torch_compat.mend_gloo_averaging(sharded.device_mesh, units)
 
 
 def clean(name: str) -> str:
