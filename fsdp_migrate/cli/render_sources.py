@@ -15,10 +15,22 @@ from fsdp_migrate.source.uses import ACTIONS
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fsdp_migrate.source import RewriteReport, ScanReport, Use
+    from fsdp_migrate.source.steps import Step
+    from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
 
 
 _STYLES = {"rewritten": "green", "kept": "dim", "commented": "yellow", "mentioned": "dim"}
+_STATES = {
+    "changes": "would change",
+    "fsdp2": "is FSDP2 already",
+    "refused": "[red]cannot be converted[/]",
+    "unclear": "[yellow]not known[/]",
+    "broken": "[red]cannot be read[/]",
+}
+_SHOWN = 10
 
 
 def show_scan(report: ScanReport) -> None:
@@ -40,6 +52,30 @@ def show_scan(report: ScanReport) -> None:
         f"{_count(len(uses), 'use')} in {_count(files, 'file')} of {report.num_files:,}. "
         "[bold]fsdp-migrate rewrite PATH --write[/] turns what is rewritten, and comments what is commented."
     )
+
+
+def show_surroundings(
+    configs: Sequence[ConfigFound], checkpoints: Sequence[CheckpointFound], steps: Sequence[Step]
+) -> None:
+    """Show the configs and checkpoints that were found, and what to do."""
+    out = console()
+    if configs:
+        out.print("\n[bold]Configs[/]")
+        for config in configs:
+            said = f"{config.stack}: {_STATES[config.state]}" if config.stack else _STATES[config.state]
+            out.print(f"{escape(config.path)}: {said} {escape(config.message)}".rstrip(), soft_wrap=True)
+    if checkpoints:
+        out.print("\n[bold]Checkpoints[/]")
+        for checkpoint in checkpoints:
+            out.print(f"{escape(checkpoint.path)}: {checkpoint.layout}", soft_wrap=True)
+    if steps:
+        out.print("\n[bold]What to do[/]")
+    for number, step in enumerate(steps, 1):
+        out.print(f"{number}. {escape(step.text)}", soft_wrap=True)
+        for command in step.commands[:_SHOWN]:
+            out.print(f"   {escape(command)}", soft_wrap=True)
+        if len(step.commands) > _SHOWN:
+            out.print(f"   and likewise for {len(step.commands) - _SHOWN} more")
 
 
 def _line(use: Use) -> str:

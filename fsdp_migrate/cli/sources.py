@@ -23,18 +23,28 @@ def register(app: typer.Typer) -> None:
 
 
 def scan(paths: Paths, json: Json = False) -> int:
-    """Find every use of FSDP1 in Python sources and notebooks: where, and what it becomes.
+    """Find FSDP1 in Python sources and notebooks, in configs and checkpoints, and say what to do.
 
     Nothing is imported, run or changed. What .gitignore names is left out.
     """
     from fsdp_migrate.cli import render_sources
     from fsdp_migrate.source import scan_paths
+    from fsdp_migrate.source.steps import next_steps
+    from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
 
     report = scan_paths(paths)
+    configs, checkpoints = find_configs(paths), find_checkpoints(paths)
+    steps = next_steps(paths, report, configs, checkpoints)
     if json:
-        write_document("scan", report.as_dict())
+        found = {
+            "configs": [config.as_dict() for config in configs],
+            "checkpoints": [checkpoint.as_dict() for checkpoint in checkpoints],
+            "steps": [step.as_dict() for step in steps],
+        }
+        write_document("scan", {**report.as_dict(), **found})
     else:
         render_sources.show_scan(report)
+        render_sources.show_surroundings(configs, checkpoints, steps)
     return 0
 
 

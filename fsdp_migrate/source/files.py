@@ -20,7 +20,10 @@ MAX_BYTES = 5_000_000
 """Larger files are generated or no sources, and are skipped with a line."""
 
 SUFFIXES = frozenset({".py", ".pyi", ".ipynb"})
-_NEVER = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", "site-packages", "venv"})
+"""What Python sources and notebooks end in."""
+_OTHERS = frozenset({".bin", ".ckpt", ".json", ".pt", ".pth", ".safetensors", ".yaml", ".yml"})
+"""What is never Python, also where it is named: configs and checkpoints."""
+NEVER = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", "site-packages", "venv"})
 
 
 @dataclass(eq=False)
@@ -46,7 +49,7 @@ class _Ignored:
         return False
 
 
-def find_sources(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+def find_sources(paths: Iterable[str | os.PathLike[str]], suffixes: frozenset[str] = SUFFIXES) -> list[Path]:
     """Return the Python sources and notebooks at and below paths, each once, in order.
 
     A file that is named is taken whatever it is called and wherever it stands; in folders, ``.gitignore``
@@ -55,6 +58,7 @@ def find_sources(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
     Args:
         paths: Files, folders, and patterns such as ``train_*.py`` or ``src/**/*.py``.
+        suffixes: What other files end in, if it is others that are looked for.
 
     Raises:
         SourceError: There is nothing at a path, or nothing matches a pattern.
@@ -62,19 +66,20 @@ def find_sources(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     found: dict[str, Path] = {}
     for given in paths:
         text = os.fspath(given)
-        for path in _expand(text):
-            for file in _walk(path, _above(path)) if path.is_dir() else (path,):
+        for path in _expand(text, suffixes):
+            named = () if path.suffix in _OTHERS - suffixes else (path,)
+            for file in _walk(path, _above(path), suffixes) if path.is_dir() else named:
                 found.setdefault(os.path.realpath(file), file)
     return sorted(found.values())
 
 
-def _expand(text: str) -> list[Path]:
+def _expand(text: str, suffixes: frozenset[str]) -> list[Path]:
     if Path(text).exists() or Path(text).is_symlink():
         return [Path(text)]
     if any(sign in text for sign in "*?["):
         matches = sorted(_glob(text))
         if matches:
-            return [match for match in matches if match.is_dir() or match.suffix in SUFFIXES]
+            return [match for match in matches if match.is_dir() or match.suffix in suffixes]
         msg = f"Nothing matches {text!r}."
     else:
         msg = f"There is nothing at {text!r}."
@@ -97,7 +102,7 @@ def _above(folder: Path) -> _Ignored:
     return ignored
 
 
-def _walk(folder: Path, ignored: _Ignored) -> Iterator[Path]:
+def _walk(folder: Path, ignored: _Ignored, suffixes: frozenset[str]) -> Iterator[Path]:
     absolute = folder.absolute()
     ignored = ignored.below(absolute)
     try:
@@ -107,12 +112,12 @@ def _walk(folder: Path, ignored: _Ignored) -> Iterator[Path]:
         return
     for entry in entries:
         is_dir = entry.is_dir(follow_symlinks=False)
-        if entry.name in _NEVER or ignored.covers(absolute / entry.name, is_dir=is_dir):
+        if entry.name in NEVER or ignored.covers(absolute / entry.name, is_dir=is_dir):
             continue
         if is_dir:
             if not (Path(entry.path) / "pyvenv.cfg").exists():
-                yield from _walk(folder / entry.name, ignored)
-        elif Path(entry.name).suffix in SUFFIXES and not _leads_to_a_folder(entry):
+                yield from _walk(folder / entry.name, ignored, suffixes)
+        elif Path(entry.name).suffix in suffixes and not _leads_to_a_folder(entry):
             yield folder / entry.name
 
 
