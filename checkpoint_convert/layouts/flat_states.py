@@ -156,7 +156,7 @@ def _computed(
     if parts.units:
         model = flat_model(parts, geometry, prefix, outline.aliases, folder)
         flat.entries.update(model)
-        text = f"{len(model)} parameters of {len(geometry.units)} units, on {geometry.ways} ranks."
+        text = f"{len(model)} parameters of {len(geometry.units)} units, divided over {geometry.ways} ranks."
         flat.findings.append(make_finding("FM240", ".".join(map(str, prefix)) or "(root)", text))
     for optimizer in numbered:
         _add_optimizer(flat, optimizer, geometry, outline.numbered, outline.parameters, folder)
@@ -176,7 +176,7 @@ def _add_optimizer(
         number: parameters_of(owner, geometry)[0] for number, owner in owners.items()
     }
     flat.entries.update(optimizer_entries(optimizer, owners, geometry, folder))
-    text = f"the state of {len(optimizer.fields)} numbers, as elements of flat parameters."
+    text = f"the state of {len(optimizer.fields)} numbers, divided over {geometry.ways} ranks."
     flat.findings.append(make_finding("FM240", ".".join(map(str, optimizer.prefix)) or "(root)", text))
 
 

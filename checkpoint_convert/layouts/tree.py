@@ -113,6 +113,7 @@ def build_manifest(
         *content_findings(entries, parts, name_lists, is_distributed=False),
         *_unlisted_findings(entries, trusted=options.trust_pickle),
         *_tie_findings(entries, parts),
+        *_moment_findings(entries, parts),
     ]
     return Manifest(
         source=source,
@@ -206,3 +207,27 @@ def _tie_findings(entries: Mapping[str, Entry], parts: tuple[Part, ...]) -> Iter
         if tied:
             shown = "; ".join(" and ".join(f"`{key}`" for key in keys) for keys in tied[:4])
             yield make_finding("FM231", part.name, f"{len(tied)} of them: {shown}.")
+
+
+def _moment_findings(entries: Mapping[str, Entry], parts: tuple[Part, ...]) -> Iterator[Finding]:
+    """Find both moments of an optimizer in the same bytes: torch gathered one over the other."""
+    for part in parts:
+        tensors = {
+            entry_path(entry): entry
+            for key in (part.keys if part.kind == "optimizer" else ())
+            if isinstance(entry := entries[key], TensorEntry) and entry.nbytes
+        }
+        pairs = [
+            (first, second)
+            for path, first in tensors.items()
+            if path[-1] == "exp_avg" and (second := tensors.get((*path[:-1], "exp_avg_sq"))) is not None
+        ]
+        same = [first.key for first, second in pairs if first.chunks == second.chunks]
+        if same:
+            yield make_finding(
+                "FM217",
+                part.name,
+                f"{len(same)} of {len(pairs)} parameters, such as `{same[0]}`: both are the same bytes of "
+                "the file. torch does that to a full optimizer state on CPU with offload_to_cpu=True.",
+                "Save it again with offload_to_cpu=False, or SHARDED_STATE_DICT.",
+            )

@@ -11,6 +11,7 @@ import torch
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
 from fsdp_migrate.checkpoint_convert.layouts.rank_merge import RankState, merge_states
 from fsdp_migrate.checkpoint_convert.layouts.ranks import read_rank
+from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 from fsdp_migrate.checkpoint_convert.storage import open_folder
 from fsdp_migrate.errors import (
     CheckpointFormatError,
@@ -18,9 +19,12 @@ from fsdp_migrate.errors import (
     CheckpointNotFoundError,
     UnsupportedFeatureError,
 )
+from fsdp_migrate.outlines import outline_model
 from tests.checkpoint.rank_sources import RankSources, assert_loads
 from tests.checkpoint.samples import DATA, load_with_torch
 from tests.checkpoint.test_sources_files import assert_equal
+from tests.rank_bodies.sources import RankNet, save_hsdp_rank_files
+from tests.ranks import run_ranks
 
 
 if TYPE_CHECKING:
@@ -74,6 +78,63 @@ def test_verl_keeps_model_and_the_rest_apart(rank_sources: RankSources, tmp_path
     (source / "model_world_size_2_rank_1.pt").unlink()
     with pytest.raises(CheckpointNotFoundError, match=r"of 1 ranks, expected 2: those of rank 1"):
         inspect_checkpoint(source)
+
+
+def test_composers_files_of_ranks(rank_sources: RankSources, tmp_path: Path) -> None:
+    source = tmp_path / "old"
+    source.mkdir()
+    for rank in range(2):
+        shutil.copy(rank_sources.folder / "plain" / f"ep0-ba2-rank{rank}.pt", source)
+    manifest = inspect_checkpoint(source / "ep0-ba2-rank0.pt")
+    assert (manifest.stack, manifest.layout) == ("composer", "ranks")
+    convert_checkpoint(source, tmp_path / "out", to="torch")
+    assert_loads({tmp_path / "out": rank_sources.expected["plain"]})
+
+
+def test_moments_that_torch_saved_as_one_are_told(rank_sources: RankSources, tmp_path: Path) -> None:
+    source = tmp_path / "optimizer.bin"
+    shutil.copy(rank_sources.folder / "plain" / "full-optimizer.pt", source)
+    for deep in (False, True):
+        told = [f for f in inspect_checkpoint(source, deep=deep).findings if f.code == "FM217"]
+        assert len(told) == 1
+        assert "exp_avg" in told[0].message
+    state = torch.load(source, weights_only=True)
+    for moments in state["state"].values():
+        moments["exp_avg_sq"] = moments["exp_avg_sq"] + 1
+    torch.save(state, source)
+    assert "FM217" not in {f.code for f in inspect_checkpoint(source).findings}
+
+
+@pytest.mark.slow
+def test_replicas_of_hybrid_sharding(tmp_path: Path) -> None:
+    expected = run_ranks(save_hsdp_rank_files, str(tmp_path / "hsdp"), world_size=4, timeout=120)[0]["hsdp"]
+    sources = RankSources(tmp_path / "hsdp", {"hsdp": expected})
+    sharded = sources.copy("hsdp", "sharded", tmp_path / "sharded")
+    convert_checkpoint(sharded, tmp_path / "out")
+    verl = sources.copy("hsdp", "model", tmp_path / "verl", name="model_world_size_4_rank_*.pt")
+    sources.copy("hsdp", "optim", verl, name="optim_world_size_4_rank_*.pt")
+    arguments = {"auto_wrap_policy": "Block", "use_orig_params": True, "sharding_strategy": "HYBRID_SHARD"}
+    options = SourceOptions(model=outline_model(RankNet(), arguments))
+    report = convert_checkpoint(verl, tmp_path / "verl-out", options=options)
+    assert "over 2 ranks" in next(f.message for f in report.findings if f.code == "FM240")
+    for output in ("out", "verl-out"):
+        loaded = load_with_torch(tmp_path / output)
+        for name, value in expected.items():
+            part, _, rest = name.partition(".")
+            if part == "model":
+                assert torch.equal(loaded["model"][rest], value)
+            else:
+                parameter, _, moment = rest.rpartition(".")
+                assert torch.equal(loaded["optimizer"]["state"][parameter][moment], value)
+    states = [
+        read_rank(open_folder(sharded), path.name, path.stat().st_size, rank)
+        for rank, path in enumerate(sorted(sharded.iterdir()))
+    ]
+    tensor: Any = states[3].leaves["model.embed.weight"][1]
+    other: Any = states[3].leaves["optimizer.state.embed.weight.exp_avg"][1]
+    tensor.state[1]["_local_tensor"] = other.state[1]["_local_tensor"]
+    with pytest.raises(CheckpointMismatchError, match=r"sharded_rank3.pt` hold the same part.*bits differ"):
+        merge_states(open_folder(sharded), states)
 
 
 def test_naming_one_ranks_file_means_all_of_them(rank_sources: RankSources, tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ def _save(folder: Path, kind: str) -> Flat:
         state = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
         torch.save(state, folder / f"sharded_rank{rank}.pt")
         torch.save(state["model"], folder / f"model_rank{rank}.pt")
+        # As Composer did it before it had distributed checkpoints.
+        own = {"model": state["model"], "optimizers": {"AdamW": state["optimizer"]}, "run_name": "r"}
+        torch.save({"state": own, "rng": [{"cuda": None}]}, folder / f"ep0-ba2-rank{rank}.pt")
         # As Accelerate does it, and OLMo.
         save({"model": state["model"]}, checkpoint_id=folder / "pytorch_model_fsdp_0")
         save({"optimizer": state["optimizer"]}, checkpoint_id=folder / "optimizer_0")
@@ -80,8 +83,17 @@ def _save(folder: Path, kind: str) -> Flat:
         with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
             torch.save(model.state_dict(), folder / f"local_rank{rank}.pt")
     if kind == "plain":
+        _save_full_optimizer(folder / "full-optimizer.pt", model, optimizer)
         _save_as_olmo(folder / "olmo", model, optimizer)
     return whole_state(model, optimizer)
+
+
+def _save_full_optimizer(path: Path, model: FSDP, optimizer: torch.optim.Optimizer) -> None:
+    """Save a full optimizer state by torch's defaults, which on a CPU give both moments the same elements."""
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        state = FSDP.optim_state_dict(model, optimizer)
+    if dist.get_rank() == 0:
+        torch.save(state, path)
 
 
 def _save_as_olmo(folder: Path, model: FSDP, optimizer: torch.optim.Optimizer) -> None:
