@@ -235,6 +235,8 @@ class Manifest:
             "nbytes": sum(entry.nbytes for entry in tensors),
             "dtypes": sorted({entry.dtype for entry in tensors}),
             "chunks": sum(len(entry.chunks) for entry in tensors),
+            "whole": sum(len(entry.chunks) == 1 for entry in tensors),
+            "ways": max((len(entry.chunks) for entry in tensors), default=1),
         }
 
 

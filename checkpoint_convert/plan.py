@@ -10,6 +10,7 @@ from fsdp_migrate.checkpoint_convert.fit import fit_findings
 from fsdp_migrate.checkpoint_convert.keys import find_collisions, join_path
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
+    InlineValue,
     Manifest,
     Stack,
     TensorEntry,
@@ -89,6 +90,16 @@ class ConversionPlan:
         return tuple(dict.fromkeys(entry.folder for entry in self.entries)) if self.is_distributed else ()
 
     @property
+    def synthesised(self) -> list[str]:
+        """Return what the result holds and the source does not: a file, and the name of a value in it."""
+        return [
+            f"{file.name}: {join_path(path)}"
+            for file in self.files
+            for path, leaf in file.leaves
+            if isinstance(leaf, InlineValue)
+        ]
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of all tensors of the source that the result holds."""
         return sum(entry.source.nbytes for entry in self.tensors)
@@ -107,6 +118,8 @@ class ConversionPlan:
             "rechunked": [e.key for e in self.tensors if e.is_rechunked],
             "cast": {e.key: {"from": e.source.dtype, "to": e.dtype} for e in self.tensors if e.is_cast},
             "rewritten": [e.key for e in self.entries if isinstance(e, PlannedValue) and e.names],
+            "split": [e.key for e in self.entries if isinstance(e, PlannedValue) and e.pick],
+            "synthesised": self.synthesised,
             "left_out": list(self.left_out),
             "extra_files": list(self.extra_files),
             "files": {file.name: [entry.key for entry in file.sources] for file in self.files},

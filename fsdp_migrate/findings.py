@@ -240,6 +240,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM271": FindingCode(
             "exact", "Data that has no checksums: no check can find a bit that flipped in it."
         ),
+        "FM272": FindingCode("exact", "Tensors of a model hold the same bytes, as tied weights do."),
         # FM3xx: Python sources
         "FM301": FindingCode(
             "equivalent",

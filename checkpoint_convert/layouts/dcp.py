@@ -32,6 +32,7 @@ from fsdp_migrate.checkpoint_convert.parts import (
     parameter_name,
 )
 from fsdp_migrate.checkpoint_convert.storage import refuse_links
+from fsdp_migrate.checkpoint_convert.ties import find_ties
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
 from fsdp_migrate.findings import Finding, make_finding
 
@@ -84,7 +85,10 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
         has_paths=metadata.has_paths,
         version=metadata.version,
         save_id=metadata.save_id,
-        findings=tuple(content_findings(metadata.entries, parts, name_lists, is_distributed=True)),
+        findings=(
+            *content_findings(metadata.entries, parts, name_lists, is_distributed=True),
+            *find_ties(folder, metadata.entries, parts),
+        ),
     )
 
 

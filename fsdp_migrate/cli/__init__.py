@@ -23,7 +23,7 @@ import typer
 
 from fsdp_migrate.cli import torchrun
 from fsdp_migrate.cli.app import app
-from fsdp_migrate.cli.document import error_body, write_document
+from fsdp_migrate.cli.document import error_body, printable, write_document
 from fsdp_migrate.errors import FindingsError, FSDPMigrateError
 
 
@@ -71,7 +71,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         with contextlib.suppress(BrokenPipeError):
             write_document(command, error_body(error, message))
     if message:
-        sys.stderr.write(f"{message}\n")
+        sys.stderr.write(f"{printable(message)}\n")
     return code
 
 

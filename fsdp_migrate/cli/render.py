@@ -6,12 +6,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rich import box
+from rich import box, markup
 from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
 from rich.table import Table
 
+from fsdp_migrate.cli.document import printable
 from fsdp_migrate.cli.progress import show_progress
 
 
@@ -42,9 +42,24 @@ LAYOUTS = {
     "dcp": "Distributed checkpoint (DCP)",
     "file": "Full state in one file",
     "files": "Full state in several files",
+    "ranks": "One file per rank",
     "safetensors": "Full state in safetensors",
 }
-WRITERS = {"torch": "plain torch", "composer": "Composer", "lightning": "Lightning"}
+WRITERS = {
+    "accelerate": "Accelerate",
+    "composer": "Composer",
+    "hf": "Hugging Face",
+    "lightning": "Lightning",
+    "torch": "plain torch",
+    "torchtitan": "torchtitan",
+}
+# How many entries of each kind of change are shown; all of them are in the document of `--json`.
+SHOWN = 3
+
+
+def escape(text: str) -> str:
+    """Return a text as it is to be shown: neither markup nor control characters in it count."""
+    return markup.escape(printable(text))
 
 
 def console() -> Console:
@@ -98,39 +113,57 @@ def show_manifest(manifest: Manifest) -> None:
     out.print(escape(f"{layout}, saved by {writer}{hint}"))
     out.print(escape(f"Recognised by: {manifest.evidence}"))
     right = ("tensors", "values", "size", "chunks")
-    table = make_table("part", "name", *right, "dtypes", right=right)
+    table = make_table("part", "name", *right, "divided", "dtypes", right=right)
     for part in described["parts"]:
+        held = bool(part["tensors"])
         table.add_row(
             part["kind"],
             escape(part["name"]),
             str(part["tensors"]),
             str(part["values"]),
-            decimal(part["nbytes"]) if part["tensors"] else "",
-            str(part["chunks"]) if part["tensors"] else "",
+            decimal(part["nbytes"]) if held else "",
+            str(part["chunks"]) if held else "",
+            _divided(part) if held else "",
             ", ".join(part["dtypes"]),
         )
     out.print(table)
     files = described["files"]
     total = sum(files.values())
-    out.print(
-        f"{len(files)} data file{'s' * (len(files) != 1)}, {decimal(total)}; "
-        f"tensors are divided up to {described['world_size']} ways"
-    )
-    show_findings(described["findings"])
+    out.print(f"{len(files)} data file{'s' * (len(files) != 1)}, {decimal(total)}")
+    others = described["extra_files"]
+    if others:
+        out.print(f"{len(others)} other file{'s' * (len(others) != 1)}: {escape(_some(list(others)))}")
+
+
+def _divided(part: Mapping[str, Any]) -> str:
+    """Say how the tensors of a part are divided."""
+    if part["ways"] == 1:
+        return "whole"
+    whole = f", {part['whole']} whole" if part["whole"] else ""
+    return f"up to {part['ways']} ways{whole}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def show_outlook(manifest: Manifest, plan: ConversionPlan | None, problem: PlanError | None) -> None:
-    """Show what a conversion of the checkpoint would do, or why there can be none."""
+    """Show what a conversion of the checkpoint would do, or why there can be none; and every finding."""
     out = console()
     if plan is None:
         out.print(escape(f"It cannot be converted: {problem}"))
+        refused = {finding.code for finding in problem.findings} if problem is not None else set()
+        show_findings(f.as_dict() for f in manifest.findings if f.code not in refused)
         return
     if plan.action == "none":
         out.print("[green]FSDP2 loads it as it is.[/] Nothing needs to be converted.")
     else:
         out.print(escape(f"`fsdp-migrate convert {manifest.source} OUT` would {plan.action} it: "), end="")
         out.print(f"{ACTIONS[plan.action]}.")
-    show_changes(plan.as_dict())
+    described = plan.as_dict()
+    show_changes(described)
+    show_findings(described["findings"])
 
 
 def show_plan(plan: ConversionPlan) -> None:
@@ -151,14 +184,20 @@ def show_changes(plan: Mapping[str, Any]) -> None:
         "divided anew": plan["rechunked"],
         "cast": [f"{key}: {cast['from']} -> {cast['to']}" for key, cast in plan["cast"].items()],
         "names inside": plan["rewritten"],
+        "taken apart": plan["split"],
+        "into other files": [f"{key} -> {name}" for name, keys in plan["files"].items() for key in keys],
+        "made anew": plan["synthesised"],
         "left out": plan["left_out"],
+        "files copied": plan["extra_files"],
     }
     table = make_table("change", "entries", "for example", right=("entries",))
     for change, entries in changes.items():
         if entries:
-            table.add_row(change, str(len(entries)), escape("\n".join(entries[:3])))
+            table.add_row(change, str(len(entries)), escape("\n".join(entries[:SHOWN])))
     if table.row_count:
         console().print(table)
+    if any(len(entries) > SHOWN for entries in changes.values()):
+        console().print("With --json every entry is named.")
 
 
 def show_conversion(report: ConversionReport) -> None:

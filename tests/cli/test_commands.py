@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from fsdp_migrate import inspect_checkpoint, plan_conversion, verify_checkpoints
 from fsdp_migrate.checkpoint_convert import OutputOptions
 from fsdp_migrate.cli import main
 from fsdp_migrate.cli.app import DType, Link, Target
+from tests.checkpoint.samples import NEWEST, PLAIN
 from tests.cli.conftest import fingerprint
 
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    Capture = pytest.CaptureFixture[str]
     RunJson = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -26,6 +29,53 @@ def test_inspect_shows_the_parts(compiled: Path, capsys: pytest.CaptureFixture[s
     assert printed.out == ""
     for word in ("model", "optimizer", "float32", "relink", "_orig_mod."):
         assert word in printed.err
+
+
+def test_inspect_shows_how_a_part_is_divided_and_what_would_change(
+    capsys: pytest.CaptureFixture[str], run_json: RunJson
+) -> None:
+    assert main(["inspect", str(NEWEST)]) == 0
+    printed = capsys.readouterr().err
+    for word in ("up to 2 ways, 1 whole", "2.15 or later", "FM208", "FM272", "would relink it"):
+        assert word in printed
+    _, document = run_json("inspect", NEWEST)
+    part = document["manifest"]["parts"][0]
+    assert (part["ways"], part["whole"], part["chunks"]) == (2, 1, 29)
+
+
+def test_a_report_names_every_entry(tmp_path: Path, run_json: RunJson, capsys: Capture) -> None:
+    arguments = [
+        "convert",
+        PLAIN,
+        tmp_path / "out",
+        "--to",
+        "lightning",
+        "--world-size",
+        3,
+        "--dtype",
+        "bf16",
+    ]
+    _, document = run_json(*arguments)
+    report = document["report"]
+    assert len(report["cast"]) == 15
+    assert len(report["rechunked"]) > 30
+    assert "optimizer.param_groups.0.lr" in report["renamed"]
+    assert set(report) >= {"rewritten", "split", "synthesised", "left_out", "extra_files", "files"}
+    assert main([*map(str, arguments), "--overwrite"]) == 0
+    printed = capsys.readouterr().err
+    for word in ("divided anew", "cast", "With --json every entry is named"):
+        assert word in printed
+
+
+def test_names_do_not_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"model": {"w\x1b]0;owned\x07": torch.ones(2, 2)}, "rng\x1b[2J": 3}, tmp_path / "m.pt")
+    for arguments in (["inspect"], ["convert", "--to", "hf", "--dry-run"], ["verify"]):
+        main([arguments[0], str(tmp_path / "m.pt"), *arguments[1:]])
+        printed = capsys.readouterr().err
+        assert "\x1b" not in printed
+        assert "\x07" not in printed
+    main(["verify", str(tmp_path / "none\x1b[2J")])
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_inspect_says_that_nothing_is_needed(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
