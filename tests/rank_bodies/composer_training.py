@@ -466,3 +466,13 @@ def without_effect() -> list[bool]:
         found.append(type(trainer.state.fsdp_config) in {FSDP2Config, type(None)})
         trainer.close()
     return found
+
+
+def run_example(source: str, arguments: list[str]) -> list[float]:
+    """Run the source of a script that trains by Composer, and return the losses that its main returns."""
+    prepare()
+    module: dict[str, Any] = {"__name__": "example"}
+    exec(compile(source, "example.py", "exec"), module)
+    losses: list[float] = module["main"](arguments)
+    dist.barrier()
+    return losses

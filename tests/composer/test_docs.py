@@ -1,0 +1,50 @@
+"""Holds docs/composer.md to the code."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fsdp_migrate.adapters.composer import COMPOSER_FIELDS, composer_fsdp1_config
+from fsdp_migrate.adapters.composer_fields import DEFAULTS
+from fsdp_migrate.adapters.composer_marks import MODEL_MARKS
+from fsdp_migrate.findings import FINDING_CODES
+from fsdp_migrate.mapping import map_config
+from tests.composer.test_config import VALUES
+from tests.ranks import ROOT
+
+
+PAGE = (ROOT / "docs" / "composer.md").read_text()
+
+
+def rows(title: str) -> list[list[str]]:
+    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    table = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[1:]]
+
+
+FIELDS = {name.strip("` "): set(codes.split(", ")) for name, _, codes in rows("Fields of `FSDPConfig`")}
+
+
+def test_every_field_and_mark_is_in_its_table() -> None:
+    assert tuple(FIELDS) == COMPOSER_FIELDS
+    assert {row[0].strip("` ") for row in rows("What the model says")} == set(MODEL_MARKS)
+    assert set().union(*FIELDS.values()) <= set(FINDING_CODES)
+
+
+@pytest.mark.parametrize("name", COMPOSER_FIELDS)
+def test_the_codes_of_a_field_are_those_that_it_has(name: str) -> None:
+    for value in (VALUES[name], DEFAULTS[name]):
+        mapping = composer_fsdp1_config({name: value}, precision="amp_bf16")
+        findings = [*mapping.findings, *map_config(mapping.config)[1]]
+        assert {found.code for found in findings if found.subject.split(".")[0] == name} <= FIELDS[name]
+
+
+def test_the_arguments_of_the_callback_are_told() -> None:
+    source = (ROOT / "adapters" / "composer_callback.py").read_text()
+    taken = re.findall(
+        r"^        (\w+): [^\n]* = ", source.split("def __init__(")[1].split(")")[0], re.MULTILINE
+    )
+    told = re.findall(r"^\| `(\w+)` \|", PAGE.split("## Fields")[0], re.MULTILINE)
+    assert taken == told
