@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_migrate import resolve
+from fsdp_migrate.adapters.accelerate_plugin import is_accelerate_plugin, plugin_arguments
 from fsdp_migrate.check import check_model, check_units
 from fsdp_migrate.config import FSDP1Config, FSDP2Config, SizeWrap
 from fsdp_migrate.errors import ConfigError, ProcessGroupError, WrapPolicyError
@@ -93,7 +94,7 @@ class ShardPlan:
 
 
 def read_config(fsdp1_config: Any) -> FSDP1Config:
-    """Read what stands for an FSDP1 config: the model itself, or a mapping of FSDP's keyword arguments.
+    """Read what stands for an FSDP1 config: one, a mapping of FSDP's arguments, or Accelerate's plugin.
 
     Raises:
         ConfigError: It is neither, or holds something unknown.
@@ -104,6 +105,8 @@ def read_config(fsdp1_config: Any) -> FSDP1Config:
         return FSDP1Config()
     if isinstance(fsdp1_config, Mapping):
         return FSDP1Config(**fsdp1_config)
+    if is_accelerate_plugin(fsdp1_config):
+        return FSDP1Config(**plugin_arguments(fsdp1_config))
     kind = type(fsdp1_config)
     msg = (
         f"`fsdp1_config` is a {kind.__module__}.{kind.__qualname__}, which is not read yet. "

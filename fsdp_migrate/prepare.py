@@ -83,7 +83,8 @@ def prepare_fully_shard(
         model: The model, neither wrapped nor sharded yet; on a real device, or on the meta device, from
             which it is materialised unit by unit, with the values that FSDP1 would have given it.
         fsdp1_config: An :class:`~fsdp_migrate.config.FSDP1Config`, or the keyword arguments of
-            ``FullyShardedDataParallel`` as a dict, with torch's objects or their names. None: its defaults.
+            ``FullyShardedDataParallel`` as a dict, with torch's objects or their names, or Accelerate's
+            ``FullyShardedDataParallelPlugin``. None: its defaults.
         optimizers: One or several optimizers that were built from the model's parameters. They are pointed
             at the sharded ones; groups, settings and state are kept.
         mesh: A mesh in place of the config's groups: 1-D, or (replicate, shard). After tensor, sequence or
