@@ -28,7 +28,7 @@ from fsdp_migrate.adapters.base import (
     shown,
     written_key,
 )
-from fsdp_migrate.adapters.nodes import effective
+from fsdp_migrate.adapters.nodes import Reference, effective
 from fsdp_migrate.errors import ConfigError
 
 
@@ -297,6 +297,8 @@ class AccelerateAdapter:
             node = mapping_at(mapping, "fsdp_config")
             if node is not None and MARKERS & set(effective(mapping)):
                 yield self.at((*path, "fsdp_config"), node, mapping, document)
+            elif node is None and _runs_by_default(mapping):
+                yield Block(self.name, (*path, "fsdp_config"), None, mapping, document)
 
     def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
         """Take a mapping for Accelerate's ``fsdp_config``."""
@@ -306,8 +308,6 @@ class AccelerateAdapter:
         kind = plain_values(owner).get("distributed_type")
         if is_known(kind) and words.bare_word(kind) != "fsdp":
             block.unused = f"`distributed_type` is {shown(kind)}, so Accelerate does not read it"
-        elif not node.entries:
-            block.unused = "it is empty"
         return block
 
     def parse(self, block: Block) -> dict[str, Any]:
@@ -321,7 +321,15 @@ class AccelerateAdapter:
 
     def emit(self, block: Block, config: FSDP2Config, draft: Draft) -> None:
         """Draft ``fsdp_version: 2`` and what goes with it."""
-        assert block.node is not None
+        if block.node is None:
+            text = (
+                "Added: without it Accelerate runs FSDP1, with its defaults. The type of state dicts is "
+                "that of FSDP1."
+            )
+            wanted = {"fsdp_version": 2, "fsdp_state_dict_type": "FULL_STATE_DICT"}
+            draft.set(block.owner, "fsdp_config", wanted, block.name, text)
+            say_mixed_precision(block, config, draft)
+            return
         node = block.node
         draft.table(block, self.keys, rename=_prefixed)
         if written_key(node, "version") is None:
@@ -340,6 +348,14 @@ class AccelerateAdapter:
             draft.say("FM343", block.at("fsdp_backward_prefetch"), text)
         say_mixed_precision(block, config, draft)
         _emit_mesh(block, config, draft)
+
+
+def _runs_by_default(mapping: Mapping) -> bool:
+    """Tell whether Accelerate runs FSDP1 without being told more than that."""
+    values = plain_values(mapping)
+    kind = values.get("distributed_type")
+    given = is_known(kind) and words.bare_word(kind) == "fsdp"
+    return given and not isinstance(values.get("fsdp_config"), Reference)
 
 
 def say_mixed_precision(

@@ -22,7 +22,7 @@ def hook_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: 
         def configure_model(self) -> None:
     """
     given = "".join(
-        f"            {name!r}: {_source(_policy(value) if name == POLICY else value)},\n"
+        f"            {name!r}: {source_of(_policy(value) if name == POLICY else value)},\n"
         for name, value in arguments.items()
     )
     call = "            self,\n            arguments,\n"
@@ -35,7 +35,7 @@ def hook_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: 
     elif str(arguments.get("sharding_strategy", "")).rpartition(".")[2].upper() not in _HYBRID:
         call += '            mesh=self.device_mesh["data_parallel"],\n'
     if checkpointing is not None:
-        call += f"            activation_checkpointing={_source(_names(checkpointing))},\n"
+        call += f"            activation_checkpointing={source_of(_names(checkpointing))},\n"
     return (
         "def configure_model(self) -> None:\n"
         f"{imports}"
@@ -67,7 +67,8 @@ def _names(value: Any) -> Any:
     return [_names(item) for item in value] if isinstance(value, list) else value
 
 
-def _source(value: Any) -> str:
+def source_of(value: Any) -> str:
+    """Return a value of a config as Python source; policies as the words that stand for them."""
     if isinstance(value, ClassWrap):
         return repr([_names(item) for item in value.classes])
     if isinstance(value, SizeWrap):
@@ -75,5 +76,5 @@ def _source(value: Any) -> str:
     if isinstance(value, AlwaysWrap):
         return repr("always_wrap_policy")
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name!r}: {_source(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{name!r}: {source_of(inner)}" for name, inner in value.items()) + "}"
     return repr(value)

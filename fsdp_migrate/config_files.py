@@ -22,6 +22,7 @@ from fsdp_migrate.adapters.conversion import (
 )
 from fsdp_migrate.adapters.nodes import plain
 from fsdp_migrate.adapters.stacks import ADAPTERS
+from fsdp_migrate.adapters.torch_code import torch_call
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.errors import ConfigError, OutputError, OutputExistsError, UnsupportedFeatureError
 from fsdp_migrate.findings import raise_on_findings
@@ -161,6 +162,20 @@ def convert_command_line(
     conversion = convert_command(command, settings=Settings(world_size, nodes))
     raise_on_findings(conversion.findings, strict=strict)
     return ConfigConversion(COMMAND, conversion)
+
+
+def config_as_torch(path: str | os.PathLike[str], *, stack: str = "auto", key: str | None = None) -> str:
+    """Return Python that shards a model as a config file of any stack says, in plain torch.
+
+    Raises:
+        ConfigError: As :func:`read_config_file`.
+
+    Example:
+        >>> print(config_as_torch("examples/configs/accelerate.yaml").splitlines()[0])
+        from fsdp_migrate import prepare_fully_shard
+    """
+    config = read_config_file(path, stack=stack, key=key)
+    return torch_call({name: getattr(config, name) for name in config.model_fields_set})
 
 
 def read_config_file(

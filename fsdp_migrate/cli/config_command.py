@@ -28,6 +28,13 @@ class Stack(str, Enum):
     torch = "torch"
 
 
+class Outcome(str, Enum):
+    """What to make of a config."""
+
+    same = "same"
+    torch = "torch"
+
+
 def config(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="YAML or JSON.", show_default=False)
@@ -45,6 +52,9 @@ def config(
         bool, typer.Option("--check", help="Write nothing; exit with 1 if FILE would change.")
     ] = False,
     stack: Annotated[Stack, typer.Option("--from", help="Whose config it is.")] = Stack.auto,
+    to: Annotated[
+        Outcome, typer.Option(help="`torch`: a call in plain torch instead, on stdout.")
+    ] = Outcome.same,
     key: Annotated[
         str | None, typer.Option(metavar="PATH", help="The mapping to convert: `trainer.fsdp`.")
     ] = None,
@@ -61,7 +71,7 @@ def config(
     Shows the change as a diff, and writes nothing unless told where to.
     Comments, order and everything else in the file stay as they are.
     """
-    from fsdp_migrate.config_files import convert_command_line, convert_config_file
+    from fsdp_migrate.config_files import config_as_torch, convert_command_line, convert_config_file
 
     _refuse_contradictions(output=output, write=write, check=check)
     if (file is None) == (command is None):
@@ -72,6 +82,13 @@ def config(
         report = convert_command_line(command, strict=strict, world_size=world_size, nodes=nodes)
         return _show(report, check=check, json=json)
     assert file is not None
+    if to is Outcome.torch:
+        code = config_as_torch(file, stack=stack.value, key=key)
+        if json:
+            write_document("config", {"path": str(file), "code": code})
+        else:
+            sys.stdout.write(code)
+        return 0
     report = convert_config_file(
         file,
         output,

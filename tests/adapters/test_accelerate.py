@@ -226,6 +226,13 @@ def test_what_accelerate_does_not_read_is_left_alone_and_told() -> None:
     ]
 
 
+@pytest.mark.parametrize("line", ["", "fsdp_config:\n", "fsdp_config: {}\n"])
+def test_fsdp_by_defaults_alone_becomes_fsdp2(line: str) -> None:
+    done = convert_text(f"distributed_type: FSDP\n{line}num_processes: 4\n")
+    assert fsdp_of(done) == {"fsdp_version": 2, "fsdp_state_dict_type": "FULL_STATE_DICT"}
+    assert convert_text(done.text).blocks[0].state == "fsdp2"
+
+
 def test_nothing_about_fsdp_is_an_error() -> None:
     with pytest.raises(ConfigError, match="Nothing in it configures FSDP"):
         convert_text("distributed_type: MULTI_GPU\n")

@@ -100,7 +100,6 @@ def test_strict_stops_before_anything_is_written(source: Path) -> None:
         (b"just words", "Nothing in it configures FSDP"),
         (b"model:\n  use_fsdp: true\n", "What names FSDP is `model.use_fsdp`"),
         (b"distributed_type: NO\nfsdp_config: {fsdp_offload_params: 1}\n", "has nothing to convert"),
-        (b"distributed_type: FSDP\nfsdp_config: {}\n", "has nothing to convert"),
     ],
 )
 def test_bad_files_are_errors_and_stay(source: Path, data: bytes, message: str) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.config import FSDP1Config
+from fsdp_migrate.config_files import read_config_file
 from tests.ranks import ROOT
 
 
@@ -90,6 +92,16 @@ def test_a_command_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--command", "python x.py"]) == 1
     assert main(["config", "--command", command, "--write"]) == 2
     assert main(["config"]) == 2
+
+
+def test_any_stack_becomes_a_call_in_plain_torch(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", str(source), "--to", "torch"]) == 0
+    code = capsys.readouterr().out
+    assert source.read_bytes() == EXAMPLE.read_bytes()
+    given: dict[str, Any] = {}
+    head, _, _ = code.partition("model = ")
+    exec(head, given)
+    assert FSDP1Config(**given["arguments"]) == read_config_file(source)
 
 
 def test_contradicting_options_are_wrong_usage(source: Path) -> None:
