@@ -83,12 +83,7 @@ def config(
         return _show(report, check=check, json=json)
     assert file is not None
     if to is Outcome.torch:
-        code = config_as_torch(file, stack=stack.value, key=key)
-        if json:
-            write_document("config", {"path": str(file), "code": code})
-        else:
-            sys.stdout.write(code)
-        return 0
+        return _show_code(file, config_as_torch(file, stack=stack.value, key=key), json=json)
     report = convert_config_file(
         file,
         output,
@@ -101,6 +96,14 @@ def config(
         nodes=nodes,
     )
     return _show(report, check=check, json=json)
+
+
+def _show_code(file: Path, code: str, *, json: bool) -> int:
+    if json:
+        write_document("config", {"path": str(file), "code": code})
+    else:
+        sys.stdout.write(code)
+    return 0
 
 
 def _show(report: ConfigConversion, *, check: bool, json: bool) -> int:
