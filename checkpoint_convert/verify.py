@@ -11,12 +11,10 @@ import numpy as np
 from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.items import open_value
-from fsdp_migrate.checkpoint_convert.keys import join_path
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Entry, Manifest, TensorEntry
-from fsdp_migrate.checkpoint_convert.renames import plan_renames
 from fsdp_migrate.checkpoint_convert.self_check import check_manifest, hash_damages
+from fsdp_migrate.checkpoint_convert.sides import Side, make_sides
 from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
-from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
 from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
 from fsdp_migrate.checkpoint_convert.value_compare import value_difference
 from fsdp_migrate.checkpoint_convert.workers import Advance, run_workers
@@ -66,6 +64,8 @@ class VerifyReport:
         values: The same for other values.
         nbytes: The bytes of these tensors.
         renamed: The names that only agree once wrappers' prefixes, or the stacks' top names, are off.
+        aside: What only one of them has and was not compared, because the stack of the other keeps it
+            elsewhere or not at all. Never a part of a model, and of an optimizer only beside safetensors.
     """
 
     src: str
@@ -76,6 +76,7 @@ class VerifyReport:
     values: int
     nbytes: int
     renamed: Mapping[str, str]
+    aside: tuple[str, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -93,6 +94,7 @@ class VerifyReport:
             "values": self.values,
             "nbytes": self.nbytes,
             "renamed": dict(self.renamed),
+            "aside": list(self.aside),
             "differences": [difference.as_dict() for difference in self.differences],
         }
 
@@ -136,7 +138,8 @@ def verify_checkpoints(
             for manifest, folder in zip(manifests, folders, strict=True)
             for found in _damages(manifest, folder, progress)
         ]
-        comparison = _Comparison(_sides(manifests, folders), max_differences, damaged)
+        sides, aside = make_sides(manifests, folders)
+        comparison = _Comparison(sides, max_differences, damaged, aside)
         return comparison.run(progress)
 
 
@@ -153,41 +156,19 @@ def _manifest(source: Location | Manifest) -> Manifest:
     return source if isinstance(source, Manifest) else inspect_checkpoint(source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    manifest: Manifest
-    folder: Folder
-    entries: Mapping[str, Entry]
-    names: Mapping[str, Mapping[str, str]]
-
-
-def _sides(manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder]) -> tuple[_Side, _Side]:
-    same_stack = manifests[0].stack == manifests[1].stack
-    one, other = (
-        _side(manifest, folder, to="auto" if same_stack else "torch")
-        for manifest, folder in zip(manifests, folders, strict=True)
-    )
-    return one, other
-
-
-def _side(manifest: Manifest, folder: Folder, *, to: str) -> _Side:
-    renames = plan_renames(manifest, manifest.parts, resolve_target(manifest, to).move)
-    entries: dict[str, Entry] = {}
-    for key, entry in manifest.entries.items():
-        name = join_path(renames.paths[key])
-        # Names that collide are compared as they are.
-        entries[key if name in entries else name] = entry
-    return _Side(manifest, folder, entries, renames.names)
-
-
 class _EnoughError(Exception):
     """There are as many differences as were asked for."""
 
 
 class _Comparison:
     def __init__(
-        self, sides: tuple[_Side, _Side], max_differences: int, damaged: Sequence[Difference]
+        self,
+        sides: tuple[Side, Side],
+        max_differences: int,
+        damaged: Sequence[Difference],
+        aside: tuple[str, ...],
     ) -> None:
+        self._aside = aside
         self._sides = sides
         self._max = max(max_differences, 1)
         self._found = list(damaged)
@@ -230,6 +211,7 @@ class _Comparison:
                 for key, entry in side.entries.items()
                 if entry.key != key
             },
+            aside=self._aside,
         )
 
     def _entry(self, key: str) -> Entry:

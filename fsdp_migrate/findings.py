@@ -235,6 +235,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM261": FindingCode("refused", "The optimizer that was given has other parameter groups."),
         "FM262": FindingCode("refused", "The model that was given trains other parameters."),
         "FM263": FindingCode("exact", "Names of parameters were changed, as asked."),
+        "FM264": FindingCode("equivalent", "A further name of a tied parameter was left out of safetensors."),
         "FM265": FindingCode("exact", "The work was divided over the ranks that torchrun started."),
         "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
         "FM271": FindingCode(

@@ -58,6 +58,8 @@ def _patterns(*rows: tuple[str, Role, str]) -> tuple[_Pattern, ...]:
 _FOLDERS: Final = _patterns(
     ("accelerate", "model", r"pytorch_model(?:_fsdp)?_(\d+)"),
     ("accelerate", "optimizer", r"optimizer_(\d+)"),
+    # What a conversion put beside, because Accelerate has no place for it.
+    ("accelerate", "other", r"other_(\d+)"),
     ("olmo", "model", r"model_and_optim"),
     ("composer-parts", "model", r"model"),
     ("composer-parts", "optimizer", r"optim"),
@@ -102,6 +104,8 @@ class Component:
     @property
     def prefix(self) -> Path:
         """Return the path under which it stands where it names none itself."""
+        if self.role == "other" and self.stack == "accelerate":
+            return ()
         if self.role == "other":
             return (self.name.rpartition("/")[2].partition(".")[0],)
         return (f"{self.role}_{self.number}" if self.number else self.role,)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.planned import PlannedTensor
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
+from fsdp_migrate.checkpoint_convert.targets.ties import find_model_ties
 from fsdp_migrate.findings import Finding, make_finding
 
 
@@ -36,10 +37,18 @@ class HfTarget(Target):
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
         """Keep the tensors of the model."""
         own = {key for part in self.of_kind("model") for key in part.keys}
-        kept = [e for e in entries if e.source.key in own and isinstance(e, PlannedTensor)]
+        ties = find_model_ties(self.manifest)
+        kept = [
+            e
+            for e in entries
+            if e.source.key in own and isinstance(e, PlannedTensor) and e.source.key not in ties
+        ]
         lost = [e.source.key for e in entries if e.source.key in own and not isinstance(e, PlannedTensor)]
         rest = [part.name for part in self.parts if part.kind != "model"]
-        found: list[Finding] = []
+        found: list[Finding] = [
+            make_finding("FM264", alias, f"it is `{first}`, which holds its values.")
+            for alias, first in ties.items()
+        ]
         if rest or lost:
             names = ", ".join(f"`{name}`" for name in (*rest, *lost)[:8])
             found.append(

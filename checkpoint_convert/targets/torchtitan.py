@@ -61,11 +61,7 @@ class TorchtitanTarget(Target):
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
         """Flatten optimizers: the state and the settings of each parameter under its name."""
         nested = [part for part in self.of_kind("optimizer") if not self.is_flattened(part)]
-        own = {key for part in nested for key in part.keys}
-        flattener = _Flattener(nested, entries, {names.key: names for names in self.manifest.name_lists})
-        found: list[PlannedEntry] = []
-        for entry in entries:
-            found += flattener.flatten(entry) if entry.source.key in own else [entry]
+        found = flatten_optimizers(self, entries, (_OPTIMIZER,))
         schedulers = find_schedulers(self.manifest, self.parts)
         places = {e.key: path for path, e in schedulers[0].items()} if len(schedulers) == 1 else {}
         moved = [
@@ -75,12 +71,29 @@ class TorchtitanTarget(Target):
         return Arrangement(tuple(moved), findings=tuple(_findings(nested)))
 
 
+def flatten_optimizers(target: Target, entries: Sequence[PlannedEntry], place: Path) -> list[PlannedEntry]:
+    """Return entries with the optimizers at ``place`` as ``flatten_optimizer_state_dict=True`` saves them."""
+    nested = [part for part in target.of_kind("optimizer") if not target.is_flattened(part)]
+    own = {key for part in nested for key in part.keys}
+    lists = {names.key: names for names in target.manifest.name_lists}
+    flattener = _Flattener(nested, entries, lists, place)
+    found: list[PlannedEntry] = []
+    for entry in entries:
+        found += flattener.flatten(entry) if entry.source.key in own else [entry]
+    return found
+
+
 class _Flattener:
     """Does what torch's ``_flatten_optim_state_dict`` does, to planned entries."""
 
     def __init__(
-        self, parts: Sequence[Part], entries: Sequence[PlannedEntry], lists: Mapping[str, NameList]
+        self,
+        parts: Sequence[Part],
+        entries: Sequence[PlannedEntry],
+        lists: Mapping[str, NameList],
+        place: Path,
     ) -> None:
+        self._place = place
         self._lists = lists
         self._part_of = {key: part for part in parts for key in part.keys}
         # The parameters of each group, by the part and the number that it has in the source.
@@ -105,14 +118,14 @@ class _Flattener:
         """Yield what an entry of an optimizer becomes."""
         part = self._part_of[entry.source.key]
         source = entry_path(entry.source)[len(part.prefix) :]
-        below = (entry.path or entry_path(entry.source))[1:]
+        below = (entry.path or entry_path(entry.source))[len(self._place) :]
         if source == (_GROUPS,) and isinstance(entry, PlannedValue):
             yield from self._whole(part, entry)
         elif source[0] == _GROUPS and len(source) > 2:
             for name in self._groups.get((part.prefix, source[1]), ()) if source[2] != _PARAMS else ():
-                yield _at(entry, (_OPTIMIZER, f"{_GROUPS}.{name}.{source[2]}", *source[3:]))
+                yield _at(entry, (*self._place, f"{_GROUPS}.{name}.{source[2]}", *source[3:]))
         else:
-            yield _at(entry, (_OPTIMIZER, join_path(below)))
+            yield _at(entry, (*self._place, join_path(below)))
 
     def _whole(self, part: Part, entry: PlannedValue) -> Iterator[PlannedEntry]:
         for number, group in enumerate(self._lists[entry.source.key].groups):
@@ -120,7 +133,7 @@ class _Flattener:
                 for field in group.fields:
                     if field != _PARAMS:
                         picked = replace(entry, pick=(number, field))
-                        yield _at(picked, (_OPTIMIZER, f"{_GROUPS}.{name}.{field}"))
+                        yield _at(picked, (*self._place, f"{_GROUPS}.{name}.{field}"))
 
 
 def _at(entry: PlannedEntry, path: Path) -> PlannedEntry:

@@ -227,6 +227,11 @@ def show_verification(report: VerifyReport) -> None:
             table.add_row(escape(name), escape(other))
         out.print(f"{len(report.renamed)} names agree once the prefixes of wrappers are off, for example:")
         out.print(table)
+    if report.aside:
+        shown = ", ".join(f"`{escape(key)}`" for key in report.aside[:3])
+        out.print(
+            f"{len(report.aside)} entries have no counterpart there and were not compared: {shown}, ..."
+        )
     if report.is_same:
         out.print(f"[green]The same[/]: {held}, bit for bit")
         return

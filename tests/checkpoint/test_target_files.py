@@ -10,10 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from fsdp_migrate.checkpoint_convert import (
+    ModelOutline,
     OutputOptions,
+    SourceOptions,
     convert_checkpoint,
     inspect_checkpoint,
     plan_conversion,
+    verify_checkpoints,
 )
 from fsdp_migrate.errors import ConfigError, OutputExistsError, PlanError
 from tests.checkpoint.samples import (
@@ -53,10 +56,29 @@ def test_every_entry_is_in_the_output_or_named(source: Path, to: str) -> None:
     named = " ".join(f"{finding.subject} {finding.message}" for finding in plan.findings)
     for part in manifest.parts:
         lost = [key for key in part.keys if key in plan.left_out and key not in listed]
-        assert not lost or f"`{part.name}`" in named, part.name
+        assert not lost or f"`{part.name}`" in named or all(key in named for key in lost), part.name
     others = {part.name for part in manifest.parts if part.kind == "other"}
     moved = {part.name for part in manifest.parts if part.kind == "other" and set(part.keys) - kept == set()}
     assert to == "hf" or others == moved
+
+
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("name", ["torch-2.3.1/mesh.dcp", "composer-0.32.1/ep0-ba2"])
+def test_verify_finds_a_target_the_same_and_a_cast_different(name: str, to: str, tmp_path: Path) -> None:
+    convert_checkpoint(DATA / name, tmp_path / "out", to=to, world_size=3, output_options=CLASS)
+    report = verify_checkpoints(DATA / name, tmp_path / "out")
+    assert report.differences == ()
+    parts = inspect_checkpoint(DATA / name).part_of()
+    assert all(parts[key].kind == "other" or to == "hf" for key in report.aside if key in parts)
+    wanted = [e.key for e in inspect_checkpoint(DATA / name).tensors if parts[e.key].kind == "model"]
+    # Of a tied pair safetensors have one.
+    assert report.tensors >= len(wanted) - (to == "hf")
+    out = inspect_checkpoint(tmp_path / "out")
+    damaged = convert_checkpoint(
+        tmp_path / "out", tmp_path / "other", to="hf" if to == "hf" else "torch", dtype="bf16"
+    )
+    assert damaged.output
+    assert not verify_checkpoints(out, tmp_path / "other").is_same
 
 
 def test_safetensors_of_the_model_alone(tmp_path: Path) -> None:
@@ -64,6 +86,7 @@ def test_safetensors_of_the_model_alone(tmp_path: Path) -> None:
     assert [p.name for p in sorted((tmp_path / "out").iterdir())] == ["SHA256SUMS", "model.safetensors"]
     loaded = load_file(tmp_path / "out" / "model.safetensors")
     wanted = expected(PLAIN)["model"]
+    assert torch.equal(wanted.pop("head.weight"), wanted["emb.weight"])  # they are tied
     assert loaded.keys() == wanted.keys()
     assert all(torch.equal(loaded[name], wanted[name]) for name in wanted)
     assert "FM257" in codes(report)
@@ -99,6 +122,7 @@ def test_safetensors_in_pieces_with_an_index(tmp_path: Path) -> None:
         assert sum(t.nbytes for t in piece.values()) <= 400 or len(piece) == 1
         loaded.update(piece)
     wanted = expected(PLAIN)["model"]
+    assert torch.equal(wanted.pop("head.weight"), wanted["emb.weight"])  # they are tied
     assert loaded.keys() == wanted.keys()
     for name, tensor in wanted.items():
         cast = tensor.bfloat16() if tensor.is_floating_point() else tensor
@@ -131,6 +155,35 @@ def test_transformers_loads_its_model_beside_a_config_that_is_not_touched(tmp_pa
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_further_names_of_tied_weights_are_left_out_and_no_others(tmp_path: Path) -> None:
+    """Zeros, as LoRA starts with, are the same bits too; frozen copies are not tied without an optimizer."""
+    torch.manual_seed(0)
+    weight = torch.randn(40, 3)
+    model = {
+        "emb.weight": weight,
+        "head.weight": weight.clone(),
+        "a": torch.zeros(3, 3),
+        "b": torch.zeros(3, 3),
+    }
+    state = {name: {"exp_avg": torch.ones_like(model[name])} for name in ("emb.weight", "a")}
+    groups = [{"lr": 0.1, "params": list(state)}]
+    optimizer = {"state": state, "param_groups": groups}
+    save_with_torch({"model": model, "optim": optimizer}, tmp_path / "trained")
+    save_with_torch({"model": model}, tmp_path / "alone")
+    torch.save({"model": {**model, "head.weight": weight}}, tmp_path / "file.pt")
+    outline = ModelOutline({"emb.weight": (40, 3)}, aliases={"head.weight": "emb.weight"})
+    for name, given, kept in (
+        ("trained", None, {"emb.weight", "a", "b"}),
+        ("alone", None, set(model)),
+        ("alone", outline, {"emb.weight", "a", "b"}),
+        ("file.pt", None, {"emb.weight", "a", "b"}),
+    ):
+        out = tmp_path / f"{name}-{given is None}"
+        report = convert_checkpoint(tmp_path / name, out, to="hf", options=SourceOptions(model=given))
+        assert load_file(out / "model.safetensors").keys() == kept
+        assert ("FM264" in codes(report)) == (len(kept) == 3)
 
 
 @pytest.mark.parametrize("name", ["torch-2.3.1/mesh.dcp", "torch-2.13.0/plain.dcp"])

@@ -1,0 +1,115 @@
+"""Two checkpoints under names that can be compared, whatever stacks they are of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.keys import join_path
+from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, InlineValue
+from fsdp_migrate.checkpoint_convert.nested import pick_value, read_value
+from fsdp_migrate.checkpoint_convert.planned import PlannedTensor, PlannedValue
+from fsdp_migrate.checkpoint_convert.renames import plan_renames
+from fsdp_migrate.checkpoint_convert.targets.base import Stay, Target
+from fsdp_migrate.checkpoint_convert.targets.ties import find_model_ties
+from fsdp_migrate.checkpoint_convert.targets.torch import TorchTarget
+from fsdp_migrate.checkpoint_convert.targets.torchtitan import flatten_optimizers
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fsdp_migrate.checkpoint_convert.metadata import Entry, Manifest
+    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
+    from fsdp_migrate.checkpoint_convert.storage import Folder
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two checkpoints: its entries under the names by which they are compared."""
+
+    manifest: Manifest
+    folder: Folder
+    entries: Mapping[str, Entry]
+    names: Mapping[str, Mapping[str, str]]
+
+
+def make_sides(
+    manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder]
+) -> tuple[tuple[Side, Side], tuple[str, ...]]:
+    """Return both sides, and the keys that have no counterpart because stacks keep such things elsewhere.
+
+    Where models and optimizers stand in the same places, everything is compared. Otherwise models and
+    optimizers are brought to the same places, and of the rest what both have.
+    """
+    one, other = manifests
+    if _places(one) == _places(other):
+        left, right = (_side(Stay(m, m.parts), f) for m, f in zip(manifests, folders, strict=True))
+        return (left, right), ()
+    flat = any(map(_is_flattened, manifests))
+    left, right = (
+        _side(TorchTarget(m, m.parts), f, flat=flat) for m, f in zip(manifests, folders, strict=True)
+    )
+    aside = [*_without_counterpart(left, right), *_without_counterpart(right, left)]
+    left, right = (
+        replace(side, entries={k: e for k, e in side.entries.items() if e.key not in set(keys)})
+        for side, keys in (
+            (left, _without_counterpart(left, right)),
+            (right, _without_counterpart(right, left)),
+        )
+    )
+    return (left, right), tuple(aside)
+
+
+def _places(manifest: Manifest) -> set[object]:
+    return {(p.kind, p.prefix) for p in manifest.parts if p.kind != "other"} | {_is_flattened(manifest)}
+
+
+def _is_flattened(manifest: Manifest) -> bool:
+    target = Stay(manifest, manifest.parts)
+    return any(target.is_flattened(part) for part in target.of_kind("optimizer"))
+
+
+def _without_counterpart(side: Side, other: Side) -> list[str]:
+    kinds = {key: part.kind for part in side.manifest.parts for key in part.keys}
+    # Safetensors hold a model, and nothing else can be in them.
+    weights_only = "safetensors" in other.manifest.layout and not any(
+        part.kind == "optimizer" for part in other.manifest.parts
+    )
+    aside = {"other", "optimizer"} if weights_only else {"other"}
+    missing = {entry.key for name, entry in side.entries.items() if name not in other.entries}
+    found = [key for key in missing if kinds.get(key, "other") in aside]
+    if weights_only and len(found) < len(missing):
+        # They have each tied parameter once.
+        found += missing & find_model_ties(side.manifest).keys()
+    return sorted(found)
+
+
+def _side(target: Target, folder: Folder, *, flat: bool = False) -> Side:
+    manifest = target.manifest
+    renames = plan_renames(manifest, manifest.parts, target.move)
+    planned: list[PlannedEntry] = []
+    for key, entry in manifest.entries.items():
+        path = renames.paths[key]
+        if isinstance(entry, BytesEntry):
+            names = renames.names.get(key, {})
+            planned.append(PlannedValue(join_path(path), path, entry, names))
+        else:
+            planned.append(PlannedTensor(join_path(path), path, entry, entry.dtype, ()))
+    if flat:
+        planned = list(flatten_optimizers(target, planned, ("optim",)))
+    entries: dict[str, Entry] = {}
+    for name, entry in _named(planned, folder):
+        # Names that collide are compared as they are.
+        entries[entry.key if name in entries else name] = entry
+    return Side(manifest, folder, entries, renames.names)
+
+
+def _named(planned: list[PlannedEntry], folder: Folder) -> Iterator[tuple[str, Entry]]:
+    for entry in planned:
+        source: Entry = entry.source
+        if isinstance(entry, PlannedValue) and entry.pick:
+            where = f"`{source.key}` in {folder.url!r}"
+            value = pick_value(read_value(folder, source, where=where), entry.pick, where=where)
+            source = replace(entry.source, inline=InlineValue(value))
+        yield entry.key, source
