@@ -124,13 +124,21 @@ def find_components(files: Mapping[str, int]) -> list[Component]:
     distributed = [component for component in found if component.name in folders]
     if any(name not in {component.name for component in distributed} for name in folders):
         return []
+    found = _without_copies(found)
     roles = {component.role for component in found}
     is_one = {"model", "optimizer"} <= roles or any(c.stack == "accelerate" for c in distributed)
-    is_tuned = any(c.stack == "torchtune" for c in found) and bool(find_indexes(files) or _pieces(files))
+    is_tuned = "optimizer" in roles and bool(find_indexes(files) or _pieces(files))
     if not is_one and not is_tuned and not (distributed and found[0].stack == "olmo"):
         return []
     order = {"model": 0, "optimizer": 1, "other": 2}
     return sorted(found, key=lambda component: (order[component.role], component.number, component.name))
+
+
+def _without_copies(found: list[Component]) -> list[Component]:
+    """Leave out the weights that the HF Trainer saves a second time, for use without FSDP."""
+    if not any(c.role == "model" and c.name.startswith("pytorch_model_fsdp") for c in found):
+        return found
+    return [c for c in found if c.role != "model" or c.name.startswith("pytorch_model_fsdp")]
 
 
 def _matching(names: Mapping[str, int] | list[str], patterns: tuple[_Pattern, ...]) -> list[Component]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,25 @@ def accelerate_full(sources: RankSources, folder: Path) -> None:
     torch.save(model, folder / "pytorch_model_fsdp.bin")
     torch.save(optimizer, folder / "optimizer.bin")
     torch.save({"last_epoch": 2}, folder / "scheduler.bin")
+
+
+def hf_trainer_full(sources: RankSources, folder: Path) -> None:
+    """FULL states of the HF Trainer, which also saves the weights as for inference."""
+    accelerate_full(sources, folder)
+    model, _ = whole_states(sources.expected["plain"])
+    save_file({name: value.clone() for name, value in model.items()}, folder / "model.safetensors")
+
+
+def hf_trainer_pieces(sources: RankSources, folder: Path) -> None:
+    """Weights in numbered pieces with an index, and the optimizer beside them."""
+    model, optimizer = whole_states(sources.expected["plain"])
+    names, weights = list(model), {}
+    for number in range(2):
+        file = f"model-0000{number + 1}-of-00002.safetensors"
+        save_file({name: model[name].clone() for name in names[number::2]}, folder / file)
+        weights.update(dict.fromkeys(names[number::2], file))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    torch.save(optimizer, folder / "optimizer.pt")
 
 
 def accelerate_without_dcp(sources: RankSources, folder: Path) -> None:
@@ -113,6 +133,8 @@ def torchtune(sources: RankSources, folder: Path) -> None:
 
 STACKS: dict[Callable[[RankSources, Path], None], tuple[str, str]] = {
     hf_trainer: ("accelerate", "accelerate"),
+    hf_trainer_full: ("accelerate", "accelerate"),
+    hf_trainer_pieces: ("accelerate", "accelerate"),
     accelerate_full: ("accelerate", "accelerate"),
     accelerate_without_dcp: ("accelerate", "accelerate"),
     olmo_new: ("olmo", "torch"),
@@ -166,6 +188,9 @@ def test_the_rest_of_a_folder_comes_along(stack_folders: dict[str, Path], tmp_pa
     convert_checkpoint(stack_folders["hf_trainer"], tmp_path / "hf", to="torch")
     for name in ("scheduler.pt", "rng_state_0.pth", "trainer_state.json"):
         assert (tmp_path / "hf" / name).read_bytes() == (stack_folders["hf_trainer"] / name).read_bytes()
+    # Weights that are there a second time come along as the file that they are.
+    convert_checkpoint(stack_folders["hf_trainer_full"], tmp_path / "full", to="torch")
+    assert (tmp_path / "full" / "model.safetensors").exists()
     convert_checkpoint(stack_folders["olmo_new"], tmp_path / "olmo", to="torch")
     loaded = load_with_torch(tmp_path / "olmo")
     assert loaded["train"] == {"epoch": 3, "rng": {"seed": 0}}
