@@ -30,6 +30,8 @@ from fsdp_migrate.errors import CheckpointFormatError, CheckpointReadError, Unsu
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from typing_extensions import Self
+
     from fsdp_migrate.checkpoint_convert.storage import Location
 
 
@@ -47,6 +49,8 @@ _WEIGHTS: Final = ("pt", "pth", "bin", "ckpt")
 _STATES: Final = "composer_states.pt"
 _BLOCK: Final = 4 << 20
 _SPARE: Final = 256 << 20
+_MAX_MEMBERS: Final = 10_000
+_MAX_HEADER: Final = 1 << 20
 
 
 def is_packed(name: str) -> bool:
@@ -188,11 +192,29 @@ def _decompressed(packed: IO[bytes], name: str, url: str) -> Any:
     return compr[kind](packed, mode="rb")
 
 
+class _Member(tarfile.TarInfo):
+    """The header of a file in an archive; a long name, which is read at once, is not of any length."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read a header."""
+        member = super().frombuf(buf, encoding, errors)
+        if not member.isreg() and member.size > _MAX_HEADER:
+            msg = (
+                f"An archive holds a header of {member.size} bytes. No program writes that; it was not read."
+            )
+            raise CheckpointFormatError(msg)
+        return member
+
+
 def _take_member(stream: IO[bytes], name: str, unpacked: _Unpacked) -> None:
     """Take the state out of an archive; nothing else of it is unpacked, and no path in it is followed."""
     others: list[str] = []
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
-        for member in archive:
+    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
+        for count, member in enumerate(archive):
+            if count >= _MAX_MEMBERS:
+                msg = f"{name!r} holds more than {_MAX_MEMBERS} files; Composer writes a few."
+                raise CheckpointFormatError(msg, path=unpacked.url)
             if not member.isreg():
                 continue
             content = archive.extractfile(member) if member.name.rpartition("/")[2] == _STATES else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import pickle
@@ -10,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,3 +219,36 @@ def test_many_refusals_are_told_shortly(tmp_path: Path) -> None:
         convert_checkpoint(tmp_path / "m.pt", tmp_path / "out")
     assert len(caught.value.findings) == 500
     assert len(str(caught.value)) < 10_000
+
+
+def header_of(size: int, kind: bytes) -> bytes:
+    member = tarfile.TarInfo("././@LongLink")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE])
+def test_an_archive_with_a_name_of_a_gigabyte(kind: bytes, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "ep0.tar.gz", "wb", compresslevel=1) as file:
+        file.write(header_of(1 << 30, kind))
+        file.write(bytes(4 << 20))
+    with pytest.raises(CheckpointError, match="a header of 1073741824 bytes"):
+        inspect_checkpoint(tmp_path / "ep0.tar.gz")
+
+
+def test_an_archive_of_very_many_files(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "ep0.tar.gz", "wb", compresslevel=1) as file:
+        file.write(tarfile.TarInfo("a").tobuf() * 10_001 + bytes(1024))
+    with pytest.raises(CheckpointError, match="more than 10000 files"):
+        inspect_checkpoint(tmp_path / "ep0.tar.gz")
+
+
+def test_an_archive_that_leads_outside(tmp_path: Path) -> None:
+    """No path in an archive is followed: the state is taken by its last name, to where nothing else is."""
+    state = tmp_path / "state.pt"
+    torch.save({"state": {"model": {"w": torch.ones(2)}}}, state)
+    with tarfile.open(tmp_path / "ep0.tar", "w") as archive:
+        archive.add(state, "../../composer_states.pt")
+        archive.add(state, "/etc/other")
+    inspect_checkpoint(tmp_path / "ep0.tar")
+    assert_nothing_left(tmp_path, "state.pt", "ep0.tar")
