@@ -28,7 +28,7 @@ from fsdp_migrate.adapters.base import (
     shown,
     written_key,
 )
-from fsdp_migrate.adapters.nodes import Reference, effective
+from fsdp_migrate.adapters.nodes import effective
 from fsdp_migrate.errors import ConfigError
 
 
@@ -355,7 +355,7 @@ def _runs_by_default(mapping: Mapping) -> bool:
     values = plain_values(mapping)
     kind = values.get("distributed_type")
     given = is_known(kind) and words.bare_word(kind) == "fsdp"
-    return given and not isinstance(values.get("fsdp_config"), Reference)
+    return given and values.get("fsdp_config") is None
 
 
 def say_mixed_precision(

@@ -154,6 +154,8 @@ class Edits:
             return pieces
         self._refuse_anchor(value)
         start, end = value.start, value.end
+        if isinstance(value, Scalar) and value.text[:1] in {"|", ">"}:  # it ends where the next line begins
+            end = _content_end(self.text, value, start)
         below = isinstance(change.value, dict) and change.value and not (mapping.flow or self.is_json)
         if below or start == end or (isinstance(value, (Mapping, Sequence)) and not value.flow):
             start = self.text.index(":", change.entry.key.end) + 1

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 MAX_DEPTH = 100
+MAX_NODES = 200_000
 _TEMPLATE_LINE = re.compile(r"^[ \t]*(?:\{%.*?%\}[ \t]*|\{#.*?#\}[ \t]*)+$", re.MULTILINE)
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}")
 
@@ -113,6 +114,8 @@ class _Composer:
         self.masked = masked
         self.events: Iterator[Any] = YAML(typ="safe", pure=True).parse(masked)
         self.anchors: dict[str, Node] = {}
+        # How many nodes each node stands for, aliases written out; a node that is not closed yet has none.
+        self.sizes: dict[int, int] = {}
 
     def documents(self) -> Iterator[Node]:
         for event in self.events:
@@ -132,7 +135,9 @@ class _Composer:
                     f"Line {line}, column {column} is no YAML: there is no anchor `&{event.anchor}` above it."
                 )
                 raise ConfigError(msg)
-            return Alias(start, end, self.anchors[event.anchor])
+            alias = Alias(start, end, self.anchors[event.anchor])
+            self._measure(alias, event, self.sizes.get(id(alias.target)))
+            return alias
         node: Node
         if isinstance(event, ScalarEvent):
             node = self._scalar(event)
@@ -145,7 +150,18 @@ class _Composer:
             self.anchors[event.anchor] = node
         if not isinstance(node, Scalar):
             self._fill(node, depth)
+        self._measure(node, event, 1 + sum(self.sizes[id(child)] for child in _children(node)))
         return node
+
+    def _measure(self, node: Node, event: Any, size: int | None) -> None:
+        line = event.start_mark.line + 1
+        if size is None:
+            msg = f"Line {line}: `*{event.anchor}` stands within what it stands for."
+            raise ConfigError(msg)
+        if size > MAX_NODES:
+            msg = f"Line {line}: its aliases stand for more than {MAX_NODES} values, which no config has."
+            raise ConfigError(msg)
+        self.sizes[id(node)] = size
 
     def _scalar(self, event: Any) -> Scalar:
         start, end = event.start_mark.index, event.end_mark.index
@@ -169,6 +185,12 @@ class _Composer:
                 node.entries.append(Entry(child, self._node(next(self.events), depth + 1)))
             else:
                 node.items.append(child)
+
+
+def _children(node: Node) -> list[Node]:
+    if isinstance(node, Mapping):
+        return [part for entry in node.entries for part in (entry.key, entry.value)]
+    return node.items if isinstance(node, Sequence) else []
 
 
 def _last_end(node: Mapping | Sequence) -> int:

@@ -49,6 +49,7 @@ def edit(text: str, *, json: bool = False, at: str = "", **what: Any) -> str:
         ("a:\n  - x # one\n  - y\nb: 2\n", {"a": None}, "# a: one\nb: 2\n"),
         ("a:\n- x\n- y\nb: 2\n", {"a": True}, "a: true\nb: 2\n"),
         ("a: |\n  text\n  more\nb: 2\n", {"a": None}, "b: 2\n"),
+        ("a: >-\n  text\nb: 2\n", {"a": 7}, "a: 7\nb: 2\n"),
         ("a:\nb: 2\n", {"a": 7}, "a: 7\nb: 2\n"),
         ("a: 'x'\n", {"a": "y"}, "a: 'y'\n"),
         ("a: 1\n", {"a": {"b": 1, "c": {"d": "e"}}}, "a:\n  b: 1\n  c:\n    d: e\n"),
@@ -171,6 +172,22 @@ def test_broken_yaml_is_told_with_its_line(text: str, message: str) -> None:
 def test_broken_json_is_told_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &x\n  b: *x\n", r"Line 2: `\*x` stands within"),
+        (
+            "a0: &a0 [1, 1]\n"
+            + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)),
+            "more than 200000 values",
+        ),
+    ],
+)
+def test_aliases_that_grow_without_end_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_yaml(text)
 
 
 @pytest.mark.parametrize("reader", [read_yaml, read_json])

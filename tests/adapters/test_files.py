@@ -98,6 +98,7 @@ def test_strict_stops_before_anything_is_written(source: Path) -> None:
         (b"", "Nothing in it configures FSDP"),
         (b"- 1\n- 2\n", "Nothing in it configures FSDP"),
         (b"just words", "Nothing in it configures FSDP"),
+        (b"distributed_type: FSDP\nfsdp_config: text\n", "What names FSDP is `fsdp_config`"),
         (b"model:\n  use_fsdp: true\n", "What names FSDP is `model.use_fsdp`"),
         (b"distributed_type: NO\nfsdp_config: {fsdp_offload_params: 1}\n", "has nothing to convert"),
     ],
