@@ -120,6 +120,9 @@ class Models:
         for above in self.index.ancestors(call):
             if isinstance(above, cst.UnaryOperation):
                 return False
+            # `isinstance(x, FSDP) or isinstance(x, DDP)` lets others through.
+            if isinstance(above, cst.BooleanOperation) and isinstance(above.operator, cst.Or):
+                return False
             if isinstance(above, (cst.If, cst.IfExp)):
                 break
         return True

@@ -32,6 +32,10 @@ TURNED = [
         "with FSDP.summon_full_params(model, False, writeback=False):\n    print(model.weight)\n",
         "with summon_full_params(model, recurse=False, writeback=False):\n    print(model.weight)\n",
     ),
+    (
+        "with FSDP.summon_full_params(model) if whole else nothing:\n    pass\n",
+        "with summon_full_params(model) if whole else nothing:\n    pass\n",
+    ),
     ("with model.summon_full_params(model):\n    pass\n", "with summon_full_params(model):\n    pass\n"),
     ("print(model.module.config)\n", "# fsdp-migrate: FM315\nprint(model.config)\n"),
     (
@@ -79,6 +83,11 @@ COMMENTED = [
     ("def f(model):\n    with model.no_sync():\n        pass\n", "FM312"),
     ("with FSDP.summon_full_params(*args):\n    pass\n", "FM313"),
     ("with FSDP.summon_full_params(model):\n    model.generate(x)\n", "FM332"),
+    (
+        "context = lambda: FSDP.summon_full_params(model)\nwith context():\n    model.generate(x)\n",
+        "FM313",
+    ),
+    ("with torch.no_grad():\n    stack.enter_context(FSDP.summon_full_params(model))\n", "FM313"),
     ("roots = FSDP.fsdp_modules(model, root_only=True)\n", "FM305"),
     ("ok = hasattr(model, 'no_sync')\n", "FM315"),
     ("if '_fsdp_wrapped_module' in name:\n    pass\n", "FM316"),
@@ -143,6 +152,19 @@ LEFT_ALONE = [
 def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
     assert turned(MODEL + body) == PREPARED + body
     assert codes(MODEL + body) == [("FM301", "rewritten")]
+
+
+def test_a_check_that_lets_others_through_proves_nothing() -> None:
+    body = (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "def f(x):\n    if isinstance(x, FSDP) or isinstance(x, DDP):\n        return x.module.y\n"
+        "    if not isinstance(x, FSDP):\n        return x.module.z\n"
+        "    if ready and isinstance(x, FSDP):\n        return x.module.w\n"
+    )
+    after = turned(body)
+    assert "return x.module.y\n" in after
+    assert "return x.module.z\n" in after
+    assert "return x.w\n" in after
 
 
 SCALER = "from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler\n\n"

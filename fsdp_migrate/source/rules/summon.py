@@ -27,6 +27,10 @@ _RUNS = (
     "fsdp_migrate.runtime.register_forward_methods(model, 'generate') once, and take the context away."
 )
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
+_UNSEEN = (
+    "what runs in this context is not seen here: if it reads parameters, call "
+    "fsdp_migrate.runtime.summon_full_params; if the model runs in it, register_forward_methods instead."
+)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -44,7 +48,10 @@ def find(source: Source) -> Iterator[Found]:
 def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) -> Found:
     if any(arg.star for arg in call.args) or not call.args:
         return Found("FM313", call, _HIDDEN, "commented", covers=covers)
-    if _runs_the_model(source, call):
+    block = _block_of(source, call)
+    if block is None:
+        return Found("FM313", call, _UNSEEN, "commented", covers=covers)
+    if _runs_the_model(block, call):
         return Found("FM332", call, _RUNS, "commented", covers=covers)
     new = source.local_name(SUMMON)
 
@@ -63,11 +70,19 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
     return Found("FM313", call, f"{new}(...)", "rewritten", (Replace(call, build),), (SUMMON,), covers)
 
 
-def _runs_the_model(source: Source, call: cst.Call) -> bool:
-    """Tell whether what stands in the context calls the model: FSDP2 would shard its parameters again."""
-    block = next((a for a in source.index.ancestors(call) if isinstance(a, cst.With)), None)
-    if block is None:
-        return False
+def _block_of(source: Source, call: cst.Call) -> cst.With | None:
+    """Return the ``with`` statement that enters a context, at once or by a condition, if there is one."""
+    for above in source.index.ancestors(call):
+        if isinstance(above, cst.WithItem):
+            block = source.index.parents[above]
+            return block if isinstance(block, cst.With) else None
+        if not isinstance(above, cst.IfExp):
+            return None
+    return None
+
+
+def _runs_the_model(block: cst.With, call: cst.Call) -> bool:
+    """Tell whether the context's block calls the model: FSDP2 would shard its parameters again."""
     model = text_of(call.args[0].value)
     for inner in walk_for(block.body, cst.Call):
         name = dotted(inner.func) or ""
