@@ -74,6 +74,9 @@ class LocalShards:
 
 
 _REBUILD: Final = record_type("torch._tensor._rebuild_from_type_v2", listed=False)
+_TENSOR: Final = record_type("torch.Tensor")
+_PARAMETER: Final = record_type("torch.nn.parameter.Parameter")
+_WITH_STATE: Final = record_type("torch._utils._rebuild_parameter_with_state", listed=False)
 _GETATTR: Final = record_type("builtins.getattr", listed=False)
 _GROUP_STATE: Final = record_type(
     "torch.distributed._shard.sharded_tensor.api.ShardedTensor.ProcessGroupState"
@@ -82,11 +85,38 @@ _GROUP_STATE: Final = record_type(
 
 def _rebuild_from_type(*arguments: Any) -> object:
     """Stand for ``_rebuild_from_type_v2``; what is of no class known here stays a record of it."""
+    if len(arguments) == 4 and arguments[1] in (_TENSOR, _PARAMETER) and _are_marks(arguments[3]):
+        return _tensor_of(arguments[0], arguments[2])
     if len(arguments) == 4 and _is_type(arguments[1]):
         kind = _KINDS.get(arguments[1].name)
         if kind is not None:
             return ShardedValue(kind, arguments[2], arguments[3])
     return _REBUILD(*arguments)
+
+
+def _rebuild_parameter_with_state(*arguments: Any) -> object:
+    """Stand for ``_rebuild_parameter_with_state``: the tensor itself, where its attributes are marks."""
+    if len(arguments) == 4 and isinstance(arguments[0], TensorValue) and _are_marks(arguments[3]):
+        return arguments[0]
+    return _WITH_STATE(*arguments)
+
+
+def _tensor_of(function: object, arguments: Any) -> TensorValue:
+    value = function(*arguments) if isinstance(function, StandIn) else None
+    if not isinstance(value, TensorValue):
+        raise TypeError("a tensor that is rebuilt in an unknown way")
+    return value
+
+
+def _are_marks(state: object) -> bool:
+    """Tell whether attributes of a tensor are plain marks, which no DCP keeps and no loader asks for.
+
+    FSDP1 marks what it gathers by ``_has_been_cloned``, when it does not offload it, and torch.save keeps that.
+    """
+    return type(state) is dict and all(
+        type(name) is str and type(value) in (bool, int, float, str, type(None))
+        for name, value in state.items()
+    )
 
 
 def _get_attribute(*arguments: Any) -> object:
@@ -103,6 +133,9 @@ def _is_type(value: object) -> bool:
 _SHARD_METADATA: Final = "torch.distributed._shard.sharded_tensor.metadata"
 SHARD_GLOBALS: Final[Globals] = {
     ("torch._tensor", "_rebuild_from_type_v2"): StandIn(_rebuild_from_type),
+    ("torch._utils", "_rebuild_parameter_with_state"): StandIn(_rebuild_parameter_with_state),
+    ("torch", "Tensor"): _TENSOR,
+    ("torch.nn.parameter", "Parameter"): _PARAMETER,
     ("builtins", "getattr"): StandIn(_get_attribute),
     ("__builtin__", "getattr"): StandIn(_get_attribute),
     **{key: value for key, value in METADATA_GLOBALS.items() if key[0] == _SHARD_METADATA},

@@ -150,6 +150,28 @@ def test_a_bare_model_and_a_bare_optimizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_tensors_and_parameters_with_marks_of_their_own(legacy: bool, tmp_path: Path) -> None:
+    """What FSDP1 gathers without offloading has a mark, with which torch saves it in another way."""
+    gathered = torch.randn(4, 3)
+    gathered._has_been_cloned = True  # type: ignore[attr-defined]
+    trained = torch.nn.Parameter(torch.randn(3))
+    trained.no_weight_decay = True  # type: ignore[attr-defined]
+    state = {"model": {"weight": gathered, "bias": trained, "plain": torch.nn.Parameter(torch.ones(2))}}
+    source = save(state, tmp_path / "last.pt", legacy=legacy)
+    torch.load(source, weights_only=True)
+    convert_checkpoint(source, tmp_path / "out")
+    assert_equal(load_with_torch(tmp_path / "out"), state)
+
+
+def test_attributes_that_are_no_marks_are_refused(tmp_path: Path) -> None:
+    weight = torch.randn(4)
+    weight.scales = torch.ones(4)  # type: ignore[attr-defined]
+    source = save({"model": {"weight": weight}}, tmp_path / "last.pt", legacy=False)
+    with pytest.raises(PlanError, match="_rebuild_from_type_v2"):
+        convert_checkpoint(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_views_strides_and_ties(legacy: bool, tmp_path: Path) -> None:
     base = torch.randn(700, 90)
     model = {
