@@ -3,6 +3,8 @@
 PYTHON ?= python3
 CORE := .venv
 COMPOSER := .venv-composer
+# By another name, because `make -n` runs the lines that hold $(MAKE).
+LANE := $(MAKE)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test test-core test-composer lint typecheck bench clean
@@ -15,7 +17,7 @@ demo: $(CORE)/.run
 test: $(CORE)/.dev $(COMPOSER)/.dev
 	$(MAKE) lint
 	$(MAKE) typecheck
-	$(CORE)/bin/python tools/run_lanes.py core='$(MAKE) test-core' composer='$(MAKE) test-composer'
+	$(CORE)/bin/python tools/run_lanes.py core='$(LANE) test-core' composer='$(LANE) test-composer'
 
 test-core: $(CORE)/.dev
 	$(CORE)/bin/python -m pytest

@@ -111,7 +111,7 @@ def _tensor_of(function: object, arguments: Any) -> TensorValue:
 def _are_marks(state: object) -> bool:
     """Tell whether attributes of a tensor are plain marks, which no DCP keeps and no loader asks for.
 
-    FSDP1 marks what it gathers by ``_has_been_cloned``, when it does not offload it, and torch.save keeps that.
+    FSDP1 marks what it gathers by ``_has_been_cloned`` when it does not offload it, and torch.save keeps it.
     """
     return type(state) is dict and all(
         type(name) is str and type(value) in (bool, int, float, str, type(None))

@@ -246,6 +246,9 @@ def _read_choice(which: Any, options: CheckpointOptions) -> tuple[Any, Checkpoin
     if isinstance(which, Mapping):
         given = dict(which)
         keys = [key for key in ("which", "check_fn", "auto_wrap_policy") if given.get(key) is not None]
+        rest = {k: v for k, v in given.items() if k not in {"which", "check_fn", "auto_wrap_policy"}}
+        # First the options, of which a misspelt name may be the one that is missing.
+        options = _read_options(rest, options)
         if len(keys) != 1:
             found = ", ".join(f"`{key}`" for key in keys) or "none of them"
             msg = f"`{FIELD}` needs one of `which`, `check_fn` and `auto_wrap_policy`; it has {found}."
@@ -253,8 +256,7 @@ def _read_choice(which: Any, options: CheckpointOptions) -> tuple[Any, Checkpoin
         choice = given[keys[0]]
         if keys[0] == "auto_wrap_policy":
             choice = read_wrap_policy(choice)
-        rest = {k: v for k, v in given.items() if k not in {"which", "check_fn", "auto_wrap_policy"}}
-        return _read_choice(choice, _read_options(rest, options))
+        return _read_choice(choice, options)
     if isinstance(which, str):
         return tuple(words.read_names(which, FIELD)), options
     if isinstance(which, type):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,13 +15,24 @@ from fsdp_migrate.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Set as AbstractSet
 
-    from torch import nn
-
     from fsdp_migrate.units import UnitPlan
 
 
 _QUANTISERS = frozenset({"bitsandbytes", "torchao", "hqq", "optimum", "quanto"})
 """Packages whose parameters are numbers with scales beside them; ``optimum`` holds quanto."""
+
+
+def check_is_module(model: object) -> None:
+    """Check that what is given for a model is one.
+
+    Raises:
+        ModelError: It is something else.
+    """
+    if not isinstance(model, nn.Module):
+        msg = (
+            f"The model is a {type(model).__name__}; expected a torch.nn.Module, and its arguments after it."
+        )
+        raise ModelError(msg)
 
 
 def check_model(model: nn.Module) -> None:
@@ -29,6 +41,7 @@ def check_model(model: nn.Module) -> None:
     Raises:
         ModelError: It is wrapped by FSDP1 or DDP, is sharded already, or is a container without a forward.
     """
+    check_is_module(model)
     for fqn, module in model.named_modules():
         where = f"`{fqn}`" if fqn else "The model"
         if torch_compat.is_fsdp1_module(module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from typing import Any
 
 import torch
@@ -45,13 +46,24 @@ def build_run(name: str) -> tuple[nn.Module, torch.optim.Optimizer | None]:
     except ImportError as error:
         msg = f"`--model` is {name!r}, but module `{module_name}` cannot be imported: {error}."
         raise ConfigError(msg, field="model") from error
+    except Exception as error:
+        msg = f"`--model` is {name!r}, but importing `{module_name}` raised {_describe(error)}."
+        raise ConfigError(msg, field="model") from error
     for part in attribute.split("."):
         factory = getattr(factory, part, None)
     if not callable(factory):
         msg = f"`--model` is {name!r}, but `{attribute}` of `{module_name}` is nothing that can be called."
         raise ConfigError(msg, field="model")
-    with torch.device("meta"):
-        model = factory()
+    try:
+        with torch.device("meta"):
+            model = factory()
+    except Exception as error:
+        msg = (
+            f"`--model` is {name!r}, and `{attribute}()` raised {_describe(error)}. It is called without "
+            "arguments, on the meta device and without a process group; name a function that makes the plain "
+            "model so."
+        )
+        raise ConfigError(msg, field="model") from error
     optimizer = None
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], torch.optim.Optimizer):
         model, optimizer = model
@@ -59,3 +71,13 @@ def build_run(name: str) -> tuple[nn.Module, torch.optim.Optimizer | None]:
         msg = f"`--model` is {name!r}, which makes a {type(model).__name__}; expected a torch module."
         raise ConfigError(msg, field="model")
     return model, optimizer
+
+
+def _describe(error: Exception) -> str:
+    """Name an error of the user's code, and the last line of theirs that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [
+        frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__
+    ]
+    where = f" in {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
+    return f"{type(error).__name__}{where}: {error}".rstrip(". ")

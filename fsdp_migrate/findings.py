@@ -138,6 +138,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "equivalent",
             "Ignored parameters are trained beside sharded ones, which foreach optimizers refuse.",
         ),
+        "FM107": FindingCode(
+            "changed",
+            "`HYBRID_SHARD` over shard groups of one rank: the replicas are averaged, as FSDP1's were not.",
+        ),
         "FM120": FindingCode(
             "equivalent", "What tensor or sequence parallelism has placed is sharded over FSDP's mesh too."
         ),

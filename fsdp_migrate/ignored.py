@@ -74,6 +74,6 @@ def _matching(expression: str, known: dict[str, Any], field: str) -> list[Any]:
     found = [state for name, state in known.items() if pattern.fullmatch(name)]
     if not found:
         near = words.closest(expression, known)
-        msg = f"`{field}` holds {expression!r}, which is and matches no name in the model.{near}"
+        msg = f"`{field}` holds {expression!r}, which is no name in the model and matches none.{near}"
         raise ConfigError(msg, field=field)
     return found

@@ -60,7 +60,7 @@ def map_sharding_strategy(config: FSDP1Config) -> Mapped:
     if strategy == "NO_SHARD":
         text = (
             "NO_SHARD: a (world size, 1) mesh; gradients are all-reduced, nothing is sharded. Over several "
-            "backward passes the same sums are made in another order."
+            "backward passes the same sums are made in another order, so that the last bits may differ."
         )
         hint = "DistributedDataParallel does the same with less bookkeeping."
         findings.append(make_finding("FM002", "sharding_strategy", text, hint))
@@ -154,6 +154,9 @@ def map_mixed_precision(config: FSDP1Config) -> Mapped:
     return Mapped(fields, tuple(finding for part in parts for finding in part.findings))
 
 
+_HALF = ("bfloat16", "float16")
+
+
 def map_mp_dtypes(precision: MixedPrecision, config: FSDP1Config) -> Mapped:
     """Map the dtypes and where inputs are cast.
 
@@ -173,10 +176,12 @@ def map_mp_dtypes(precision: MixedPrecision, config: FSDP1Config) -> Mapped:
         make_finding("FM010", "mixed_precision", f"{dtype_text}{reduce or 'their own dtype'}."),
         make_finding("FM015", "mixed_precision.cast_forward_inputs", f"Inputs are cast at {where}."),
     ]
-    if precision.param_dtype and reduce != precision.param_dtype:
+    if reduce is not None and (precision.param_dtype or "float32") != reduce:
+        outcome = "less exact, in less memory" if reduce in _HALF else "more exact, in more memory"
         text = (
             f"Under `no_sync` gradients are added up in {reduce}, where FSDP1 adds them up in "
-            f"{precision.param_dtype}: more exact, in more memory. Without `no_sync` nothing differs."
+            f"{precision.param_dtype or 'the parameters own dtype'}: {outcome}. Without `no_sync` nothing "
+            "differs."
         )
         findings.append(make_finding("FM022", "mixed_precision.reduce_dtype", text))
     fields = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fsdp_migrate import torch_compat_parallel
 from fsdp_migrate.errors import OptimizerError
@@ -15,7 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from torch import nn
-    from torch.optim import Optimizer
+
+
+_REPLACED = "_fsdp_migrate_replaced"
+_checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_is_watching = False
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
@@ -66,6 +72,47 @@ def repoint_optimizers(
         for param, state in old_state.items():
             new = sharded[names[param][0]] if param in names else param
             optimizer.state[new] = {key: _shard_like(value, param, new) for key, value in state.items()}
+
+
+def watch_replaced(
+    names: Mapping[nn.Parameter, tuple[str, ...]], sharded: Mapping[str, nn.Parameter]
+) -> None:
+    """Let an optimizer that still holds parameters from before sharding fail at its first step.
+
+    FSDP1 with ``use_orig_params`` kept the parameters, so that an optimizer from before went on; FSDP2 puts
+    others in their place, and such an optimizer would train nothing without a word. Each optimizer is looked
+    at once, in the first step after a model was sharded, by torch's hook for the steps of all optimizers.
+
+    Args:
+        names: The parameters of before, with their names.
+        sharded: The parameters of now, by name.
+    """
+    global _is_watching  # noqa: PLW0603
+    for param, (name, *_) in names.items():
+        if sharded[name] is not param:
+            setattr(param, _REPLACED, name)
+    _checked.clear()
+    if not _is_watching:
+        register_optimizer_step_pre_hook(_refuse_replaced)
+        _is_watching = True
+
+
+def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Check an optimizer before its step; all ranks that run the same code fail alike."""
+    del args, kwargs
+    if optimizer in _checked:
+        return
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    old = [name for param in params if (name := getattr(param, _REPLACED, None)) is not None]
+    if old:
+        msg = (
+            f"This {type(optimizer).__name__} holds {len(old)} parameters from before the model was sharded, "
+            f"such as `{old[0]}`: it would train nothing. Give it to "
+            "`prepare_fully_shard(..., optimizers=optimizer)`, or build it from the sharded model's "
+            "parameters."
+        )
+        raise OptimizerError(msg)
+    _checked.add(optimizer)
 
 
 def _make_mixable(group: dict[str, Any]) -> None:

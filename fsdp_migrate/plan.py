@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +21,7 @@ from fsdp_migrate.findings import make_finding
 from fsdp_migrate.ignored import resolve_ignored
 from fsdp_migrate.mapping import map_config
 from fsdp_migrate.parallelism import check_parallelism
-from fsdp_migrate.tying import Tie, find_ties, parameter_names
+from fsdp_migrate.tying import Tie, TieOwner, find_ties, parameter_names
 from fsdp_migrate.units import plan_units
 from fsdp_migrate.wrap import WrapRequest, find_units, resolve_classes
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.estimates import PlanBytes
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.parallelism import ParallelParameter
-    from fsdp_migrate.tying import TieOwner
     from fsdp_migrate.units import UnitPlan
 
 
@@ -109,7 +108,7 @@ def read_config(fsdp1_config: Any) -> FSDP1Config:
         return FSDP1Config(**plugin_arguments(fsdp1_config))
     kind = type(fsdp1_config)
     msg = (
-        f"`fsdp1_config` is a {kind.__module__}.{kind.__qualname__}, which is not read yet. "
+        f"`fsdp1_config` is a {kind.__module__}.{kind.__qualname__}, which is no config that is known here. "
         "Pass the keyword arguments of FullyShardedDataParallel as a dict, or an FSDP1Config."
     )
     raise ConfigError(msg, field="fsdp1_config")
@@ -156,6 +155,9 @@ def plan_fully_shard(
         >>> [(unit.fqn, unit.numel) for unit in plan.units]
         [('0', 20), ('2', 10), ('', 0)]
     """
+    if tied not in get_args(TieOwner):
+        msg = f"`tied` is {tied!r}; expected 'parent' or 'group'."
+        raise ConfigError(msg, field="tied")
     given = read_config(fsdp1_config)
     if auto_wrap_policy is not None:
         given = given.updated(auto_wrap_policy=auto_wrap_policy)
@@ -170,8 +172,10 @@ def plan_fully_shard(
     request = wrap_request(model, given, config)
     units, more = plan_units(model, given, find_units(model, request), request, tied)
     units = tuple(replace(unit, config=unit.config.model_copy(update=reshard)) for unit in units)
-    _check_wrapped(config.auto_wrap_policy, units, more)
+    _check_wrapped(model, config.auto_wrap_policy, units, more)
     more.extend(_trained_ignored(request))
+    more.extend(_lone_replicas(config, mesh_shape))
+    full_precision = tuple(_full_precision_modules(model, config))
     members = {model.get_submodule(fqn): unit.fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}
     check_units(model, units, request.ignored_params)
     parallel, parallel_findings = check_parallelism(model, units, config, mesh)
@@ -187,8 +191,8 @@ def plan_fully_shard(
         ignored_modules=tuple(
             fqn for fqn, module in model.named_modules() if module in request.ignored_modules
         ),
-        full_precision=tuple(_full_precision_modules(model, config)),
-        findings=(*findings, *more, *parallel_findings),
+        full_precision=full_precision,
+        findings=(*_of_this_model(findings, full_precision), *more, *parallel_findings),
         parallel=parallel,
     )
 
@@ -247,7 +251,8 @@ def _devices_per_node(config: FSDP2Config) -> int:
     if device_type == "cpu" and config.device_id is None and not dist.is_initialized():
         msg = (
             "HYBRID_SHARD makes one shard group of each node, and this machine, without an accelerator, does "
-            "not tell how many devices a node has. Give `devices_per_node` (or `device_id` as 'cpu')."
+            "not tell how many devices a node has. Give `devices_per_node` (on the command line: "
+            "`--devices-per-node`)."
         )
         raise ConfigError(msg, field="devices_per_node")
     return resolve.resolve_devices_per_node(device_type)
@@ -281,6 +286,26 @@ def _shape_of_mesh(config: FSDP2Config, mesh: DeviceMesh) -> tuple[int, int]:
     raise ConfigError(msg, field="mesh")
 
 
+def _lone_replicas(config: FSDP2Config, shape: tuple[int, int]) -> Iterator[Finding]:
+    """Tell of FSDP1's slip: over a shard group of one rank it goes to NO_SHARD, within that group of one."""
+    if config.mesh == "hybrid" and shape[0] > 1 and shape[1] == 1:
+        text = (
+            f"The shard groups have one rank each. FSDP1 switches to NO_SHARD there, over that one rank: its "
+            f"{shape[0]} replicas trained apart from each other. FSDP2 averages their gradients."
+        )
+        hint = "A checkpoint of the FSDP1 run holds one of the replicas. For full sharding take FULL_SHARD."
+        yield make_finding("FM107", "sharding_strategy", text, hint)
+
+
+def _of_this_model(findings: Iterable[Finding], full_precision: tuple[str, ...]) -> Iterator[Finding]:
+    """Say of modules that would stay in full precision if the model has none: FSDP1 names some by default."""
+    for finding in findings:
+        if finding.code == "FM016" and not full_precision:
+            yield make_finding("FM016", finding.subject, "The model has no module of these classes.")
+        else:
+            yield finding
+
+
 def _full_precision_modules(model: nn.Module, config: FSDP2Config) -> Iterator[str]:
     classes = resolve_classes(config.full_precision_classes, model, required=False)
     for fqn, module in model.named_modules():
@@ -299,7 +324,23 @@ def wrap_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> W
     )
 
 
-def _check_wrapped(policy: Any, units: tuple[UnitPlan, ...], findings: list[Finding]) -> None:
+def _classes_of(policy: Any) -> str:
+    """Name the classes that torch's own policies look for."""
+    found = getattr(policy, "_module_classes", None) or getattr(policy, "keywords", {}).get(
+        "transformer_layer_cls"
+    )
+    if not isinstance(found, (set, frozenset, list, tuple)):
+        return ""
+    return f", of {_listed(getattr(item, '__name__', str(item)) for item in found)},"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(set(names))[:12])
+
+
+def _check_wrapped(
+    model: nn.Module, policy: Any, units: tuple[UnitPlan, ...], findings: list[Finding]
+) -> None:
     """Refuse a policy that selects nothing; by size that can be meant, so it is only told."""
     if policy is None or len(units) > 1 or getattr(policy, "may_select_nothing", False):
         return
@@ -307,9 +348,11 @@ def _check_wrapped(policy: Any, units: tuple[UnitPlan, ...], findings: list[Find
         return
     size = getattr(policy, "func", policy) is size_based_auto_wrap_policy or isinstance(policy, SizeWrap)
     if not size:
+        classes = _listed(type(module).__name__ for module in model.modules())
         msg = (
-            "The `auto_wrap_policy` selects no module of the model, so the whole model would be one unit. "
-            "Name classes that are in the model, or give None if one unit is meant."
+            f"The `auto_wrap_policy`{_classes_of(policy)} selects no module of the model, so the whole model "
+            f"would be one unit. The model's classes are {classes}. "
+            "Name some of these, or give None if one unit is meant."
         )
         raise WrapPolicyError(msg)
     text = "No module is large enough to be a unit of its own: the whole model is one, as in FSDP1."

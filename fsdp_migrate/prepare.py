@@ -17,6 +17,7 @@ from fsdp_migrate.activation_checkpointing import (
     apply_checkpoint_plan,
     plan_activation_checkpointing,
 )
+from fsdp_migrate.check import check_is_module
 from fsdp_migrate.consensus import agree_on_plan, groups_of
 from fsdp_migrate.errors import ModelError, ProcessGroupError
 from fsdp_migrate.findings import raise_on_findings
@@ -28,7 +29,7 @@ from fsdp_migrate.materialize import (
     modules_of_unit,
     restore_ties,
 )
-from fsdp_migrate.optimizers import check_optimizers, repoint_optimizers
+from fsdp_migrate.optimizers import check_optimizers, repoint_optimizers, watch_replaced
 from fsdp_migrate.parallelism import Placed, expected_placement, has_own_mesh, parallel_placement
 from fsdp_migrate.plan import ShardPlan, plan_fully_shard
 from fsdp_migrate.precision import apply_buffer_dtype, apply_full_precision_casts
@@ -86,7 +87,8 @@ def prepare_fully_shard(
             ``FullyShardedDataParallel`` as a dict, with torch's objects or their names, or Accelerate's
             ``FullyShardedDataParallelPlugin``. None: its defaults.
         optimizers: One or several optimizers that were built from the model's parameters. They are pointed
-            at the sharded ones; groups, settings and state are kept.
+            at the sharded ones; groups, settings and state are kept. One that is not given here raises an
+            OptimizerError at its next step, for it would train nothing.
         mesh: A mesh in place of the config's groups: 1-D, or (replicate, shard). After tensor, sequence or
             expert parallelism, the data-parallel dimensions of the same root mesh.
         auto_wrap_policy: A policy in place of the config's.
@@ -127,6 +129,7 @@ def prepare_fully_shard(
             "`torch.distributed.init_process_group()` before prepare_fully_shard."
         )
         raise ProcessGroupError(msg)
+    check_is_module(model)
     every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     names = parameter_names(model)
     checkpointing: list[CheckpointPlan] = []
@@ -165,6 +168,7 @@ def shard_as_planned(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | No
     names = parameter_names(model)
     meshes = apply_plan(model, plan, mesh=mesh)
     _verify(model, plan, names, meshes)
+    watch_replaced(names, dict(model.named_parameters(remove_duplicate=False)))
     _plans[model] = plan
 
 

@@ -226,15 +226,29 @@ def _misfits(
     sent = [sorted(group) for group in outline.params]
     problems = []
     if sent != here:
-        sizes = [[len(group) for group in each] for each in (sent, here)]
-        problems.append(
-            f"its parameter groups, of {sizes[0]} parameters, are not the optimizer's, of {sizes[1]}"
-        )
+        problems.append(_group_misfit(sent, here))
     own = {name for group in groups for param in group for name in names[param]}
     problems += [
         f"`{name}` has a state, and is not in the optimizer" for name in outline.state if name not in own
     ]
     return problems
+
+
+def _group_misfit(sent: list[list[Any]], here: list[list[str]]) -> str:
+    """Say in what the groups of a state are not those of the optimizer."""
+    if any(not isinstance(name, str) for group in sent for name in group):
+        return (
+            "its parameters are numbered, as `optimizer.state_dict()` numbers them; expected names, as "
+            "`FSDP.optim_state_dict` gives and `fsdp-migrate convert --model` puts in the place of numbers"
+        )
+    sizes = [[len(group) for group in each] for each in (sent, here)]
+    if sizes[0] != sizes[1]:
+        return f"its parameter groups, of {sizes[0]} parameters, are not the optimizer's, of {sizes[1]}"
+    theirs, ours = ({name for group in each for name in group} for each in (sent, here))
+    if theirs == ours:
+        return "its parameter groups hold the same parameters divided in another way"
+    first = [f"`{name}`" for name in (*sorted(theirs - ours)[:3], *sorted(ours - theirs)[:3])]
+    return f"its parameter groups hold other parameters than the optimizer's: {', '.join(first)}, ..."
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:

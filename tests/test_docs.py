@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from fsdp_migrate.cli import main
 from fsdp_migrate.cli.app import app
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.findings import FIDELITIES
+from fsdp_migrate.prepare import prepare_fully_shard
 from tests.rank_bodies import checkpoints, readme
 from tests.ranks import ROOT, run_ranks
 from tools import findings_table
@@ -130,3 +132,11 @@ def test_the_readme_says_what_becomes_of_every_argument_and_how_faithfully() -> 
     assert {name for name in told if "." not in name} == set(FSDP1Config.model_fields)
     for words in told.values():
         assert words <= set(FIDELITIES)
+
+
+def test_every_keyword_of_prepare_fully_shard_is_documented() -> None:
+    page = (ROOT / "docs" / "prepare.md").read_text()
+    parameters = inspect.signature(prepare_fully_shard).parameters
+    keywords = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY]
+    assert [name for name in keywords if f"| `{name}` |" not in page] == []
+    assert len(keywords) > 5

@@ -90,6 +90,7 @@ def test_strict_stops_at_what_would_change(config: Path) -> None:
         ("tests.models", CONFIG, "expected `package.module:factory`"),
         ("tests.nothing:Net", CONFIG, "cannot be imported"),
         ("tests.models:Nett", CONFIG, "nothing that can be called"),
+        ("tests.models:batch", CONFIG, "`batch()` raised TypeError: batch() missing 2 required positional"),
         ("tests.models:number", CONFIG, "makes a int; expected a torch module"),
         ("tests.models:Net", "sharding_stratgy: FULL_SHARD", "Did you mean `sharding_strategy`?"),
         ("tests.models:Net", "- FULL_SHARD", "expected a mapping"),

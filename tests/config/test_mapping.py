@@ -72,6 +72,7 @@ TOLD: list[tuple[str, str, dict[str, Any]]] = [
     ("FM020", "equivalent", {"sync_module_states": True}),
     ("FM021", "exact", {"forward_prefetch": True}),
     ("FM022", "changed", {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32"}}),
+    ("FM022", "changed", {"mixed_precision": {"reduce_dtype": "bf16"}}),
 ]
 
 

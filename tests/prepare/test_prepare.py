@@ -56,12 +56,24 @@ MESSAGES = [
     ("a class that matches nothing", "WrapPolicyError", "No module of class `.*Conv1d` is in the model"),
     ("no device", "ConfigError", "`device_id` is 'gpu'; expected a device"),
     ("a device that is not here", "ConfigError", "sharded on `xpu:7`, but this process has no `xpu` device"),
+    ("no module", "ModelError", "The model is a dict; expected a torch.nn.Module"),
+    ("no owner of ties", "ConfigError", "`tied` is 'root'; expected 'parent' or 'group'"),
+    (
+        "classes that match nothing",
+        "WrapPolicyError",
+        "of `Conv1d`, selects no module.*classes are `Block`, `Embedding`, `Head`",
+    ),
+    ("a misspelt check function", "ConfigError", "no option `check_fnn`.*Did you mean `check_fn`"),
     ("no mesh", "ConfigError", "`mesh` is 'dp'; expected a DeviceMesh"),
     ("no process group", "ConfigError", "`process_group` (holds|is) 'world'"),
     ("groups that cross twice", "ConfigError", r"shard group \[0, 1\] and the replicate group \[0, 1\]"),
     ("no optimizer", "OptimizerError", "`optimizers` holds 'sgd'; expected optimizers"),
     ("a policy that wraps nothing", "WrapPolicyError", "selects no module of the model"),
-    ("a name that matches nothing", "ConfigError", "'heat', which is and matches no name.*`head`"),
+    (
+        "a name that matches nothing",
+        "ConfigError",
+        "'heat', which is no name in the model and matches none.*`head`",
+    ),
     ("an expression that is none", "ConfigError", r"'hea\(d', which is no name in the model and no expr"),
     ("too many ranks to shard over again", "ConfigError", "is 3; as a number it must divide the 2 shards"),
     ("optimizer of another model", "OptimizerError", r"17 parameters in group 0.*\[13, 6\]"),
@@ -72,7 +84,7 @@ MESSAGES = [
     ("2-D mesh", "ConfigError", r"shape \(2, 1\); this sharding strategy expects 1-D"),
     ("1-D mesh for HYBRID_SHARD", "ConfigError", r"expects 2-D \(replicate, shard\)"),
     ("unknown argument", "ConfigError", "Did you mean `sharding_strategy`"),
-    ("no mapping", "ConfigError", "is a builtins.object, which is not read yet"),
+    ("no mapping", "ConfigError", "is a builtins.object, which is no config that is known"),
 ]
 
 
@@ -122,6 +134,14 @@ def test_without_a_process_group_there_is_a_clear_error() -> None:
 def test_a_model_that_was_not_prepared_has_no_plan() -> None:
     with pytest.raises(ModelError, match="no plan"):
         shard_plan(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("use", ["built before", "stepped before"])
+def test_an_optimizer_that_would_train_nothing_is_an_error_at_its_step(use: str) -> None:
+    for error, others in run_ranks(prepare.optimizer_left_behind, use):
+        assert "holds 17 parameters from before the model was sharded, such as `embed.weight`" in error
+        assert "prepare_fully_shard(..., optimizers=optimizer)" in error
+        assert others == ["no error"] * 3
 
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad", "AdamW and Adagrad"])

@@ -72,3 +72,32 @@ def test_the_nodes_of_other_machines_must_be_told() -> None:
     if torch_compat.accelerator_type() is None:
         with pytest.raises(ConfigError, match="without an accelerator, does not tell"):
             plan_fully_shard(nn.Linear(2, 2), arguments, world_size=32)
+
+
+def test_replicas_of_one_rank_are_averaged_as_fsdp1_did_not() -> None:
+    arguments = {"sharding_strategy": "HYBRID_SHARD", "device_id": "cpu"}
+    plan = plan_fully_shard(nn.Linear(2, 2), arguments, world_size=4, devices_per_node=1)
+    (finding,) = [finding for finding in plan.findings if finding.code == "FM107"]
+    assert finding.fidelity == "changed"
+    assert "its 4 replicas trained apart" in finding.message
+    for strategy, devices in (("HYBRID_SHARD", 2), ("FULL_SHARD", 1), ("NO_SHARD", 1)):
+        more = plan_fully_shard(
+            nn.Linear(2, 2),
+            {"sharding_strategy": strategy, "device_id": "cpu"},
+            world_size=4,
+            devices_per_node=devices,
+        )
+        assert "FM107" not in {finding.code for finding in more.findings}
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (nn.Sequential(nn.Linear(2, 2)), "The model has no module of these"),
+        (nn.Sequential(nn.BatchNorm1d(2)), "units of their own"),
+    ],
+)
+def test_modules_kept_in_full_precision_are_those_that_the_model_has(model: nn.Module, text: str) -> None:
+    arguments = {"mixed_precision": {"param_dtype": "bf16"}, "auto_wrap_policy": "always"}
+    plan = plan_fully_shard(model, arguments, world_size=2)
+    assert [text in finding.message for finding in plan.findings if finding.code == "FM016"] == [True]

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
-from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.errors import FSDPMigrateError, OptimizerError
 from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
 from tests.models import Block, ConvNet, Net, batch, loss_of
 from tests.rank_bodies.parity import Tensors, full
@@ -162,6 +162,12 @@ REFUSED: dict[str, Callable[[Any], Call]] = {
     "a device that is not here": lambda net: Call(
         net, {"device_id": "xpu:7"}, {"activation_checkpointing": {Block}}
     ),
+    "no module": lambda net: Call(net, more={"model": {"a": 1}}),
+    "no owner of ties": lambda net: Call(net, more={"tied": "root"}),
+    "classes that match nothing": _argue(auto_wrap_policy=ModuleWrapPolicy({nn.Conv1d})),
+    "a misspelt check function": lambda net: Call(
+        net, more={"activation_checkpointing": {"check_fnn": lambda module: True}}
+    ),
     "no mesh": lambda net: Call(net, more={"mesh": "dp"}),
     "no process group": _argue(process_group="world"),
     "groups that cross twice": _crossing_groups,
@@ -192,7 +198,7 @@ def refuse(name: str) -> tuple[str, str, bool]:
     model = call.model
     before = _traces(model)
     try:
-        prepare_fully_shard(model, call.arguments, **call.more)
+        prepare_fully_shard(call.more.pop("model", model), call.arguments, **call.more)
     except FSDPMigrateError as error:
         return type(error).__name__, str(error), _traces(model) == before
     return "no error", "", False
@@ -201,6 +207,30 @@ def refuse(name: str) -> tuple[str, str, bool]:
 def refuse_all() -> dict[str, tuple[str, str, bool]]:
     """Refuse everything that is refused, one after the other."""
     return {name: refuse(name) for name in REFUSED}
+
+
+def optimizer_left_behind(use: str) -> tuple[str, list[str]]:
+    """Step with an optimizer that was built before sharding; return its errors, and one's that was given."""
+    model = Net()
+    old = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = nn.Linear(2, 2)
+    apart = torch.optim.SGD(other.parameters(), lr=0.1)
+    before = apart if use == "stepped before" else None
+    if before is not None:
+        old.step()
+    prepare_fully_shard(model, BLOCKS, optimizers=given)
+    torch.autograd.backward(loss_of(model, batch(0, dist.get_rank())))
+    fresh = torch.optim.SGD(model.parameters(), lr=0.1)
+    return _error_of_step(old), [_error_of_step(each) for each in (given, apart, fresh)]
+
+
+def _error_of_step(optimizer: torch.optim.Optimizer) -> str:
+    try:
+        optimizer.step()
+    except OptimizerError as error:
+        return str(error)
+    return "no error"
 
 
 def _traces(model: nn.Module) -> list[object]:

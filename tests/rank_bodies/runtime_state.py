@@ -271,7 +271,7 @@ def _bad_states(state: dict[str, Any], model: Any) -> list[tuple[Any, Any]]:
     whole = torch.optim.SGD(model.parameters(), lr=0.1)
     two = torch.optim.SGD([{"params": [param]} for param in list(model.parameters())[:2]], lr=0.1)
     if not state:
-        return [({}, None), ({}, whole), ({}, None), ({}, None), ({}, two), ({}, None)]
+        return [({}, None), ({}, whole), *[({}, None)] * 2, ({}, two), ({}, whole), ({}, None)]
     weights = state["model"]
     renamed = {name.replace("head.out", "out"): value for name, value in weights.items()}
     longer = {**weights, "embed.weight": torch.zeros(14, 6)}
@@ -281,6 +281,7 @@ def _bad_states(state: dict[str, Any], model: Any) -> list[tuple[Any, Any]]:
         ({"model": renamed}, None),
         ({"model": longer}, None),
         (state, two),
+        ({**state, "optimizer": whole.state_dict()}, whole),
         (None, None),
     ]
 

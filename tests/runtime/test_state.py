@@ -152,6 +152,7 @@ def test_a_full_state_is_loaded_and_training_goes_on() -> None:
             "`head.out.weight` is missing; .*`out.weight` is nothing in the model",
             r"`embed.weight` has the shape \[14, 6\]; expected \[13, 6\]",
             r"its parameter groups, of \[17\] parameters, are not the optimizer's, of \[1, 1\]",
+            r"its parameters are numbered, as `optimizer\.state_dict\(\)` numbers them; expected names",
             "has another structure than `full_state_dict` gives it.*TypeError.*Nothing was loaded",
         )
         for (error, text), message in zip(found["refused"], messages, strict=True):
