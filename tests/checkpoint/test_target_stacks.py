@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint
+from fsdp_migrate.checkpoint_convert import OutputOptions, convert_checkpoint
 from tests.rank_bodies import conversions, targets
 from tests.ranks import run_ranks
 
@@ -22,6 +22,7 @@ LOADERS: dict[str, Callable[[str], dict[str, Any]]] = {
     "lightning": targets.load_lightning,
     "torchtitan": targets.load_torchtitan,
 }
+RENAMED = OutputOptions(optimizer_class="AdamW", renames=("^=net.",))
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +55,19 @@ def test_the_stack_loads_its_target(
             assert found["scheduler"]["last_epoch"] == 2
         if to == "lightning":
             assert found["meta"]["lr_schedulers"][0]["last_epoch"] == 2
+
+
+def test_torch_loads_what_accelerate_saved(fsdp1: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    source, wanted = fsdp1
+    convert_checkpoint(source, tmp_path / "accelerate", to="accelerate")
+    convert_checkpoint(tmp_path / "accelerate", tmp_path / "out", to="torch")
+    for found in run_ranks(targets.load_torch, str(tmp_path / "out")):
+        assert_loaded(found, wanted)
+
+
+@pytest.mark.composer
+def test_composer_loads_what_plain_torch_saved(fsdp1: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    source, wanted = fsdp1
+    convert_checkpoint(source, tmp_path / "out", to="composer", output_options=RENAMED)
+    for found in run_ranks(targets.load_composer, str(tmp_path / "out"), timeout=200):
+        assert_loaded(found, wanted)

@@ -105,3 +105,30 @@ def _whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> Found:
     found["lr"] = [group["lr"] for group in optimizer.param_groups]
     found["decay"] = [group["weight_decay"] for group in optimizer.param_groups]
     return found
+
+
+def load_composer(folder: str) -> Found:
+    """Load by Composer's own Trainer under its FSDP2, without what only Composer writes."""
+    from composer import Trainer
+    from composer.utils import FSDP2Config
+
+    from fsdp_migrate.checkpoint_convert.targets.composer import IGNORE_KEYS
+    from tests.rank_bodies.composer_runs import _composer_model, _quieten
+
+    _quieten()
+    model = _composer_model()
+    optimizer = _optimizer(model)
+    trainer = Trainer(
+        model=model,
+        optimizers=optimizer,
+        max_duration="1ba",
+        parallelism_config={"fsdp": FSDP2Config()},
+        device="cpu",
+        precision="fp32",
+        progress_bar=False,
+        log_to_console=False,
+        load_path=folder,
+        load_ignore_keys=list(IGNORE_KEYS),
+    )
+    found = _whole(trainer.state.model, trainer.state.optimizers[0])
+    return {key.replace(".net.", ".", 1): value for key, value in found.items()}
