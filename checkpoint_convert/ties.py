@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.checkpoint_convert.items import open_item
 from fsdp_migrate.checkpoint_convert.metadata import Entry, Part, TensorEntry
 from fsdp_migrate.checkpoint_convert.parts import entry_path, parameter_name
-from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 from fsdp_migrate.findings import Finding, make_finding
 
 
@@ -84,7 +84,7 @@ def _checksums(folder: Folder, entry: TensorEntry) -> tuple[int, ...] | None:
     for chunk in entry.chunks:
         try:
             records = open_item(folder, chunk.stored, where=entry.key).records
-        except FSDPMigrateError:
+        except (CheckpointFormatError, UnsupportedFeatureError):
             return None
         crcs += [record.crc for name, record in records.items() if name.startswith("data/")]
     return tuple(crcs) if len(crcs) == len(entry.chunks) and all(crcs) else None
