@@ -7,9 +7,10 @@ import re
 import pytest
 
 from fsdp_migrate.findings import FINDING_CODES
-from fsdp_migrate.source import mentions, rewrite_source
+from fsdp_migrate.source import mentions, rewrite_source, scan_source
 from fsdp_migrate.source.rules import RULES, leftovers, unused_imports
 from tests.ranks import ROOT
+from tests.source.samples import IMPORTS
 
 
 PAGE = (ROOT / "docs" / "rules.md").read_text()
@@ -40,6 +41,20 @@ EXAMPLES = list(
 @pytest.mark.parametrize(("before", "after"), EXAMPLES)
 def test_the_examples_become_what_the_page_says(before: str, after: str) -> None:
     assert rewrite_source(before) == after
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "action"),
+    [
+        ("m = MixedPrecision(param_dtype=torch.float16)\n", "FM310", "kept"),
+        ("w = functools.partial(FSDP, device_id=0)\nw(net)\n", "FM331", "rewritten"),
+        ("m = FSDP(net)\ntorch.nn.utils.clip_grad_norm_(m.parameters(), 1)\n", "FM326", "rewritten"),
+        ("m = FSDP(net)\nm.no_sync()\n", "FM312", "rewritten"),
+        ("with FSDP.summon_full_params(net):\n    pass\n", "FM313", "rewritten"),
+    ],
+)
+def test_codes_that_tables_elsewhere_show_by_their_text(body: str, code: str, action: str) -> None:
+    assert (code, action) in {(use.code, use.action) for use in scan_source(IMPORTS + body)}
 
 
 def test_there_are_examples() -> None:
