@@ -18,6 +18,7 @@ from fsdp_migrate.config import FSDP1Config, FSDP2Config, SizeWrap
 from fsdp_migrate.errors import ConfigError, ProcessGroupError, WrapPolicyError
 from fsdp_migrate.estimates import estimate_plan, estimate_unit
 from fsdp_migrate.findings import make_finding
+from fsdp_migrate.framework_configs import read_framework_config
 from fsdp_migrate.ignored import resolve_ignored
 from fsdp_migrate.mapping import map_config
 from fsdp_migrate.parallelism import check_parallelism
@@ -158,10 +159,12 @@ def plan_fully_shard(
     if tied not in get_args(TieOwner):
         msg = f"`tied` is {tied!r}; expected 'parent' or 'group'."
         raise ConfigError(msg, field="tied")
-    given = read_config(fsdp1_config)
+    framework = read_framework_config(fsdp1_config, model, has_mesh=mesh is not None)
+    given = read_config(fsdp1_config) if framework is None else framework.config
     if auto_wrap_policy is not None:
         given = given.updated(auto_wrap_policy=auto_wrap_policy)
     config, findings = map_config(given)
+    findings = (*(framework.findings if framework else ()), *findings)
     mesh_shape = _mesh_shape(config, mesh, world_size, devices_per_node)
     check_model(model)
     reshard: dict[str, Any] = {}

@@ -21,6 +21,7 @@ from fsdp_migrate.check import check_is_module
 from fsdp_migrate.consensus import agree_on_plan, groups_of
 from fsdp_migrate.errors import ModelError, ProcessGroupError
 from fsdp_migrate.findings import raise_on_findings
+from fsdp_migrate.framework_configs import read_framework_config
 from fsdp_migrate.materialize import (
     broadcast_from_rank0,
     check_materialization,
@@ -84,8 +85,9 @@ def prepare_fully_shard(
         model: The model, neither wrapped nor sharded yet; on a real device, or on the meta device, from
             which it is materialised unit by unit, with the values that FSDP1 would have given it.
         fsdp1_config: An :class:`~fsdp_migrate.config.FSDP1Config`, or the keyword arguments of
-            ``FullyShardedDataParallel`` as a dict, with torch's objects or their names, or Accelerate's
-            ``FullyShardedDataParallelPlugin``. None: its defaults.
+            ``FullyShardedDataParallel`` as a dict, with torch's objects or their names; Accelerate's
+            ``FullyShardedDataParallelPlugin``; or Composer's ``FSDPConfig``, for a model that bears
+            Composer's marks. None: FSDP1's defaults.
         optimizers: One or several optimizers that were built from the model's parameters. They are pointed
             at the sharded ones; groups, settings and state are kept. One that is not given here raises an
             OptimizerError at its next step, for it would train nothing.
@@ -147,11 +149,13 @@ def prepare_fully_shard(
         resolve.check_device(plan.config)
         check_materialization(model, plan)
         check_optimizers(every, names)
-        if activation_checkpointing not in (None, False):
+        chosen = activation_checkpointing
+        framework = read_framework_config(fsdp1_config, model, has_mesh=mesh is not None)
+        if chosen is None and framework is not None:
+            chosen = framework.activation_checkpointing
+        if chosen not in (None, False):
             policy = plan.config.auto_wrap_policy
-            checkpointing.append(
-                plan_activation_checkpointing(model, activation_checkpointing, auto_wrap_policy=policy)
-            )
+            checkpointing.append(plan_activation_checkpointing(model, chosen, auto_wrap_policy=policy))
         return plan
 
     plan = agree_on_plan(make_plan, model, groups_of(fsdp1_config, mesh, model))
