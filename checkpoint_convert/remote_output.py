@@ -34,6 +34,7 @@ BUSY_FILE: Final = ".conversion-in-progress"
 # S3 takes 10,000 parts; each thread holds about two in memory.
 _PART_BYTES: Final = 8 << 20
 _MAX_PARTS: Final = 9000
+_WITHOUT_FOLDERS: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"})
 
 
 class _Writer:
@@ -56,7 +57,13 @@ class _Writer:
         folders = {f"{self._target}/{name}".rpartition("/")[0] for name in names}
         with writing_to(self.url):
             for folder in sorted(folders):
-                self._fs.makedirs(folder, exist_ok=True)
+                self._make_folder(folder)
+
+    def _make_folder(self, path: str) -> None:
+        """Make a folder, but no bucket: one that is not there is somebody's slip."""
+        protocols = self._fs.protocol
+        if _WITHOUT_FOLDERS.isdisjoint([protocols] if isinstance(protocols, str) else protocols):
+            self._fs.makedirs(path, exist_ok=True)
 
     def state(self) -> Mapping[str, Any]:
         """Return where files are written."""
@@ -133,7 +140,7 @@ class FsspecOutput(_Writer):
         about = {"host": socket.gethostname(), "pid": os.getpid(), "conversion": self._mark}
         path = f"{self._root}/{BUSY_FILE}"
         with writing_to(self.url):
-            self._fs.makedirs(self._root, exist_ok=True)
+            self._make_folder(self._root)
             try:
                 self._create_alone(path, json.dumps(about).encode())
             except FileExistsError as error:
@@ -160,13 +167,14 @@ class FsspecOutput(_Writer):
             return
         old = f"{self._root}.old-{self._mark}"
         with writing_to(self.url):
+            self._keep_old(old)
             try:
-                self._fs.mv(self._root, old, recursive=True)
+                self._remove(self._root)
                 self._move_files()
             except BaseException:
-                if self._fs.exists(old):
-                    self._remove(self._root)
-                    self._fs.mv(old, self._root, recursive=True)
+                self._remove(self._root)
+                self._fs.copy(old, self._root, recursive=True)
+                self._remove(old)
                 raise
         self._remove(old)
         self._remove(self._target)
@@ -201,6 +209,15 @@ class FsspecOutput(_Writer):
         self._fs.rm(self._root, recursive=True)
         return False
 
+    def _keep_old(self, old: str) -> None:
+        """Copy what is replaced; only a whole copy is worth more than what is there."""
+        self._fs.invalidate_cache()
+        try:
+            self._fs.copy(self._root, old, recursive=True)
+        except BaseException:
+            self._remove(old)
+            raise
+
     def _create_alone(self, path: str, data: bytes) -> None:
         """Create a file that must not be there yet."""
         try:
@@ -211,9 +228,9 @@ class FsspecOutput(_Writer):
             self._fs.pipe_file(path, data)
 
     def _move_files(self) -> None:
-        self._fs.makedirs(self._root, exist_ok=True)
+        self._fs.invalidate_cache()
         for name in sorted(self._names, key=lambda name: name.endswith((METADATA_FILE, ".index.json"))):
-            self._fs.makedirs(f"{self._root}/{name}".rpartition("/")[0], exist_ok=True)
+            self._make_folder(f"{self._root}/{name}".rpartition("/")[0])
             self._fs.mv(f"{self._target}/{name}", f"{self._root}/{name}")
 
     def _remove(self, path: str) -> None:
