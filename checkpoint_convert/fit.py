@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.metadata import TensorEntry
 from fsdp_migrate.checkpoint_convert.parts import entry_path, parameter_name
+from fsdp_migrate.checkpoint_convert.renames import clean_name
 from fsdp_migrate.findings import Finding, make_finding
 
 
@@ -41,14 +42,15 @@ def fit_findings(
     if outline is None or len(models) != 1:
         return []
     planned = {entry.source.key: entry for entry in entries}
-    tensors = {
-        name: planned[key]
-        for key in models[0].keys
-        if (name := _clean(models[0], manifest, key, names))
-        and isinstance(manifest.entries[key], TensorEntry)
-    }
-    if not set(tensors) & set(outline.parameters):
-        tensors = {_old_name(name, names): entry for name, entry in tensors.items()}
+    keys = [key for key in models[0].keys if isinstance(manifest.entries[key], TensorEntry)]
+    new = {_clean(models[0], manifest, key, names): planned[key] for key in keys}
+    back = {after: before for before, after in names.items()}
+    module = models[0].module_prefix
+    old = {clean_name(back.get(name, name), module=module): entry for name, entry in new.items()}
+    # The model may be the one that saved, or the one that has the new names.
+    is_old = len(old.keys() & outline.parameters.keys()) > len(new.keys() & outline.parameters.keys())
+    tensors = old if is_old else new
+    names = {before: clean_name(before, module=module) for before in names} if is_old else names
     found = [*_model_findings(outline, tensors)]
     optimizers = [part for part in parts if part.kind == "optimizer"]
     if optimizers:
@@ -79,10 +81,6 @@ def group_names(manifest: Manifest, parts: Sequence[Part], names: Mapping[str, s
 def _clean(part: Part, manifest: Manifest, key: str, names: Mapping[str, str]) -> str:
     name = parameter_name(part, entry_path(manifest.entries[key])) or ""
     return names.get(name, name)
-
-
-def _old_name(name: str, names: Mapping[str, str]) -> str:
-    return next((old for old, new in names.items() if new == name), name)
 
 
 def _model_findings(outline: ModelOutline, tensors: Mapping[str, PlannedEntry]) -> Iterator[Finding]:

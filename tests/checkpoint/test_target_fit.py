@@ -15,6 +15,7 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     plan_conversion,
 )
+from fsdp_migrate.cli import main
 from fsdp_migrate.errors import ConfigError, PlanError
 from fsdp_migrate.outlines import outline_model
 from tests.checkpoint.samples import DATA, load_with_torch, save_with_torch
@@ -187,3 +188,21 @@ def test_parameters_that_were_frozen_or_tied_are_found(tmp_path: Path) -> None:
     source = save(tmp_path / "tied", tied, optimizer_of(tied))
     assert problems(source, Tiny(tied=True)) == {}
     assert "down.weight" in problems(source, Tiny())["FM262"]
+
+
+def test_the_command_takes_a_model_with_its_optimizer_and_renames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Tiny()
+    save(tmp_path / "source", model, optimizer_of(model, "weight", "bias"))
+    (tmp_path / "fit_factory.py").write_text(
+        "from tests.checkpoint.test_target_fit import Tiny, optimizer_of\n"
+        "def one_group():\n    model = Tiny()\n    return model, optimizer_of(model)\n"
+        "def two_groups():\n    model = Tiny()\n    return model, optimizer_of(model, 'weight', 'bias')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["convert", str(tmp_path / "source"), str(tmp_path / "out"), "--rename", "up=first", "--json"]
+    assert main([*command, "--model", "fit_factory:one_group"]) == 1
+    assert "FM261" in capsys.readouterr().out
+    assert main([*command, "--model", "fit_factory:two_groups"]) == 0
+    assert "first.weight" in load_with_torch(tmp_path / "out")["optim"]["state"]
