@@ -174,7 +174,7 @@ class AxolotlAdapter:
             values["sharding_strategy"] = strategy_in_fsdp(block)
         arguments = shard_config(block, values)
         for flag in ("bf16", "fp16"):
-            if plain_values(block.owner).get(flag) in {True, "auto"} and "mixed_precision" not in arguments:
+            if plain_values(block.owner).get(flag) in (True, "auto") and "mixed_precision" not in arguments:
                 arguments["mixed_precision"] = flag
         return arguments
 

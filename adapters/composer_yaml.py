@@ -128,7 +128,7 @@ def drop_prefix(value: Any, block: Block) -> Outcome:
     """Take out the folder's name: under FSDP2 it is always the default."""
     del block
     default = "ep{epoch}-ba{batch}"
-    if value in {None, default}:
+    if value is None or value == default:
         return Outcome("FM342", f"{shown(value)}: Composer's FSDP2 always uses it.", remove=True)
     return Outcome("FM343", f"{value}: Composer's FSDP2 always uses {default}.", CALLBACK, remove=True)
 
