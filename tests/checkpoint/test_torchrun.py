@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, verify_checkpoints
 from fsdp_migrate.checkpoint_convert.metadata import Stored
@@ -36,6 +36,7 @@ def torchrun(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+@settings(deadline=None)  # other processes may hold the machine
 @given(st.lists(st.lists(st.integers(0, 3 * SEGMENT_BYTES), max_size=5), max_size=8), st.integers(1, 6))
 def test_every_item_is_written_once_and_ranks_get_equal_bytes(sizes: list[list[int]], parts: int) -> None:
     files = {str(n): [CopyItem(Stored("x", 0, k), k) for k in lengths] for n, lengths in enumerate(sizes)}
@@ -51,7 +52,7 @@ def test_every_item_is_written_once_and_ranks_get_equal_bytes(sizes: list[list[i
     )
     total, largest = sum(s.nbytes for s in segments), max((s.nbytes for s in segments), default=0)
     most = max(sum(s.nbytes for s in part) for part in divided)
-    assert most <= max(1.1 * total / parts, total / parts + largest)
+    assert most * parts <= max(1.1 * total, total + parts * largest)
 
 
 def test_files_stay_together_where_that_is_fair() -> None:
