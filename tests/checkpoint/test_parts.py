@@ -26,7 +26,7 @@ from fsdp_migrate.checkpoint_convert.metadata import (
 )
 from fsdp_migrate.checkpoint_convert.parts import find_parts
 from fsdp_migrate.checkpoint_convert.plan import plan_conversion
-from fsdp_migrate.errors import PlanError, UnsupportedFeatureError
+from fsdp_migrate.errors import PlanError
 
 
 PLACE = Stored("__0_0.distcp", 0, 1000)
@@ -286,14 +286,14 @@ def test_numbers_are_refused_unless_the_model_has_them() -> None:
     assert "FM222" not in codes([tensor("model", "0.weight"), *sequential])
 
 
-def test_two_optimizers_of_composer_have_no_place_in_torch() -> None:
+def test_two_optimizers_of_one_parameter_are_refused() -> None:
     entries = [
         *model("state", "model"),
         *optimizer("state", "optimizers", "AdamW"),
         *optimizer("state", "optimizers", "SGD"),
         value("state", "run_name"),
     ]
-    with pytest.raises(UnsupportedFeatureError, match="2 optimizers"):
+    with pytest.raises(PlanError, match=r"FM221 .*AdamW.*and .*SGD.* would both be called `optim\.state\.a"):
         plan_conversion(manifest(entries, stack="composer"), to="torch")
 
 
