@@ -20,7 +20,7 @@ test: $(CORE)/.dev $(COMPOSER)/.dev
 	$(CORE)/bin/python tools/run_lanes.py core='$(LANE) test-core' composer='$(LANE) test-composer'
 
 test-core: $(CORE)/.dev
-	$(CORE)/bin/python -m pytest
+	$(CORE)/bin/python -m pytest --require-s3
 
 test-composer: $(COMPOSER)/.dev
 	$(COMPOSER)/bin/python -m pytest --require-composer
@@ -49,7 +49,7 @@ $(CORE)/.run: pyproject.toml constraints/core.txt
 
 $(CORE)/.dev: $(CORE)/.run
 	@echo "Adding the development tools to $(CORE)"
-	@$(CORE)/bin/pip install -qq -e '.[dev]' -c constraints/core.txt
+	@$(CORE)/bin/pip install -qq -e '.[dev,dev-s3]' -c constraints/core.txt
 	@touch $@
 
 $(COMPOSER)/.dev: pyproject.toml constraints/composer.txt

@@ -260,11 +260,18 @@ class _RemoteFile:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object, /) -> None:
-        if kind is None:
+        if kind is not None:
+            self._give_up()
+            return
+        try:
             with writing_to(self._url):
                 self._file.close()
-            return
-        # Closing it would upload the rest, and make a file of it.
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Leave no part that was uploaded: closing would upload the rest, and make a file of it."""
         with contextlib.suppress(Exception):
             self._file.discard()
         with contextlib.suppress(AttributeError):

@@ -13,6 +13,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail, rather than skip, the tests marked `composer` where mosaicml is not installed",
     )
+    parser.addoption(
+        "--require-s3",
+        action="store_true",
+        help="fail, rather than skip, the tests marked `s3` where s3fs or moto is not installed",
+    )
 
 
 def pytest_configure() -> None:
@@ -27,6 +32,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if config.getoption("--require-composer"):
             raise pytest.UsageError("`--require-composer` was given, and mosaicml is not installed.")
         skips["composer"] = "needs mosaicml: run `make test-composer`"
+    if any(importlib.util.find_spec(name) is None for name in ("s3fs", "moto")):
+        if config.getoption("--require-s3"):
+            raise pytest.UsageError("`--require-s3` was given, and s3fs or moto is not installed.")
+        skips["s3"] = "needs s3fs and moto: run `make test-core`"
     if not torch.cuda.is_available():
         skips["gpu"] = "needs a CUDA device, and there is none here"
     for item in items:
