@@ -158,7 +158,8 @@ def test_an_output_that_cannot_be_written_leaves_nothing(clean: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-# The command, but slow: it tells on stdout that it is writing, and waits to be interrupted.
+# The command, but slow: it tells on stdout that it is writing, and waits to be interrupted. In short sleeps,
+# for a signal that comes just before a sleep begins does not end it.
 SLOW = """
 import contextlib, sys, time
 import fsdp_migrate.cli as cli
@@ -168,7 +169,8 @@ from fsdp_migrate.cli import render
 def progress(verb):
     def wait(event):
         print("writing", flush=True)
-        time.sleep(30)
+        for _ in range(300):
+            time.sleep(0.1)
     yield wait
 
 render.progress = progress
