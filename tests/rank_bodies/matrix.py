@@ -6,13 +6,13 @@ import itertools
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel as FSDP,
     MixedPrecision,
@@ -87,8 +87,14 @@ def _arguments(cell: Combination) -> dict[str, Any]:
         "device_id": torch.device("cpu"),
     }
     if "HYBRID" in cell.strategy:
-        arguments["device_mesh"] = init_device_mesh("cpu", (2, dist.get_world_size() // 2))
+        arguments["device_mesh"] = _mesh()
     return arguments
+
+
+@cache
+def _mesh() -> DeviceMesh:
+    """Make the groups once: for each of a hundred models that takes longer than its training."""
+    return init_device_mesh("cpu", (2, dist.get_world_size() // 2))
 
 
 def _train(model: Any, cell: Combination, *, prepared: bool) -> list[float]:
