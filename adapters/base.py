@@ -256,6 +256,8 @@ class Draft:
                 self._first_of_two(owner, entry, key, block, rename)
             elif key is None:
                 near = words.closest(bare(name), known)
+                if name.strip().lower().startswith("fsdp_"):
+                    near = near.replace("`", "`fsdp_", 1)
                 self.say(
                     "FM345", subject, f"No key of {block.stack} that is known here; kept as it is.{near}"
                 )

@@ -193,10 +193,11 @@ def test_values_that_mean_nothing_are_refused(line: str) -> None:
     assert line.rpartition(" ")[2] in finding.message
 
 
-def test_a_misspelt_key_is_kept_and_the_nearest_one_named() -> None:
-    done = convert("fsdp_sharding_stratgy: FULL_SHARD")
+@pytest.mark.parametrize("prefix", ["", "fsdp_"])
+def test_a_misspelt_key_is_kept_and_the_nearest_one_named(prefix: str) -> None:
+    done = convert(f"{prefix}sharding_stratgy: FULL_SHARD")
     [finding] = [f for f in done.findings if f.code == "FM345"]
-    assert "`sharding_strategy`" in finding.message
+    assert f"Did you mean `{prefix}sharding_strategy`?" in finding.message
 
 
 def test_spaces_around_a_key_are_taken_off_and_told() -> None:
