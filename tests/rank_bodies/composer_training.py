@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -167,14 +168,18 @@ def loader(steps: int, rows: int, *, in_pairs: bool = False) -> Any:
 
 
 def make_model(kind: str) -> Any:
-    """Return a ComposerModel: ``net`` marks its blocks, ``fn`` names them by a function, ``tied`` ties."""
+    """Return a ComposerModel: ``net`` marks its blocks, ``fn`` names them by a function, ``tied`` ties.
+
+    ``mixed`` makes it on the meta device but for rank 0.
+    """
     from composer.models import ComposerModel
 
     class Model(ComposerModel):  # type: ignore[misc,unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            net = Net(8, 16, tied="tied" in kind) if "wide" in kind else Net(tied="tied" in kind)
+            with torch.device("meta") if "mixed" in kind and dist.get_rank() else nullcontext():
+                net = Net(8, 16, tied="tied" in kind) if "wide" in kind else Net(tied="tied" in kind)
             _mark(net, kind)
             setattr(self, _name_of_net(kind), net)
             _add_children(self, net, kind)
