@@ -14,7 +14,6 @@ from fsdp_migrate.checkpoint_convert.metadata import TensorEntry
 from fsdp_migrate.errors import (
     CheckpointMismatchError,
     ConfigError,
-    FSDPMigrateError,
     UnsupportedFeatureError,
 )
 from fsdp_migrate.findings import Finding, make_finding
@@ -129,7 +128,7 @@ def _from_rank0(look: Callable[[], Any]) -> Any:
     if dist.get_rank() == 0:
         try:
             said[0] = look()
-        except (FSDPMigrateError, OSError) as error:
+        except Exception as error:
             said[1] = error
     message = [said[0], None if said[1] is None else (type(said[1]).__name__, str(said[1]))]
     dist.broadcast_object_list(message, src=0)

@@ -29,6 +29,8 @@ from fsdp_migrate.adapters.composer_marks import (
 from fsdp_migrate.adapters.composer_microbatches import AgreementSwitch
 from fsdp_migrate.errors import CheckpointMismatchError, ConfigError
 from fsdp_migrate.findings import FINDING_CODES
+from tests.rank_bodies import composer_rank0
+from tests.ranks import run_ranks
 
 
 GOLDEN = Path(__file__).parent.parent / "checkpoint" / "data" / "torch-2.1.2" / "flat.dcp"
@@ -179,3 +181,11 @@ def test_the_switch_is_a_module_to_composers_search() -> None:
     assert switch.is_on
     handle.remove()
     assert not switch.is_on
+
+
+def test_what_rank_0_did_not_foresee_is_an_error_on_all_ranks() -> None:
+    """Otherwise the others wait for its answer until the group's timeout."""
+    first, second = run_ranks(composer_rank0.fail_on_rank0)
+    assert first == ("KeyError", "'not foreseen'")
+    assert second[0] == "CheckpointMismatchError"
+    assert "Rank 0 cannot load the checkpoint, so no rank does: KeyError" in second[1]
