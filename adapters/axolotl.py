@@ -9,19 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.accelerate import (
-    drop_orig_params,
-    drop_prefetch,
-    frees_after_forward,
-    keep_classes,
-    keep_state_dict_type,
-    keep_wrap_policy,
-    say_mixed_precision,
-    say_no_shard,
-    shard_config,
-    to_reshard,
-    to_reshard_unless_second,
-)
 from fsdp_migrate.adapters.base import (
     Block,
     Draft,
@@ -35,7 +22,6 @@ from fsdp_migrate.adapters.base import (
     lost,
     mapping_at,
     mappings_of,
-    obsolete,
     owner_of,
     plain_values,
     read_number,
@@ -44,6 +30,22 @@ from fsdp_migrate.adapters.base import (
 from fsdp_migrate.adapters.edits import Change
 from fsdp_migrate.adapters.hf_trainer import items_of, strategy_in_fsdp
 from fsdp_migrate.adapters.nodes import Reference, effective
+from fsdp_migrate.adapters.shared_keys import (
+    LIMIT_ALL_GATHERS,
+    ORIG_PARAMS,
+    broadcasts_from_rank0,
+    drop_prefetch,
+    frees_after_forward,
+    keep_classes,
+    keep_state_dict_type,
+    keep_wrap_policy,
+    lost_sync,
+    say_mixed_precision,
+    say_no_shard,
+    shard_config,
+    to_reshard,
+    to_reshard_unless_second,
+)
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import make_finding
 
@@ -75,8 +77,7 @@ def drop_version(value: Any, block: Block) -> Outcome:
 
 def drop_sync(value: Any, block: Block) -> Outcome:
     """Take out ``sync_module_states``, as Axolotl's guide does."""
-    loads = bare_values(block.node, AXOLOTL_KEYS).get("cpu_ram_efficient_loading")
-    broadcasts = is_known(loads) and words.read_bool(loads, "cpu_ram_efficient_loading")
+    broadcasts = broadcasts_from_rank0(block, AXOLOTL_KEYS, default=False)
     if value is None or broadcasts or not words.read_bool(value, "value"):
         said = (
             "rank 0's weights are sent to all ranks when it alone loads them"
@@ -84,12 +85,7 @@ def drop_sync(value: Any, block: Block) -> Outcome:
             else "nothing to send"
         )
         return Outcome("FM342", f"{shown(value)}: {said}.", remove=True)
-    text = (
-        f"{shown(value)}: FSDP2 does not send rank 0's weights to the other ranks unless "
-        "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
-    )
-    hint = "Ranks that load the same checkpoint hold the same weights anyhow."
-    return Outcome("FM343", text, hint, remove=True)
+    return lost_sync(value, "Ranks that load the same checkpoint hold the same weights anyhow.")
 
 
 FORWARD_PREFETCH = lost(
@@ -113,14 +109,8 @@ AXOLOTL_KEYS: tuple[Key, ...] = (
     Key("activation_checkpointing", "kept, without the prefix", keep_bool),
     Key("mixed_precision_policy", "kept, without the prefix", keep()),
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
-    Key(
-        "use_orig_params", "taken out: obsolete, FSDP2 always shows the original parameters", drop_orig_params
-    ),
-    Key(
-        "limit_all_gathers",
-        "taken out: obsolete, FSDP2 bounds its memory without it",
-        obsolete("FSDP2 bounds its memory without it."),
-    ),
+    ORIG_PARAMS,
+    LIMIT_ALL_GATHERS,
     Key(
         "backward_prefetch",
         "taken out: FSDP2 prefetches as BACKWARD_PRE does",

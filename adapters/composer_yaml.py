@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.accelerate import drop_orig_params, drop_prefetch, frees_after_forward
 from fsdp_migrate.adapters.base import (
     Block,
     Draft,
@@ -27,6 +26,13 @@ from fsdp_migrate.adapters.base import (
 )
 from fsdp_migrate.adapters.composer import COMPOSER_FIELDS, composer_fsdp1_config
 from fsdp_migrate.adapters.nodes import Reference, effective
+from fsdp_migrate.adapters.shared_keys import (
+    LIMIT_ALL_GATHERS,
+    ORIG_PARAMS,
+    drop_prefetch,
+    freed,
+    frees_after_forward,
+)
 from fsdp_migrate.errors import ConfigError
 
 
@@ -73,11 +79,7 @@ def to_reshard(value: Any, block: Block) -> Outcome:
     del block
     strategy = words.read_strategy(value, "value")
     frees = frees_after_forward(strategy)
-    text = (
-        f"{shown(value)}: {'every unit but the root is freed' if frees else 'nothing is freed'} after "
-        "forward."
-    )
-    return Outcome("FM341", text, key="reshard_after_forward", value=frees, has_value=True)
+    return freed(value, frees)
 
 
 def keep_precision(value: Any, block: Block) -> Outcome:
@@ -162,20 +164,14 @@ COMPOSER_KEYS: tuple[Key, ...] = (
         "taken out: FSDP2 casts gradients",
         _gone("gradients of low precision", False),
     ),
-    Key(
-        "limit_all_gathers",
-        "taken out: obsolete, FSDP2 bounds its memory without it",
-        obsolete("FSDP2 bounds its memory without it."),
-    ),
+    LIMIT_ALL_GATHERS,
     Key("process_group", "taken out: FSDP2 shards over all ranks", _gone("groups", "self", "mod1")),
     Key(
         "sync_module_states",
         "taken out: obsolete, Composer sees to it",
         obsolete("Composer sees to it itself."),
     ),
-    Key(
-        "use_orig_params", "taken out: obsolete, FSDP2 always shows the original parameters", drop_orig_params
-    ),
+    ORIG_PARAMS,
     Key(
         "te_checkpoint_wrapper",
         "taken out: Composer's FSDP2 has none",

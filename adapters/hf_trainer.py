@@ -11,17 +11,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.accelerate import (
-    drop_orig_params,
-    drop_prefetch,
-    frees_after_forward,
-    keep_state_dict_type,
-    keep_wrap_policy,
-    say_mixed_precision,
-    say_no_shard,
-    shard_config,
-    strategy_of,
-)
 from fsdp_migrate.adapters.base import (
     Block,
     Draft,
@@ -37,7 +26,6 @@ from fsdp_migrate.adapters.base import (
     lost,
     mapping_at,
     mappings_of,
-    obsolete,
     owner_of,
     plain_values,
     read_number,
@@ -46,6 +34,21 @@ from fsdp_migrate.adapters.base import (
 from fsdp_migrate.adapters.edits import Change, Edits
 from fsdp_migrate.adapters.json_reader import read_json
 from fsdp_migrate.adapters.nodes import Mapping, Node, Reference, effective
+from fsdp_migrate.adapters.shared_keys import (
+    LIMIT_ALL_GATHERS,
+    ORIG_PARAMS,
+    broadcasts_from_rank0,
+    drop_prefetch,
+    frees_after_forward,
+    keep_state_dict_type,
+    keep_wrap_policy,
+    kept_or_freed,
+    lost_sync,
+    say_mixed_precision,
+    say_no_shard,
+    shard_config,
+    strategy_of,
+)
 from fsdp_migrate.errors import ConfigError
 
 
@@ -108,13 +111,7 @@ def take_strategy(value: Any, block: Block) -> Outcome:
 def take_reshard(value: Any, block: Block) -> Outcome:
     """Turn a strategy's name into the boolean of FSDP2; ``fsdp``, which FSDP1 reads first, decides."""
     frees = frees_after_forward(strategy_in_fsdp(block) or strategy_of(value))
-    if value is frees:
-        return Outcome("FM340", "Kept: it is FSDP2's own.")
-    text = (
-        f"{shown(value)}: {'every unit but the root is freed' if frees else 'nothing is freed'} after "
-        "forward."
-    )
-    return Outcome("FM341", text, value=frees, has_value=True)
+    return kept_or_freed(value, frees)
 
 
 def take_offload(value: Any, block: Block) -> Outcome:
@@ -145,16 +142,11 @@ def take_version(value: Any, block: Block) -> Outcome:
 
 def drop_sync(value: Any, block: Block) -> Outcome:
     """Take out ``sync_module_states``, which FSDP2 has not."""
-    loads = bare_values(block.node, HF_KEYS).get("cpu_ram_efficient_loading")
-    broadcasts = is_known(loads) and words.read_bool(loads, "cpu_ram_efficient_loading")
+    broadcasts = broadcasts_from_rank0(block, HF_KEYS, default=False)
     if broadcasts or (value is not None and not words.read_bool(value, "value")):
         return Outcome("FM342", f"{shown(value)}: FSDP2 has no such option.", remove=True)
-    text = (
-        f"{shown(value)}: FSDP2 does not send rank 0's weights to the other ranks unless "
-        "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
-    )
     hint = "Ranks that load the same checkpoint or start from the same seed hold the same weights anyhow."
-    return Outcome("FM343", text, hint, remove=True)
+    return lost_sync(value, hint)
 
 
 def refuse_xla(value: Any, block: Block) -> Outcome:
@@ -181,14 +173,8 @@ HF_KEYS: tuple[Key, ...] = (
     Key("auto_wrap_policy", "kept", keep_wrap_policy),
     Key("backward_prefetch", "taken out: FSDP2 prefetches as BACKWARD_PRE does", drop_prefetch),
     Key("forward_prefetch", "taken out: HF Trainer's FSDP2 has none", FORWARD_PREFETCH),
-    Key(
-        "limit_all_gathers",
-        "taken out: obsolete, FSDP2 bounds its memory without it",
-        obsolete("FSDP2 bounds its memory without it."),
-    ),
-    Key(
-        "use_orig_params", "taken out: obsolete, FSDP2 always shows the original parameters", drop_orig_params
-    ),
+    LIMIT_ALL_GATHERS,
+    ORIG_PARAMS,
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
     Key("cpu_ram_efficient_loading", "kept", keep_bool),
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),

@@ -31,6 +31,7 @@ from fsdp_migrate.adapters.edits import Change
 from fsdp_migrate.adapters.lightning_hook import hook_code
 from fsdp_migrate.adapters.nodes import Mapping, Node, Reference, effective
 from fsdp_migrate.adapters.objects import read_objects, target_of
+from fsdp_migrate.adapters.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.errors import ConfigError
 
@@ -96,16 +97,8 @@ LIGHTNING_KEYS: tuple[Key, ...] = (
     Key("param_init_fn", "in `configure_model`", _HOOK),
     Key("device_mesh", "in `configure_model`", _HOOK),
     Key("state_dict_type", "`save_distributed_checkpoint`, true or false", to_save_distributed),
-    Key(
-        "limit_all_gathers",
-        "taken out: obsolete, FSDP2 bounds its memory without it",
-        obsolete("FSDP2 bounds its memory without it."),
-    ),
-    Key(
-        "use_orig_params",
-        "taken out: obsolete, FSDP2 always shows the original parameters",
-        obsolete("FSDP2 always shows the original parameters."),
-    ),
+    LIMIT_ALL_GATHERS,
+    ORIG_PARAMS,
     Key("process_group_backend", "kept", keep()),
     Key("timeout", "kept", keep()),
     Key("accelerator", "taken out: obsolete, the Trainer says it", obsolete("the Trainer says it.")),

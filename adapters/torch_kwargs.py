@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.accelerate import frees_after_forward
 from fsdp_migrate.adapters.base import (
     Block,
     Draft,
@@ -24,6 +23,7 @@ from fsdp_migrate.adapters.base import (
 )
 from fsdp_migrate.adapters.nodes import Mapping, Node, Reference, effective, key_text, plain
 from fsdp_migrate.adapters.objects import read_objects, target_of
+from fsdp_migrate.adapters.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS, freed, frees_after_forward
 from fsdp_migrate.config import FSDP1Config, MixedPrecision
 from fsdp_migrate.mapping import map_config
 
@@ -47,11 +47,7 @@ def to_reshard(value: Any, block: Block) -> Outcome:
     del block
     strategy = words.read_strategy(read_objects(value), "value")
     frees = frees_after_forward(strategy)
-    text = (
-        f"{shown(value)}: {'every unit but the root is freed' if frees else 'nothing is freed'} after "
-        "forward."
-    )
-    return Outcome("FM341", text, key="reshard_after_forward", value=frees, has_value=True)
+    return freed(value, frees)
 
 
 def to_mp_policy(value: Any, block: Block) -> Outcome:
@@ -131,16 +127,8 @@ TORCH_KEYS: tuple[Key, ...] = (
         "taken out: `set_modules_to_forward_prefetch` in code",
         lost("`set_modules_to_forward_prefetch` does it, in code.", False, "no", 0),
     ),
-    Key(
-        "limit_all_gathers",
-        "taken out: obsolete, FSDP2 bounds its memory without it",
-        obsolete("FSDP2 bounds its memory without it."),
-    ),
-    Key(
-        "use_orig_params",
-        "taken out: obsolete, FSDP2 always shows the original parameters",
-        obsolete("FSDP2 always shows the original parameters."),
-    ),
+    LIMIT_ALL_GATHERS,
+    ORIG_PARAMS,
     Key(
         "sync_module_states",
         "kept if true: rank 0's values are broadcast in code, before sharding",
