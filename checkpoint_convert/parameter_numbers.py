@@ -19,11 +19,44 @@ if TYPE_CHECKING:
 
 # State that torch's optimizers and their kin keep in the shape of the parameter.
 MOMENTS: Final = frozenset(
-    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "sum"}
+    {
+        "acc_delta",
+        "ax",
+        "exp_avg",
+        "exp_avg_sq",
+        "exp_inf",
+        "grad_avg",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "prev",
+        "square_avg",
+        "sum",
+        "variance",
+    }
 )
+# Adafactor's, without the last dimension and the one before it; torch's keeps them with one element.
+_ROWS_AND_COLUMNS: Final = (("row_var", "col_var", 1), ("exp_avg_sq_row", "exp_avg_sq_col", 0))
 _MAX_STATES: Final = 200_000
 _MAX_WORK: Final = 3_000_000
 _Counts = dict[tuple[int, ...], int]
+
+
+def parameter_shape(state: Mapping[str, Shape]) -> Shape | None:
+    """Return the shape of a parameter by that of its state, or None where no state tells it.
+
+    Example:
+        >>> parameter_shape({"step": (), "exp_avg": (4, 3)})
+        (4, 3)
+        >>> parameter_shape({"exp_avg_sq_row": (5, 4), "exp_avg_sq_col": (5, 3)})
+        (5, 4, 3)
+    """
+    for name, shape in state.items():
+        if name in MOMENTS:
+            return shape
+    for rows, columns, kept in _ROWS_AND_COLUMNS:
+        if rows in state and columns in state and len(state[columns]) > 0:
+            return (*state[rows][: len(state[rows]) - kept], state[columns][-1])
+    return None
 
 
 def match_numbers(

@@ -8,8 +8,11 @@ People choose the top names of their state dicts themselves, so the structure be
    says so (``optim...``), and everything in ``state`` lies two levels deep.
 2. A path is a **model** if it has a name that people give to models (``model``, ``state_dict``, ``module``,
    ``net``, ...), stands at the top or beside an optimizer, and holds parameters by name and nothing else.
-   If there is none, each path is one whose names contain all those of an optimizer's state; that may be the
-   root. If there is no optimizer either, a checkpoint of nothing but tensors at the root is one model.
+   So is, beside them, a path whose names contain all those of an optimizer that none of them is the model of
+   (that may be the root), or after which an optimizer is called (``critic_optimizer``). If there is none of
+   either, each path at which a state dict lies is one: tensors by their dotted names (``blocks.0.weight``)
+   and nothing nested, whatever the path is called, but for copies of other weights (``ema``). Failing that,
+   a checkpoint of nothing but tensors at the root is one model.
 3. Everything else is **other**, and is never cast or left out because something in it looks like a weight.
 
 Paths are looked for at depths 0 to 3: the root, ``model``, ``app.model``, ``state.optimizers.AdamW``.
@@ -36,6 +39,8 @@ MODEL_NAMES: Final = frozenset(
 _NUMBERED_MODEL: Final = re.compile(r"model_\d+")
 _CONTAINERS: Final = frozenset({"app", "state", "train_state"})
 _EXTRA_STATE: Final = "_extra_state"
+# Weights that a run keeps beside those that it trains.
+_COPIES: Final = re.compile(r"(?:^|_)(?:ema|swa|shadow|averaged?|avg)(?:_|$)", re.IGNORECASE)
 _GROUPS: Final = "param_groups"
 _STATE: Final = "state"
 _MAX_DEPTH: Final = 3
@@ -147,28 +152,54 @@ def _find_models(
     optimizers: set[Path],
     trained: Iterable[frozenset[str]],
 ) -> set[Path]:
-    outside = {key: path for key, path in paths.items() if not _is_below(path, optimizers)}
+    below, plain, direct = _find_candidates(paths, entries, optimizers)
+    found = _outermost({prefix for prefix in below if plain[prefix] and _is_model_place(prefix, optimizers)})
+    for wanted in trained:
+        if wanted and not any(wanted <= below[prefix] for prefix in found):
+            fitting = {prefix for prefix, names in below.items() if wanted <= names}
+            found |= {prefix for prefix in _trained(_outermost(fitting)) if not _overlaps(prefix, found)}
+    dicts = {prefix for prefix in direct if not prefix or plain[prefix]}
+    if found:
+        named = {prefix for prefix in dicts if prefix and _has_namesake(prefix, optimizers)}
+        return found | {prefix for prefix in named if not _overlaps(prefix, found)}
+    is_bare = all(len(path) == 1 and isinstance(entries[key], TensorEntry) for key, path in paths.items())
+    if not dicts and is_bare and not optimizers:
+        return {()}
+    return _trained(_outermost(dicts))
+
+
+def _trained(prefixes: set[Path]) -> set[Path]:
+    """Leave out copies of weights, where there are others."""
+    own = {prefix for prefix in prefixes if not (prefix and _COPIES.search(str(prefix[-1])))}
+    return own or prefixes
+
+
+def _find_candidates(
+    paths: Mapping[str, Path], entries: Mapping[str, Entry], optimizers: set[Path]
+) -> tuple[Mapping[Path, set[str]], Mapping[Path, bool], set[Path]]:
+    """Return what may be a model.
+
+    Returns:
+        The names of the tensors below each path; whether nothing else is nested there; and the paths at which
+        parameters lie by their dotted names.
+    """
     below: defaultdict[Path, set[str]] = defaultdict(set)
     plain: defaultdict[Path, bool] = defaultdict(lambda: True)
-    for key, path in outside.items():
-        is_tensor = isinstance(entries[key], TensorEntry)
+    direct: set[Path] = set()
+    for key, path in paths.items():
+        if _is_below(path, optimizers):
+            continue
+        entry = entries[key]
+        is_tensor = isinstance(entry, TensorEntry)
         for depth in range(min(len(path), _MAX_DEPTH + 1)):
             rest = path[depth:]
             if is_tensor:
                 below[path[:depth]].add(_comparable(".".join(map(str, rest))))
             is_state = any(_EXTRA_STATE in str(name) for name in rest)
             plain[path[:depth]] &= is_tensor or is_state or len(rest) == 1
-    named = {prefix for prefix in below if plain[prefix] and _is_model_place(prefix, optimizers)}
-    if named:
-        return _outermost(named)
-    matching = {
-        prefix for prefix, names in below.items() if any(wanted and wanted <= names for wanted in trained)
-    }
-    if not optimizers and all(
-        len(path) == 1 and isinstance(entries[key], TensorEntry) for key, path in paths.items()
-    ):
-        matching.add(())
-    return _outermost(matching)
+        if isinstance(entry, TensorEntry) and entry.is_float and entry.shape and "." in str(path[-1]):
+            direct.add(path[:-1])
+    return below, plain, direct
 
 
 def _is_model_place(prefix: Path, optimizers: set[Path]) -> bool:
@@ -180,6 +211,18 @@ def _is_model_place(prefix: Path, optimizers: set[Path]) -> bool:
 
 def _outermost(prefixes: set[Path]) -> set[Path]:
     return {prefix for prefix in prefixes if not any(prefix[:n] in prefixes for n in range(len(prefix)))}
+
+
+def _has_namesake(prefix: Path, optimizers: set[Path]) -> bool:
+    """Tell whether an optimizer is called after a path: ``critic_optimizer`` after ``critic``."""
+    own = str(prefix[-1]).lower()
+    names = [re.split(r"[_\-.]", str(path[-1]).lower()) for path in optimizers if path]
+    return any(own in words for words in names)
+
+
+def _overlaps(prefix: Path, others: Iterable[Path]) -> bool:
+    """Tell whether a path lies below one of others, or above it."""
+    return any(prefix[: len(other)] == other or other[: len(prefix)] == prefix for other in others)
 
 
 def _comparable(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -190,6 +191,10 @@ def plan_conversion(
     if refused:
         raise _plan_error(manifest, refused)
     arrangement = target.arrange(entries)
+    # What is divided by parameter can meet where it was apart before.
+    met = _collision_findings(arrangement.entries, renames)
+    if met:
+        raise _plan_error(manifest, met)
     left_out = _left_out(manifest, arrangement)
     plan = ConversionPlan(
         manifest=manifest,
@@ -270,7 +275,13 @@ def _plan_dtype(entry: TensorEntry, cast: str | None) -> str:
 
 
 def _collision_findings(entries: Sequence[PlannedEntry], renames: Renames) -> list[Finding]:
-    collisions = find_collisions({e.source.key: f"{e.folder}/{e.key}".lstrip("/") for e in entries})
+    places = [(e.source.key, f"{e.folder}/{e.key}".lstrip("/")) for e in entries]
+    collisions: dict[str, list[str]] = {}
+    if len({new for _, new in places}) < len(places):
+        olds: defaultdict[str, list[str]] = defaultdict(list)
+        for old, new in places:
+            olds[new].append(old)
+        collisions = {new: names for new, names in olds.items() if len(names) > 1}
     found = [
         make_finding(
             "FM221",

@@ -10,7 +10,7 @@ from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, InlineValue
 from fsdp_migrate.checkpoint_convert.nested import pick_value, read_value
 from fsdp_migrate.checkpoint_convert.planned import PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.renames import plan_renames
-from fsdp_migrate.checkpoint_convert.targets.base import Stay, Target
+from fsdp_migrate.checkpoint_convert.targets.base import Place, Stay, Target
 from fsdp_migrate.checkpoint_convert.targets.ties import find_model_ties
 from fsdp_migrate.checkpoint_convert.targets.torch import TorchTarget
 from fsdp_migrate.checkpoint_convert.targets.torchtitan import flatten_optimizers
@@ -19,7 +19,7 @@ from fsdp_migrate.checkpoint_convert.targets.torchtitan import flatten_optimizer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fsdp_migrate.checkpoint_convert.metadata import Entry, Manifest
+    from fsdp_migrate.checkpoint_convert.metadata import Entry, Manifest, Part
     from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
@@ -43,22 +43,44 @@ def make_sides(
     optimizers are brought to the same places, and of the rest what both have.
     """
     one, other = manifests
-    if _places(one) == _places(other):
-        left, right = (_side(Stay(m, m.parts), f) for m, f in zip(manifests, folders, strict=True))
+    is_alike = _places(one) == _places(other)
+    flat = not is_alike and any(map(_is_flattened, manifests))
+    kinds = [sum(part.kind == "optimizer" for part in m.parts) for m in manifests]
+    target = Stay if is_alike else _Numbered if kinds[0] == kinds[1] else TorchTarget
+    left, right = (_side(target(m, m.parts), f, flat=flat) for m, f in zip(manifests, folders, strict=True))
+    left, right = _with_root_values(left, right), _with_root_values(right, left)
+    if is_alike and one.stack == other.stack and _is_weights(one) == _is_weights(other):
         return (left, right), ()
-    flat = any(map(_is_flattened, manifests))
-    left, right = (
-        _side(TorchTarget(m, m.parts), f, flat=flat) for m, f in zip(manifests, folders, strict=True)
-    )
-    aside = [*_without_counterpart(left, right), *_without_counterpart(right, left)]
+    aside = _without_counterpart(left, right), _without_counterpart(right, left)
     left, right = (
         replace(side, entries={k: e for k, e in side.entries.items() if e.key not in set(keys)})
-        for side, keys in (
-            (left, _without_counterpart(left, right)),
-            (right, _without_counterpart(right, left)),
-        )
+        for side, keys in zip((left, right), aside, strict=True)
     )
-    return (left, right), tuple(aside)
+    return (left, right), (*aside[0], *aside[1])
+
+
+class _Numbered(TorchTarget):
+    """Several models and optimizers by their numbers, which is all that some stacks keep of their names."""
+
+    def place(self, part: Part) -> Place | None:
+        """Return where a part is compared."""
+        if part.kind == "other" or len(self.of_kind(part.kind)) == 1:
+            return super().place(part)
+        return Place((f"{part.kind}_{self.number(part)}",))
+
+
+def _with_root_values(side: Side, other: Side) -> Side:
+    """Name tensors that lie beside a model at the root, and look like part of it, as the other side does."""
+    entries = {
+        entry.key if name not in other.entries and entry.key in other.entries else name: entry
+        for name, entry in side.entries.items()
+    }
+    return replace(side, entries=entries) if len(entries) == len(side.entries) else side
+
+
+def _is_weights(manifest: Manifest) -> bool:
+    """Tell whether a checkpoint is of a model alone, because its format holds nothing else."""
+    return "safetensors" in manifest.layout and all(part.kind != "optimizer" for part in manifest.parts)
 
 
 def _places(manifest: Manifest) -> set[object]:
@@ -73,9 +95,7 @@ def _is_flattened(manifest: Manifest) -> bool:
 def _without_counterpart(side: Side, other: Side) -> list[str]:
     kinds = {key: part.kind for part in side.manifest.parts for key in part.keys}
     # Safetensors hold a model, and nothing else can be in them.
-    weights_only = "safetensors" in other.manifest.layout and not any(
-        part.kind == "optimizer" for part in other.manifest.parts
-    )
+    weights_only = _is_weights(other.manifest)
     aside = {"other", "optimizer"} if weights_only else {"other"}
     missing = {entry.key for name, entry in side.entries.items() if name not in other.entries}
     found = [key for key in missing if kinds.get(key, "other") in aside]

@@ -18,7 +18,7 @@ _OPTIMIZER: Final = ("optim",)
 
 
 class TorchTarget(Target):
-    """One checkpoint with ``model`` and ``optim``.
+    """One checkpoint with ``model`` and ``optim``; several models, and their optimizers, keep their names.
 
     Several optimizers become one, as ``get_state_dict(model, [one, other])`` makes them: the groups of the
     second follow those of the first.
@@ -30,6 +30,8 @@ class TorchTarget(Target):
         """Return where a part goes, or None where the stack has no place for it."""
         if part.kind == "model":
             return Place(_MODEL) if len(self.of_kind("model")) == 1 else Place(part.prefix)
+        if part.kind == "optimizer" and len(self.of_kind("model")) > 1:
+            return Place(part.prefix)
         if part.kind == "optimizer":
             before = self.of_kind("optimizer")[: self.number(part)]
             return Place(_OPTIMIZER, first_group=sum(count_groups(one, self.manifest) for one in before))
@@ -39,7 +41,7 @@ class TorchTarget(Target):
         """Return the reasons why this source cannot be written for the stack."""
         optimizers = self.of_kind("optimizer")
         whole = [part for part in optimizers if has_whole_groups(part, self.manifest)]
-        if len(optimizers) < 2 or not whole:
+        if len(optimizers) < 2 or len(self.of_kind("model")) > 1 or not whole:
             return []
         return [
             make_finding(

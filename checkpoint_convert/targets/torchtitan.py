@@ -14,6 +14,7 @@ from fsdp_migrate.checkpoint_convert.parts import entry_path
 from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedValue
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
 from fsdp_migrate.checkpoint_convert.targets.schedulers import find_schedulers
+from fsdp_migrate.checkpoint_convert.targets.torch import count_groups
 from fsdp_migrate.findings import Finding, make_finding
 
 
@@ -41,7 +42,8 @@ class TorchtitanTarget(Target):
         if part.kind == "model":
             return Place(())
         if part.kind == "optimizer":
-            return Place((_OPTIMIZER,))
+            before = self.of_kind("optimizer")[: self.number(part)]
+            return Place((_OPTIMIZER,), first_group=sum(count_groups(one, self.manifest) for one in before))
         return Place(part.prefix) if part.prefix[:1] and part.prefix[0] in _KEPT else None
 
     def refusals(self) -> list[Finding]:

@@ -298,7 +298,8 @@ def test_two_optimizers_of_one_parameter_are_refused() -> None:
 
 
 def test_all_reasons_come_at_once() -> None:
-    entries = [*model("a"), *model("a", wrap="_orig_mod."), value("b")]
+    values = [tensor("a", wrap + name, "x") for wrap in ("", "_orig_mod.") for name in ("one", "other")]
+    entries: list[Entry] = [*values, value("b")]
     with pytest.raises(PlanError) as caught:
         plan_conversion(manifest(entries), weights_only=True, dtype="bf16", optimizer_dtype="bf16")
     codes = [finding.code for finding in caught.value.findings]
