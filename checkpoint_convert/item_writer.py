@@ -6,7 +6,7 @@ import zlib
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fsdp_migrate.checkpoint_convert.cast import Caster
-from fsdp_migrate.checkpoint_convert.placement import CopyItem, DataItem, Item, TensorItem
+from fsdp_migrate.checkpoint_convert.placement import CopyItem, DataItem, Item, RawArchive, TensorItem
 from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
 
 
@@ -33,6 +33,7 @@ class ItemWriter:
         self._source = source
         self._block = max(min(block, _COPY), _LEAST)
         self._tensors = TensorSource(source, self._block)
+        self._buffer = bytearray(0)
         self._advance = advance
         self._overflows = overflows
 
@@ -50,17 +51,23 @@ class ItemWriter:
         stored = item.source
         for start in range(0, stored.length, self._block):
             count = min(self._block, stored.length - start)
-            file.write(self._source.read(stored.file, stored.offset + start, count))
+            if len(self._buffer) < count:
+                self._buffer = bytearray(count)
+            block = memoryview(self._buffer)[:count]
+            self._source.read_into(stored.file, stored.offset + start, block)
+            file.write(block)
             self._advance(count)
 
     def _assemble(self, item: TensorItem, file: Sink) -> None:
         entry, archive = item.tensor.source, item.archive
         caster = Caster(entry.dtype, item.tensor.dtype) if item.tensor.is_cast else None
+        has_crc = not isinstance(archive, RawArchive)
         file.write(archive.head)
         crc = written = 0
         for block in self._tensors.read(entry, item.box):
             data = block if caster is None else caster.cast(block)
-            crc = zlib.crc32(data, crc)
+            if has_crc:
+                crc = zlib.crc32(data, crc)
             file.write(data)
             written += len(data)
             self._advance(len(data))

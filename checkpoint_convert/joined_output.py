@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fsdp_migrate.checkpoint_convert.durable_file import create_file
 from fsdp_migrate.checkpoint_convert.journal import NOTHING, Journal, Written
-from fsdp_migrate.checkpoint_convert.output_files import create_file, read_first, writing
+from fsdp_migrate.checkpoint_convert.output_files import read_first, writing
 from fsdp_migrate.checkpoint_convert.work_folder import WorkFolder
 from fsdp_migrate.errors import OutputError, OutputExistsError
 
@@ -63,8 +64,7 @@ class JoinedOutput:
 
     def create(self, name: str, keep: int = 0, part: int | None = None, size: int = 0) -> OutputFile:
         """Open a file for writing, after its first ``keep`` bytes, or from ``part`` on."""
-        del size
-        return create_file(self._work.content / name, self.path / name, keep, part)
+        return create_file(self._work.content / name, self.path / name, keep, part, size)
 
     def record(self, name: str, written: Written, part: int | None = None) -> None:
         """Note how far a file is in this rank's journal."""

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fsdp_migrate.checkpoint_convert.checksums import CHECKSUMS_FILE
+from fsdp_migrate.checkpoint_convert.durable_file import create_file
 from fsdp_migrate.checkpoint_convert.journal import NOTHING, Journal, Written
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.output_files import (
     OutputFile,
-    create_file,
     read_first,
     writing,
 )
@@ -213,8 +213,7 @@ class LocalOutput:
 
     def create(self, name: str, keep: int = 0, part: int | None = None, size: int = 0) -> OutputFile:
         """Open a file for writing, after its first ``keep`` bytes, or from ``part`` on."""
-        del size
-        return create_file(self._work.content / name, self.path / name, keep, part)
+        return create_file(self._work.content / name, self.path / name, keep, part, size)
 
     def record(self, name: str, written: Written, part: int | None = None) -> None:
         """Note how far a file is in the journal."""

@@ -2,7 +2,7 @@
 
 One process that has everything imported forks a child for each conversion, so that a moment costs
 milliseconds. A child is killed by SIGKILL before a numbered operation on files, as ``sys.addaudithook`` tells
-of them, or before or after a flush to the disk. Prints what was found as JSON.
+of them, before or after a flush to the disk, or before a write. Prints what was found as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint, file_writer, verify
+from fsdp_migrate.checkpoint_convert import convert_checkpoint, durable_file, file_writer, verify
 
 
 FILE_EVENTS = ("open", "os.", "shutil.", "fcntl.")
@@ -45,7 +45,7 @@ def run(moment: int | None, source: Path, out: Path, options: dict[str, Any]) ->
 
 def _die_at(moment: int, out: Path) -> None:
     moments = itertools.count()
-    fsync = os.fsync
+    fsync, pwrite = os.fsync, os.pwrite
 
     def pass_by() -> None:
         if next(moments) == moment:
@@ -60,8 +60,13 @@ def _die_at(moment: int, out: Path) -> None:
         fsync(fd)
         pass_by()
 
+    def write(fd: int, data: Any, offset: int) -> int:
+        pass_by()
+        return pwrite(fd, data, offset)
+
     sys.addaudithook(hook)
     os.fsync = flush  # type: ignore[assignment]
+    os.pwrite = write
 
 
 def main(source: Path, work: Path, options: dict[str, Any], again: bool) -> dict[str, Any]:
@@ -110,6 +115,8 @@ def _restore(old: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     file_writer.MARK_BYTES = int(sys.argv[5])
+    if sys.argv[6:] == ["direct"]:
+        durable_file.DIRECT_BYTES, durable_file.STAGE_BYTES = 0, durable_file._ALIGNMENT  # type: ignore[misc]
     verify.__name__  # noqa: B018 - imported before the fork
     report = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4] == "again")
     sys.stdout.write(json.dumps(report))

@@ -19,7 +19,7 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     verify_checkpoints,
 )
-from fsdp_migrate.checkpoint_convert.output_files import _DurableFile
+from fsdp_migrate.checkpoint_convert.durable_file import DurableFile
 from fsdp_migrate.checkpoint_convert.outputs import LocalOutput
 from fsdp_migrate.errors import (
     CheckpointNotFoundError,
@@ -79,9 +79,9 @@ def test_a_full_disk_leaves_nothing(
     number: int, after: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, writes = contents(source), iter(range(10_000))
-    write = _DurableFile.write
+    write = DurableFile.write
 
-    def fail(self: _DurableFile, data: bytes | memoryview) -> int:
+    def fail(self: DurableFile, data: bytes | memoryview) -> int:
         from fsdp_migrate.checkpoint_convert.output_files import writing
 
         if next(writes) >= after:
@@ -89,7 +89,7 @@ def test_a_full_disk_leaves_nothing(
                 raise OSError(number, os.strerror(number))
         return write(self, data)
 
-    monkeypatch.setattr(_DurableFile, "write", fail)
+    monkeypatch.setattr(DurableFile, "write", fail)
     expected = "is full" if number != errno.EIO else "could not be written"
     with pytest.raises(OutputError, match=expected) as caught:
         convert_checkpoint(source, tmp_path / "out", world_size=4)
@@ -100,13 +100,13 @@ def test_a_full_disk_leaves_nothing(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_disk_that_is_really_full(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Path.open
+    opened = os.open
 
-    def open_full(self: Path, *args: Any, **kwargs: Any) -> Any:
-        is_data = self.suffix == ".distcp" and "partial" in str(self)
-        return opened(Path("/dev/full"), "wb") if is_data else opened(self, *args, **kwargs)
+    def open_full(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        is_data = str(path).endswith(".distcp") and "partial" in str(path)
+        return opened("/dev/full", os.O_WRONLY) if is_data else opened(path, flags, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", open_full)
+    monkeypatch.setattr(os, "open", open_full)
     with pytest.raises(OutputError, match="The disk is full"):
         convert_checkpoint(source, tmp_path / "out", world_size=4)
     assert_nothing_left(tmp_path, "source")

@@ -62,6 +62,19 @@ def test_killed_at_every_moment(options: dict[str, Any], again: str, source: Pat
     assert found["moments"] >= 30
 
 
+def test_killed_at_every_moment_while_it_writes_past_the_page_cache(tmp_path: Path) -> None:
+    state = {"model": {"a": torch.arange(5000.0).reshape(100, 50), "b": torch.ones(3)}, "step": 3}
+    source = save_with_torch(state, tmp_path / "source")
+    (tmp_path / "work").mkdir()
+    command = [sys.executable, "-m", "tests.checkpoint.kill_points", str(source), str(tmp_path / "work")]
+    command += [json.dumps({"world_size": 2}), "once", "64", "direct"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["wrong"] == []
+    assert found["moments"] >= 40
+
+
 def kill(source: Path, out: Path, seconds: float, **options: Any) -> None:
     """Start a conversion and kill it after some time, wherever it is."""
     code = (
