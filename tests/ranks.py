@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -59,13 +59,20 @@ class RanksFailedError(AssertionError):
         super().__init__("\n".join(parts))
 
 
-def run_ranks(fn: Callable[..., T], *args: object, world_size: int = 2, timeout: float = 60) -> list[T]:
+def run_ranks(
+    fn: Callable[..., T],
+    *args: object,
+    world_size: int = 2,
+    timeout: float = 60,
+    master_port: int | None = None,
+) -> list[T]:
     """Run ``fn(*args)`` on every rank of a new gloo group and return what each rank returned.
 
     ``fn`` is a function of an importable module; ``torch.distributed`` tells it its rank. Arguments
     and results travel as pickles, so tensors are copied. The parent asserts: pytest rewrites no
     asserts in ranks. Ranks inherit the environment of the first call in the session, and no later
-    change of it.
+    change of it. With ``master_port`` no group is made: ``fn`` finds the environment that torchrun gives its
+    scripts, with the store of that port.
 
     Raises:
         RanksFailedError: A rank raised, died or did not finish within ``timeout`` seconds. Each is
@@ -78,7 +85,9 @@ def run_ranks(fn: Callable[..., T], *args: object, world_size: int = 2, timeout:
         processes = []
         try:
             for rank in group:
-                process = context.Process(target=_run_one, args=(rank, world_size, payload), daemon=True)
+                process = context.Process(
+                    target=_run_one, args=(rank, world_size, payload, master_port), daemon=True
+                )
                 process.start()
                 processes.append(process)
             failures = _wait(group, processes, timeout)
@@ -173,7 +182,7 @@ def _is_second_hand(failure: str) -> bool:
     return any(sign in failure for sign in _SECOND_HAND)
 
 
-def _run_one(rank: _Rank, world_size: int, payload: bytes) -> None:
+def _run_one(rank: _Rank, world_size: int, payload: bytes, master_port: int | None) -> None:
     """Run in the rank: set up, call, leave the result; or leave the traceback and exit 1."""
     with rank.log.open("wb", buffering=0) as log:
         for stream in (sys.stdout, sys.stderr):
@@ -183,7 +192,7 @@ def _run_one(rank: _Rank, world_size: int, payload: bytes) -> None:
     faulthandler.register(_STACK_SIGNAL, file=2, all_threads=True)
     warnings.resetwarnings()  # FSDP1 warns of its own end; what a rank warns of is no error
     try:
-        result = pickle.dumps(_call(rank, world_size, payload))
+        result = pickle.dumps(_call(rank, world_size, payload, master_port))
     except BaseException:
         rank.failure.write_text(traceback.format_exc())
         sys.stderr.flush()
@@ -208,13 +217,18 @@ def _wait_for_others(rank: _Rank, world_size: int) -> None:
         time.sleep(0.005)
 
 
-def _call(rank: _Rank, world_size: int, payload: bytes) -> object:
+def _call(rank: _Rank, world_size: int, payload: bytes, master_port: int | None) -> object:
     number = str(rank.number)
     os.environ.update(
         RANK=number, LOCAL_RANK=number, WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
     )
     torch.set_num_threads(1)
     fn, args = pickle.loads(payload)
+    if master_port is not None:
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(master_port), TORCHELASTIC_USE_AGENT_STORE="True"
+        )
+        return fn(*args)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{rank.folder / 'store'}",  # no port to collide on
@@ -222,7 +236,7 @@ def _call(rank: _Rank, world_size: int, payload: bytes) -> object:
         world_size=world_size,
         timeout=GLOO_TIMEOUT,
     )
-    result: object = fn(*args)
+    result = fn(*args)
     # Without the barrier a rank may tear its sockets down while another still uses them.
     dist.barrier()
-    return result
+    return cast("object", result)

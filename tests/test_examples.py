@@ -9,7 +9,7 @@ import pytest
 
 from tests.rank_bodies import checkpoints
 from tests.ranks import ROOT, run_ranks
-from tests.scripts import run_python, run_script
+from tests.scripts import run_python, run_script, run_torchrun
 
 
 if TYPE_CHECKING:
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 EXAMPLES = ROOT / "examples"
 
 
-def losses(*arguments: object) -> list[str]:
-    return re.findall(r"loss (\S+)", run_script(EXAMPLES / "train.py", *arguments))
+TRAIN = EXAMPLES / "train.py"
+
+
+def losses(output: str) -> list[str]:
+    return re.findall(r"loss (\S+)", output)
 
 
 def test_every_example_is_listed() -> None:
@@ -31,11 +34,11 @@ def test_every_example_is_listed() -> None:
 @pytest.mark.slow
 def test_train_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     first, second = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
-    assert len(losses("--fsdp", 1, "--save", first)) == 3
+    assert len(losses(run_script(TRAIN, "--fsdp", 1, "--save", first))) == 3
     run_python("-m", "fsdp_migrate", "convert", first, second)
-    expected = losses("--fsdp", 1, "--load", first)
+    expected = losses(run_script(TRAIN, "--fsdp", 1, "--load", first))
     assert len(expected) == 3
-    assert losses("--fsdp", 2, "--load", second) == expected
+    assert losses(run_torchrun(TRAIN, "--fsdp", 2, "--load", second)) == expected
 
 
 def test_take_over(tmp_path: Path) -> None:
