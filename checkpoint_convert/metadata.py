@@ -165,7 +165,8 @@ class Manifest:
         save_id: What torch called the save.
         stamps: What tells each of its files from one that takes its place later.
         outline: The model that was given with it.
-        is_relinkable: Whether an output can share its data files; only those of a distributed checkpoint.
+        is_relinkable: Whether an output can share its data files; only those of distributed checkpoints.
+        places: For each entry of a distributed checkpoint in a folder below: that folder, and the key there.
     """
 
     source: str
@@ -186,6 +187,7 @@ class Manifest:
     is_relinkable: bool = True
     stamps: Mapping[str, str] = field(default_factory=dict)
     outline: ModelOutline | None = None
+    places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:

@@ -154,13 +154,16 @@ class _Placer:
         self._files: defaultdict[str, list[Item]] = defaultdict(list)
         self._ends: defaultdict[str, int] = defaultdict(int)
         self._shares = plan.action != "rewrite"
-        self._taken = linked_names(plan.manifest.files, _folders(plan)) if self._shares else {}
+        self._taken = linked_names(*_shared_files(plan)) if self._shares else {}
         self._last: tuple[PlannedTensor, dict[Box, Stored]] | None = None
         self._queues: dict[str, list[tuple[int, int]]] = {}
+        # Values under several names are written again: no two names may have the same bytes of a file.
+        self._named: set[Stored] = set()
 
     @property
     def _stays(self) -> bool:
-        is_named = self._plan.manifest.is_relinkable and self._plan.world_size is None
+        manifest = self._plan.manifest
+        is_named = manifest.is_relinkable and not manifest.places and self._plan.world_size is None
         return self._shares or is_named
 
     def place(self) -> Placement:
@@ -204,7 +207,7 @@ class _Placer:
             if self._shares:
                 stored = self._shared(entry.folder, chunk.stored)
             else:
-                name = own_name(chunk.stored.file, entry.folder)
+                name = _written_name(chunk.stored.file, entry.folder)
                 stored = self._append(entry.folder, name, self._item(entry, box))
             placed.append(Chunk(*box, stored))
         return placed
@@ -216,14 +219,15 @@ class _Placer:
     def _value(self, entry: PlannedValue) -> Stored:
         source, folder = entry.source, entry.folder
         new = self._values.get((folder, entry.key))
-        if self._shares and new is None:
+        if self._shares and new is None and source.stored not in self._named:
+            self._named.add(source.stored)
             return self._shared(folder, source.stored)
         item: Item = CopyItem(source.stored, source.stored.length) if new is None else DataItem(new)
         if self._shares:
             taken = [name.removeprefix(f"{folder}/") for name in self._taken.values()]
             return self._append(folder, unused_name(_NAMES_FILE, taken), item)
         if self._stays:
-            return self._append(folder, own_name(source.stored.file, folder), item)
+            return self._append(folder, _written_name(source.stored.file, folder), item)
         return self._append_anywhere(folder, item)
 
     def _item(self, entry: PlannedTensor, box: Box) -> Item:
@@ -276,13 +280,15 @@ def _tensor_entry(entry: PlannedTensor, chunks: Sequence[Chunk]) -> TensorEntry:
     )
 
 
-def _folders(plan: ConversionPlan) -> dict[str, str]:
-    """Return the folder of the output into which each data file of the source goes."""
-    found: dict[str, str] = {}
+def _shared_files(plan: ConversionPlan) -> tuple[list[str], dict[str, str]]:
+    """Return the data files of the source that are shared, and the folder into which each of them goes."""
+    folders: dict[str, str] = {}
     for entry in plan.entries:
-        items = entry.source.chunks if isinstance(entry, PlannedTensor) else (entry.source,)
-        found.update((item.stored.file, entry.folder) for item in items)
-    return found
+        if isinstance(entry, PlannedTensor):
+            folders.update((chunk.stored.file, entry.folder) for chunk in entry.source.chunks)
+        elif not entry.is_new:
+            folders[entry.source.stored.file] = entry.folder
+    return [file for file in plan.manifest.files if file in folders], folders
 
 
 def own_name(file: str, folder: str) -> str:
@@ -290,11 +296,17 @@ def own_name(file: str, folder: str) -> str:
 
     Example:
         >>> own_name("optimizer_0/__0_0.distcp", "optimizer_0"), own_name("optimizer_0/__0_0.distcp", "")
-        ('__0_0.distcp', 'optimizer_0/__0_0.distcp')
+        ('__0_0.distcp', 'optimizer_0-__0_0.distcp')
         >>> own_name("model/__0_0.distcp", "pytorch_model_fsdp_0")
         'model-__0_0.distcp'
     """
-    return file.removeprefix(f"{folder}/").replace("/", "-") if folder else file
+    return file.removeprefix(f"{folder}/").replace("/", "-")
+
+
+def _written_name(file: str, folder: str) -> str:
+    """Return the name of a file that takes the place of one of the source, and shares nothing with it."""
+    name = own_name(file, folder)
+    return name.removesuffix(_LINKED) + ".distcp" if name.endswith(_LINKED) else name
 
 
 def linked_names(files: Collection[str], folders: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -309,7 +321,7 @@ def linked_names(files: Collection[str], folders: Mapping[str, str] | None = Non
 
     Example:
         >>> linked_names(["__0_0.distcp", "sub/data"])
-        {'__0_0.distcp': '__0_0.linked.distcp', 'sub/data': 'sub/data.linked.distcp'}
+        {'__0_0.distcp': '__0_0.linked.distcp', 'sub/data': 'sub-data.linked.distcp'}
     """
     names: dict[str, str] = {}
     used: set[str] = set()

@@ -40,6 +40,7 @@ Link = Literal["auto", "hard", "copy"]
 # Refusals of what `weights_only` leaves out.
 _NOT_OF_WEIGHTS: Final = frozenset({"FM222", "FM230", "FM234", "FM239"})
 _MAX_SHOWN: Final = 20
+_UNNAMED_SHARE: Final = 64
 _CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
@@ -329,16 +330,24 @@ def _plan_error(manifest: Manifest, refused: Sequence[Finding]) -> PlanError:
 def _choose_action(target: Target, arrangement: Arrangement, left_out: Sequence[str]) -> Action:
     manifest, entries = target.manifest, arrangement.entries
     tensors = [entry for entry in entries if isinstance(entry, PlannedTensor)]
-    # What is left out would stay in linked files, and take up space without a name.
     is_changed = any(entry.is_cast or entry.is_rechunked for entry in tensors)
     is_linkable = manifest.is_relinkable and target.is_distributed and not _shares_files(entries)
-    if left_out or is_changed or not is_linkable:
+    if is_changed or not is_linkable or _takes_up_space(manifest, left_out):
         return "rewrite"
     values = [entry for entry in entries if isinstance(entry, PlannedValue)]
-    is_renamed = any(entry.key != entry.source.key for entry in entries)
-    is_renamed = is_renamed or any(entry.folder for entry in entries)
-    is_new = bool(arrangement.files) or any(value.is_new for value in values)
+    is_renamed = any(
+        manifest.places.get(e.source.key, ("", e.source.key)) != (e.folder, e.key) for e in entries
+    )
+    is_new = bool(arrangement.files or left_out) or any(value.is_new for value in values)
     return "relink" if is_renamed or is_new or not manifest.is_portable else "none"
+
+
+def _takes_up_space(manifest: Manifest, left_out: Sequence[str]) -> bool:
+    """Tell whether it matters that what is left out would stay in linked files, where nothing names it."""
+    lost = [manifest.entries[key] for key in left_out]
+    items = [item for e in lost for item in (e.chunks if isinstance(e, TensorEntry) else (e,))]
+    nbytes = sum(item.stored.length for item in items)
+    return nbytes * _UNNAMED_SHARE > sum(manifest.files.values())
 
 
 def _shares_files(entries: Sequence[PlannedEntry]) -> bool:

@@ -239,11 +239,13 @@ def _distributed_contents(folder: Folder, name: str) -> Contents:
     finally:
         inner.close()
     contents = Contents("dcp", manifest.evidence, torch_hint=manifest.torch_hint)
+    contents.is_portable = manifest.is_portable
     contents.findings = [finding for finding in manifest.findings if finding.code in _OF_COMPONENT]
     contents.files = {f"{name}/{file}": size for file, size in manifest.files.items()}
     contents.files[f"{name}/{METADATA_FILE}"] = inner.files()[METADATA_FILE]
     for key, entry in manifest.entries.items():
         contents.entries[key] = _below(entry, name)
+        contents.places[key] = name, key
     return contents
 
 
@@ -258,14 +260,17 @@ def _below(entry: Entry, name: str) -> Entry:
 
 
 def _join(whole: Contents, own: Contents, prefix: Path, name: str, folder: Folder) -> None:
-    for entry in _placed(own.entries, prefix):
+    for key, entry in zip(own.entries, _placed(own.entries, prefix), strict=True):
         if entry.key in whole.entries:
             msg = f"`{name}` in {folder.url!r} holds `{entry.key}`, which another file there holds too."
             raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
         whole.entries[entry.key] = entry
+        if key in own.places:
+            whole.places[entry.key] = own.places[key]
     whole.files.update(own.files)
     whole.findings += own.findings
     whole.torch_hint = whole.torch_hint or own.torch_hint
+    whole.is_portable = whole.is_portable and own.is_portable
 
 
 def _placed(entries: Mapping[str, Entry], prefix: Path) -> list[Entry]:

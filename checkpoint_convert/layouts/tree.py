@@ -53,6 +53,14 @@ class Contents:
     entries: dict[str, Entry] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
+    is_portable: bool = True
+
+    @property
+    def is_relinkable(self) -> bool:
+        """Tell whether every tensor lies in data files that another distributed checkpoint can share."""
+        tensors = [entry for entry in self.entries.values() if isinstance(entry, TensorEntry)]
+        return bool(self.places) and all(chunk.stored.raw is None for e in tensors for chunk in e.chunks)
 
 
 def leaf_entries(leaves: Mapping[str, tuple[Path, object]], *, file: str, where: str) -> dict[str, Entry]:
@@ -127,7 +135,9 @@ def build_manifest(
         name_lists=name_lists,
         torch_hint=contents.torch_hint,
         findings=tuple(findings),
-        is_relinkable=False,
+        is_portable=contents.is_portable,
+        is_relinkable=contents.is_relinkable,
+        places=contents.places,
     )
 
 

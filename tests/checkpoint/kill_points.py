@@ -16,7 +16,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint, durable_file, file_writer, verify
+from fsdp_migrate.checkpoint_convert import (
+    OutputOptions,
+    convert_checkpoint,
+    durable_file,
+    file_writer,
+    verify,
+)
+from fsdp_migrate.checkpoint_convert.targets import stacks
 
 
 FILE_EVENTS = ("open", "os.", "shutil.", "fcntl.")
@@ -34,7 +41,7 @@ def run(moment: int | None, source: Path, out: Path, options: dict[str, Any]) ->
         try:
             if moment is not None:
                 _die_at(moment, out)
-            convert_checkpoint(source, out, **options)
+            convert_checkpoint(source, out, output_options=OutputOptions("AdamW"), **options)
             code = 0
         except BaseException as error:  # the child must not go on as its parent
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
@@ -69,8 +76,8 @@ def _die_at(moment: int, out: Path) -> None:
     os.pwrite = write
 
 
-def main(source: Path, work: Path, options: dict[str, Any], again: bool) -> dict[str, Any]:
-    """Kill a conversion at every moment that it has, and go on; the second run may be killed too."""
+def main(source: Path, work: Path, options: dict[str, Any], again: bool, every: int) -> dict[str, Any]:
+    """Kill a conversion at the moments that it has, and go on; the second run may be killed too."""
     out, before = work / "out", contents(source)
     old = work / "old"
     if options.get("overwrite"):
@@ -78,7 +85,7 @@ def main(source: Path, work: Path, options: dict[str, Any], again: bool) -> dict
     _restore(old, out)
     assert run(None, source, out, options) == 0
     wanted, wrong = contents(out), []
-    for moment in itertools.count():
+    for moment in itertools.count(0, every):
         _restore(old, out)
         ended = run(moment, source, out, options)
         if ended == 0:
@@ -98,7 +105,7 @@ def main(source: Path, work: Path, options: dict[str, Any], again: bool) -> dict
             wrong.append([moment, "left", left])
         if contents(source) != before:
             wrong.append([moment, "the source changed", 0])
-    return {"moments": moment, "wrong": wrong}
+    return {"moments": moment // every, "wrong": wrong}
 
 
 def _old(old: Path) -> dict[str, bytes] | None:
@@ -114,9 +121,14 @@ def _restore(old: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    file_writer.MARK_BYTES = int(sys.argv[5])
-    if sys.argv[6:] == ["direct"]:
+    folder, source, wishes, how, mark, step, *more = Path(sys.argv[1]), *sys.argv[2:]
+    file_writer.MARK_BYTES = int(mark)
+    if more == ["direct"]:
         durable_file.DIRECT_BYTES, durable_file.STAGE_BYTES = 0, durable_file._ALIGNMENT  # type: ignore[misc]
-    verify.__name__  # noqa: B018 - imported before the fork
-    report = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4] == "again")
-    sys.stdout.write(json.dumps(report))
+    # Imported before the fork.
+    stacks.__name__, verify.__name__  # noqa: B018
+    reports = []
+    for number, wish in enumerate(json.loads(wishes)):
+        (folder / str(number)).mkdir()
+        reports.append(main(Path(source), folder / str(number), wish, how == "again", int(step)))
+    sys.stdout.write(json.dumps(reports))

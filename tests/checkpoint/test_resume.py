@@ -42,22 +42,36 @@ def source(tmp_path: Path) -> Path:
     return save_with_torch(state, tmp_path / "source")
 
 
+def kill_at(
+    source: Path,
+    folder: Path,
+    wishes: list[dict[str, Any]],
+    *,
+    again: bool = False,
+    every: int = 1,
+    more: tuple[str, ...] = (),
+) -> list[dict[str, Any]]:
+    """Kill conversions at their moments, in a process of their own, and return what was found of each."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.checkpoint.kill_points", str(folder), str(source)]
+    command += [json.dumps(wishes), "again" if again else "once", "64", str(every), *more]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
 @pytest.mark.parametrize(
     ("options", "again"),
     [
-        ({"world_size": 2}, "once"),
-        ({"world_size": 2, "overwrite": True, "checksums": True}, "again"),
-        ({}, "once"),
+        ({"world_size": 2}, False),
+        ({"world_size": 2, "overwrite": True, "checksums": True}, True),
+        ({}, False),
     ],
     ids=str,
 )
-def test_killed_at_every_moment(options: dict[str, Any], again: str, source: Path, tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    command = [sys.executable, "-m", "tests.checkpoint.kill_points", str(source), str(tmp_path / "work")]
-    command += [json.dumps(options), again, "64"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_killed_at_every_moment(options: dict[str, Any], again: bool, source: Path, tmp_path: Path) -> None:
+    (found,) = kill_at(source, tmp_path / "work", [options], again=again)
     assert found["wrong"] == []
     assert found["moments"] >= 30
 
@@ -65,14 +79,25 @@ def test_killed_at_every_moment(options: dict[str, Any], again: str, source: Pat
 def test_killed_at_every_moment_while_it_writes_past_the_page_cache(tmp_path: Path) -> None:
     state = {"model": {"a": torch.arange(5000.0).reshape(100, 50), "b": torch.ones(3)}, "step": 3}
     source = save_with_torch(state, tmp_path / "source")
-    (tmp_path / "work").mkdir()
-    command = [sys.executable, "-m", "tests.checkpoint.kill_points", str(source), str(tmp_path / "work")]
-    command += [json.dumps({"world_size": 2}), "once", "64", "direct"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    (found,) = kill_at(source, tmp_path / "work", [{"world_size": 2}], more=("direct",))
     assert found["wrong"] == []
     assert found["moments"] >= 40
+
+
+def test_killed_whoever_the_output_is_for(tmp_path: Path) -> None:
+    """Every target has files of its own: folders, `meta.pt`, `scheduler.bin`, safetensors."""
+    parameter = torch.arange(24.0).reshape(6, 4)
+    optimizer = {
+        "state": {"a": {"exp_avg": parameter, "step": torch.tensor(2.0)}},
+        "param_groups": [{"lr": 0.1, "params": ["a"]}],
+    }
+    state = {"model": {"a": parameter}, "optim": optimizer, "scheduler": {"last_epoch": 2, "_step_count": 3}}
+    source = save_with_torch(state, tmp_path / "source")
+    targets = ("composer", "accelerate", "lightning", "torchtitan", "hf")
+    wishes = [{"to": to, "world_size": None if to == "hf" else 2} for to in targets]
+    for to, found in zip(targets, kill_at(source, tmp_path / "work", wishes, every=5), strict=True):
+        assert found["wrong"] == [], to
+        assert found["moments"] >= 4, to
 
 
 def kill(source: Path, out: Path, seconds: float, **options: Any) -> None:
