@@ -41,7 +41,7 @@ Link = Literal["auto", "hard", "copy"]
 _NOT_OF_WEIGHTS: Final = frozenset({"FM222", "FM230", "FM234", "FM239"})
 _MAX_SHOWN: Final = 20
 _UNNAMED_SHARE: Final = 64
-_CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
+CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ def _plan_entries(
             planned.append(PlannedValue(new_key, new_path, entry, renames.names.get(key, {}), folder))
             continue
         boxes = _plan_boxes(entry, world_size, shard_whole=is_whole and part.kind != "other")
-        dtype = _plan_dtype(entry, casts.get(part.kind))
+        dtype = plan_dtype(entry, casts.get(part.kind))
         planned.append(PlannedTensor(new_key, new_path, entry, dtype, boxes, folder))
     return tuple(planned)
 
@@ -270,9 +270,10 @@ def _plan_boxes(entry: TensorEntry, world_size: int | None, *, shard_whole: bool
     return old if set(new) == set(old) else new
 
 
-def _plan_dtype(entry: TensorEntry, cast: str | None) -> str:
+def plan_dtype(entry: TensorEntry, cast: str | None) -> str:
+    """Return the type that a tensor gets where ``cast`` was asked for; None asks for none."""
     is_step = entry_path(entry)[-1] == "step"
-    return entry.dtype if cast is None or is_step or entry.dtype not in _CASTABLE else cast
+    return entry.dtype if cast is None or is_step or entry.dtype not in CASTABLE else cast
 
 
 def _collision_findings(entries: Sequence[PlannedEntry], renames: Renames) -> list[Finding]:

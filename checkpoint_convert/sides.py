@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.keys import join_path
-from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, InlineValue
+from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, InlineValue, TensorEntry
 from fsdp_migrate.checkpoint_convert.nested import pick_value, read_value
+from fsdp_migrate.checkpoint_convert.plan import plan_dtype
 from fsdp_migrate.checkpoint_convert.planned import PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.renames import plan_renames
 from fsdp_migrate.checkpoint_convert.targets.base import Place, Stay, Target
@@ -17,38 +18,65 @@ from fsdp_migrate.checkpoint_convert.targets.torchtitan import flatten_optimizer
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from fsdp_migrate.checkpoint_convert.keys import RenameRule
     from fsdp_migrate.checkpoint_convert.metadata import Entry, Manifest, Part
     from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
 @dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the conversion of the first into the second was asked to change.
+
+    Attributes:
+        rules: Changes of parameters' names.
+        casts: The type of the weights of each kind of part; None where they were to stay as they are.
+        weights_only: Whether only models were converted.
+    """
+
+    rules: Sequence[RenameRule] = ()
+    casts: Mapping[str, str | None] = field(default_factory=dict)
+    weights_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
-    """One of two checkpoints: its entries under the names by which they are compared."""
+    """One of two checkpoints: its entries under the names by which they are compared.
+
+    ``dtypes`` is the type that a tensor of the first gets before it is compared, where it gets another one.
+    """
 
     manifest: Manifest
     folder: Folder
     entries: Mapping[str, Entry]
     names: Mapping[str, Mapping[str, str]]
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_sides(
-    manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder]
+    manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder], wishes: Wishes
 ) -> tuple[tuple[Side, Side], tuple[str, ...]]:
     """Return both sides, and the keys that have no counterpart because stacks keep such things elsewhere.
 
     Where models and optimizers stand in the same places, everything is compared. Otherwise models and
     optimizers are brought to the same places, and of the rest what both have.
+
+    Raises:
+        ConfigError: A rule changes no name of the first.
     """
     one, other = manifests
-    is_alike = _places(one) == _places(other)
-    flat = not is_alike and any(map(_is_flattened, manifests))
-    kinds = [sum(part.kind == "optimizer" for part in m.parts) for m in manifests]
-    target = Stay if is_alike else _Numbered if kinds[0] == kinds[1] else TorchTarget
-    left, right = (_side(target(m, m.parts), f, flat=flat) for m, f in zip(manifests, folders, strict=True))
+    parts = [[part for part in m.parts if _is_wanted(part, wishes)] for m in manifests]
+    is_alike = _places(one, parts[0]) == _places(other, parts[1])
+    kinds = [sum(part.kind == "optimizer" for part in found) for found in parts]
+    kind = Stay if is_alike else _Numbered if kinds[0] == kinds[1] else TorchTarget
+    targets = [kind(m, found) for m, found in zip(manifests, parts, strict=True)]
+    flat = not is_alike and any(map(_is_flattened, targets))
+    left = _side(targets[0], folders[0], wishes.rules, flat=flat)
+    right = _side(targets[1], folders[1], flat=flat)
     left, right = _with_root_values(left, right), _with_root_values(right, left)
+    left = replace(left, dtypes=_dtypes(left, wishes.casts))
     if is_alike and one.stack == other.stack and _is_weights(one) == _is_weights(other):
         return (left, right), ()
     aside = _without_counterpart(left, right), _without_counterpart(right, left)
@@ -83,12 +111,26 @@ def _is_weights(manifest: Manifest) -> bool:
     return "safetensors" in manifest.layout and all(part.kind != "optimizer" for part in manifest.parts)
 
 
-def _places(manifest: Manifest) -> set[object]:
-    return {(p.kind, p.prefix) for p in manifest.parts if p.kind != "other"} | {_is_flattened(manifest)}
+def _is_wanted(part: Part, wishes: Wishes) -> bool:
+    return part.kind == "model" or not wishes.weights_only
 
 
-def _is_flattened(manifest: Manifest) -> bool:
-    target = Stay(manifest, manifest.parts)
+def _dtypes(side: Side, casts: Mapping[str, str | None]) -> dict[str, str]:
+    kinds = {key: part.kind for part in side.manifest.parts for key in part.keys}
+    return {
+        name: dtype
+        for name, entry in side.entries.items()
+        if isinstance(entry, TensorEntry)
+        and (dtype := plan_dtype(entry, casts.get(kinds.get(entry.key, "other")))) != entry.dtype
+    }
+
+
+def _places(manifest: Manifest, parts: Sequence[Part]) -> set[object]:
+    places: set[object] = {(p.kind, p.prefix) for p in parts if p.kind != "other"}
+    return places | {_is_flattened(Stay(manifest, parts))}
+
+
+def _is_flattened(target: Target) -> bool:
     return any(target.is_flattened(part) for part in target.of_kind("optimizer"))
 
 
@@ -105,11 +147,13 @@ def _without_counterpart(side: Side, other: Side) -> list[str]:
     return sorted(found)
 
 
-def _side(target: Target, folder: Folder, *, flat: bool = False) -> Side:
+def _side(target: Target, folder: Folder, rules: Sequence[RenameRule] = (), *, flat: bool = False) -> Side:
     manifest = target.manifest
-    renames = plan_renames(manifest, manifest.parts, target.move)
+    renames = plan_renames(manifest, target.parts, target.move, rules)
     planned: list[PlannedEntry] = []
     for key, entry in manifest.entries.items():
+        if key not in renames.paths:
+            continue
         path = renames.paths[key]
         if isinstance(entry, BytesEntry):
             names = renames.names.get(key, {})

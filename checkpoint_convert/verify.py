@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
+from fsdp_migrate.checkpoint_convert.cast import Caster
+from fsdp_migrate.checkpoint_convert.dtypes import DTYPES, resolve_cast
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.items import open_value
+from fsdp_migrate.checkpoint_convert.keys import parse_rename
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Entry, Manifest, TensorEntry
+from fsdp_migrate.checkpoint_convert.plan import CASTABLE
 from fsdp_migrate.checkpoint_convert.self_check import check_manifest, hash_damages
-from fsdp_migrate.checkpoint_convert.sides import Side, make_sides
+from fsdp_migrate.checkpoint_convert.sides import Side, Wishes, make_sides
 from fsdp_migrate.checkpoint_convert.storage import Folder, Location, open_folder
 from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
 from fsdp_migrate.checkpoint_convert.value_compare import value_difference
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.progress import Progress
+    from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 
 
 DifferenceKind = Literal["missing", "extra", "kind", "dtype", "shape", "value", "damaged"]
@@ -66,6 +70,7 @@ class VerifyReport:
         renamed: The names that only agree once wrappers' prefixes, or the stacks' top names, are off.
         aside: What only one of them has and was not compared, because the stack of the other keeps it
             elsewhere or not at all. Never a part of a model, and of an optimizer only beside safetensors.
+        cast: The tensors whose values were compared after the cast that was asked for, with their new type.
     """
 
     src: str
@@ -77,6 +82,7 @@ class VerifyReport:
     nbytes: int
     renamed: Mapping[str, str]
     aside: tuple[str, ...] = ()
+    cast: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_same(self) -> bool:
@@ -95,6 +101,7 @@ class VerifyReport:
             "nbytes": self.nbytes,
             "renamed": dict(self.renamed),
             "aside": list(self.aside),
+            "cast": dict(self.cast),
             "differences": [difference.as_dict() for difference in self.differences],
         }
 
@@ -103,6 +110,11 @@ def verify_checkpoints(
     src: Location | Manifest,
     dst: Location | Manifest,
     *,
+    renames: Sequence[str] = (),
+    dtype: object = None,
+    optimizer_dtype: object = None,
+    weights_only: bool = False,
+    options: SourceOptions | None = None,
     progress: Progress | None = None,
     max_differences: int = 10,
 ) -> VerifyReport:
@@ -114,21 +126,36 @@ def verify_checkpoints(
     :func:`check_checkpoint` does it: what is wrong there is ``damaged``, and then nothing else is compared.
     Nothing of a checkpoint is executed.
 
+    What a conversion was asked to change is said again here: names and types of the first are changed in the
+    same way before they are compared. A type that nobody asked for is a difference, which says whether the
+    values are at least what a cast makes of them.
+
     Args:
         src: The first checkpoint, or what :func:`inspect_checkpoint` made of it with options.
         dst: The second, in the same way.
+        renames: As in :class:`OutputOptions`: ``"regex=replacement"``.
+        dtype: The type that weights of models were cast to, as for :func:`plan_conversion`.
+        optimizer_dtype: The same for the state of optimizers.
+        weights_only: Compare models, and nothing else.
+        options: As for :func:`inspect_checkpoint`, for both; not used for what is a manifest already.
         progress: Called with a :class:`ProgressEvent` now and then.
         max_differences: Stop after so many.
 
     Raises:
         CheckpointError: One of them cannot be read.
+        ConfigError: An argument is none of its words, or a rename changes nothing.
 
     Example:
         >>> folder = "tests/checkpoint/data/torch-2.13.0"
         >>> verify_checkpoints(f"{folder}/plain.dcp", f"{folder}/plain.dcp").is_same
         True
     """
-    manifests = _manifest(src), _manifest(dst)
+    casts = {
+        "model": resolve_cast(dtype, field="dtype"),
+        "optimizer": resolve_cast(optimizer_dtype, field="optimizer_dtype"),
+    }
+    wishes = Wishes(tuple(map(parse_rename, renames)), casts, weights_only)
+    manifests = _manifest(src, options), _manifest(dst, options)
     with contextlib.ExitStack() as stack:
         folders = open_folder(manifests[0].source), open_folder(manifests[1].source)
         for folder in folders:
@@ -138,7 +165,7 @@ def verify_checkpoints(
             for manifest, folder in zip(manifests, folders, strict=True)
             for found in _damages(manifest, folder, progress)
         ]
-        sides, aside = make_sides(manifests, folders)
+        sides, aside = make_sides(manifests, folders, wishes)
         comparison = _Comparison(sides, max_differences, damaged, aside)
         return comparison.run(progress)
 
@@ -152,8 +179,8 @@ def _damages(manifest: Manifest, folder: Folder, progress: Progress | None) -> l
     return [Difference(key, "damaged", text) for key, text in damages.items()]
 
 
-def _manifest(source: Location | Manifest) -> Manifest:
-    return source if isinstance(source, Manifest) else inspect_checkpoint(source)
+def _manifest(source: Location | Manifest, options: SourceOptions | None) -> Manifest:
+    return source if isinstance(source, Manifest) else inspect_checkpoint(source, options=options)
 
 
 class _EnoughError(Exception):
@@ -212,6 +239,7 @@ class _Comparison:
                 if entry.key != key
             },
             aside=self._aside,
+            cast={key: dtype for key, dtype in self._sides[0].dtypes.items() if key in self._common},
         )
 
     def _entry(self, key: str) -> Entry:
@@ -252,31 +280,53 @@ class _Comparison:
         if ours.shape != theirs.shape:
             shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
             self._add(Difference(key, "shape", shapes))
-        elif ours.dtype != theirs.dtype:
-            self._add(Difference(key, "dtype", f"{ours.dtype} and {theirs.dtype}"))
-        else:
-            index = self._first_difference(ours, theirs, advance)
-            if index is not None:
-                message = f"the first element that differs is at {list(index)}"
-                self._add(Difference(key, "value", message, index))
+            return
+        wanted = self._sides[0].dtypes.get(key, ours.dtype)
+        if wanted != theirs.dtype:
+            self._add(self._other_dtype(key, ours, theirs, wanted, advance))
+            return
+        index = self._first_difference(ours, theirs, advance)
+        if index is not None:
+            cast = f", once cast to {wanted}," if wanted != ours.dtype else ""
+            message = f"the first element that differs{cast} is at {list(index)}"
+            self._add(Difference(key, "value", message, index))
+
+    def _other_dtype(
+        self, key: str, ours: TensorEntry, theirs: TensorEntry, wanted: str, advance: Advance
+    ) -> Difference:
+        """Say that a type differs, and whether it was at least a cast."""
+        message = f"{ours.dtype} and {theirs.dtype}"
+        if wanted != ours.dtype:
+            return Difference(key, "dtype", f"{message}, where a cast to {wanted} was asked for")
+        if not {ours.dtype, theirs.dtype} <= CASTABLE:
+            return Difference(key, "dtype", message)
+        index = self._first_difference(ours, theirs, advance)
+        if index is None:
+            return Difference(key, "dtype", f"{message}; the values are those that this cast gives")
+        return Difference(key, "dtype", f"{message}; the values differ too, first at {list(index)}", index)
 
     def _first_difference(
         self, ours: TensorEntry, theirs: TensorEntry, advance: Advance
     ) -> tuple[int, ...] | None:
+        """Return where the second is not the first, or not the first cast to the type of the second."""
         box = (0,) * len(ours.shape), ours.shape
-        itemsize = DTYPES[ours.dtype].itemsize
+        caster = Caster(ours.dtype, theirs.dtype) if ours.dtype != theirs.dtype else None
+        sizes = [DTYPES[entry.dtype].itemsize for entry in (ours, theirs)]
+        # Blocks of as many elements on both sides.
+        elements = _BLOCK // max(sizes)
         done = 0
         left, right = (
-            TensorSource(side.folder, _BLOCK).read(entry, box)
-            for side, entry in zip(self._sides, (ours, theirs), strict=True)
+            TensorSource(side.folder, elements * itemsize).read(entry, box)
+            for side, entry, itemsize in zip(self._sides, (ours, theirs), sizes, strict=True)
         )
-        for one, other in zip(left, right, strict=True):
+        for block, other in zip(left, right, strict=True):
+            one = block if caster is None else caster.cast(block)
             a, b = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
             if not np.array_equal(a, b):
-                first = (done + int(np.flatnonzero(a != b)[0])) // itemsize
+                first = (done + int(np.flatnonzero(a != b)[0])) // sizes[1]
                 return tuple(int(i) for i in np.unravel_index(first, ours.shape))
-            done += len(one)
-            advance(len(one))
+            done += len(other)
+            advance(len(block))
         return None
 
     def _add(self, difference: Difference) -> None:

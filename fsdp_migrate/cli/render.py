@@ -232,6 +232,10 @@ def show_verification(report: VerifyReport) -> None:
         out.print(
             f"{len(report.aside)} entries have no counterpart there and were not compared: {shown}, ..."
         )
+    if report.cast:
+        count = len(report.cast)
+        what = "1 tensor" if count == 1 else f"{count} tensors"
+        out.print(f"The first was cast before it was compared, as asked: {what}")
     if report.is_same:
         out.print(f"[green]The same[/]: {held}, bit for bit")
         return

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import verify_checkpoints
-from tests.checkpoint.samples import FLAT, PLAIN, save_with_torch
+from fsdp_migrate.checkpoint_convert import OutputOptions, convert_checkpoint, verify_checkpoints
+from fsdp_migrate.cli import main
+from tests.checkpoint.samples import FLAT, PLAIN, load_with_torch, save_with_torch
 
 
 if TYPE_CHECKING:
@@ -125,3 +126,63 @@ def test_progress_ends_at_all_bytes() -> None:
     events: list[ProgressEvent] = []
     report = verify_checkpoints(PLAIN, PLAIN, progress=events.append)
     assert events[-1].done_bytes == events[-1].total_bytes == report.nbytes
+
+
+def cast_floats(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, dict):
+        return {key: cast_floats(inner, dtype) for key, inner in value.items()}
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def test_what_was_asked_for_is_no_difference(tmp_path: Path) -> None:
+    source = save_with_torch(state(), tmp_path / "a")
+    wishes: dict[str, Any] = {"dtype": "bf16", "optimizer_dtype": "fp16"}
+    convert_checkpoint(
+        source, tmp_path / "out", to="accelerate", output_options=OutputOptions(renames=("^=net.",)), **wishes
+    )
+    assert not verify_checkpoints(source, tmp_path / "out").is_same
+    report = verify_checkpoints(source, tmp_path / "out", renames=("^=net.",), **wishes)
+    assert report.differences == ()
+    assert report.cast == {"model.net.w": "bfloat16", "optim.state.net.w.exp_avg": "float16"}
+
+
+def test_weights_alone_are_compared_where_they_alone_were_converted(tmp_path: Path) -> None:
+    source = save_with_torch(state(), tmp_path / "a")
+    convert_checkpoint(source, tmp_path / "out", weights_only=True)
+    assert {d.kind for d in verify_checkpoints(source, tmp_path / "out").differences} == {"missing"}
+    report = verify_checkpoints(source, tmp_path / "out", weights_only=True)
+    assert (report.is_same, report.tensors, report.values) == (True, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("change_it", "asked", "said"),
+    [
+        (False, None, "float32 and bfloat16; the values are those that this cast gives"),
+        (True, None, "float32 and bfloat16; the values differ too, first at [1, 2]"),
+        (True, "bf16", "the first element that differs, once cast to bfloat16, is at [1, 2]"),
+        (False, "fp16", "float32 and bfloat16, where a cast to float16 was asked for"),
+    ],
+)
+def test_a_cast_is_held_against_what_casting_gives(
+    change_it: bool, asked: str | None, said: str, tmp_path: Path
+) -> None:
+    save_with_torch({"model": {"w": torch.randn(3, 4)}}, tmp_path / "a")
+    other = cast_floats(load_with_torch(tmp_path / "a"), torch.bfloat16)
+    if change_it:
+        other["model"]["w"][1, 2] += 1
+    save_with_torch(other, tmp_path / "b")
+    report = verify_checkpoints(tmp_path / "a", tmp_path / "b", dtype=asked)
+    assert [difference.message for difference in report.differences] == [said]
+
+
+def test_the_command_takes_what_convert_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wishes = ["--rename", "^=net.", "--dtype", "bf16"]
+    source, out = str(save_with_torch(state(), tmp_path / "a")), str(tmp_path / "out")
+    assert main(["convert", source, out, *wishes]) == 0
+    assert main(["verify", source, out, *wishes]) == 0
+    assert "cast before it was compared, as asked: 1 tensor" in capsys.readouterr().err
+    assert main(["verify", source, out]) == 1
+    assert main(["verify", source, "--dtype", "bf16"]) == 1
+    assert "name the second checkpoint too" in capsys.readouterr().err
+    assert main(["verify", source, out, "--rename", "nothing=x"]) == 1
+    assert "changes no name" in capsys.readouterr().err
