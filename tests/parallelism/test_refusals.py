@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.rank_bodies import parallelism
+from tests.rank_bodies import parallelism_refusals
 from tests.ranks import run_ranks
 
 
@@ -57,12 +57,12 @@ MESSAGES = [
 
 
 def test_every_refusal_is_tested() -> None:
-    assert {row[0] for row in MESSAGES} == set(parallelism.WRONG)
+    assert {row[0] for row in MESSAGES} == set(parallelism_refusals.WRONG)
 
 
 @pytest.fixture(scope="module")
 def refused() -> list[dict[str, tuple[str, str, bool]]]:
-    return run_ranks(parallelism.refuse_all, world_size=4, timeout=120)
+    return run_ranks(parallelism_refusals.refuse_all, world_size=4, timeout=120)
 
 
 @pytest.mark.slow

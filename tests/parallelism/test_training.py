@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fsdp_migrate import torch_compat_parallel
-from tests.rank_bodies import parallelism
+from tests.rank_bodies import parallelism, parallelism_refusals
 from tests.ranks import run_ranks
 
 
@@ -98,7 +98,7 @@ def test_sync_module_states_sends_each_part_to_its_likes() -> None:
 
 @pytest.mark.slow
 def test_the_data_dimension_may_be_the_inner_one_where_torch_can() -> None:
-    for kind, text in run_ranks(parallelism.either_order, world_size=4, timeout=120):
+    for kind, text in run_ranks(parallelism_refusals.either_order, world_size=4, timeout=120):
         if torch_compat_parallel.HAS_ANY_DIM_ORDER:
             assert (kind, float(text)) == ("sharded", 0.0)
         else:

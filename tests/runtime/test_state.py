@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.models import Net
-from tests.rank_bodies import runtime_state
+from tests.rank_bodies import runtime_state, whole_parameters
 from tests.ranks import run_ranks
 from tests.runtime.test_runtime import Cases, assert_equal
 
@@ -28,7 +28,7 @@ SHOWN: list[tuple[str, dict[str, Any]]] = [
     ("blocks", {"rank0_only": True, "writeback": False}),
     ("blocks", {"rank0_only": True, "writeback": False, "offload_to_cpu": True}),
 ]
-SEEN = Cases(runtime_state.what_is_seen, list(SHOWN))
+SEEN = Cases(whole_parameters.what_is_seen, list(SHOWN))
 
 
 @pytest.mark.parametrize(("case", "arguments"), SHOWN)
@@ -56,7 +56,7 @@ def test_the_context_shows_what_fsdp1_showed(case: str, arguments: dict[str, Any
 @pytest.mark.parametrize("case", ["blocks", "NO_SHARD"])
 def test_what_is_written_is_kept_as_under_fsdp1(case: str) -> None:
     for (losses, grads, params), (found_losses, found_grads, found_params) in run_ranks(
-        runtime_state.write_and_train, case, case != "NO_SHARD"
+        whole_parameters.write_and_train, case, case != "NO_SHARD"
     ):
         assert_equal(found_grads, grads)
         assert found_losses == losses
@@ -66,23 +66,23 @@ def test_what_is_written_is_kept_as_under_fsdp1(case: str) -> None:
 @pytest.mark.slow
 def test_what_is_written_is_kept_at_two_by_two_ranks() -> None:
     for expected, found in run_ranks(
-        runtime_state.write_and_train, "HYBRID_SHARD", world_size=4, timeout=120
+        whole_parameters.write_and_train, "HYBRID_SHARD", world_size=4, timeout=120
     ):
         assert found[0] == expected[0]
         assert_equal(found[2], expected[2])
 
 
 def test_what_is_written_after_an_evaluation_is_computed_with() -> None:
-    assert run_ranks(runtime_state.write_after_evaluation) == [(0.0, 0.0)] * 2
+    assert run_ranks(whole_parameters.write_after_evaluation) == [(0.0, 0.0)] * 2
 
 
 def test_apply_in_the_context_is_what_fsdp1_did() -> None:
-    for expected, found in run_ranks(runtime_state.apply_function):
+    for expected, found in run_ranks(whole_parameters.apply_function):
         assert_equal(found, expected)
 
 
 def test_ties_and_replaced_parameters() -> None:
-    for found in run_ranks(runtime_state.summon_ties):
+    for found in run_ranks(whole_parameters.summon_ties):
         assert found["tied inside"]
         assert found["tied after"]
         assert found["written"] == [2.0]
@@ -97,7 +97,7 @@ def test_ties_and_replaced_parameters() -> None:
 
 
 def test_what_cannot_be_summoned_is_an_error() -> None:
-    for found in run_ranks(runtime_state.summon_wrongly):
+    for found in run_ranks(whole_parameters.summon_wrongly):
         for key, text in (
             ("nested", "in the context of another one"),
             ("forward", "The forward of a FSDPNet was called in `summon_full_params`"),
