@@ -1,121 +1,246 @@
-"""The converter against torch's own route and against a plain copy, on a checkpoint that FSDP1 wrote.
+"""The converter against torch's and Accelerate's own ways and against a plain copy.
 
     python benchmarks/bench_convert.py --size 4G
 
-The checkpoint is written by real FullyShardedDataParallel: linear layers and AdamW on 2 gloo ranks, one step,
-SHARDED_STATE_DICT, torch.distributed.checkpoint. Every measurement is a process of its own, imports
-included, over files that are in the page cache. Both sides of a ratio take turns and the median counts. Exit
-code 1 where a ratio is out of bounds.
+Sources are written by real FullyShardedDataParallel on 2 gloo ranks, SHARDED_STATE_DICT, with
+torch.distributed.checkpoint. Every measurement is a process of its own, its start and imports included, over
+sources that are in the page cache. What the converter writes is on the disk when it ends, and so is what
+torch's FileSystemWriter and ``cp`` with ``sync`` write; what ``torch.save`` and Accelerate write need not be.
+The sides of a ratio take turns and the medians count. Exit code 1 where a ratio is out of bounds; those of
+memory only count from 4 GB on, because what torch itself takes is the same at any size.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.processes import MIB, Figure, Job, Run, memory_ratio, take_turns, time_ratio
+from benchmarks.scripts import (
+    BOTH_WAYS,
+    CAST_ON_ONE_CORE,
+    COPY,
+    MANY_CHUNKS,
+    MERGE,
+    TO_DCP,
+    TO_TORCH_SAVE,
+    save_under_fsdp1,
+    torchrun,
+    warm,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 UNITS = {"M": 1 << 20, "G": 1 << 30}
-WIDTH = 4096
-MIB = 1 << 20
-
-SAVE = """
-import os, sys, warnings
-warnings.filterwarnings("ignore")
-import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-layers, width = int(sys.argv[2]), int(sys.argv[3])
-torch.manual_seed(0)
-model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
-model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), use_orig_params=True,
-             device_id=torch.device("cpu"))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-model(torch.randn(2, width)).square().mean().backward()
-optimizer.step()
-with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
-    state = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
-dcp.save(state, checkpoint_id=sys.argv[1])
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-RELINK = "import sys; from fsdp_migrate.checkpoint_convert import convert_checkpoint as c; c(*sys.argv[1:3])"
-REWRITE = (
-    "import sys; from fsdp_migrate.checkpoint_convert import convert_checkpoint as c; "
-    "c(*sys.argv[1:3], world_size=4)"
-)
-TORCH = """
-import sys, warnings
-warnings.filterwarnings("ignore")
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
-dcp_to_torch_save(sys.argv[1], sys.argv[2] + ".pt")
-torch_save_to_dcp(sys.argv[2] + ".pt", sys.argv[2])
-"""
-COPY = 'cp -r "$0" "$1" && find "$1" -type f -exec sync {} +'
+JUDGED_FROM = 4 << 30
+PYTHON = [sys.executable, "-c"]
+CONVERT = [sys.executable, "-m", "fsdp_migrate", "convert", "--json"]
+MANY = 1_000_000
+# 512 MiB and the buffer, whatever the size.
+PRIVATE = (512 + 64) * MIB
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one process took: seconds, the most it had resident, and the most of that which was its own."""
+class Bench:
+    """The comparisons, and the checkpoints that they share.
 
-    seconds: float
-    resident: int
-    private: int
+    Args:
+        folder: Where to work.
+        size: How large the checkpoints are.
+        runs: How often each side is run.
+    """
+
+    def __init__(self, folder: Path, size: int, runs: int) -> None:
+        self._folder = folder
+        self._size = size
+        self._runs = runs
+        self._ours = folder / "ours"
+        self._theirs = folder / "theirs"
+        self._others = folder / "others"
+        self._weights = folder / "accelerate" / "pytorch_model_fsdp_0"
+        self._full = folder / "full.pt"
+
+    def rewrite(self) -> list[Figure]:
+        """Divide a training checkpoint anew, 2 -> 8, and give one new metadata only."""
+        source = self._folder / "fsdp1"
+        self._save(source, has_optimizer=True)
+        both_ways = self._job([*PYTHON, BOTH_WAYS], source, self._theirs)
+        found = take_turns(
+            {
+                "rewrite 2 -> 8": self._job([*CONVERT, "--world-size", "8"], source, self._ours),
+                "cp -r + sync": self._job(["sh", "-c", COPY], source, self._others),
+                "relink": self._job(CONVERT, source, self._ours),
+                "dcp_to_torch_save + torch_save_to_dcp": replace(
+                    both_ways, writes=[self._theirs, self._folder / "theirs.pt"]
+                ),
+            },
+            self._runs,
+        )
+        ours, copy, relink, torch = found.values()
+        return [
+            time_ratio("rewrite 2 -> 8 / cp -r + sync", ours, copy, 1.5),
+            time_ratio("rewrite 2 -> 8 / torch's route", ours, torch, 1 / 3),
+            memory_ratio("rewrite 2 -> 8 / torch's route", ours, torch, 1 / 5),
+            time_ratio("relink / torch's route", relink, torch, 1 / 8),
+            _private("rewrite 2 -> 8", ours),
+        ]
+
+    def safetensors(self) -> list[Figure]:
+        """Make safetensors of the weights, and leave a full state dict of them behind."""
+        self._make_weights()
+        found = take_turns(
+            {
+                "DCP -> safetensors": self._job([*CONVERT, "--to", "hf"], self._weights, self._ours),
+                "dcp_to_torch_save": self._job(
+                    [*PYTHON, TO_TORCH_SAVE], self._weights, self._full, keeps=True
+                ),
+                "Accelerate's merge_fsdp_weights": self._job([*PYTHON, MERGE], self._weights, self._theirs),
+            },
+            self._runs,
+        )
+        ours, torch, accelerate = found.values()
+        return [
+            time_ratio("DCP -> safetensors / dcp_to_torch_save", ours, torch, 1.0),
+            memory_ratio("DCP -> safetensors / dcp_to_torch_save", ours, torch, 1 / 4),
+            time_ratio("DCP -> safetensors / merge_fsdp_weights", ours, accelerate, 1.0),
+            memory_ratio("DCP -> safetensors / merge_fsdp_weights", ours, accelerate, 1 / 4),
+            _private("DCP -> safetensors", ours),
+        ]
+
+    def full(self) -> list[Figure]:
+        """Divide a full state dict over 8 ranks."""
+        if not self._full.exists():
+            self._make_weights()
+            job = self._job([*PYTHON, TO_TORCH_SAVE], self._weights, self._full, keeps=True)
+            take_turns({"making the full state dict": job}, 1)
+        warm(self._full)
+        found = take_turns(
+            {
+                "full .pt -> DCP for 8": self._job([*CONVERT, "--world-size", "8"], self._full, self._ours),
+                "torch_save_to_dcp": self._job([*PYTHON, TO_DCP], self._full, self._theirs),
+            },
+            self._runs,
+        )
+        ours, torch = found.values()
+        return [
+            time_ratio("full .pt -> DCP for 8 / torch_save_to_dcp", ours, torch, 1.0),
+            memory_ratio("full .pt -> DCP for 8 / torch_save_to_dcp", ours, torch, 1 / 4),
+            _private("full .pt -> DCP for 8", ours),
+        ]
+
+    def ranks(self) -> list[Figure]:
+        """Cast on one core against two processes on a core each, and as they are started by default."""
+        self._make_weights()
+        script = self._folder / "cast.py"
+        script.write_text(CAST_ON_ONE_CORE, encoding="utf-8")
+        whole = ["-m", "fsdp_migrate", "convert", "--json", "--dtype", "bf16"]
+        found = take_turns(
+            {
+                "cast, 1 process on 1 core": self._cast([*torchrun(1), str(script)]),
+                "cast, 2 processes on a core each": self._cast([*torchrun(2), str(script)]),
+                "cast, 1 process, all cores": self._cast([sys.executable, *whole]),
+                "cast, 2 processes, all cores": self._cast([*torchrun(2), *whole]),
+            },
+            self._runs,
+        )
+        one, two, default, default2 = found.values()
+        return [
+            Figure(
+                "cast, 1 process / 2, a core each, from start to end",
+                *_told(one, two),
+                "s",
+                1.6,
+                is_least=True,
+            ),
+            Figure("cast, 1 process / 2, a core each, with imports", one.seconds, two.seconds, "s"),
+            Figure("cast, 1 process / 2, all cores, with imports", default.seconds, default2.seconds, "s"),
+            _private("cast", default),
+        ]
+
+    def metadata(self) -> list[Figure]:
+        """Inspect and relink a checkpoint of very many chunks, and one of a quarter as many."""
+        counts = {"all": MANY, "quarter": MANY // 4}
+        jobs = {}
+        for name, count in counts.items():
+            source = self._folder / f"chunks-{name}"
+            make = Job([*PYTHON, MANY_CHUNKS, str(source), str(count)], [source], keeps=True)
+            take_turns({f"making {count} chunks": make}, 1)
+            jobs[f"inspect and relink {count} chunks"] = self._job(CONVERT, source, self._ours)
+        every, quarter = take_turns(jobs, 1).values()
+        return [
+            Figure(f"{MANY} chunks: inspected and relinked within 60 s", every.seconds, 60, "s", 1.0),
+            Figure(f"{MANY} chunks: within 4 GB", every.resident / 1e9, 4, "GB", 1.0),
+            Figure("the same / a quarter as many (linear: 4)", every.seconds, quarter.seconds, "s", 4.8),
+        ]
+
+    def _save(self, folder: Path, *, has_optimizer: bool) -> None:
+        print("Saving under FSDP1 on 2 ranks ...", file=sys.stderr)
+        save_under_fsdp1(folder, self._size, has_optimizer=has_optimizer)
+        print(f"{folder.name}: {warm(folder) / 1e9:.2f} GB, written by FSDP1 on 2 gloo ranks")
+
+    def _make_weights(self) -> None:
+        if not self._weights.exists():
+            self._save(self._weights, has_optimizer=False)
+
+    def _cast(self, command: Sequence[str]) -> Job:
+        return self._job(command, self._weights, self._ours)
+
+    def _job(self, command: Sequence[str], source: Path, output: Path, *, keeps: bool = False) -> Job:
+        return Job([*command, str(source), str(output)], [output], keeps)
+
+
+def _private(what: str, run: Run) -> Figure:
+    return Figure(f"{what}: private memory / the bound of it", run.private / MIB, PRIVATE / MIB, "MiB", 1.0)
+
+
+def _told(one: Run, other: Run) -> tuple[float, float]:
+    assert one.told is not None
+    assert other.told is not None
+    return one.told, other.told
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark and return the exit code."""
     options = _parse(argv)
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="bench-") as name:
-        folder = Path(name)
-        source = folder / "fsdp1"
-        layers = max(round(options.size / (WIDTH * WIDTH * 4 * 3)), 2)
-        print(f"Saving {layers} layers under FSDP1 on 2 ranks ...", file=sys.stderr)
-        _save(source, layers)
-        nbytes = sum(file.stat().st_size for file in source.iterdir())
-        print(f"Source: {nbytes / 1e9:.2f} GB, written by FSDP1 on 2 gloo ranks\n")
-        python = [sys.executable, "-c"]
-        _warm(source)
-        relink = _compare(
-            options.runs,
-            _job([*python, RELINK], source, folder / "ours"),
-            _job([*python, TORCH], source, folder / "theirs"),
-        )
-        rewrite = _compare(
-            options.runs,
-            _job([*python, REWRITE], source, folder / "ours"),
-            _job(["sh", "-c", COPY], source, folder / "theirs"),
-        )
-    results = [
-        _judge("relink / torch's route, time", relink[0].seconds, relink[1].seconds, 1 / 8),
-        _limit("relink, resident", relink[0].resident, 700 * MIB, relink[1].resident),
-        _judge("rewrite 2 -> 4 / cp -r + sync, time", rewrite[0].seconds, rewrite[1].seconds, 2.5),
-        _limit("rewrite, private memory", rewrite[0].private, 1024 * MIB, None),
-    ]
+        bench = Bench(Path(name), options.size, options.runs)
+        for part in options.only or PARTS:
+            figures += PARTS[part](bench)
+    if options.size < JUDGED_FROM:
+        figures = [replace(f, bound=None) if f.unit == "MiB" else f for f in figures]
+    for figure in figures:
+        print(figure.line())
     if options.json:
-        print(json.dumps({"bytes": nbytes, "results": results}))
-    return 0 if all(result["within"] for result in results) else 1
+        print(json.dumps({"size": options.size, "figures": [figure.as_dict() for figure in figures]}))
+    return 0 if all(figure.is_within for figure in figures) else 1
+
+
+# In this order the second leaves what the third needs.
+PARTS: dict[str, Callable[[Bench], list[Figure]]] = {
+    "rewrite": Bench.rewrite,
+    "safetensors": Bench.safetensors,
+    "full": Bench.full,
+    "ranks": Bench.ranks,
+    "metadata": Bench.metadata,
+}
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--size", type=_size, default=_size("4G"), help="of the checkpoint: 512M, 4G")
+    parser.add_argument("--size", type=_size, default=_size("4G"), help="of the checkpoints: 512M, 4G")
     parser.add_argument("--runs", type=int, default=3, help="of each side; the median counts")
-    parser.add_argument("--dir", help="where to work; twice to three times the size must be free")
+    parser.add_argument("--dir", help="where to work; about six times the size must be free")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="only these comparisons")
     parser.add_argument("--json", action="store_true", help="also print the figures as JSON")
     return parser.parse_args(argv)
 
@@ -123,114 +248,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _size(text: str) -> int:
     unit = UNITS.get(text[-1:].upper(), 1)
     return int(float(text.rstrip("MGmg")) * unit)
-
-
-def _save(source: Path, layers: int) -> None:
-    script = source.with_suffix(".py")
-    script.write_text(SAVE)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = [str(script), str(source), str(layers), str(WIDTH)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *torchrun, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        sys.exit(f"Saving under FSDP1 failed:\n{done.stderr[-4000:]}")
-
-
-def _warm(source: Path) -> None:
-    """Bring every file of the source into the page cache."""
-    for path in source.iterdir():
-        with path.open("rb") as file:
-            while file.read(16 << 20):
-                pass
-
-
-@dataclass(frozen=True)
-class Job:
-    """A command, and the output that is removed after it."""
-
-    command: list[str]
-    output: Path
-
-
-def _job(command: list[str], source: Path, output: Path) -> Job:
-    return Job([*command, str(source), str(output)], output)
-
-
-def _compare(runs: int, ours: Job, theirs: Job) -> tuple[Run, Run]:
-    """Run both sides in turns; return the median time of each, and the most memory that it took."""
-    measured: tuple[list[Run], list[Run]] = ([], [])
-    for number in range(runs):
-        for job, taken in zip((ours, theirs), measured, strict=True):
-            taken.append(_measure(job))
-            print(f"  run {number + 1}: {taken[-1].seconds:6.2f} s  {job.output.name}", file=sys.stderr)
-    one, other = (
-        Run(
-            statistics.median(run.seconds for run in taken),
-            max(run.resident for run in taken),
-            max(run.private for run in taken),
-        )
-        for taken in measured
-    )
-    return one, other
-
-
-def _measure(job: Job) -> Run:
-    os.sync()
-    start = time.perf_counter()
-    process = subprocess.Popen(job.command)
-    peaks = {"VmHWM": 0, "RssAnon": 0}
-    watcher = threading.Thread(target=_watch, args=(process.pid, peaks), daemon=True)
-    watcher.start()
-    code = process.wait()
-    seconds = time.perf_counter() - start
-    watcher.join()
-    if code != 0:
-        sys.exit(f"The command failed with exit code {code}: {job.command[:3]}")
-    shutil.rmtree(job.output)
-    job.output.with_name(job.output.name + ".pt").unlink(missing_ok=True)
-    return Run(seconds, peaks["VmHWM"] * 1024, peaks["RssAnon"] * 1024)
-
-
-def _watch(pid: int, peaks: dict[str, int]) -> None:
-    """Keep the highest resident and private memory of a process until it ends."""
-    status = Path(f"/proc/{pid}/status")
-    while True:
-        try:
-            lines = status.read_text().splitlines()
-        except OSError:
-            return
-        found = {line.split(":")[0]: line.split()[1] for line in lines if len(line.split()) > 1}
-        if "VmHWM" not in found:
-            return
-        for name, peak in peaks.items():
-            peaks[name] = max(peak, int(found[name]))
-        time.sleep(0.02)
-
-
-def _judge(what: str, ours: float, theirs: float, bound: float) -> dict[str, object]:
-    ratio = ours / theirs
-    within = ratio <= bound
-    print(
-        f"{what:38s} {ours:7.2f} s / {theirs:7.2f} s = {ratio:.3f}  "
-        f"(at most {bound:.3f}: {'ok' if within else 'OUT OF BOUNDS'})"
-    )
-    return {"what": what, "ours": ours, "theirs": theirs, "ratio": ratio, "within": within}
-
-
-def _limit(what: str, ours: int, bound: int, theirs: int | None) -> dict[str, object]:
-    within = ours <= bound
-    beside = f"; torch's route {theirs / MIB:.0f} MiB" if theirs else ""
-    print(
-        f"{what:38s} {ours / MIB:7.0f} MiB  "
-        f"(at most {bound / MIB:.0f} MiB: {'ok' if within else 'OUT OF BOUNDS'}{beside})"
-    )
-    return {"what": what, "ours": ours, "theirs": theirs, "bound": bound, "within": within}
 
 
 if __name__ == "__main__":

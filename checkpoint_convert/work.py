@@ -115,8 +115,10 @@ class Work:
 
     def _threads(self, tasks: int) -> int:
         is_remote = is_url(self.source.url) or not self.output.takes_parts
-        most = _REMOTE_THREADS if is_remote else min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-        return max(min(tasks, most), 1)
+        # The ranks of a node share its cores.
+        neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.ranks is not None else 1
+        cores = len(os.sched_getaffinity(0)) // neighbours
+        return max(min(tasks, _REMOTE_THREADS if is_remote else min(cores, _MAX_THREADS)), 1)
 
     def _run(
         self,

@@ -1,11 +1,14 @@
-"""Converts in a process of its own, and prints the most private memory it had; for ``test_memory``."""
+"""Converts in its own process, and prints the most private memory of each conversion; for ``test_memory``."""
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint
 
@@ -17,20 +20,33 @@ def private_bytes() -> int:
     raise AssertionError("the system does not say")
 
 
-def main() -> None:
-    peak, done = 0, threading.Event()
+def peak(source: str, out: Path, options: dict[str, Any]) -> int:
+    """Convert, and return the most private memory meanwhile."""
+    gc.collect()
+    found, done = 0, threading.Event()
 
     def watch() -> None:
-        nonlocal peak
+        nonlocal found
         while not done.wait(0.002):
-            peak = max(peak, private_bytes())
+            found = max(found, private_bytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    convert_checkpoint(sys.argv[1], sys.argv[2], **json.loads(sys.argv[3]))
-    done.set()
-    watcher.join()
-    sys.stdout.write(str(peak))
+    try:
+        convert_checkpoint(source, out, **options)
+    finally:
+        done.set()
+        watcher.join()
+    return found
+
+
+def main() -> None:
+    """Take the jobs, each a source and its options, from the second argument; the first is the output."""
+    out, peaks = Path(sys.argv[1]), []
+    for source, options in json.loads(sys.argv[2]):
+        peaks.append(peak(source, out, options))
+        shutil.rmtree(out)
+    sys.stdout.write(json.dumps(peaks))
 
 
 if __name__ == "__main__":

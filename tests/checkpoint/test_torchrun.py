@@ -6,15 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from torch.distributed import HashStore
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, verify_checkpoints
 from fsdp_migrate.checkpoint_convert.metadata import Stored
+from fsdp_migrate.checkpoint_convert.outputs import open_output
 from fsdp_migrate.checkpoint_convert.placement import CopyItem
+from fsdp_migrate.checkpoint_convert.ranks import Ranks
 from fsdp_migrate.checkpoint_convert.segments import SEGMENT_BYTES, cut_segments, divide_segments
+from fsdp_migrate.checkpoint_convert.storage import open_folder
+from fsdp_migrate.checkpoint_convert.work import Work
 from tests.checkpoint.samples import PLAIN, assert_nothing_left, contents, copy_of
 from tests.rank_bodies import shared_conversions
 from tests.ranks import ROOT, run_ranks
@@ -53,6 +59,19 @@ def test_every_item_is_written_once_and_ranks_get_equal_bytes(sizes: list[list[i
     total, largest = sum(s.nbytes for s in segments), max((s.nbytes for s in segments), default=0)
     most = max(sum(s.nbytes for s in part) for part in divided)
     assert most * parts <= max(1.1 * total, total + parts * largest)
+
+
+@pytest.mark.parametrize(("cores", "ranks", "threads"), [(4, 2, 2), (2, 2, 1), (2, 8, 1), (64, 8, 4)])
+def test_the_ranks_of_a_node_share_its_cores(
+    cores: int, ranks: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    output = open_output(tmp_path / "out", source=str(PLAIN), overwrite=False)
+    alone = Work(open_folder(PLAIN), output, 1, False, None, None)
+    assert alone._threads(100) == min(cores, 4), "LOCAL_WORLD_SIZE of somebody else's torchrun"
+    assert replace(alone, ranks=Ranks(HashStore(), 0, ranks))._threads(100) == threads
+    output.abort()
 
 
 def test_files_stay_together_where_that_is_fair() -> None:
