@@ -8,6 +8,7 @@ from fsdp_migrate.checkpoint_convert.item_values import Record, StorageRef, Tens
 from fsdp_migrate.checkpoint_convert.items import load_item, locate_tensor, open_item
 from fsdp_migrate.checkpoint_convert.metadata import Entry, InlineValue, TensorEntry
 from fsdp_migrate.checkpoint_convert.reshard import row_major_strides
+from fsdp_migrate.checkpoint_convert.state_tree import NumberKey
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 
 
@@ -74,6 +75,8 @@ def build_nested(file: PlannedFile, folder: Folder) -> dict[object, object]:
 def nest(leaves: Iterable[tuple[Path, object]]) -> dict[object, object]:
     """Put leaves together by their paths, numbers in which are places in lists.
 
+    A key that was a number in a mapping is one again.
+
     Example:
         >>> nest([(("a", 0, "x"), 1), (("a", 1, "x"), 2), (("b",), [3])])
         {'a': [{'x': 1}, {'x': 2}], 'b': [3]}
@@ -94,7 +97,7 @@ def _with_lists(value: dict[object, object]) -> dict[object, object] | list[obje
     made = {key: _with_lists(item) if type(item) is dict else item for key, item in value.items()}
     if made and all(type(key) is int for key in made):
         return [made[key] for key in sorted(made)]  # type: ignore[type-var]  # all are numbers
-    return made
+    return {key.key if isinstance(key, NumberKey) else key: item for key, item in made.items()}
 
 
 def _read_tensor(folder: Folder, entry: TensorEntry, where: str) -> TensorValue:

@@ -13,13 +13,35 @@ from fsdp_migrate.errors import CheckpointFormatError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from typing_extensions import Self
+
 
 _MAX_DEPTH: Final = 64
 _MAX_NAME: Final = 4096
 _FEWEST: Final = 10_000
 _KEY_BYTES: Final = 16
 _MAPPINGS: Final = frozenset({"collections.defaultdict", "collections.Counter"})
+_GROUPS: Final = "param_groups"
+_STATE: Final = "state"
 _KEYS: Final = (str, int, float, type(None))
+
+
+class NumberKey(str):
+    """The text of a key that is no text, as it stands in a path; ``key`` is what it is.
+
+    Example:
+        >>> NumberKey(3), NumberKey(3).key
+        ('3', 3)
+    """
+
+    __slots__ = ("key",)
+    key: object
+
+    def __new__(cls, key: object) -> Self:
+        """Return the text of a key."""
+        self = super().__new__(cls, key)
+        self.key = key
+        return self
 
 
 def flatten_state(value: object, *, pickle_size: int, where: str) -> dict[str, tuple[Path, object]]:
@@ -27,7 +49,10 @@ def flatten_state(value: object, *, pickle_size: int, where: str) -> dict[str, t
 
     Mappings are always walked, lists only where tensors or mappings are somewhere in them, and nothing else
     is. This is ``torch.distributed.checkpoint._traverse.traverse_state_dict``, so that the keys are those
-    under which ``dcp.save`` would have stored the same state.
+    under which ``dcp.save`` would have stored the same state. Only an empty mapping, which that leaves out,
+    is a leaf here: Lightning reads ``fit_loop.state_dict`` although it is empty. In an optimizer's ``state``
+    it says that there is none, and is left out too. A key that is a number keeps it beside its text
+    (:class:`NumberKey`).
 
     Args:
         value: A mapping.
@@ -41,6 +66,8 @@ def flatten_state(value: object, *, pickle_size: int, where: str) -> dict[str, t
     Example:
         >>> flatten_state({"a": {"b": 1}, "c": [1, 2]}, pickle_size=100, where="an example")
         {'a.b': (('a', 'b'), 1), 'c': (('c',), [1, 2])}
+        >>> flatten_state({"a": {}}, pickle_size=100, where="an example")
+        {'a': (('a',), {})}
     """
     walk = _Walk(max(pickle_size, _FEWEST), where)
     left = max(_KEY_BYTES * pickle_size, _FEWEST * _MAX_NAME // 4)
@@ -63,7 +90,9 @@ def entries_of(value: object) -> Iterable[tuple[object, object]] | None:
     if isinstance(value, dict):
         return value.items()
     if isinstance(value, Record) and value.name in _MAPPINGS:
-        return value.entries
+        # A Counter is pickled as what it is made of, a defaultdict with its factory.
+        made_of = [item for item in value.arguments if isinstance(item, dict)]
+        return [*(pair for item in made_of for pair in item.items()), *value.entries]
     return None
 
 
@@ -72,6 +101,7 @@ class _Walk:
         self._left = limit
         self._where = where
         self._terminal: dict[int, bool] = {}
+        self._optimizers: set[Path] = set()
 
     def leaves(self, path: Path, value: object, depth: int) -> Iterator[tuple[Path, object]]:
         self._left -= 1
@@ -80,16 +110,29 @@ class _Walk:
             raise CheckpointFormatError(msg)
         entries = entries_of(value)
         if entries is not None and all(isinstance(key, _KEYS) for key, _ in entries):
-            for key, item in entries:
-                name = str(key)
-                if len(name) > _MAX_NAME:
-                    raise CheckpointFormatError(f"{self._where} holds a name of {len(name)} characters.")
-                yield from self.leaves((*path, name), item, depth + 1)
+            yield from self._entries(path, entries, depth)
+            if path and not any(True for _ in entries) and not self._is_state(path):
+                yield path, {}
         elif isinstance(value, list) and not self._is_terminal(value, 0):
             for number, item in enumerate(value):
                 yield from self.leaves((*path, number), item, depth + 1)
         else:
             yield path, value
+
+    def _entries(
+        self, path: Path, entries: Iterable[tuple[object, object]], depth: int
+    ) -> Iterator[tuple[Path, object]]:
+        if any(key == _GROUPS for key, _ in entries):
+            self._optimizers.add(path)
+        for key, item in entries:
+            name = str(key) if isinstance(key, str) else NumberKey(key)
+            if len(name) > _MAX_NAME:
+                raise CheckpointFormatError(f"{self._where} holds a name of {len(name)} characters.")
+            yield from self.leaves((*path, name), item, depth + 1)
+
+    def _is_state(self, path: Path) -> bool:
+        """Tell whether a path is an optimizer's ``state``, or a parameter's in it."""
+        return any(path[:-n] in self._optimizers and path[-n] == _STATE for n in (1, 2) if len(path) >= n)
 
     def _is_terminal(self, value: object, depth: int) -> bool:
         """Tell whether nothing in a list is walked; what is asked twice is remembered."""

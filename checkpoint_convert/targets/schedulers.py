@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.parts import entry_path
+from fsdp_migrate.checkpoint_convert.state_tree import NumberKey
 
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _NAMES: Final = frozenset({"lr_scheduler", "lr_schedulers", "scheduler", "schedulers"})
+_MILESTONES: Final = "milestones"
 _STAMP: Final = ("state", "timestamp", "Timestamp")
 _COUNTERS: Final[dict[str, tuple[Path, ...]]] = {
     "epoch": (("epoch",), (*_STAMP, "epoch")),
@@ -44,8 +46,18 @@ def find_schedulers(manifest: Manifest, parts: Sequence[Part]) -> list[Scheduler
         depth = start + depths.pop() - 1
         for key, path in paths.items():
             if len(path) > depth:
-                found.setdefault(path[:depth], {})[path[depth:]] = manifest.entries[key]
+                found.setdefault(path[:depth], {})[_with_numbers(path[depth:])] = manifest.entries[key]
     return list(found.values())
+
+
+def _with_numbers(path: Path) -> Path:
+    """Return a path in which the epochs that MultiStepLR counts are the numbers that it looks for.
+
+    torch.distributed.checkpoint makes text of them.
+    """
+    if len(path) == 2 and path[0] == _MILESTONES and str(path[1]).isdigit():
+        return (path[0], NumberKey(int(path[1])))
+    return path
 
 
 def find_counter(manifest: Manifest, name: str) -> Entry | None:

@@ -25,6 +25,7 @@ PLAIN = DATA / "torch-2.13.0" / "plain.dcp"
 FLAT = DATA / "torch-2.13.0" / "flat.dcp"
 NEWEST = DATA / "torch-2.15.0" / "plain.dcp"
 COMPOSER = DATA / "composer-0.32.1" / "ep0-ba2"
+LIGHTNING = DATA / "lightning-2.6.6"
 
 
 def expected(folder: Path) -> dict[str, Any]:

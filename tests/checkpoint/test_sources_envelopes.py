@@ -280,3 +280,29 @@ def test_a_tensor_beside_a_model_at_the_root_is_compared_with_itself(tmp_path: P
     source = save({"model": MODEL, "optim": OPTIMIZER, "step": torch.tensor(3)}, tmp_path / "folder")
     convert_checkpoint(source, tmp_path / "out", to="torchtitan")
     assert verify_checkpoints(source, tmp_path / "out").is_same
+
+
+def test_what_is_empty_comes_along(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint leaves empty mappings out; a program may look for those in a file."""
+    rest: State = {"callbacks": {}, "loops": {"fit": {"state": {}, "step": 3}}, "hooks": []}
+    source = save({"model": MODEL, "optim": BARE, **rest}, tmp_path / "a.pt")
+    assert "optim.state" not in inspect_checkpoint(source).entries
+    convert_checkpoint(source, tmp_path / "out")
+    loaded = load_with_torch(tmp_path / "out")
+    assert {name: loaded[name] for name in rest} == rest
+    assert verify_checkpoints(source, tmp_path / "out").is_same
+
+
+@pytest.mark.parametrize("form", ["a.pt", "folder"])
+def test_the_epochs_of_a_scheduler_stay_numbers(form: str, tmp_path: Path) -> None:
+    """MultiStepLR looks a number up, and torch.distributed.checkpoint made text of it."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3])
+    source = save({"model": MODEL, "lr_scheduler": scheduler.state_dict()}, tmp_path / form)
+    convert_checkpoint(source, tmp_path / "out", to="accelerate")
+    loaded = torch.load(tmp_path / "out" / "scheduler.bin", weights_only=True)
+    assert loaded["milestones"] == {1: 1, 3: 1}
+    scheduler.load_state_dict(loaded)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
