@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from fsdp_migrate.adapters.composer import ComposerMapping, composer_fsdp1_config
 from fsdp_migrate.adapters.composer_checkpoints import CheckpointLoader, find_scaler, name_scaler
+from fsdp_migrate.adapters.composer_evaluation import agreeing_evaluation
 from fsdp_migrate.adapters.composer_hooks import (
     MigratedConfig,
     check_composer,
@@ -27,6 +28,8 @@ from fsdp_migrate.adapters.composer_hooks import (
     install,
     name_what_is_saved,
     out_of_memory_error,
+    out_of_memory_here,
+    shard_now,
     take_over_sharding,
 )
 from fsdp_migrate.adapters.composer_marks import composer_children, is_composer_model
@@ -45,6 +48,7 @@ from fsdp_migrate.sharded import show_shards
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from composer.core import State
     from composer.loggers import Logger
@@ -75,7 +79,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
     as a hyperparameter ``fsdp2_migration`` and a table of that name.
 
     Changes: the model, in place, as :func:`~fsdp_migrate.prepare.prepare_fully_shard` does; the optimizer's
-    parameters; four functions of Composer's, which for Trainers without the callback do what they did.
+    parameters; five functions of Composer's, which for Trainers without the callback do what they did.
     Leaves alone: the Trainer call, the names of parameters and what is in checkpoints.
 
     Args:
@@ -85,8 +89,10 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         tied: Which unit owns a parameter that several would share: ``parent`` or ``group``, as in
             :func:`~fsdp_migrate.prepare.prepare_fully_shard`.
         convert_checkpoints: What to do with a checkpoint that does not load into FSDP2 as it is: ``convert``
-            it into a folder beside it (its name and ``.fsdp2``), which is used again as long as it is not
-            older; or an ``error``.
+            it into a folder beside it (its name and ``.fsdp2``), which is used again until the checkpoint
+            changes; or an ``error``.
+        cache_folder: Where conversions lie, if not beside their checkpoints, whose folder may be for reading
+            only. Every node must see it.
         comms: What backward communicates in each microbatch, as in
             :func:`~fsdp_migrate.microbatch.microbatches`.
 
@@ -110,13 +116,14 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         strict: bool = False,
         tied: TieOwner = "parent",
         convert_checkpoints: Conversion = "convert",
+        cache_folder: str | Path | None = None,
         comms: Comms = "auto",
     ) -> None:
         self.strict = strict
         self.tied: TieOwner = tied
         self.findings: tuple[Finding, ...] = ()
         self._given = fsdp_config
-        self._loader = CheckpointLoader(convert_checkpoints)
+        self._loader = CheckpointLoader(convert_checkpoints, cache_folder)
         self._mapping: ComposerMapping | None = None
         self._microbatches = MicrobatchDriver(comms, out_of_memory_error)
 
@@ -243,10 +250,17 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         """Surround one microbatch."""
         return self._microbatches.microbatch(is_last=is_last)
 
+    def evaluation(self, state: Any, evaluator: Any, metrics: Any) -> AbstractContextManager[None]:
+        """Surround the evaluation by one evaluator."""
+        if not evaluator.auto_microbatching:
+            return nullcontext()
+        return agreeing_evaluation(state.model, evaluator.dataloader, metrics, out_of_memory_here)
+
     def load(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Load a checkpoint, converted before if it does not load as it is."""
+        state = arguments["state"]
         try:
-            return self._loader.load(call, arguments)
+            return self._loader.load(call, arguments, lambda: shard_now(state))
         finally:
             self.findings = (*self.findings, *self._loader.findings)
             self._loader.findings.clear()

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, plan_conversion
-from fsdp_migrate.checkpoint_convert.metadata import TensorEntry
+from fsdp_migrate.adapters.composer_cache import CACHE_SUFFIX, Conversion, ConversionCache
+from fsdp_migrate.adapters.composer_sources import (
+    Found,
+    compare_models,
+    find_local,
+    look_in_store,
+    model_shapes,
+    scaler_names,
+    shapes_of,
+    unused_finding,
+)
+from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
 from fsdp_migrate.errors import (
     CheckpointMismatchError,
-    ConfigError,
+    CheckpointNotFoundError,
+    FSDPMigrateError,
+    UnsafePickleError,
     UnsupportedFeatureError,
 )
 from fsdp_migrate.findings import Finding, make_finding
@@ -22,104 +33,133 @@ from fsdp_migrate.findings import Finding, make_finding
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import nn
-
     from fsdp_migrate.checkpoint_convert.metadata import Manifest
 
 
+__all__ = ["CACHE_SUFFIX", "CheckpointLoader", "Conversion", "compare_models", "find_scaler", "name_scaler"]
+
 log = logging.getLogger(__name__)
 
-Conversion = Literal["convert", "error"]
-CACHE_SUFFIX = ".fsdp2"
-"""What is appended to a checkpoint's name to name the folder of its conversion, beside it."""
-_MODEL, _SCALER = ("state", "model"), ("state", "scaler")
-
-
-@dataclass(frozen=True)
-class Found:
-    """What is to be loaded in place of a path, the scaler's names in it, and what there is to say."""
-
-    path: str
-    is_folder: bool
-    scaler_names: tuple[str, ...] | None = None
-    findings: tuple[Finding, ...] = ()
+_PACKED = (".gz", ".bz2", ".lz4", ".zst", ".xz", ".lzma", ".tar", ".tgz", ".tar.gz")
 
 
 class CheckpointLoader:
     """Loads checkpoints for one Trainer, in place of Composer's ``load_checkpoint``, and by it."""
 
-    def __init__(self, conversion: Conversion) -> None:
-        if conversion not in get_args(Conversion):
-            msg = f"`convert_checkpoints` is {conversion!r}; expected one of {get_args(Conversion)}."
-            raise ConfigError(msg, field="convert_checkpoints")
-        self.conversion = conversion
+    def __init__(self, conversion: Conversion, cache_folder: str | Path | None = None) -> None:
+        self._cache = ConversionCache(conversion, cache_folder)
         self.findings: list[Finding] = []
         self.scaler_names: tuple[str, ...] | None = None
         """The names under which the checkpoint that is being loaded has the scaler; None: none is."""
 
-    def load(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    def load(
+        self, call: Callable[..., Any], arguments: dict[str, Any], shard: Callable[[], None] | None = None
+    ) -> Any:
         """Load a checkpoint by Composer's function, after a look at it, or its conversion.
+
+        ``shard`` shards a model that was left whole for a file that rank 0 alone would load.
 
         Raises:
             CheckpointError: It is damaged, of another model, or would have to be converted and must not be.
         """
-        state, path = arguments["state"], arguments["path"]
+        state = arguments["state"]
         config = state.fsdp_config
         kind = config.state_dict_type
-        if arguments["object_store"] is not None:
-            return call(**arguments)
-        found: Found = _from_rank0(lambda: self._look(arguments, Path(path).resolve(), kind))
+        found: Found = _from_rank0(lambda: self._look(arguments, kind))
+        if arguments["object_store"] is None:
+            _check_all_see(found.path)
         arguments["path"], self.scaler_names = found.path, found.scaler_names
         self.findings.extend(found.findings)
-        if found.is_folder:
-            config.state_dict_type = "sharded"  # a folder can be loaded whatever is to be saved later
+        if found.kind is not None:
+            if found.kind == "sharded" and shard is not None and not state.fsdp_enabled:
+                shard()
+            config.state_dict_type = found.kind  # whatever is to be saved later
         try:
             return call(**arguments)
         finally:
             config.state_dict_type = kind
             self.scaler_names = None
 
-    def _look(self, arguments: Mapping[str, Any], path: Path, kind: str) -> Found:
+    def _look(self, arguments: Mapping[str, Any], kind: str) -> Found:
         """Return what is to be loaded, and what there is to say of it; on rank 0 only."""
-        is_folder = path.is_dir()
-        given = Found(str(arguments["path"]), is_folder=is_folder)
-        if not path.exists() or (not is_folder and kind == "full"):
-            return given  # a whole file is what Composer loads; what is not there, it says itself
+        given, store = str(arguments["path"]), arguments["object_store"]
+        run_name = getattr(arguments["state"], "run_name", None)
+        if store is None:
+            path = find_local(given, run_name)
+            return self._look_here(arguments, path, kind) if path.exists() else Found(given)
+        model = arguments["state"].model if _holds_to_model(arguments) else None
+        try:
+            found = look_in_store(store, given, run_name, model)
+        except FSDPMigrateError:
+            raise
+        except Exception as error:
+            log.warning("%s is left to Composer to load: %s: %s", given, type(error).__name__, error)
+            return Found(given)
+        return Found(found.path, None, found.scaler_names) if found.kind == kind else found
+
+    def _look_here(self, arguments: Mapping[str, Any], path: Path, kind: str) -> Found:
+        is_whole = kind == "full" and path.is_file()
+        if is_whole and path.name.endswith(_PACKED):
+            return Found(str(path))  # Composer unpacks it
         try:
             manifest = inspect_checkpoint(str(path))
-            plan = plan_conversion(manifest, to="auto")
-        except UnsupportedFeatureError as error:
+        except (UnsupportedFeatureError, UnsafePickleError) as error:
             log.warning("%s is left to Composer to load: %s", path, error)
-            return given
-        if not arguments["ignore_keys"] and arguments["state"].fsdp_config.load_planner is None:
-            check_same_model(manifest, arguments["state"].model, plan.renamed)
-        scaler_names = _names_below(manifest, _SCALER)
-        if is_folder and plan.action == "none":
-            return Found(str(path), is_folder=True, scaler_names=scaler_names)
-        converted = self._convert(path)
+            return Found(str(path))
+        if is_whole and manifest.layout == "file":
+            return Found(str(path), findings=_check_file(manifest, arguments))
+        plan = plan_conversion(manifest, to="auto")
+        findings: tuple[Finding, ...] = ()
+        shapes = model_shapes((tensor.path, tensor.source.shape) for tensor in plan.tensors)
+        if shapes and _holds_to_model(arguments):
+            compare_models(shapes, arguments["state"].model, manifest.source)
+            findings = unused_finding(shapes, arguments["state"].model)
+        names = scaler_names(entry.path for entry in manifest.entries.values() if entry.path is not None)
+        if path.is_dir() and plan.action == "none":
+            return Found(str(path), "sharded", names, findings)
+        converted = self._cache.convert(path, manifest)
         text = f"{path} does not load as it is; {converted} is loaded in its place."
-        findings = (make_finding("FM418", "load_path", text),)
-        return Found(converted, is_folder=True, scaler_names=scaler_names, findings=findings)
-
-    def _convert(self, path: Path) -> str:
-        target = path.with_name(path.name + CACHE_SUFFIX)
-        if self.conversion == "error":
-            msg = (
-                f"{str(path)!r} does not load into FSDP2 as it is, and `convert_checkpoints` is 'error'. "
-                f"Convert it: `fsdp-migrate convert {path} {target}`, and load that."
-            )
-            raise CheckpointMismatchError(msg, path=path)
-        if target.is_dir() and target.stat().st_mtime >= _last_change(path):
-            log.warning("%s does not load into FSDP2 as it is; its conversion %s is used.", path, target)
-            return str(target)
-        log.warning("%s does not load into FSDP2 as it is; it is converted to %s.", path, target)
-        convert_checkpoint(str(path), target, overwrite=target.exists())
-        return str(target)
+        findings = (*findings, make_finding("FM418", "load_path", text))
+        return Found(str(converted), "sharded", names, findings)
 
 
-def _last_change(path: Path) -> float:
-    """Return when the file, or the last of the folder's, was written."""
-    return max(each.stat().st_mtime for each in ([path] if path.is_file() else path.iterdir()))
+def _holds_to_model(arguments: Mapping[str, Any]) -> bool:
+    """Tell whether a checkpoint must be of this model: nothing was said that leaves parts of it out."""
+    return not arguments["ignore_keys"] and arguments["state"].fsdp_config.load_planner is None
+
+
+def _check_file(manifest: Manifest, arguments: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Hold a whole file against the model, whose names Composer need not find unless it is strict.
+
+    Raises:
+        CheckpointMismatchError: A shape differs, nothing fits, or a name is missing that must not be.
+    """
+    found = model_shapes((tensor.path, tensor.shape) for tensor in manifest.tensors)
+    if not found or not _holds_to_model(arguments):
+        return ()
+    model = arguments["state"].model
+    expected = shapes_of(model)
+    common = {name: shape for name, shape in found.items() if name in expected}
+    is_strict = arguments["strict_model_weights"] or not common
+    compare_models(found if is_strict else {**expected, **common}, model, manifest.source)
+    return unused_finding(found, model)
+
+
+def _check_all_see(path: str) -> None:
+    """Check that what rank 0 is about to load is there for every rank: otherwise the others wait for it.
+
+    Raises:
+        CheckpointNotFoundError: On every rank, if one does not see it.
+    """
+    sees: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(sees, Path(path).exists())
+    blind = [rank for rank, there in enumerate(sees) if not there]
+    if blind and len(blind) < len(sees):  # that it is nowhere, Composer says itself
+        msg = (
+            f"Rank 0 is to load {path!r}, and the ranks {blind} do not see it. Put it, and a conversion's "
+            "folder (`cache_folder`), where every node sees it."
+        )
+        raise CheckpointNotFoundError(msg, path=path)
 
 
 def _from_rank0(look: Callable[[], Any]) -> Any:
@@ -139,60 +179,6 @@ def _from_rank0(look: Callable[[], Any]) -> Any:
         msg = f"Rank 0 cannot load the checkpoint, so no rank does: {name}: {text}"
         raise CheckpointMismatchError(msg)
     return message[0]
-
-
-def check_same_model(manifest: Manifest, model: nn.Module, renamed: Mapping[str, str]) -> None:
-    """Check that a checkpoint holds every parameter and buffer of the model, in its shape.
-
-    Raises:
-        CheckpointMismatchError: It does not; the message names what is missing, and the shapes that differ.
-    """
-    found = {
-        ".".join(map(str, entry.path[len(_MODEL) :])): entry.shape
-        for entry in manifest.entries.values()
-        if isinstance(entry, TensorEntry) and entry.path is not None and entry.path[: len(_MODEL)] == _MODEL
-    }
-    if not found or renamed:
-        return  # of a kind that only its conversion shows
-    compare_models(found, model, manifest.source)
-
-
-def compare_models(found: Mapping[str, tuple[int, ...]], model: nn.Module, source: str) -> None:
-    """Compare the tensors of a checkpoint with the model's, by name and shape.
-
-    Raises:
-        CheckpointMismatchError: One is missing in the checkpoint, or has another shape there.
-    """
-    expected = {
-        _plain(name): tuple(value.shape)
-        for name, value in model.state_dict().items()
-        if hasattr(value, "shape")
-    }
-    missing = [name for name in expected if name not in found]
-    other = [name for name, shape in expected.items() if name in found and tuple(found[name]) != shape]
-    if not missing and not other:
-        return
-    parts = [
-        f"`{name}` has shape {list(found[name])} there and {list(expected[name])} here" for name in other
-    ]
-    parts += [f"`{name}` {list(expected[name])} is missing there" for name in missing]
-    more = f"; and {len(parts) - 6} more" if len(parts) > 6 else ""
-    msg = (
-        f"{source!r} was not saved by this model: {'; '.join(parts[:6])}{more}. It holds "
-        f"{len(found)} tensors such as {', '.join(f'`{name}`' for name in list(found)[:3])}. Build the model "
-        "that saved it, or leave entries out by `load_ignore_keys`."
-    )
-    raise CheckpointMismatchError(msg, path=source)
-
-
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
-
-
-def _names_below(manifest: Manifest, prefix: tuple[str, ...]) -> tuple[str, ...]:
-    depth = len(prefix)
-    paths = [entry.path for entry in manifest.entries.values() if entry.path is not None]
-    return tuple(dict.fromkeys(str(path[depth]) for path in paths if path[:depth] == prefix and path[depth:]))
 
 
 def name_scaler(found: dict[str, Any], own: str, names: tuple[str, ...] | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The private parts of Composer that the callback hangs on: they stand here, and nowhere else.
 
 Each is checked when a Trainer starts (:func:`check_composer`), so that a Composer in which one has moved is
-an error that names it, not a run that goes wrong. :func:`install` puts wrappers around four functions, once
+an error that names it, not a run that goes wrong. :func:`install` puts wrappers around five functions, once
 in a process; for Trainers without the callback they only call what they wrap.
 """
 # ruff: noqa: SLF001 - what Composer offers callbacks ends before the model is sharded
@@ -77,6 +77,8 @@ HOOKS: tuple[Hook, ...] = (
     Hook(trainer_module, "_readd_fsdp_sync_hooks", ("fsdp_modules", "sync_hook")),
     Hook(trainer_module.Trainer, "_train_microbatches", ("microbatches", "total_loss_dict")),
     Hook(trainer_module.Trainer, "_train_microbatch", ("is_final_microbatch",)),
+    Hook(trainer_module.Trainer, "_eval_loop", ("evaluator", "metrics")),
+    Hook(trainer_module, "_is_cuda_oom", ("e",)),
     Hook(checkpoint, "load_checkpoint", ("path", "state", "object_store", "load_weights_only")),
     Hook(
         gradient_clipping,
@@ -121,6 +123,10 @@ class Driver(Protocol):
 
     def microbatch(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Surround one microbatch."""
+        ...
+
+    def evaluation(self, state: Any, evaluator: Any, metrics: Any) -> AbstractContextManager[None]:
+        """Surround the evaluation by one evaluator."""
         ...
 
     def load(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -200,6 +206,11 @@ def out_of_memory_error() -> RuntimeError:
     return RuntimeError(trainer_module.OOM_FOUND_ON_OTHER_RANK)
 
 
+def out_of_memory_here() -> RuntimeError:
+    """Return the error by which Composer's evaluation knows that memory has run out on this rank."""
+    return RuntimeError("CUDA out of memory on at least one rank.")
+
+
 _installed: dict[Hook, Any] = {}
 _drivers: WeakKeyDictionary[nn.Module, Driver] = WeakKeyDictionary()
 
@@ -212,6 +223,11 @@ def take_over_sharding(state: Any) -> None:
             state.fsdp_config.driver.shard(state)
 
     state._apply_fsdp = apply_fsdp
+
+
+def shard_now(state: Any) -> None:
+    """Shard the state's model before the Trainer would, on all ranks."""
+    state._apply_fsdp()
 
 
 def name_what_is_saved(
@@ -241,6 +257,7 @@ def install() -> None:
     wrappers = {
         "_train_microbatches": _wrap_train_microbatches,
         "_train_microbatch": _wrap_train_microbatch,
+        "_eval_loop": _wrap_eval_loop,
         "load_checkpoint": _wrap_load_checkpoint,
         "apply_gradient_clipping": _wrap_clipping,
     }
@@ -273,6 +290,21 @@ def _wrap_train_microbatch(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         is_last = signature.bind(self, *args, **kwargs).arguments["is_final_microbatch"]
         with driver.microbatch(is_last=bool(is_last)):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _wrap_eval_loop(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        driver = driver_of(self.state)
+        if driver is None:
+            return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs).arguments
+        with driver.evaluation(self.state, given["evaluator"], given["metrics"]):
             return original(self, *args, **kwargs)
 
     return call

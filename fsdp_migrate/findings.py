@@ -380,6 +380,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM417": FindingCode("exact", "Metrics of a ComposerModel are left alone."),
         "FM418": FindingCode("equivalent", "A checkpoint was converted on the way, into a folder beside it."),
+        "FM419": FindingCode(
+            "equivalent", "Tensors of a checkpoint that the model has no place for, as before."
+        ),
     }
 )
 

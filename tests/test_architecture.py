@@ -36,7 +36,16 @@ TOP = {"cli", "__main__"}
 # The callback for Composer's Trainer runs the others: it stands beside the adapters, and above `prepare`.
 PLUGIN = {
     f"fsdp_migrate.adapters.composer_{name}"
-    for name in ("callback", "hooks", "microbatches", "sharding", "checkpoints")
+    for name in (
+        "callback",
+        "hooks",
+        "microbatches",
+        "sharding",
+        "checkpoints",
+        "sources",
+        "cache",
+        "evaluation",
+    )
 }
 MAX_FILE = 500
 MAX_FUNCTION = 60

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
 from fsdp_migrate.checkpoint_convert.targets.accelerate import AccelerateTarget
-from fsdp_migrate.checkpoint_convert.targets.base import Stay, Target
+from fsdp_migrate.checkpoint_convert.targets.base import Place, Stay, Target
 from fsdp_migrate.checkpoint_convert.targets.composer import ComposerTarget
 from fsdp_migrate.checkpoint_convert.targets.lightning import LightningTarget
 from fsdp_migrate.checkpoint_convert.targets.safetensors import HfTarget
@@ -30,6 +30,7 @@ TARGETS: Final[Mapping[str, type[Target]]] = {
     "torchtitan": TorchtitanTarget,
 }
 """The target of each stack, by the word for it."""
+_ROOT_OPTIMIZERS: Final = ("optimizers",)
 
 
 def resolve_target(
@@ -63,6 +64,14 @@ def resolve_target(
 
 class _StayComposer(Stay):
     stack = "composer"
+
+    def place(self, part: Part) -> Place:
+        """Return where a part is, but for optimizers, which Composer saved at the root with torch before 2.3.
+
+        It still reads them from there, by functions that only know FSDP1.
+        """
+        is_at_root = part.kind == "optimizer" and part.prefix[:1] == _ROOT_OPTIMIZERS
+        return Place(("state", *part.prefix)) if is_at_root else super().place(part)
 
 
 _OWN: Final[Mapping[str, type[Target]]] = {"torch": Stay, "composer": _StayComposer}

@@ -27,9 +27,11 @@ from fsdp_migrate.adapters.composer_marks import (
     read_wrap_answer,
 )
 from fsdp_migrate.adapters.composer_microbatches import AgreementSwitch
+from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, plan_conversion
 from fsdp_migrate.errors import CheckpointMismatchError, ConfigError
 from fsdp_migrate.findings import FINDING_CODES
 from tests.rank_bodies import composer_rank0
+from tests.rank_bodies.composer_conversions import composer_of_old_torch
 from tests.ranks import run_ranks
 
 
@@ -41,12 +43,13 @@ def alone() -> Any:
     """A process group of this process only."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
+    dist.barrier()  # otherwise gloo's thread may still hold a tensor, and wait for the lock that this one has
     dist.destroy_process_group()
 
 
 def request_of(path: Path, model: nn.Module | None = None) -> dict[str, Any]:
     config = SimpleNamespace(state_dict_type="sharded", load_planner=None)
-    state = SimpleNamespace(fsdp_config=config, model=model or nn.Linear(1, 1))
+    state = SimpleNamespace(fsdp_config=config, model=model or nn.Linear(2, 2, bias=False))
     return {"state": state, "path": str(path), "object_store": None, "ignore_keys": None}
 
 
@@ -71,11 +74,47 @@ def test_what_does_not_load_is_converted_beside_it_once(tmp_path: Path) -> None:
     assert loaded == [f"{path}.fsdp2"] * 2
     assert [finding.code for finding in loader.findings] == ["FM418"] * 2
     assert "FM418" in FINDING_CODES
-    first = Path(loaded[0], ".metadata").stat().st_mtime_ns
-    later = Path(loaded[0]).stat().st_mtime + 5
-    os.utime(path / ".metadata", (later, later))
+    written = Path(loaded[0], ".metadata").stat().st_mtime_ns
+    earlier = path.stat().st_mtime - 5000
+    os.utime(path / ".metadata", (earlier, earlier))  # another file in its place, though an older one
     loader.load(lambda **given: None, request_of(path))
-    assert Path(loaded[0], ".metadata").stat().st_mtime_ns > first
+    assert Path(loaded[0], ".metadata").stat().st_mtime_ns > written
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_what_the_command_converted_is_used_if_it_is_the_newer(tmp_path: Path, is_newer: bool) -> None:
+    path = wrapped_checkpoint(tmp_path)
+    target = Path(f"{path}.fsdp2")
+    convert_checkpoint(path, target)
+    then = path.stat().st_mtime + (5000 if is_newer else -5000)
+    os.utime(target / ".metadata", (then, then))
+    written = (target / ".metadata").stat().st_mtime_ns
+    CheckpointLoader("convert").load(lambda **given: None, request_of(path))
+    assert ((target / ".metadata").stat().st_mtime_ns == written) == is_newer
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_the_model_has_no_place_for_is_said(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = {"model": {"weight": torch.ones(2, 2), "more": torch.ones(2)}}
+        save({"state": state}, checkpoint_id=tmp_path / "ba1")
+    loader = CheckpointLoader("convert")
+    loader.load(lambda **given: None, request_of(tmp_path / "ba1"))
+    (finding,) = loader.findings
+    assert finding.code == "FM419"
+    assert "`more`" in finding.message
+
+
+def test_optimizers_at_the_root_are_moved_where_composer_looks_now(tmp_path: Path) -> None:
+    composer_of_old_torch(GOLDEN, tmp_path / "old")
+    plan = plan_conversion(inspect_checkpoint(tmp_path / "old"))
+    assert plan.action == "relink"
+    assert plan.renamed["optimizers.AdamW.param_groups"] == "state.optimizers.AdamW.param_groups"
+    assert all(new == f"state.{old}" for old, new in plan.renamed.items())
 
 
 @pytest.mark.usefixtures("alone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,17 +24,45 @@ CASES = {
 MICRO = Run(fsdp=HYBRID, rows=3, trainer={"device_train_microbatch_size": 1})
 PLAIN = Run(model="wide", in_pairs=True)
 TENSOR = replace(PLAIN, tensor_parallel=True)
+SHARDED, FULL = {"state_dict_type": "sharded"}, {"state_dict_type": "full"}
+
+
+def tensor_runs(root: Path) -> dict[str, Run]:
+    """Return runs of tensor parallelism: under FSDP1 and with the callback, saving and loading, both ways."""
+    run = replace(TENSOR, steps=4, optimizer="adamw")
+
+    def change(name: str, fsdp: dict[str, Any], *, migrate: bool = True, **more: Any) -> Run:
+        saving = {"save_folder": str(root / name), "save_interval": "2ba"} if name else {}
+        return replace(run, fsdp=fsdp, migrate=migrate, trainer={**saving, **more})
+
+    return {
+        "fsdp1": change("fsdp1", SHARDED, migrate=False),
+        "fsdp1 full": change("fsdp1_full", FULL, migrate=False),
+        "saves": change("ours", SHARDED),
+        "saves full": change("ours_full", FULL),
+        "loads": change("", SHARDED, load_path=str(root / "ours" / "ep0-ba2")),
+        "loads full": change("", FULL, load_path=str(root / "ours_full" / "ep0-ba2-rank0.pt")),
+        "loads fsdp1's": change("", SHARDED, load_path=str(root / "fsdp1" / "ep0-ba2")),
+        "loads fsdp1's full": change("", FULL, load_path=str(root / "fsdp1_full" / "ep0-ba2-rank0.pt")),
+    }
+
+
+TENSOR_NAMES = tuple(tensor_runs(Path()))
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    folder = str(tmp_path_factory.mktemp("hybrid"))
+    folder, root = str(tmp_path_factory.mktemp("hybrid")), tmp_path_factory.mktemp("tensor")
     saving = {"save_folder": folder, "save_interval": "3ba", "load_path": None}
     hybrid = Run(fsdp={**HYBRID, "state_dict_type": "sharded"}, steps=6)
     saves = replace(hybrid, migrate=False, trainer=saving)
-    loads = replace(hybrid, trainer={"load_path": f"{folder}/ep0-ba3"})
+    loads = replace(
+        hybrid, trainer={**saving, "save_folder": f"{folder}/ours", "load_path": f"{folder}/ep0-ba3"}
+    )
+    again = replace(hybrid, trainer={"load_path": f"{folder}/ours/ep0-ba6", "max_duration": "7ba"})
     pairs = [replace(run, migrate=migrate) for run in [*CASES.values(), MICRO] for migrate in (False, True)]
-    return run_ranks(train_all, [*pairs, saves, loads, PLAIN, TENSOR], world_size=4, timeout=400)
+    runs = [*pairs, saves, loads, PLAIN, TENSOR, again, *tensor_runs(root).values()]
+    return run_ranks(train_all, runs, world_size=4, timeout=500)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
@@ -62,6 +91,25 @@ def test_a_checkpoint_of_replicas_goes_on(outcomes: list[list[dict[str, Any]]]) 
         assert after["losses"] == before["losses"][3:]
         for name, expected in before["parameters"].items():
             assert torch.equal(after["parameters"][name], expected), name
+        again = found[12]
+        assert "error" not in again, again["error"]
+        assert len(again["losses"]) == 1
+
+
+@pytest.mark.parametrize("case", TENSOR_NAMES[1:])
+def test_tensor_parallelism_trains_saves_and_loads_as_under_fsdp1(
+    outcomes: list[list[dict[str, Any]]], case: str
+) -> None:
+    for found in outcomes:
+        runs = dict(zip(TENSOR_NAMES, found[-len(TENSOR_NAMES) :], strict=True))
+        before, after = runs["fsdp1"], runs[case]
+        assert "error" not in before, before["error"]
+        assert "error" not in after, after["error"]
+        assert len(before["losses"]) == 4
+        assert after["losses"] == before["losses"][2 if "loads" in case else 0 :]
+        if "fsdp1 full" not in case:  # `whole` shows its own shards of a tensor-parallel parameter
+            for name, expected in runs["saves"]["parameters"].items():
+                assert torch.equal(after["parameters"][name], expected), name
 
 
 def test_tensor_parallelism_changes_rounding_only(outcomes: list[list[dict[str, Any]]]) -> None:

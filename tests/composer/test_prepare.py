@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
+    dist.barrier()  # otherwise gloo's thread may still hold a tensor, and wait for the lock that this one has
     dist.destroy_process_group()
 
 

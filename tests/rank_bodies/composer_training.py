@@ -47,10 +47,10 @@ class Run:
 def train_all(runs: list[Run]) -> list[dict[str, Any]]:
     """Do the runs one after the other, on the same ranks."""
     prepare()
-    return [_attempt(run) for run in runs]
+    return [attempt(run) for run in runs]
 
 
-def _attempt(run: Run) -> dict[str, Any]:
+def attempt(run: Run) -> dict[str, Any]:
     """Return what a run returns, or its error, so that one that fails on all ranks leaves the others be."""
     from composer.core import state
 
@@ -107,7 +107,7 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
     from composer import Trainer
 
     model = make_model(run.model)
-    callbacks: list[Any] = [_recorder(losses)]
+    callbacks: list[Any] = [_recorder(losses), *run.trainer.get("callbacks", ())]
     if run.fails is not None:
         callbacks.append(_searcher())
         _limit(model, *run.fails)
@@ -130,7 +130,7 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
         "progress_bar": False,
         "log_to_console": False,
         **({"eval_interval": "1ba"} if "metric" in run.model else {}),
-        **run.trainer,
+        **{name: value for name, value in run.trainer.items() if name != "callbacks"},
     }
     if run.fsdp is not None:
         arguments["parallelism_config"] = {"fsdp": dict(run.fsdp)}

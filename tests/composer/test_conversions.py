@@ -1,0 +1,141 @@
+"""Checkpoints that do not load as they are, and where they are: loaded by a real Trainer all the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.rank_bodies.composer_conversions import (
+    FULL,
+    NAME,
+    RANK0,
+    composer_of_old_torch,
+    go_on,
+    load_old,
+    loading,
+)
+from tests.ranks import ROOT, run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.rank_bodies.composer_training import Run
+
+
+pytestmark = pytest.mark.composer
+
+AUTO: dict[str, Any] = {"autoresume": True, "save_folder": "resumed", "save_overwrite": False}
+CONVERTED = {
+    "torch 2.15": loading("later"),
+    "torch 2.15 again": loading("later"),
+    "over a conversion of something else": loading("stale"),
+    "over half of a conversion": loading("half"),
+    "optimizers at the root": loading("at_root"),
+    "a file per rank": loading(f"ranks/{NAME}-rank{{rank}}.pt"),
+    "a file per rank, full": loading(f"ranks/{NAME}-rank0.pt", FULL),
+    "a folder of files": loading("ranks", RANK0),
+    "a whole file": loading(f"full/{NAME}-rank{{rank}}.pt"),
+    "packed": loading("full/packed.pt.gz"),
+    "by the run's name": loading("run/{run_name}-rank{rank}.pt"),
+    "in a cache": replace(loading("cached"), callback={"cache_folder": "elsewhere.fsdp2"}),
+    "autoresume": replace(loading(""), trainer={**loading("").trainer, "load_path": None, **AUTO}),
+}
+AS_THEY_ARE = {
+    "a folder, rank 0 only": loading(f"sharded/{NAME}", RANK0),
+    "a symlink file": loading("sharded/latest.symlink"),
+    "a symlink file, full": loading("full/latest-rank0.pt.symlink", FULL),
+    "a packed file, full": loading("full/packed.pt.gz", FULL),
+}
+STORED = {
+    "a folder in a store": loading(f"sharded/{NAME}"),
+    "a folder in a store, full": loading(f"sharded/{NAME}", FULL),
+    "a file in a store": loading(f"full/{NAME}-rank{{rank}}.pt"),
+    "a symlink in a store": loading("sharded/latest.symlink", FULL),
+}
+REFUSED: dict[str, tuple[Run, str]] = {
+    "not to be converted": (
+        replace(loading("refused"), callback={"convert_checkpoints": "error"}),
+        "does not load into FSDP2 as it is, and `convert_checkpoints` is 'error'. Convert it: `fsdp-migrate",
+    ),
+    "something else is there": (loading("taken"), "taken.fsdp2' is there already, and is no checkpoint"),
+    "not to be written": (
+        replace(loading("unwritable"), callback={"cache_folder": "full/packed.pt.gz"}),
+        "Give the callback a `cache_folder` that every node sees and that can be written",
+    ),
+    "cut off": (loading("cut/cut-rank0.pt", RANK0), "cut-rank0.pt"),
+    "other shapes, rank 0 only": (
+        replace(loading(f"full/{NAME}-rank0.pt", RANK0), model="wide"),
+        "`net.embed.weight` has shape [13, 6] there and [13, 8] here",
+    ),
+    "nothing in common": (
+        replace(loading(f"full/{NAME}-rank0.pt", FULL), model="module"),
+        "`module.embed.weight` [13, 6] is missing there",
+    ),
+}
+REFUSED_STORED: dict[str, tuple[Run, str]] = {
+    "torch 2.15 in a store": (loading("later"), "Convert it first: `fsdp-migrate convert URL OUT`"),
+    "another model in a store": (
+        replace(loading(f"sharded/{NAME}"), model="two"),
+        "`extra.0.weight` [13, 13] is missing there",
+    ),
+    "nothing in a store": (loading("nowhere"), "'nowhere' is not in FolderStore"),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("conversions")
+
+
+@pytest.fixture(scope="module")
+def outcomes(root: Path) -> list[dict[str, Any]]:
+    runs = {**CONVERTED, **AS_THEY_ARE, **{name: run for name, (run, _) in REFUSED.items()}}
+    stored = {**STORED, **{name: run for name, (run, _) in REFUSED_STORED.items()}}
+    return run_ranks(go_on, str(root), runs, stored, timeout=400)
+
+
+@pytest.mark.parametrize("case", [*CONVERTED, *AS_THEY_ARE, *STORED])
+def test_the_run_goes_on_from_any_of_them(outcomes: list[dict[str, Any]], case: str) -> None:
+    for found in outcomes:
+        before, after = found["fsdp1"], found[case]
+        assert "error" not in before, before["error"]
+        assert "error" not in after, after["error"]
+        assert len(after["losses"]) == 4
+        assert after["losses"] == before["losses"][4:]
+        for name, expected in before["parameters"].items():
+            assert torch.equal(after["parameters"][name], expected), name
+        assert (("FM418", "load_path") in after["findings"]) == (case in CONVERTED)
+
+
+@pytest.mark.parametrize("case", [*REFUSED, *REFUSED_STORED])
+def test_what_cannot_be_loaded_is_an_error_on_every_rank(outcomes: list[dict[str, Any]], case: str) -> None:
+    for found in outcomes:
+        assert {**REFUSED, **REFUSED_STORED}[case][1] in found[case]["error"]
+
+
+def test_no_source_was_changed(outcomes: list[dict[str, Any]], root: Path) -> None:
+    assert [found["changed"] for found in outcomes] == [[], []]
+    assert not (root / "refused.fsdp2").exists()
+    assert (root / "taken.fsdp2" / "notes.txt").read_text() == "mine"
+    assert (root / f"ranks.{NAME}-rank0.pt.fsdp2").is_dir()
+
+
+@pytest.mark.parametrize(("version", "kind"), [("2.1.2", "flat"), ("2.3.1", "mesh")])
+def test_what_composer_saved_with_an_old_torch_is_loaded(tmp_path: Path, version: str, kind: str) -> None:
+    """Composer itself reads optimizers at the root by functions that only know FSDP1."""
+    data = ROOT / "tests" / "checkpoint" / "data" / f"torch-{version}"
+    composer_of_old_torch(data / f"{kind}.dcp", tmp_path / "old")
+    expected = torch.load(data / f"{kind}.expected.pt")
+    for found in run_ranks(load_old, str(tmp_path / "old"), timeout=100):
+        values = {**found["parameters"], **found["buffers"]}
+        for name, value in expected["model"].items():
+            if name != "head.weight":  # it is the embedding's
+                assert torch.equal(values[f"net.{name}"], value), name
+        assert len(expected["optimizer"]["state"]) > 10
+        for name, states in expected["optimizer"]["state"].items():
+            for key, value in states.items():
+                assert torch.equal(found["optimizer"][f"net.{name}.{key}"], value), (name, key)
