@@ -38,6 +38,7 @@ from fsdp_migrate.adapters.composer_sharding import (
     ShardRequest,
     make_mesh,
     shard_composer_model,
+    together,
 )
 from fsdp_migrate.errors import ConfigError, ModelError
 from fsdp_migrate.mapping import map_config
@@ -93,6 +94,8 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             changes; or an ``error``.
         cache_folder: Where conversions lie, if not beside their checkpoints, whose folder may be for reading
             only. Every node must see it.
+        reshard_after_forward: In place of what the strategy says, as in
+            :func:`~fsdp_migrate.prepare.prepare_fully_shard`: a number keeps parameters on so many ranks.
         comms: What backward communicates in each microbatch, as in
             :func:`~fsdp_migrate.microbatch.microbatches`.
 
@@ -117,12 +120,14 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         tied: TieOwner = "parent",
         convert_checkpoints: Conversion = "convert",
         cache_folder: str | Path | None = None,
+        reshard_after_forward: bool | int | None = None,
         comms: Comms = "auto",
     ) -> None:
         self.strict = strict
         self.tied: TieOwner = tied
         self.findings: tuple[Finding, ...] = ()
         self._given = fsdp_config
+        self._reshard = reshard_after_forward
         self._loader = CheckpointLoader(convert_checkpoints, cache_folder)
         self._mapping: ComposerMapping | None = None
         self._microbatches = MicrobatchDriver(comms, out_of_memory_error)
@@ -130,25 +135,27 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
     def init(self, state: State, logger: Logger) -> None:
         """Replace the FSDP1 config in the state, before the Trainer shards the model."""
         del logger
-        check_composer()
-        twins = [callback for callback in state.callbacks if isinstance(callback, FSDP2Migration)]
-        if len(twins) > 1:
-            msg = f"The Trainer has {len(twins)} FSDP2Migration callbacks. Give it one."
-            raise ConfigError(msg, field="callbacks")
-        config = self._config_of(state)
-        if config is None:
+        config: Any = None
+        mapping: ComposerMapping | None = None
+
+        def check() -> None:
+            nonlocal config, mapping
+            check_composer()
+            config = self._config_of(state)
+            if config is not None:
+                mapping = composer_fsdp1_config(config, precision=state.precision)
+
+        together(check, lambda: None if config is None else {"precision": state.precision, **vars(config)})
+        if config is None or mapping is None:
             return
-        if not is_composer_model(state.model):
-            msg = f"The model is a {type(state.model).__name__}; expected a ComposerModel."
-            raise ModelError(msg)
-        mapping = self._mapping = self._map(config, state)
+        mapping = self._mapping = _with_mesh(mapping, state)
         fsdp2, _ = map_config(mapping.config)
         state.fsdp_config = MigratedConfig(
             mapping.settings,
             driver=self,
             mixed_precision=config.mixed_precision,
             device_mesh=mapping.config.device_mesh,
-            reshard_after_forward=bool(fsdp2.reshard_after_forward),
+            reshard_after_forward=fsdp2.reshard_after_forward if self._reshard is None else self._reshard,
         )
         install()
         drive(state.model, self)
@@ -157,6 +164,10 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
 
     def _config_of(self, state: State) -> Any:
         """Return the FSDP1 config as Composer's object, or None where there is nothing to migrate."""
+        twins = [callback for callback in state.callbacks if isinstance(callback, FSDP2Migration)]
+        if len(twins) > 1:
+            msg = f"The Trainer has {len(twins)} FSDP2Migration callbacks. Give it one."
+            raise ConfigError(msg, field="callbacks")
         found = state.fsdp_config
         if isinstance(found, FSDP2Config):
             log.info("The Trainer's config is FSDP2's already: there is nothing to migrate.")
@@ -164,24 +175,20 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         if self._given is None:
             if found is None:
                 log.info("The Trainer has no FSDP config: there is nothing to migrate.")
-            return found
-        if found is not None:
+                return None
+        elif found is not None:
             msg = (
                 "There are two FSDP1 configs: the Trainer's `parallelism_config['fsdp']` and the callback's "
                 "`fsdp_config`. Give one of them."
             )
             raise ConfigError(msg, field="fsdp_config")
-        if isinstance(self._given, FSDPConfig):
-            return self._given
+        if not is_composer_model(state.model):
+            msg = f"The model is a {type(state.model).__name__}; expected a ComposerModel."
+            raise ModelError(msg)
+        if found is not None or isinstance(self._given, FSDPConfig):
+            return found or self._given
         composer_fsdp1_config(self._given, precision=state.precision)  # FSDPConfig takes anything
         return FSDPConfig(**self._given)
-
-    def _map(self, config: Any, state: State) -> ComposerMapping:
-        mapping = composer_fsdp1_config(config, precision=state.precision)
-        if state.device_mesh is not None:
-            return mapping
-        state.device_mesh = make_mesh(mapping.settings, _device(state).type)
-        return replace(mapping, config=mapping.config.updated(device_mesh=state.device_mesh))
 
     def after_load(self, state: State, logger: Logger) -> None:
         """Log what became of the config; the model is sharded and loaded by now."""
@@ -234,6 +241,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             strict=self.strict,
             tensor_parallel=state.tp_config is not None,
             local_world_size=dist.get_local_world_size(),
+            reshard_after_forward=self._reshard,
         )
         self.findings = shard_composer_model(request)
         for child in composer_children(state.model).sharded.values():
@@ -276,6 +284,14 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             if any(param.grad is not None for param in child.parameters()):
                 clip_grad_norm_(child, threshold, norm_type=_CLIPPING[clipping_type])
         return True
+
+
+def _with_mesh(mapping: ComposerMapping, state: State) -> ComposerMapping:
+    """Make the mesh of the degrees, where Composer has not; a collective call of all ranks."""
+    if state.device_mesh is not None:
+        return mapping
+    state.device_mesh = make_mesh(mapping.settings, _device(state).type)
+    return replace(mapping, config=mapping.config.updated(device_mesh=state.device_mesh))
 
 
 def _device(state: State) -> torch.device:

@@ -152,7 +152,7 @@ class MigratedConfig(FSDP2Config):  # type: ignore[misc,unused-ignore]
         driver: Driver,
         mixed_precision: Any,
         device_mesh: DeviceMesh | None,
-        reshard_after_forward: bool,
+        reshard_after_forward: bool | int,
     ) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the config being experimental

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from fsdp_migrate.adapters.composer_marks import (
     meta_initialiser,
 )
 from fsdp_migrate.consensus import agree_on_plan, groups_of
-from fsdp_migrate.errors import FSDPMigrateError, ModelError
+from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError
 from fsdp_migrate.findings import Finding, make_finding, raise_on_findings
 from fsdp_migrate.materialize import check_materialization
 from fsdp_migrate.optimizers import check_optimizers, repoint_optimizers
@@ -30,7 +31,7 @@ from fsdp_migrate.tying import parameter_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -59,6 +60,7 @@ class ShardRequest:
     strict: bool = False
     tensor_parallel: bool = False
     local_world_size: int = 1
+    reshard_after_forward: bool | int | None = None
 
 
 def make_mesh(settings: ComposerSettings, device_type: str) -> DeviceMesh:
@@ -134,26 +136,65 @@ def shard_composer_model(request: ShardRequest) -> tuple[Finding, ...]:
     return tuple(dict.fromkeys([*request.mapping.findings, *findings]))
 
 
-def together(work: Callable[[], None]) -> None:
+def together(work: Callable[[], None], fields: Callable[[], Mapping[str, Any] | None] | None = None) -> None:
     """Do what may fail on this rank alone, so that it fails on all ranks.
+
+    ``fields``, asked for after that, are those of a config, which must be the same on every rank, objects as
+    far as their kind; None is no config.
 
     Raises:
         ModelError: It failed on another rank; on this one, its own error.
+        ConfigError: The ranks have other configs.
     """
     failure: Exception | None = None
     try:
         work()
     except Exception as error:
         failure = error
-    said: list[Any] = [None] * dist.get_world_size()
     own = None if failure is None else _text_of(failure)
-    dist.all_gather_object(said, own)
+    plain = None
+    if failure is None and fields is not None and (given := fields()) is not None:
+        plain = {name: _outline(value) for name, value in given.items() if not name.startswith("_")}
+    said: list[Any] = [(own, plain)]
+    if dist.is_initialized():
+        said = [None] * dist.get_world_size()
+        dist.all_gather_object(said, (own, plain))
     if failure is not None:
         raise failure
-    for rank, text in enumerate(said):
+    for rank, (text, _) in enumerate(said):
         if text is not None:
             msg = f"Rank {rank} cannot shard its model, so no rank does: {text}"
             raise ModelError(msg)
+    _check_same([values for _, values in said])
+
+
+def _outline(value: Any) -> Any:
+    """Return what can be sent to other ranks and compared there."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _outline(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_outline(inner) for inner in value]
+    return str(value) if isinstance(value, torch.dtype) else type(value).__qualname__
+
+
+def _check_same(configs: Sequence[Mapping[str, Any] | None]) -> None:
+    """Refuse configs that differ over the ranks: each would wait for what the others never do."""
+    for rank, config in enumerate(configs):
+        if config == configs[0]:
+            continue
+        if config is None or configs[0] is None:
+            who = rank if config is None else 0
+            msg = f"Rank {who} has no FSDP1 config, and others have one. Give every rank the same."
+            raise ConfigError(msg, field="fsdp")
+        first, other = configs[0], config
+        name = next(each for each in {**first, **other} if first.get(each) != other.get(each))
+        msg = (
+            f"The ranks have other configs: `{name}` is {first.get(name)!r} on rank 0 and "
+            f"{other.get(name)!r} on rank {rank}. Give every rank the same."
+        )
+        raise ConfigError(msg, field=name)
 
 
 def _text_of(error: Exception) -> str:
@@ -191,7 +232,9 @@ def _holds_parameters(child: nn.Module) -> bool:
 
 def _agree(request: ShardRequest, child: nn.Module, config: FSDP1Config) -> ShardPlan:
     def make() -> ShardPlan:
-        plan = plan_fully_shard(child, config, tied=request.tied)
+        plan = plan_fully_shard(
+            child, config, tied=request.tied, reshard_after_forward=request.reshard_after_forward
+        )
         raise_on_findings(plan.findings, strict=request.strict)
         check_materialization(child, plan)
         return plan

@@ -40,7 +40,38 @@ REFUSED: dict[str, tuple[Run, dict[str, Any], str]] = {
         {},
         "`other.weight` are one parameter in two children of the ComposerModel, `net` and `other`",
     ),
-    "a tie on one rank only": (Run(), {"rank": 1}, "ModelError: "),
+    "a tie on one rank only": (Run(), {"rank": 1, "run": {"model": "tied_across"}}, "ModelError: "),
+    "an unknown field on one rank": (
+        Run(),
+        {"rank": 1, "run": {"fsdp": {"sharding_stratgy": "FULL_SHARD"}}},
+        "`sharding_stratgy` is no field of Composer's FSDPConfig",
+    ),
+    "another field on one rank": (
+        Run(),
+        {"rank": 1, "run": {"fsdp": {"activation_checkpointing": True}}},
+        "ConfigError: The ranks have other configs: `activation_checkpointing` is None on rank 0 and True on",
+    ),
+    "another strategy on rank 0": (
+        Run(fsdp={"sharding_strategy": "FULL_SHARD"}),
+        {"rank": 0, "run": {"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}},
+        "`sharding_strategy` is 'SHARD_GRAD_OP' on rank 0 and 'FULL_SHARD' on rank 1",
+    ),
+    "a config of its own on one rank": (
+        Run(fsdp=None, callback={"fsdp_config": {}}),
+        {"rank": 1, "run": {"callback": {}}},
+        "ConfigError: Rank 1 has no FSDP1 config",
+    ),
+    "another model on one rank": (Run(), {"rank": 1, "run": {"model": "wide"}}, "differ"),
+    "other dtypes on one rank": (
+        Run(),
+        {"rank": 1, "run": {"fsdp": {"mixed_precision": {"param_dtype": "bf16"}}}},
+        "`mixed_precision` is None on rank 0 and {'param_dtype': 'bf16'} on rank 1",
+    ),
+    "the callback twice on one rank": (
+        Run(),
+        {"rank": 0, "run": {"twice": True}},
+        "The Trainer has 2 FSDP2Migration callbacks",
+    ),
     "a strange optimizer": (
         Run(optimizer="strange"),
         {},

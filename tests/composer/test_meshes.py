@@ -21,6 +21,8 @@ CASES = {
     "hybrid grad op": Run(fsdp={**HYBRID, "sharding_strategy": "SHARD_GRAD_OP"}, optimizer="adamw"),
     "hybrid groups": Run(fsdp={"sharding_strategy": "HYBRID_SHARD", "process_group": ("set2", "mod2")}),
 }
+PARTLY = Run(callback={"reshard_after_forward": 2}, optimizer="adamw")
+WHOLLY = Run(optimizer="adamw")
 MICRO = Run(fsdp=HYBRID, rows=3, trainer={"device_train_microbatch_size": 1})
 PLAIN = Run(model="wide", in_pairs=True)
 TENSOR = replace(PLAIN, tensor_parallel=True)
@@ -61,7 +63,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, An
     )
     again = replace(hybrid, trainer={"load_path": f"{folder}/ours/ep0-ba6", "max_duration": "7ba"})
     pairs = [replace(run, migrate=migrate) for run in [*CASES.values(), MICRO] for migrate in (False, True)]
-    runs = [*pairs, saves, loads, PLAIN, TENSOR, again, *tensor_runs(root).values()]
+    runs = [*pairs, saves, loads, PLAIN, TENSOR, again, PARTLY, WHOLLY, *tensor_runs(root).values()]
     return run_ranks(train_all, runs, world_size=4, timeout=500)
 
 
@@ -110,6 +112,15 @@ def test_tensor_parallelism_trains_saves_and_loads_as_under_fsdp1(
         if "fsdp1 full" not in case:  # `whole` shows its own shards of a tensor-parallel parameter
             for name, expected in runs["saves"]["parameters"].items():
                 assert torch.equal(after["parameters"][name], expected), name
+
+
+def test_parameters_kept_on_some_ranks_are_the_same(outcomes: list[list[dict[str, Any]]]) -> None:
+    for found in outcomes:
+        partly, wholly = found[13:15]
+        assert "error" not in partly, partly["error"]
+        assert partly["losses"] == wholly["losses"]
+        for name, expected in wholly["parameters"].items():
+            assert torch.equal(partly["parameters"][name], expected), name
 
 
 def test_tensor_parallelism_changes_rounding_only(outcomes: list[list[dict[str, Any]]]) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from ruamel.yaml import YAML
 
+from fsdp_migrate.config_files import convert_config_file
 from tests.rank_bodies.composer_training import Run, train_all
 from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.composer
@@ -64,16 +70,44 @@ SEARCHES = {
 FIXED = {size: replace(LARGE, trainer={"device_train_microbatch_size": size}) for size in (1, 2, 4)}
 
 
+RUN = """\
+# A fine-tuning run, as llm-foundry has it.
+max_duration: 3ba
+device_train_microbatch_size: 2
+precision: fp32
+fsdp_config: &fsdp
+  sharding_strategy: SHARD_GRAD_OP  # as before
+  mixed_precision: FULL
+  activation_checkpointing: true
+  backward_prefetch: BACKWARD_PRE
+  state_dict_type: sharded
+  limit_all_gathers: true
+"""
+OF_YAML = Run(model="fn", fsdp=YAML(typ="safe").load(RUN)["fsdp_config"])
+
+
+def by_the_command(folder: Path) -> Run:
+    """Return the run of Composer's own FSDP2 by what the command makes of the YAML."""
+    path = folder / "run.yaml"
+    path.write_text(RUN)
+    convert_config_file(path, folder / "fsdp2.yaml")
+    made = YAML(typ="safe").load(folder / "fsdp2.yaml")["fsdp_config"]
+    return replace(OF_YAML, fsdp=made, migrate=False, own_fsdp2=True, by_environment=True)
+
+
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, list[tuple[dict[str, Any], dict[str, Any]]]]:
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, list[tuple[dict[str, Any], dict[str, Any]]]]:
     """Every case, by rank: under FSDP1, and with the callback."""
     cases = {**CASES, **NEARLY}
     runs = [replace(run, migrate=migrate) for run in cases.values() for migrate in (False, True)]
-    alone = [OFFLOADED, *SEARCHES.values(), *FIXED.values()]
+    by_command = by_the_command(tmp_path_factory.mktemp("yaml"))
+    alone = [OFFLOADED, *SEARCHES.values(), *FIXED.values(), OF_YAML, by_command]
     ranks = run_ranks(train_all, [*runs, *alone], timeout=500)
     pairs = [list(zip(found[: len(runs) : 2], found[1 : len(runs) : 2], strict=True)) for found in ranks]
     outcomes = {name: [rank[number] for rank in pairs] for number, name in enumerate(cases)}
-    names = ["offloaded", *SEARCHES, *(str(size) for size in FIXED)]
+    names = ["offloaded", *SEARCHES, *(str(size) for size in FIXED), "yaml", "by the command"]
     for number, name in enumerate(names):
         outcomes[name] = [(found[len(runs) + number],) * 2 for found in ranks]
     return outcomes
@@ -103,6 +137,15 @@ def test_a_rank_without_memory_makes_all_ranks_take_smaller_microbatches(
         same(found, fixed)
         assert found["sizes"] == [size] * 5
         assert found["hooked"] == 0
+
+
+def test_what_the_config_command_writes_trains_in_composers_fsdp2(outcomes: Outcomes) -> None:
+    """Composer takes all of it, warns of nothing, and the losses are those of the callback."""
+    for (by_callback, _), (by_command, _) in zip(outcomes["yaml"], outcomes["by the command"], strict=True):
+        same(by_command, by_callback)
+        assert len(by_command["losses"]) == 3
+        assert by_command["losses"] == by_callback["losses"]
+        assert by_command["findings"] == []
 
 
 @pytest.mark.parametrize("case", NEARLY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -80,7 +80,7 @@ def _fail(model: Any, where: str, number: int, how: str) -> Callable[[], None]:
 
     if where == "forward":
         handle = model.net.blocks[1].register_forward_pre_hook(lambda module, args: fail(len(args[0])))
-        return handle.remove
+        return cast("Callable[[], None]", handle.remove)
     original = type(model).update_metric
 
     def update_metric(self: Any, tokens: Any, outputs: Any, metric: Any) -> None:

@@ -38,6 +38,7 @@ class Run:
     trainer: dict[str, Any] = field(default_factory=dict)
     twice: bool = False
     own_fsdp2: bool = False
+    by_environment: bool = False
     latest: tuple[str, str] | None = None
     fails: tuple[str, int] | None = None
     tensor_parallel: bool = False
@@ -138,11 +139,19 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
             arguments["parallelism_config"]["fsdp"]["ignored_modules"] = [model.net.head]
         if run.tensor_parallel:
             arguments["parallelism_config"]["tp"] = _tensor_parallel(model)
-    if run.own_fsdp2:
+    if run.own_fsdp2 and not run.by_environment:
         from composer.utils import FSDP2Config
 
         arguments["parallelism_config"] = {"fsdp": FSDP2Config(**(run.fsdp or {}))}
-    return Trainer(**arguments)
+    if run.by_environment:
+        os.environ["FSDP_VERSION"] = "2"
+    try:
+        with warnings.catch_warnings():
+            # What Composer drops of a mapping for FSDP2, it warns of.
+            warnings.filterwarnings("error", message=".*not a settable attribute.*")
+            return Trainer(**arguments)
+    finally:
+        os.environ.pop("FSDP_VERSION", None)
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
@@ -180,6 +189,8 @@ def make_model(kind: str) -> Any:
             torch.manual_seed(0)
             with torch.device("meta") if "mixed" in kind and dist.get_rank() else nullcontext():
                 net = Net(8, 16, tied="tied" in kind) if "wide" in kind else Net(tied="tied" in kind)
+            if "lora" in kind:
+                _adapt(net)
             _mark(net, kind)
             setattr(self, _name_of_net(kind), net)
             _add_children(self, net, kind)
@@ -203,6 +214,28 @@ def make_model(kind: str) -> Any:
             return found
 
     return Model()
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, as PEFT makes it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(requires_grad=False)
+        self.down = nn.Linear(layer.in_features, 2, bias=False)
+        self.up = nn.Linear(2, layer.out_features, bias=False)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(value) + self.up(self.down(value))
+        return out
+
+
+def _adapt(net: Any) -> None:
+    net.requires_grad_(requires_grad=False)
+    on_meta = net.embed.weight.is_meta
+    with torch.device("meta") if on_meta else nullcontext():
+        for block in net.blocks:
+            block.up = Adapted(block.up)
 
 
 def _name_of_net(kind: str) -> str:
@@ -412,7 +445,7 @@ def _refusal(run: Run, sabotage: dict[str, Any]) -> str:
         moved = composer_hooks.Hook(State, sabotage["hook"], ("state",))
         module["check_composer"] = partial(check, hooks=(moved,))
     if sabotage.get("rank") == dist.get_rank():
-        run = replace(run, model="tied_across")
+        run = replace(run, **sabotage["run"])
     try:
         make_trainer(run, []).close()
     except Exception as error:
