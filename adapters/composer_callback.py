@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from composer.core import Callback
+from composer.core import Callback, Precision
 from composer.utils import FSDP2Config, FSDPConfig, dist
 from torch.distributed.fsdp import FSDPModule
 
@@ -42,7 +42,7 @@ from fsdp_migrate.adapters.composer_sharding import (
 )
 from fsdp_migrate.errors import ConfigError, ModelError
 from fsdp_migrate.mapping import map_config
-from fsdp_migrate.runtime import clip_grad_norm_, register_forward_methods
+from fsdp_migrate.runtime import clip_grad_norm_, grad_scaler, register_forward_methods
 from fsdp_migrate.sharded import show_shards
 
 
@@ -248,6 +248,9 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             # Hugging Face's, which Composer ran with the root's whole parameters shown.
             if callable(getattr(child, "generate", None)) and isinstance(child, FSDPModule):
                 register_forward_methods(child, "generate")
+        if type(state.scaler) is torch.amp.GradScaler and state.precision == Precision.AMP_FP16:
+            # As FSDP1's: torch's own fails, or lets ranks go apart, where not all gradients are on one mesh.
+            state.scaler = grad_scaler(_device(state).type)
         self._microbatches.attach(state)
 
     def batch(self, state: Any, parts: Sequence[Any]) -> AbstractContextManager[None]:

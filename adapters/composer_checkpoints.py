@@ -40,6 +40,8 @@ __all__ = ["CACHE_SUFFIX", "CheckpointLoader", "Conversion", "compare_models", "
 
 log = logging.getLogger(__name__)
 
+_NAMES = {"AgreeingGradScaler": "GradScaler"}
+"""What Composer's own FSDP2 calls the scaler that a migrated run has in its place."""
 _PACKED = (".gz", ".bz2", ".lz4", ".zst", ".xz", ".lzma", ".tar", ".tgz", ".tar.gz")
 
 
@@ -190,7 +192,7 @@ def name_scaler(found: dict[str, Any], own: str, names: tuple[str, ...] | None) 
     state = found.get("scaler")
     if not state or own not in state:
         return found
-    wanted = (own, "ShardedGradScaler") if names is None else names
+    wanted = (_NAMES.get(own, own), "ShardedGradScaler") if names is None else names
     return {**found, "scaler": dict.fromkeys(wanted, state[own])} if wanted else found
 
 

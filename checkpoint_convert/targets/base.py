@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from fsdp_migrate.checkpoint_convert.metadata import BytesEntry
 from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
 from fsdp_migrate.checkpoint_convert.parts import entry_path, is_flattened
 from fsdp_migrate.findings import Finding, make_finding
@@ -146,3 +147,20 @@ class Stay(Target):
 def without(entries: Sequence[PlannedEntry], keys: set[str]) -> tuple[PlannedEntry, ...]:
     """Return the entries but for those of some keys of the source."""
     return tuple(entry for entry in entries if entry.source.key not in keys)
+
+
+def without_empty(entries: Sequence[PlannedEntry]) -> tuple[PlannedEntry, ...]:
+    """Return the entries but for empty mappings, which torch.distributed.checkpoint leaves out.
+
+    Where the state to load has such a mapping too, torch from 2.4 takes an entry of its name for the sign of
+    an older checkpoint, and looks for `param_groups` as one value: ``DefaultLoadPlanner`` of 2.7.
+    """
+    empty = {
+        entry.source.key
+        for entry in entries
+        if isinstance(entry.source, BytesEntry)
+        and entry.source.inline is not None
+        and isinstance(entry.source.inline.value, dict)
+        and not entry.source.inline.value
+    }
+    return without(entries, empty)

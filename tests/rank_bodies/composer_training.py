@@ -5,20 +5,31 @@ from __future__ import annotations
 import os
 import traceback
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import torch_compat
-from tests.models import VOCABULARY, Net, batch
+from tests.models import batch
+from tests.rank_bodies.composer_models import (
+    make_algorithm,
+    make_model,
+    make_optimizer,
+    tensor_parallel,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,7 @@ class Run:
     twice: bool = False
     own_fsdp2: bool = False
     by_environment: bool = False
+    overflows: int | None = None
     latest: tuple[str, str] | None = None
     fails: tuple[str, int] | None = None
     tensor_parallel: bool = False
@@ -54,6 +66,7 @@ def train_all(runs: list[Run]) -> list[dict[str, Any]]:
 def attempt(run: Run) -> dict[str, Any]:
     """Return what a run returns, or its error, so that one that fails on all ranks leaves the others be."""
     from composer.core import state
+    from torch.distributed.checkpoint.api import CheckpointException
 
     options = state.StateDictOptions
     if not run.migrate and not run.own_fsdp2:
@@ -61,7 +74,7 @@ def attempt(run: Run) -> dict[str, Any]:
         vars(state)["StateDictOptions"] = lambda **given: options(**{**given, "cpu_offload": False})
     try:
         return train(run)
-    except Exception:
+    except (Exception, CheckpointException):  # the latter is none of the former
         return {"error": traceback.format_exc()}
     finally:
         vars(state)["StateDictOptions"] = options
@@ -82,7 +95,8 @@ def train(run: Run) -> dict[str, Any]:
         Path(link).unlink()
         Path(link).symlink_to(target)
     dist.barrier()
-    trainer = make_trainer(run, losses)
+    with float16_on_cpu() if run.precision == "amp_fp16" else nullcontext():
+        trainer = make_trainer(run, losses)
     if run.own_fsdp2:
         _mend(trainer.state.model)
     sizes: list[int] = []
@@ -97,6 +111,7 @@ def train(run: Run) -> dict[str, Any]:
         "parameters": whole(trainer.state.model),
         "optimizer": optimizer_state(trainer.state),
         "findings": findings_of(trainer),
+        "scaler": {type(trainer.state.scaler).__name__: trainer.state.scaler.state_dict()},
         "metrics": _evaluate(trainer, run) if "metric" in run.model else {},
     }
     trainer.close()
@@ -109,6 +124,8 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
 
     model = make_model(run.model)
     callbacks: list[Any] = [_recorder(losses), *run.trainer.get("callbacks", ())]
+    if run.overflows is not None:
+        callbacks.append(_overflow(run.overflows))
     if run.fails is not None:
         callbacks.append(_searcher())
         _limit(model, *run.fails)
@@ -138,7 +155,7 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
         if "ignored" in run.model:
             arguments["parallelism_config"]["fsdp"]["ignored_modules"] = [model.net.head]
         if run.tensor_parallel:
-            arguments["parallelism_config"]["tp"] = _tensor_parallel(model)
+            arguments["parallelism_config"]["tp"] = tensor_parallel(model)
     if run.own_fsdp2 and not run.by_environment:
         from composer.utils import FSDP2Config
 
@@ -176,137 +193,6 @@ def loader(steps: int, rows: int, *, in_pairs: bool = False) -> Any:
     return DataLoader(Rows(data), batch_size=rows, sampler=sampler)
 
 
-def make_model(kind: str) -> Any:
-    """Return a ComposerModel: ``net`` marks its blocks, ``fn`` names them by a function, ``tied`` ties.
-
-    ``mixed`` makes it on the meta device but for rank 0.
-    """
-    from composer.models import ComposerModel
-
-    class Model(ComposerModel):  # type: ignore[misc,unused-ignore]
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            with torch.device("meta") if "mixed" in kind and dist.get_rank() else nullcontext():
-                net = Net(8, 16, tied="tied" in kind) if "wide" in kind else Net(tied="tied" in kind)
-            if "lora" in kind:
-                _adapt(net)
-            _mark(net, kind)
-            setattr(self, _name_of_net(kind), net)
-            _add_children(self, net, kind)
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = getattr(self, _name_of_net(kind))(tokens)
-            out = self.left(out) if "left" in kind else out
-            return self.extra(out) if "two" in kind else out
-
-        def loss(self, outputs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-            return nn.functional.cross_entropy(outputs.float().view(-1, VOCABULARY), tokens.flatten())
-
-        def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
-            return {"accuracy": self.accuracy} if "metric" in kind and not is_train else {}
-
-        def update_metric(self, tokens: Any, outputs: torch.Tensor, metric: Any) -> None:
-            metric.update(outputs.flatten(0, 1), tokens.flatten())
-
-        def eval_forward(self, tokens: torch.Tensor, outputs: Any = None) -> torch.Tensor:
-            found: torch.Tensor = outputs if outputs is not None else self.forward(tokens)
-            return found
-
-    return Model()
-
-
-class Adapted(nn.Module):
-    """A frozen layer with a low-rank adapter, as PEFT makes it."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer.requires_grad_(requires_grad=False)
-        self.down = nn.Linear(layer.in_features, 2, bias=False)
-        self.up = nn.Linear(2, layer.out_features, bias=False)
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer(value) + self.up(self.down(value))
-        return out
-
-
-def _adapt(net: Any) -> None:
-    net.requires_grad_(requires_grad=False)
-    on_meta = net.embed.weight.is_meta
-    with torch.device("meta") if on_meta else nullcontext():
-        for block in net.blocks:
-            block.up = Adapted(block.up)
-
-
-def _name_of_net(kind: str) -> str:
-    return "module" if "module" in kind else "net"  # EMA looks for `module` under FSDP1
-
-
-def _mark(net: Any, kind: str) -> None:
-    """Mark the net's blocks as units, by attributes or by functions."""
-    blocks, last = set(net.blocks), net.blocks[-1]
-    if "fn" in kind:
-        net.fsdp_wrap_fn = net.activation_checkpointing_fn = lambda module: module in blocks
-    elif "dict" in kind:
-        given = {"sharding_strategy": "SHARD_GRAD_OP", "backward_prefetch": "BACKWARD_PRE"}
-        net.fsdp_wrap_fn = lambda module: given if module is last else False
-    else:
-        for block in blocks:
-            block._fsdp_wrap = True
-
-
-def _add_children(model: Any, net: Any, kind: str) -> None:
-    from torchmetrics.classification import MulticlassAccuracy
-
-    if "two" in kind:
-        model.extra = nn.Sequential(nn.Linear(VOCABULARY, VOCABULARY), nn.Tanh())
-    if "metric" in kind:
-        model.accuracy = MulticlassAccuracy(VOCABULARY, average="micro")
-    if "left" in kind:
-        model.left = nn.Linear(VOCABULARY, VOCABULARY)
-        model.left._fsdp_wrap = False
-    if "across" in kind:
-        model.other = nn.Linear(6, VOCABULARY, bias=False)
-        model.other.weight = net.embed.weight
-
-
-def make_optimizer(kind: str, model: nn.Module) -> Any:
-    from composer import optim
-
-    parameters = [param for param in model.parameters() if param.requires_grad]
-    if kind == "strange":
-        parameters.append(nn.Parameter(torch.ones(3)))
-        kind = "sgd"
-    if kind == "sgd":
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    if kind == "adamw":
-        return torch.optim.AdamW(parameters, lr=0.02)
-    if kind == "decoupled_sgd":
-        return optim.DecoupledSGDW(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
-    named = list(model.named_parameters())
-    decayed = [param for name, param in named if name.endswith("weight")]
-    others = [param for name, param in named if not name.endswith("weight")]
-    return optim.DecoupledAdamW([{"params": decayed, "weight_decay": 1e-3}, {"params": others}], lr=0.02)
-
-
-def _tensor_parallel(model: Any) -> dict[str, Any]:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-    plan: dict[str, Any] = {}
-    for number in range(len(model.net.blocks)):
-        plan[f"net.blocks.{number}.up"] = ColwiseParallel()
-        plan[f"net.blocks.{number}.down"] = RowwiseParallel()
-    return {"tensor_parallel_degree": 2, "layer_plan": plan}
-
-
-def make_algorithm(name: str) -> Any:
-    from composer import algorithms
-
-    if name.startswith("clip"):
-        return algorithms.GradientClipping(name.partition("_")[2], 0.05)
-    return algorithms.EMA(half_life="2ba")
-
-
 def _searcher() -> Any:
     """Return a callback that lets the Trainer search for a microbatch size, which it refuses on the CPU."""
     from composer import Callback
@@ -317,6 +203,45 @@ def _searcher() -> Any:
             state.auto_microbatching = True
 
     return Searcher()
+
+
+@contextmanager
+def float16_on_cpu() -> Iterator[None]:
+    """Let Composer train with float16 on a CPU, which it refuses, and where its scalers are off."""
+    from composer.distributed import dist_strategy, prepare_distributed
+    from composer.trainer import trainer
+
+    modules = [vars(trainer), vars(dist_strategy), vars(prepare_distributed)]
+    kept = [dict(module) for module in modules]
+    for module in modules:
+        module["_validate_precision"] = lambda precision, device: None
+    modules[0]["GradScaler"] = partial(torch.amp.GradScaler, "cpu")
+    modules[0]["ShardedGradScaler"] = partial(ShardedGradScaler, "cpu")
+    try:
+        yield
+    finally:
+        for module, names in zip(modules, kept, strict=True):
+            module.update(names)
+
+
+def _overflow(number: int) -> Any:
+    """Return a callback by which one number of the last rank's gradient overflows in one batch.
+
+    It is that of an ignored layer, if there is one, which other ranks do not see.
+    """
+    from composer import Callback
+
+    class Overflow(Callback):  # type: ignore[misc,unused-ignore]
+        def after_backward(self, state: Any, logger: Any) -> None:
+            del logger
+            if int(state.timestamp.batch) != number or dist.get_rank() != dist.get_world_size() - 1:
+                return
+            params = [param for _, param in sorted(state.model.named_parameters(), key=lambda pair: pair[0])]
+            grads = [param.grad for param in params if param.grad is not None]
+            locals_ = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+            next(local for local in reversed(locals_) if local.numel()).view(-1)[0] = float("inf")
+
+    return Overflow()
 
 
 def _limit(model: Any, where: str, rows: int) -> None:
