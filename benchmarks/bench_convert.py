@@ -6,8 +6,8 @@ Sources are written by real FullyShardedDataParallel on 2 gloo ranks, SHARDED_ST
 torch.distributed.checkpoint. Every measurement is a process of its own, its start and imports included, over
 sources that are in the page cache. What the converter writes is on the disk when it ends, and so is what
 torch's FileSystemWriter and ``cp`` with ``sync`` write; what ``torch.save`` and Accelerate write need not be.
-The sides of a ratio take turns and the medians count. Exit code 1 where a ratio is out of bounds; those of
-memory only count from 4 GB on, because what torch itself takes is the same at any size.
+The sides of a ratio take turns and the medians count. Exit code 1 where a ratio is out of bounds, from 4 GB
+on: with less, what starting Python and importing torch take counts for more than the work.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
         for part in options.only or PARTS:
             figures += PARTS[part](bench)
     if options.size < JUDGED_FROM:
-        figures = [replace(f, bound=None) if f.unit == "MiB" else f for f in figures]
+        figures = [replace(figure, bound=None) for figure in figures]
     for figure in figures:
         print(figure.line())
     if options.json:

@@ -1,6 +1,6 @@
 """Files of outputs, written whole or in parts, and on the disk once they are closed.
 
-Long ones are written past the page cache where the file system can do that (``O_DIRECT``). A checkpoint is
+Long ones are written past the page cache (``O_DIRECT``) on file systems of local disks. A checkpoint is
 often larger than the memory: in the page cache it would take the place of what other processes need, count
 against the limit of a container, and to find each of its pages costs more than to write it.
 """
@@ -12,14 +12,13 @@ import errno
 import fcntl
 import mmap
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.output_files import writing
 
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typing_extensions import Self
 
     from fsdp_migrate.checkpoint_convert.output_files import OutputFile
@@ -32,6 +31,10 @@ STAGE_BYTES: Final = 4 << 20
 # Whole pages of memory and whole blocks of the disk, so that no page is written in both ways.
 _ALIGNMENT: Final = max(mmap.PAGESIZE, 4096)
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
+# Network file systems gather writes in the page cache and bring them away while the next are made; a direct
+# write would wait for the server each time.
+_LOCAL_DISKS: Final = ("ext4", "xfs", "overlay")
+_MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def create_file(path: Path, shown: Path, keep: int, part: int | None, size: int) -> OutputFile:
@@ -60,7 +63,6 @@ class DurableFile:
 
     def __init__(self, path: Path, shown: Path, keep: int, part: int | None, *, is_direct: bool) -> None:
         self._shown = shown
-        self._can_be_direct = is_direct and _O_DIRECT != 0
         self._is_direct = False
         self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
         start = (part or 0) + keep
@@ -77,6 +79,7 @@ class DurableFile:
         self._fd = os.open(path, flags, 0o666)
         if keep and part is None:
             os.ftruncate(self._fd, keep)
+        self._can_be_direct = is_direct and _O_DIRECT != 0 and _is_on_local_disk(self._fd)
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Append bytes."""
@@ -146,3 +149,16 @@ class DurableFile:
                 self.sync()
             finally:
                 os.close(self._fd)
+
+
+def _is_on_local_disk(fd: int) -> bool:
+    """Tell whether a file is on a file system of a local disk, as the system's table of mounts says."""
+    device = os.fstat(fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    # Fields are: its number, its parent's, the device, ...; and behind a dash the type.
+    kinds = [m.partition(" - ")[2].split(" ")[0] for m in mounts if m.split(" ")[2:3] == [number]]
+    return bool(kinds) and kinds[0] in _LOCAL_DISKS

@@ -124,6 +124,7 @@ if __name__ == "__main__":
     folder, source, wishes, how, mark, step, *more = Path(sys.argv[1]), *sys.argv[2:]
     file_writer.MARK_BYTES = int(mark)
     if more == ["direct"]:
+        durable_file._is_on_local_disk = lambda fd: True
         durable_file.DIRECT_BYTES, durable_file.STAGE_BYTES = 0, durable_file._ALIGNMENT  # type: ignore[misc]
     # Imported before the fork.
     stacks.__name__, verify.__name__  # noqa: B018

@@ -29,6 +29,8 @@ SIZES = [0, 1, STAGE - 1, STAGE, STAGE + 1, 10 * STAGE + 77]
 @pytest.fixture(autouse=True)
 def small_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable_file, "STAGE_BYTES", STAGE)
+    # Whatever the file system of temporary files is, direct writes are tried.
+    monkeypatch.setattr(durable_file, "_is_on_local_disk", lambda fd: True)
 
 
 def direct_writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -121,6 +123,28 @@ def test_parts_that_share_pages_written_at_once(
         thread.join()
     assert not errors
     assert (tmp_path / "file").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_local"),
+    [("ext4", True), ("xfs", True), ("nfs4", False), ("lustre", False), ("fuse.x", False)],
+)
+def test_network_file_systems_are_left_to_gather_writes(
+    kind: str, is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    with (tmp_path / "file").open("wb") as file:
+        device = os.fstat(file.fileno()).st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        mounts = tmp_path / "mountinfo"
+        mounts.write_text(
+            f"21 1 0:0 / / rw - proc proc rw\n"
+            f"36 35 {number} /mnt1 /mnt2 rw,noatime master:1 - {kind} /dev/root rw\n"
+        )
+        monkeypatch.setattr(durable_file, "_MOUNTS", mounts)
+        assert durable_file._is_on_local_disk(file.fileno()) == is_local
+        monkeypatch.setattr(durable_file, "_MOUNTS", tmp_path / "missing")
+        assert not durable_file._is_on_local_disk(file.fileno())
 
 
 def no_direct_io(fd: int, data: Any, offset: int, *, pwrite: Callable[..., int] = os.pwrite) -> int:
