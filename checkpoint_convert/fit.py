@@ -101,6 +101,15 @@ def _model_findings(outline: ModelOutline, tensors: Mapping[str, PlannedEntry]) 
         yield make_finding(
             "FM259", extra[0], f"{_count(extra)}: {_some(extra)}. Loading the checkpoint ignores them."
         )
+    for alias, name in outline.apart.items():
+        if {alias, name} <= tensors.keys():
+            yield make_finding(
+                "FM273",
+                alias,
+                f"it is `{name}` in the model, and was in another FSDP1 unit, which trained a copy of it.",
+                "The run was that of a model without this tie: load it into one. A model with the tie takes "
+                "one of the two values.",
+            )
     for name, entry in tensors.items():
         source = entry.source
         if name in known and isinstance(source, TensorEntry) and source.shape != tuple(known[name]):

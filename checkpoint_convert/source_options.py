@@ -24,6 +24,8 @@ class ModelOutline:
         numbered: What an optimizer of the FSDP1 model has numbers for, in their order: names of parameters,
             or with ``use_orig_params=False`` of units and of parameters that are in none.
         aliases: The further names of tied parameters, with the first one.
+        apart: The further names of parameters that are tied in the model, and that FSDP1 trained apart
+            because they are in different units, with the first name.
         sharding: Over how many ranks a unit is divided: ``"all"``, ``"one"`` (NO_SHARD), or ``"some"``
             (hybrid), which the sizes must tell.
         buffers: The shape of each buffer that a state dict holds; None where nothing is said of them.
@@ -40,6 +42,7 @@ class ModelOutline:
     units: tuple[FlatUnit, ...] = ()
     numbered: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    apart: Mapping[str, str] = field(default_factory=dict)
     sharding: Literal["all", "one", "some"] = "all"
     buffers: Mapping[str, Shape] | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)

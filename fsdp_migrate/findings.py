@@ -246,6 +246,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "exact", "Data that has no checksums: no check can find a bit that flipped in it."
         ),
         "FM272": FindingCode("exact", "Tensors of a model hold the same bytes, as tied weights do."),
+        "FM273": FindingCode(
+            "changed", "FSDP1 trained a tied parameter apart: each name has values of its own."
+        ),
         # FM3xx: Python sources
         "FM301": FindingCode(
             "equivalent",

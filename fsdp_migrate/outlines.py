@@ -51,7 +51,7 @@ def outline_model(
     Raises:
         ConfigError: An argument means nothing.
         WrapPolicyError: The policy cannot be evaluated on this model.
-        ModelError: A parameter is not contiguous, or is tied between two units.
+        ModelError: A parameter is not contiguous, or one is tied between two units with ``use_orig_params``.
 
     Example:
         >>> from torch import nn
@@ -68,8 +68,15 @@ def outline_model(
     request = wrap_request(model, given, map_config(given)[0])
     found = find_units(model, request)
     flat = _flat_units(model, found, given, request.ignored_params)
+    apart = _held_apart(outline, flat, given)
+    trainable = outline.trainable or ()
+    every = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
     return replace(
         outline,
+        parameters={name: shape for name, shape in every.items() if name in {*parameters, *apart}},
+        aliases={alias: name for alias, name in aliases.items() if alias not in apart},
+        apart=apart,
+        trainable=(*trainable, *(alias for alias, name in apart.items() if name in trainable)),
         units=flat,
         numbered=tuple(_numbered(model, flat, given)),
         sharding=_SHARDING.get(given.sharding_strategy, "all"),
@@ -100,33 +107,43 @@ def _outline_target(model: nn.Module, optimizer: Optimizer | None, outline: Mode
 def _flat_units(
     model: nn.Module, found: Iterable[WrapUnit], given: FSDP1Config, ignored: Iterable[nn.Parameter]
 ) -> tuple[FlatUnit, ...]:
-    owners: dict[nn.Parameter, str] = dict.fromkeys(ignored, "")
-    skipped = set(owners)
-    names = parameter_names(model)
+    """Return what each unit flattens: the parameters of its modules that are in no unit inside of it.
+
+    Within a unit a tied parameter is flattened once. A tie between units is not seen by the second of them.
+    """
+    skipped = set(ignored)
+    taken: set[nn.Module] = set()
     units: list[FlatUnit] = []
     for unit in found:
-        own: dict[str, nn.Parameter] = {}
-        for name, parameter in unit.module.named_parameters():
-            if parameter not in owners:
-                owners[parameter] = unit.fqn
-                own[f"{unit.fqn}.{name}" if unit.fqn else name] = parameter
-            elif parameter not in skipped:
-                _check_tie(names[parameter], owners[parameter])
+        own: dict[nn.Parameter, str] = {}
+        for fqn, module in unit.module.named_modules(prefix=unit.fqn):
+            for name, parameter in module.named_parameters(recurse=False) if module not in taken else ():
+                if parameter not in skipped:
+                    own.setdefault(parameter, f"{fqn}.{name}" if fqn else name)
+        taken.update(unit.module.modules())
         if own:
-            shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
-            units.append(FlatUnit(unit.fqn, shapes, _alignment(own, unit, given)))
+            named = {name: parameter for parameter, name in own.items()}
+            shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
+            units.append(FlatUnit(unit.fqn, shapes, _alignment(named, unit, given)))
     return tuple(units)
 
 
-def _check_tie(names: tuple[str, ...], owner: str) -> None:
-    """Check that a parameter that an inner unit has is not also a part of something outside of it."""
-    if any(owner and not name.startswith(f"{owner}.") for name in names):
-        shown = " and ".join(f"`{name}`" for name in names)
+def _held_apart(outline: ModelOutline, units: Iterable[FlatUnit], given: FSDP1Config) -> dict[str, str]:
+    """Return the further names of tied parameters that units hold apart, each with the first name.
+
+    With ``use_orig_params=False`` each unit copies what it flattens, and both copies are trained. Otherwise
+    the second unit finds the first one's part in place of the parameter, and its forward fails.
+    """
+    flat = {name for unit in units for name in unit.parameters}
+    found = {alias: name for alias, name in outline.aliases.items() if alias in flat}
+    if found and given.use_orig_params:
+        alias, name = next(iter(found.items()))
         msg = (
-            f"{shown} are one parameter, in different FSDP1 units. FSDP1 does not keep such a tie, and what "
-            "its flat parameters hold then is not recomputed."
+            f"`{name}` and `{alias}` are one parameter, in different FSDP1 units. With "
+            "`use_orig_params=True` FSDP1 cannot run such a model, so no checkpoint is of these arguments."
         )
-        raise ModelError(msg, fqn=names[0])
+        raise ModelError(msg, fqn=name)
+    return found
 
 
 def _alignment(own: Mapping[str, nn.Parameter], unit: WrapUnit, given: FSDP1Config) -> int:

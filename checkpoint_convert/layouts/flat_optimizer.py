@@ -18,6 +18,7 @@ from fsdp_migrate.checkpoint_convert.layouts.flat import (
 from fsdp_migrate.checkpoint_convert.layouts.rank_merge import same_leaves
 from fsdp_migrate.checkpoint_convert.layouts.tree import leaf_entry
 from fsdp_migrate.checkpoint_convert.parameter_numbers import match_numbers
+from fsdp_migrate.checkpoint_convert.shard_values import ShardedValue
 
 
 if TYPE_CHECKING:
@@ -55,15 +56,22 @@ class NumberedOptimizer:
     keys: frozenset[str]
 
 
-def find_numbered(states: Sequence[RankState]) -> list[NumberedOptimizer]:
-    """Return the optimizers by number whose state is in pieces of one dimension, one piece per rank."""
+def find_numbered(states: Sequence[RankState], *, flat: bool = False) -> list[NumberedOptimizer]:
+    """Return the optimizers by number whose state is in pieces of one dimension, one piece per rank.
+
+    Beside flat parameters (``flat``) one without any tensor is of those too: SGD without momentum.
+    """
     prefixes: dict[Path, None] = {}
     for path, _ in states[0].leaves.values():
         for depth in range(min(len(path), 4)):
             if path[depth] == _GROUPS:
                 prefixes[path[:depth]] = None
     found = [_read_optimizer(states, prefix) for prefix in prefixes]
-    return [optimizer for optimizer in found if optimizer is not None and _is_flat(optimizer)]
+    return [
+        optimizer
+        for optimizer in found
+        if optimizer is not None and (_is_flat(optimizer) or (flat and not _has_tensors(optimizer)))
+    ]
 
 
 def _read_optimizer(states: Sequence[RankState], prefix: Path) -> NumberedOptimizer | None:
@@ -89,7 +97,7 @@ def _read_optimizer(states: Sequence[RankState], prefix: Path) -> NumberedOptimi
                 of_number = fields.setdefault(int(path[depth + 1]), {})
                 of_number.setdefault(str(path[-1]), []).append((state, leaf))
                 keys.add(key)
-    return NumberedOptimizer(prefix, groups, labels, fields, frozenset(keys)) if groups and fields else None
+    return NumberedOptimizer(prefix, groups, labels, fields, frozenset(keys)) if groups else None
 
 
 def _is_flat(optimizer: NumberedOptimizer) -> bool:
@@ -100,12 +108,18 @@ def _is_flat(optimizer: NumberedOptimizer) -> bool:
     return 1 in dimensions and dimensions <= {0, 1}
 
 
+def _has_tensors(optimizer: NumberedOptimizer) -> bool:
+    leaves = (leaf for fields in optimizer.fields.values() for held in fields.values() for _, leaf in held)
+    return any(isinstance(leaf, TensorValue | ShardedValue) for leaf in leaves)
+
+
 def name_pieces(
     optimizer: NumberedOptimizer,
     geometry: FlatGeometry,
     numbered: Sequence[str],
     whole: Mapping[str, Shape],
     folder: Folder,
+    given: Sequence[Sequence[str]] = (),
 ) -> dict[int, str]:
     """Return the unit or parameter behind every number, by how much of it each rank has.
 
@@ -115,6 +129,7 @@ def name_pieces(
         numbered: What numbers can stand for, in their order; empty where the optimizer has labels.
         whole: The shapes of parameters that are not flat.
         folder: Where the files are.
+        given: The parameters in each group of an optimizer that was given with the model.
 
     Raises:
         CheckpointMismatchError: There is not exactly one way to name them.
@@ -124,6 +139,8 @@ def name_pieces(
     if optimizer.labels and len(optimizer.labels) == len(numbers):
         labels = [_clean_label(label) for label in optimizer.labels]
         found: dict[int, str] | str = dict(zip(numbers, labels, strict=True))
+    elif list(map(len, given)) == list(map(len, optimizer.groups)):
+        found = dict(zip(numbers, (name for group in given for name in group), strict=True))
     else:
         candidates = {name: _expected(name, geometry, whole) for name in numbered}
         found = match_numbers(optimizer.groups, sizes, candidates)
@@ -181,6 +198,7 @@ def optimizer_entries(
     for number in sorted(optimizer.fields):
         owner = names[number]
         targets, pieces = parameters_of(owner, geometry)
+        owning = _ranks_with_elements(optimizer.fields[number])
         for field, held in optimizer.fields[number].items():
             tensors = {
                 state.rank: RankTensor(state, leaf)
@@ -192,9 +210,20 @@ def optimizer_entries(
                 if tensors and name in geometry.shapes:
                     entry: Entry = flat_tensor(path, name, tensors, pieces, folder)
                 else:
-                    entry = _common(path, held, folder)
+                    # A rank without elements has no gradient, and counts no steps.
+                    own = [(state, leaf) for state, leaf in held if state.rank in owning]
+                    entry = _common(path, own or held, folder)
                 entries[entry.key] = entry
     return entries
+
+
+def _ranks_with_elements(fields: Mapping[str, Sequence[tuple[RankState, object]]]) -> set[int]:
+    return {
+        state.rank
+        for held in fields.values()
+        for state, leaf in held
+        if isinstance(leaf, TensorValue) and leaf.shape and 0 not in leaf.shape
+    }
 
 
 def parameters_of(owner: str, geometry: FlatGeometry) -> tuple[tuple[str, ...], FlatGeometry]:

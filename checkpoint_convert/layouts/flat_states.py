@@ -18,6 +18,7 @@ from fsdp_migrate.checkpoint_convert.layouts.flat_optimizer import (
 )
 from fsdp_migrate.checkpoint_convert.layouts.rank_merge import RankState
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Entry, InlineValue
+from fsdp_migrate.checkpoint_convert.source_options import ModelOutline
 from fsdp_migrate.errors import CheckpointMismatchError
 from fsdp_migrate.findings import Finding, make_finding
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.keys import Path
-    from fsdp_migrate.checkpoint_convert.source_options import ModelOutline, SourceOptions
+    from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
@@ -95,13 +96,14 @@ def take_flat(
     if described is not None and described.is_of(states):
         rest = [RankState(s.rank, s.file, described.without(s.leaves)) for s in states]
         return FlatStates(rest, dict(described.entries))
-    parts, numbered = find_flat(states, folder), find_numbered(states)
+    parts = find_flat(states, folder)
+    numbered = find_numbered(states, flat=bool(parts.units))
     if not parts.units and not numbered:
         return FlatStates(states)
     if described is not None and not parts.units:
         flat = FlatStates(_without(states, {key for optimizer in numbered for key in optimizer.keys}))
         for optimizer in numbered:
-            _add_optimizer(flat, optimizer, described.geometry, (), {}, folder)
+            _add_optimizer(flat, optimizer, described.geometry, ModelOutline({}), folder)
         return flat
     outline = options.model
     if outline is None or not outline.units:
@@ -159,7 +161,7 @@ def _computed(
         text = f"{len(model)} parameters of {len(geometry.units)} units, divided over {geometry.ways} ranks."
         flat.findings.append(make_finding("FM240", ".".join(map(str, prefix)) or "(root)", text))
     for optimizer in numbered:
-        _add_optimizer(flat, optimizer, geometry, outline.numbered, outline.parameters, folder)
+        _add_optimizer(flat, optimizer, geometry, outline, folder)
     return flat
 
 
@@ -167,11 +169,11 @@ def _add_optimizer(
     flat: FlatStates,
     optimizer: NumberedOptimizer,
     geometry: FlatGeometry,
-    numbered: Sequence[str],
-    whole: Mapping[str, tuple[int, ...]],
+    outline: ModelOutline,
     folder: Folder,
 ) -> None:
-    owners = name_pieces(optimizer, geometry, numbered, whole, folder)
+    given = outline.groups or ()
+    owners = name_pieces(optimizer, geometry, outline.numbered, outline.parameters, folder, given)
     flat.names[optimizer.prefix] = {
         number: parameters_of(owner, geometry)[0] for number, owner in owners.items()
     }

@@ -23,7 +23,15 @@ from fsdp_migrate.errors import CheckpointMismatchError, ModelError, PlanError
 from fsdp_migrate.outlines import outline_model
 from tests.checkpoint.rank_sources import RankSources, assert_loads
 from tests.checkpoint.samples import load_with_torch
+from tests.rank_bodies.flat_sources import (
+    TiedApart,
+    groups_of,
+    save_grouped,
+    save_plain_sgd,
+    save_tied_apart,
+)
 from tests.rank_bodies.sources import RankNet
+from tests.ranks import run_ranks
 
 
 if TYPE_CHECKING:
@@ -166,14 +174,60 @@ def test_the_command_takes_the_fsdp1_arguments(
 
 
 def test_what_is_not_recomputed_is_said() -> None:
-    tied = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
-    tied[1][0].weight = tied[0].weight  # type: ignore[index]
-    with pytest.raises(ModelError, match="in different FSDP1 units"):
-        outline_model(tied, {"auto_wrap_policy": "Linear"})
+    with pytest.raises(
+        ModelError, match=r"in different FSDP1 units\. With `use_orig_params=True` FSDP1 cannot"
+    ):
+        outline_model(TiedApart(), {"auto_wrap_policy": "Linear", "use_orig_params": True})
     turned = nn.Linear(3, 2)
     turned.weight = nn.Parameter(torch.ones(3, 2).t())
     with pytest.raises(ModelError, match="not contiguous"):
         outline_model(turned, {})
+
+
+def test_a_tie_between_units_was_trained_apart(tmp_path: Path) -> None:
+    """FSDP1 flattens a copy in each unit: what it holds is the state of a model without the tie."""
+    wanted = run_ranks(save_tied_apart, str(tmp_path / "source"))[0]
+    assert not torch.equal(wanted["model"]["embed.weight"], wanted["model"]["head.weight"])
+    outline = outline_model(TiedApart(), {"auto_wrap_policy": "Linear"})
+    report = convert_checkpoint(tmp_path / "source", tmp_path / "out", options=SourceOptions(model=outline))
+    assert [f.subject for f in report.findings if f.code == "FM273"] == ["head.weight"]
+    state = load_with_torch(tmp_path / "out")
+    assert state["model"].keys() == wanted["model"].keys()
+    for name, tensor in wanted["model"].items():
+        assert torch.equal(state["model"][name], tensor), name
+    assert state["optim"]["state"].keys() == wanted["momentum"].keys()
+    for name, tensor in wanted["momentum"].items():
+        assert torch.equal(state["optim"]["state"][name]["momentum_buffer"], tensor), name
+
+
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_sgd_without_momentum_has_numbers_and_no_state(use_orig_params: bool, tmp_path: Path) -> None:
+    """So nothing but the flat parameters beside it tells that its numbers are those of flat parameters."""
+    wanted = run_ranks(save_plain_sgd, str(tmp_path / "source"), use_orig_params)[0]
+    arguments = {"auto_wrap_policy": "Linear", "use_orig_params": use_orig_params}
+    options = SourceOptions(model=outline_model(TiedApart(tied=False), arguments))
+    convert_checkpoint(tmp_path / "source", tmp_path / "out", options=options)
+    state = load_with_torch(tmp_path / "out")
+    for name, tensor in wanted.items():
+        assert torch.equal(state["model"][name], tensor), name
+    (group,) = state["optim"]["param_groups"]
+    assert sorted(group["params"]) == sorted(wanted)
+
+
+@pytest.mark.parametrize("kind", ["Adagrad", "AdamW"])
+def test_groups_and_steps_of_ranks_without_elements(kind: str, tmp_path: Path) -> None:
+    """Sizes cannot tell an order that is not the model's; Adagrad counts no steps without elements."""
+    wanted = run_ranks(save_grouped, str(tmp_path / "source"), kind)[0]
+    model = TiedApart(tied=False)
+    optimizer = torch.optim.SGD(groups_of(model), lr=0.1)
+    arguments = {"auto_wrap_policy": "Linear", "use_orig_params": True}
+    options = SourceOptions(model=outline_model(model, arguments, optimizer=optimizer))
+    convert_checkpoint(tmp_path / "source", tmp_path / "out", options=options)
+    state = load_with_torch(tmp_path / "out")["optim"]["state"]
+    assert state.keys() == wanted.keys()
+    for name, fields in wanted.items():
+        assert state[name].keys() == fields.keys()
+        assert all(torch.equal(state[name][field], value) for field, value in fields.items()), name
 
 
 def test_numbers_are_those_of_the_wrapped_model() -> None:
