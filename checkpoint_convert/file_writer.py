@@ -56,7 +56,8 @@ class FileWriter:
             advance(before.nbytes)
             self.results[name, part] = before
             return
-        before = Written(0, 0) if before.is_done else before
+        if before.is_done or (with_digest and not self._output.reads_back):
+            before = Written(0, 0)
         advance(before.nbytes)
         digest = Digest() if with_digest else None
         if digest is not None:

@@ -29,6 +29,7 @@ class JoinedOutput:
     """
 
     takes_parts = True
+    reads_back = True
 
     def __init__(self, path: Path, state: Mapping[str, Any], rank: int) -> None:
         self.path = path.absolute()

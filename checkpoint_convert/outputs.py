@@ -58,6 +58,8 @@ class Output(Protocol):
     checkpoint_id: str
     takes_parts: bool
     """Whether a file can be written in parts, by several threads or ranks at once."""
+    reads_back: bool
+    """Whether the first bytes of a file that is not finished can be read."""
 
     def begin(self, identity: str) -> bool:
         """Say which conversion it is; return whether an earlier process has put the output in place.
@@ -129,7 +131,7 @@ def join_output(dst: Location, state: Mapping[str, Any], rank: int) -> Output:
     if is_url(dst):
         from fsdp_migrate.checkpoint_convert.remote_output import JoinedFsspecOutput
 
-        return JoinedFsspecOutput(os.fspath(dst), state)
+        return JoinedFsspecOutput(os.fspath(dst), state, rank)
     from fsdp_migrate.checkpoint_convert.joined_output import JoinedOutput
 
     return JoinedOutput(local_path(dst), state, rank)
@@ -139,6 +141,7 @@ class LocalOutput:
     """An output on this machine."""
 
     takes_parts = True
+    reads_back = True
 
     def __init__(self, path: Path, *, source: str, overwrite: bool, resume: bool = False) -> None:
         self.path = path.absolute()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import logging
 import re
+import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +20,19 @@ import torch
 from fsdp_migrate.checkpoint_convert import (
     convert_checkpoint,
     inspect_checkpoint,
+    remote_journal,
     verify_checkpoints,
 )
+from fsdp_migrate.checkpoint_convert.remote_output import FsspecOutput
 from fsdp_migrate.cli import main
-from fsdp_migrate.errors import CheckpointNotFoundError, CheckpointReadError, OutputError
+from fsdp_migrate.errors import (
+    CheckpointNotFoundError,
+    CheckpointReadError,
+    OutputError,
+    OutputExistsError,
+)
 from tests.checkpoint.samples import PLAIN, contents, save_with_torch
+from tests.ranks import ROOT
 
 
 if TYPE_CHECKING:
@@ -232,3 +246,125 @@ def test_a_service_that_cannot_be_reached_is_an_error(
     said = capsys.readouterr().err
     assert str(port) in said
     assert "Traceback" not in said
+
+
+KILLED = """
+import json, os, signal, sys
+from fsdp_migrate.checkpoint_convert import convert_checkpoint, file_writer, remote_journal
+file_writer.MARK_BYTES, remote_journal.SAVE_SECONDS = 8 << 20, 0
+def die(event):
+    if event.done_bytes >= int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+convert_checkpoint(*sys.argv[1:3], buffer_bytes=1 << 20, progress=die, **json.loads(sys.argv[4]))
+"""
+
+
+def kill(source: Path, out: str, nbytes: int, **options: Any) -> None:
+    """Convert in another process, which is killed once it has done so many bytes."""
+    command = [sys.executable, "-c", KILLED, str(source), out, str(nbytes), json.dumps(options)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_a_killed_conversion_goes_on_within_a_large_file(s3: _S3, tmp_path: Path) -> None:
+    state = {"model": {str(n): torch.full((2048, 1024), float(n)) for n in range(8)}}
+    source, out = save_with_torch(state, tmp_path / "source"), f"s3://{BUCKET}/out"
+    kill(source, out, 22 * MIB, dtype="fp16")
+    assert "out/.metadata" not in s3.objects()
+    (upload,) = s3.unfinished()
+    with pytest.raises(OutputError, match=r"--resume.*--overwrite"):
+        convert_checkpoint(source, out, dtype="fp16")
+    with pytest.raises(OutputError, match="cannot be gone on with"):
+        convert_checkpoint(source, out, dtype="bf16", resume=True)
+    assert s3.unfinished() == [upload]
+    report = convert_checkpoint(source, out, dtype="fp16", resume=True)
+    assert 8 * MIB <= report.bytes_resumed < report.bytes_written
+    assert s3.unfinished() == []
+    convert_checkpoint(source, tmp_path / "out", dtype="fp16")
+    local, found = contents(tmp_path / "out"), s3.objects()
+    assert found.keys() == {f"out/{name}" for name in local}
+    assert found["out/__0_0.distcp"] == local["__0_0.distcp"]
+    with pytest.raises(OutputExistsError):
+        convert_checkpoint(source, out, dtype="fp16", resume=True)
+
+
+def test_what_a_killed_conversion_left_can_be_thrown_away(s3: _S3, source: Path) -> None:
+    out = f"s3://{BUCKET}/out"
+    kill(source, out, 18 * MIB)
+    assert s3.unfinished()
+    convert_checkpoint(source, out, overwrite=True, dtype="bf16")
+    assert s3.unfinished() == []
+    assert sorted(s3.objects()) == ["out/.metadata", "out/__0_0.distcp"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return save_with_torch(
+        {"model": {"a": torch.arange(12.0).reshape(6, 2), "b": torch.ones(3)}}, tmp_path / "s"
+    )
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["new", "replaced"])
+def test_killed_at_every_request(
+    replaces: bool, s3: _S3, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is done any more from some request on, as where a process is killed; another one goes on."""
+    import s3fs
+
+    out = f"s3://{BUCKET}/out"
+    options: dict[str, Any] = {"world_size": 3, "overwrite": replaces}
+    monkeypatch.setattr(remote_journal, "SAVE_SECONDS", 0)
+    call, count, last = s3fs.S3FileSystem._call_s3, itertools.count(), 1 << 60
+
+    async def counted(self: Any, method: str, *args: Any, **more: Any) -> Any:
+        changes = not method.startswith(("list", "get", "head"))
+        if changes and next(count) >= last:
+            raise PermissionError("the process is dead")
+        return await call(self, method, *args, **more)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", counted)
+    old = {f"out/{name}": data for name, data in contents(small).items()} if replaces else {}
+    wanted: dict[str, bytes] = {}
+    for moment in (1 << 60, *range(0, 40, 3)):
+        for key in s3.objects():
+            s3.client.delete_object(Bucket=BUCKET, Key=key)
+        if replaces:
+            s3.put(small, "out")
+        count, last = itertools.count(), moment
+        try:
+            convert_checkpoint(small, out, **options)
+        except OutputError:
+            FsspecOutput._active.clear()
+            found = {key: data for key, data in s3.objects().items() if key.startswith("out/")}
+            assert "out/.metadata" not in found or found.items() >= wanted.items() or found == old
+            last = 1 << 60
+            with contextlib.suppress(OutputExistsError):  # it was whole
+                convert_checkpoint(small, out, resume=True, **options)
+        else:
+            if moment < 1 << 60:
+                break
+            wanted = s3.objects()
+        assert s3.objects() == wanted, moment
+        assert s3.unfinished() == []
+    assert moment > 6
+
+
+def test_who_is_taken_over_does_not_finish(s3: _S3, small: Path) -> None:
+    out = f"s3://{BUCKET}/out"
+    seen: list[bool] = []
+
+    def take_over(event: object) -> None:
+        del event
+        if seen:
+            return
+        seen.append(True)
+        wishes: list[dict[str, Any]] = [{}, {"resume": True}, {"overwrite": True}]
+        for options in wishes:
+            with pytest.raises(OutputError, match="at the moment"):
+                convert_checkpoint(small, out, world_size=3, **options)
+        FsspecOutput._active.clear()
+        convert_checkpoint(small, out, world_size=3, resume=True)
+
+    with pytest.raises(OutputError, match="has taken"):
+        convert_checkpoint(small, out, world_size=3, progress=take_over)
+    assert verify_checkpoints(small, out).is_same
