@@ -72,6 +72,11 @@ REFUSED: dict[str, tuple[Run, dict[str, Any], str]] = {
         {"rank": 0, "run": {"twice": True}},
         "The Trainer has 2 FSDP2Migration callbacks",
     ),
+    "rank 0 without values": (
+        Run(model="net upside", fsdp={"sync_module_states": True}),
+        {},
+        "The models of ranks [0] are on the meta device and those of ranks [1] are not",
+    ),
     "a strange optimizer": (
         Run(optimizer="strange"),
         {},

@@ -48,3 +48,18 @@ def test_the_arguments_of_the_callback_are_told() -> None:
     )
     told = re.findall(r"^\| `(\w+)` \|", PAGE.split("## Fields")[0], re.MULTILINE)
     assert taken == told
+
+
+def test_what_stands_beside_composers_tests_is_there() -> None:
+    """Each file of ours that the table names is one, and holds the cases that stand behind it."""
+    cells = [row[3] for row in rows("Composer's own tests of FSDP2")]
+    named = [
+        (path, case)
+        for cell in cells
+        for path, cases in re.findall(r"`([\w/]+\.py)`((?:,? \[[^]]+\])*)", cell)
+        for case in (re.findall(r"\[([^]]+)\]", cases) or [""])
+    ]
+    assert len(named) > 40
+    for path, case in named:
+        file = ROOT / path if "/" in path else ROOT / "tests" / "composer" / path
+        assert case in file.read_text(), (path, case)

@@ -21,6 +21,8 @@ PAIRS = {
         Run(model="lora", optimizer="adamw", migrate=False),
         Run(model="lora mixed", optimizer="adamw", fsdp=MIXED),
     ),
+    "one module by two names": (Run(), Run(model="net again mixed", fsdp=MIXED)),
+    "by its own function, everywhere": (Run(model="filled"), Run(model="filled everywhere")),
     "tied": (Run(model="tied", migrate=False), Run(model="tied mixed", fsdp=MIXED)),
 }
 
@@ -39,6 +41,7 @@ def test_mixed_init_trains_as_real_models_do(outcomes: list[list[dict[str, Any]]
         assert mixed["losses"] == real["losses"]
         assert len(mixed["losses"]) == 3
         assert mixed["parameters"].keys() == real["parameters"].keys()
+        assert mixed["optimizer"].keys() == (real["optimizer"] or mixed["optimizer"]).keys()
         for name, value in real["parameters"].items():
             assert torch.equal(mixed["parameters"][name], value), name
 

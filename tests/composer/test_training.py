@@ -44,6 +44,8 @@ CASES: dict[str, Run] = {
     ),
     "two_children": Run(model="two"),
     "no_shard": Run(fsdp={"sharding_strategy": "NO_SHARD"}),
+    "some_in_groups": Run(optimizer="subset"),
+    "thrashing": Run(rows=4, steps=9, thrashes=4),
     "flat": Run(fsdp={"use_orig_params": False}, optimizer="adamw"),
     "tied": Run(model="tied", optimizer="adamw"),
     "ema": Run(model="module", algorithms=("ema",)),
@@ -60,6 +62,7 @@ CASES: dict[str, Run] = {
 
 NEARLY = {"clip_norm": Run(algorithms=("clip_norm",)), "clip_value": Run(algorithms=("clip_value",))}
 OFFLOADED = Run(fsdp={"cpu_offload": True})
+FLAT_IN_GROUPS = Run(fsdp={"use_orig_params": False}, optimizer="subset")
 LARGE = Run(rows=4, steps=5)
 SEARCHES = {
     "in forward": replace(LARGE, fails=("forward", 2)),
@@ -103,11 +106,18 @@ def outcomes(
     cases = {**CASES, **NEARLY}
     runs = [replace(run, migrate=migrate) for run in cases.values() for migrate in (False, True)]
     by_command = by_the_command(tmp_path_factory.mktemp("yaml"))
-    alone = [OFFLOADED, *SEARCHES.values(), *FIXED.values(), OF_YAML, by_command]
+    alone = [OFFLOADED, FLAT_IN_GROUPS, *SEARCHES.values(), *FIXED.values(), OF_YAML, by_command]
     ranks = run_ranks(train_all, [*runs, *alone], timeout=500)
     pairs = [list(zip(found[: len(runs) : 2], found[1 : len(runs) : 2], strict=True)) for found in ranks]
     outcomes = {name: [rank[number] for rank in pairs] for number, name in enumerate(cases)}
-    names = ["offloaded", *SEARCHES, *(str(size) for size in FIXED), "yaml", "by the command"]
+    names = [
+        "offloaded",
+        "flat_in_groups",
+        *SEARCHES,
+        *(str(size) for size in FIXED),
+        "yaml",
+        "by the command",
+    ]
     for number, name in enumerate(names):
         outcomes[name] = [(found[len(runs) + number],) * 2 for found in ranks]
     return outcomes
@@ -128,6 +138,13 @@ def test_the_cpu_offload_that_composer_refuses_changes_no_value(outcomes: Outcom
         assert ("FM412", "cpu_offload") in offloaded["findings"]
 
 
+def test_the_groups_that_flat_parameters_had_none_of_train(outcomes: Outcomes) -> None:
+    """Composer refuses several groups with ``use_orig_params=False``."""
+    for (flat, _), (_, plain) in zip(outcomes["flat_in_groups"], outcomes["some_in_groups"], strict=True):
+        same(flat, plain)
+        assert flat["losses"] == plain["losses"]
+
+
 @pytest.mark.parametrize(("case", "size"), [("in forward", 2), ("in backward", 2), ("twice", 1), ("fits", 4)])
 def test_a_rank_without_memory_makes_all_ranks_take_smaller_microbatches(
     outcomes: Outcomes, case: str, size: int
@@ -146,6 +163,13 @@ def test_what_the_config_command_writes_trains_in_composers_fsdp2(outcomes: Outc
         assert len(by_command["losses"]) == 3
         assert by_command["losses"] == by_callback["losses"]
         assert by_command["findings"] == []
+
+
+def test_composers_way_with_thrashing_is_what_it_was(outcomes: Outcomes) -> None:
+    """Once the search has ended it begins anew, and ends anew."""
+    for before, after in outcomes["thrashing"]:
+        assert after["sizes"] == before["sizes"] == [4] * 4 + [2] * 5
+        assert after["hooked"] == before["hooked"] == 0
 
 
 @pytest.mark.parametrize("case", NEARLY)

@@ -23,10 +23,14 @@ def make_model(kind: str) -> Any:
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            with torch.device("meta") if "mixed" in kind and dist.get_rank() else nullcontext():
+            with torch.device("meta") if _is_on_meta(kind) else nullcontext():
                 net = Net(8, 16, tied="tied" in kind) if "wide" in kind else Net(tied="tied" in kind)
             if "lora" in kind:
                 _adapt(net)
+            if "filled" in kind:
+                vars(net)["param_init_fn"] = fill
+                if not _is_on_meta(kind):
+                    net.apply(fill)
             _mark(net, kind)
             setattr(self, _name_of_net(kind), net)
             _add_children(self, net, kind)
@@ -50,6 +54,19 @@ def make_model(kind: str) -> Any:
             return found
 
     return Model()
+
+
+def _is_on_meta(kind: str) -> bool:
+    if "everywhere" in kind:
+        return True
+    return ("mixed" in kind and dist.get_rank() > 0) or ("upside" in kind and dist.get_rank() == 0)
+
+
+def fill(module: nn.Module) -> None:
+    """Give a module's own parameters and buffers values that depend on their shapes only."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            tensor.copy_(torch.linspace(-0.3, 0.4, tensor.numel()).view(tensor.shape))
 
 
 class Adapted(nn.Module):
@@ -101,6 +118,8 @@ def _add_children(model: Any, net: Any, kind: str) -> None:
     if "left" in kind:
         model.left = nn.Linear(VOCABULARY, VOCABULARY)
         model.left._fsdp_wrap = False
+    if "again" in kind:
+        model.again = net
     if "across" in kind:
         model.other = nn.Linear(6, VOCABULARY, bias=False)
         model.other.weight = net.embed.weight
@@ -115,6 +134,12 @@ def make_optimizer(kind: str, model: nn.Module) -> Any:
         kind = "sgd"
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    if kind == "subset":
+        blocks = [
+            module for name, module in model.named_modules() if "blocks." in name and name[-1].isdigit()
+        ]
+        groups = [{"params": list(block.parameters()), "lr": 0.1 * (n + 1)} for n, block in enumerate(blocks)]
+        return optim.DecoupledSGDW(groups, lr=0.1, momentum=0.9)
     if kind == "adamw":
         return torch.optim.AdamW(parameters, lr=0.02)
     if kind == "decoupled_sgd":

@@ -51,6 +51,7 @@ class Run:
     own_fsdp2: bool = False
     by_environment: bool = False
     overflows: int | None = None
+    thrashes: int | None = None
     latest: tuple[str, str] | None = None
     fails: tuple[str, int] | None = None
     tensor_parallel: bool = False
@@ -100,8 +101,10 @@ def train(run: Run) -> dict[str, Any]:
     if run.own_fsdp2:
         _mend(trainer.state.model)
     sizes: list[int] = []
-    if run.fails is not None:
+    if run.fails is not None or run.thrashes is not None:
         trainer.state.callbacks.append(_size_recorder(sizes))
+    if run.thrashes is not None:
+        trainer.state.callbacks.append(_thrashing(trainer, run.thrashes))
     trainer.fit()
     found = {
         "losses": losses,
@@ -126,8 +129,9 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
     callbacks: list[Any] = [_recorder(losses), *run.trainer.get("callbacks", ())]
     if run.overflows is not None:
         callbacks.append(_overflow(run.overflows))
-    if run.fails is not None:
+    if run.fails is not None or run.thrashes is not None:
         callbacks.append(_searcher())
+    if run.fails is not None:
         _limit(model, *run.fails)
     if run.migrate:
         from fsdp_migrate.adapters.composer_callback import FSDP2Migration
@@ -242,6 +246,19 @@ def _overflow(number: int) -> Any:
             next(local for local in reversed(locals_) if local.numel()).view(-1)[0] = float("inf")
 
     return Overflow()
+
+
+def _thrashing(trainer: Any, number: int) -> Any:
+    """Return a callback by which the Trainer believes, in one batch, that memory is short."""
+    from composer import Callback
+
+    class Thrashing(Callback):  # type: ignore[misc,unused-ignore]
+        def batch_start(self, state: Any, logger: Any) -> None:
+            del logger
+            if int(state.timestamp.batch) == number:
+                trainer.num_consecutive_thrashes = 2
+
+    return Thrashing()
 
 
 def _limit(model: Any, where: str, rows: int) -> None:
