@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.keys import Path, all_have_module, strip_wrappers
@@ -65,6 +66,23 @@ def guess_path(key: str) -> Path:
     if len(names) > 2 and names[1] == _GROUPS and names[2].isdigit():
         return (names[0], _GROUPS, int(names[2]), *names[3:])
     return (names[0], ".".join(names[1:])) if len(names) > 1 else (key,)
+
+
+def with_bare_paths(entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
+    """Return entries whose paths were not recorded; of a bare state dict each key is a path by itself.
+
+    It is one if there is no optimizer, and its names do not all start with one that a model is called by:
+    ``model.layers.0.weight`` beside ``lm_head.weight``. Others stay without paths, which are guessed.
+    """
+    if not entries or any(entry.path is not None for entry in entries.values()):
+        return entries
+    guessed = {guess_path(key) for key in entries}
+    tops = {path[0] for path in guessed}
+    is_state = any(_GROUPS in path or (path[0] == _STATE and len(path) > 2) for path in guessed)
+    is_model = len(tops) == 1 and tops <= MODEL_NAMES
+    if is_state or is_model or not all(isinstance(entry, TensorEntry) for entry in entries.values()):
+        return entries
+    return {key: replace(entry, path=(key,)) for key, entry in entries.items()}
 
 
 def entry_path(entry: Entry) -> Path:

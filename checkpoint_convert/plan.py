@@ -20,6 +20,7 @@ from fsdp_migrate.checkpoint_convert.parts import entry_path
 from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedFile, PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.renames import Renames, plan_renames
 from fsdp_migrate.checkpoint_convert.reshard import Box, shard_boxes
+from fsdp_migrate.checkpoint_convert.targets.base import is_empty, without_empty
 from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
 from fsdp_migrate.errors import ConfigError, PlanError
 from fsdp_migrate.findings import Finding, make_finding
@@ -196,6 +197,8 @@ def plan_conversion(
     met = _collision_findings(arrangement.entries, renames)
     if met:
         raise _plan_error(manifest, met)
+    if target.is_distributed:
+        arrangement = replace(arrangement, entries=without_empty(arrangement.entries))
     left_out = _left_out(manifest, arrangement)
     plan = ConversionPlan(
         manifest=manifest,
@@ -370,6 +373,8 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     cast = [e for e in plan.tensors if e.is_cast]
     rechunked = [e for e in plan.tensors if e.is_rechunked]
     others = [p.name for p in manifest.parts if p.kind == "other"]
+    empty = [key for key in plan.left_out if is_empty(manifest.entries[key])]
+    left_out = len(plan.left_out) - len(empty)
     notes = [
         (plan.action == "none", "FM201", manifest.source, "no entry has to change."),
         (
@@ -386,17 +391,18 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
         ),
         (bool(cast), "FM205", manifest.source, f"{len(cast)} tensors ({_cast_kinds(cast)})."),
         (
-            bool(plan.left_out),
+            left_out > 0,
             "FM207",
             manifest.source,
-            f"{len(plan.left_out)} entries that are not of a model.",
+            f"{left_out} entries that are not of a model.",
         ),
         (
-            bool(others) and not plan.left_out,
+            bool(others) and not left_out,
             "FM210",
             ", ".join(others),
             "of the user or the framework.",
         ),
+        (bool(empty), "FM274", manifest.source, _some(empty)),
         (bool(plan.extra_files), "FM211", manifest.source, _some(plan.extra_files)),
         (
             len(plan.extra_files) < len(manifest.extra_files),

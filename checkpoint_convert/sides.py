@@ -11,7 +11,7 @@ from fsdp_migrate.checkpoint_convert.nested import pick_value, read_value
 from fsdp_migrate.checkpoint_convert.plan import plan_dtype
 from fsdp_migrate.checkpoint_convert.planned import PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.renames import plan_renames
-from fsdp_migrate.checkpoint_convert.targets.base import Place, Stay, Target
+from fsdp_migrate.checkpoint_convert.targets.base import Place, Stay, Target, is_empty
 from fsdp_migrate.checkpoint_convert.targets.ties import find_model_ties
 from fsdp_migrate.checkpoint_convert.targets.torch import TorchTarget
 from fsdp_migrate.checkpoint_convert.targets.torchtitan import flatten_optimizers
@@ -98,10 +98,17 @@ class _Numbered(TorchTarget):
 
 
 def _with_root_values(side: Side, other: Side) -> Side:
-    """Name tensors that lie beside a model at the root, and look like part of it, as the other side does."""
+    """Name tensors that lie beside a model at the root, and look like part of it, as the other side does.
+
+    Empty mappings are nothing where the other side has none: a distributed checkpoint cannot hold them.
+    """
+    kept = {
+        name: entry for name, entry in side.entries.items() if name in other.entries or not is_empty(entry)
+    }
+    side = replace(side, entries=kept)
     entries = {
         entry.key if name not in other.entries and entry.key in other.entries else name: entry
-        for name, entry in side.entries.items()
+        for name, entry in kept.items()
     }
     return replace(side, entries=entries) if len(entries) == len(side.entries) else side
 

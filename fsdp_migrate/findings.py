@@ -249,6 +249,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM273": FindingCode(
             "changed", "FSDP1 trained a tied parameter apart: each name has values of its own."
         ),
+        "FM274": FindingCode(
+            "equivalent", "Empty mappings were left out, as torch.distributed.checkpoint leaves them out."
+        ),
         # FM3xx: Python sources
         "FM301": FindingCode(
             "equivalent",

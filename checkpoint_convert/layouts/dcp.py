@@ -30,6 +30,7 @@ from fsdp_migrate.checkpoint_convert.parts import (
     find_parts,
     is_flattened,
     parameter_name,
+    with_bare_paths,
 )
 from fsdp_migrate.checkpoint_convert.storage import refuse_links
 from fsdp_migrate.checkpoint_convert.ties import find_ties
@@ -60,14 +61,15 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
     where = f"{folder.url}/{METADATA_FILE}"
     data = folder.read(METADATA_FILE, 0, files[METADATA_FILE])
     metadata = read_metadata(data, files, where=where)
-    used = _used_files(metadata.entries, files)
-    _check_files(folder, used, metadata.entries)
-    parts = find_parts(metadata.entries)
-    name_lists = tuple(read_name_lists(folder, metadata.entries, parts))
-    evidence = composer_evidence(entry_path(entry) for entry in metadata.entries.values())
+    entries = with_bare_paths(metadata.entries)
+    used = _used_files(entries, files)
+    _check_files(folder, used, entries)
+    parts = find_parts(entries)
+    name_lists = tuple(read_name_lists(folder, entries, parts))
+    evidence = composer_evidence(entry_path(entry) for entry in entries.values())
     stack: Stack = "torch" if evidence is None else "composer"
     if evidence is None:
-        evidence = lightning_evidence(files, {entry_path(e)[0] for e in metadata.entries.values()})
+        evidence = lightning_evidence(files, {entry_path(e)[0] for e in entries.values()})
         stack = "torch" if evidence is None else "lightning"
     extra = {n: size for n, size in files.items() if n not in used and n not in _OWN}
     return Manifest(
@@ -75,7 +77,7 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
         layout="dcp",
         stack=stack,
         evidence=f"`.metadata` of torch.distributed.checkpoint; {evidence or 'no framework of its own'}",
-        entries=metadata.entries,
+        entries=entries,
         files=used,
         extra_files=extra,
         parts=parts,
@@ -86,8 +88,8 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
         version=metadata.version,
         save_id=metadata.save_id,
         findings=(
-            *content_findings(metadata.entries, parts, name_lists, is_distributed=True),
-            *find_ties(folder, metadata.entries, parts),
+            *content_findings(entries, parts, name_lists, is_distributed=True),
+            *find_ties(folder, entries, parts),
         ),
     )
 

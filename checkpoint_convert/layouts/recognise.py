@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.layouts.rank_files import find_families, rank_of
 from fsdp_migrate.checkpoint_convert.layouts.ranks import rank_contents
-from fsdp_migrate.checkpoint_convert.layouts.stacks import find_components, stack_contents
+from fsdp_migrate.checkpoint_convert.layouts.stacks import (
+    find_components,
+    refuse_tensor_parallel,
+    stack_contents,
+)
 from fsdp_migrate.checkpoint_convert.layouts.symlinks import follow_symlink_file
 from fsdp_migrate.checkpoint_convert.layouts.whole import (
     INDEX_SUFFIX,
@@ -43,6 +48,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 
 
+_STATE_FILE: Final = re.compile(r"^[^/]+\.(?:pt|pth|bin|ckpt)$")
+# What the HF Trainer and Accelerate write beside a model, and no model is called.
+_BESIDE: Final = re.compile(r"(?:training_args|scheduler|scaler|rng_state|random_states|sampler)[_\d]*\.\w+")
 # Far enough for save_folder/run/ep0-ba2, and not through the whole of somebody's disk.
 _LOOK_DEPTH: Final = 3
 
@@ -116,6 +124,7 @@ def _is_file(src: Location) -> bool:
 def _open_file(folder: Folder, url: str, files: Mapping[str, int]) -> Source:
     ((name, size),) = files.items()
     try:
+        refuse_tensor_parallel([name], url)
         kind = _kind_of_file(folder, url, name, size)
     except BaseException:
         folder.close()
@@ -159,6 +168,7 @@ def _open_folder(url: str, index: str | None) -> Source:
 def _pieces_reader(
     folder: Folder, files: Mapping[str, int], index: str | None
 ) -> Callable[[SourceOptions], Contents] | None:
+    refuse_tensor_parallel(files, folder.url)
     components = find_components(files)
     if components and index is None:
         return lambda options: stack_contents(folder, components, files, options)
@@ -180,6 +190,9 @@ def _pieces_reader(
     alone = {name: size for name, size in files.items() if name.endswith(".safetensors") and "/" not in name}
     if len(alone) == 1 and not pieces:
         return lambda _: safetensors_contents(folder, alone)
+    states = [name for name in files if _STATE_FILE.search(name) and not _BESIDE.fullmatch(name)]
+    if len(states) == 1 and not pieces and not alone:
+        return lambda _: saved_file_contents(folder, states[0], files[states[0]])
     return None
 
 

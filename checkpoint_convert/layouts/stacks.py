@@ -28,11 +28,11 @@ from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Entry
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.parts import entry_path, find_parts
 from fsdp_migrate.checkpoint_convert.storage import open_folder
-from fsdp_migrate.errors import CheckpointFormatError
+from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage import Folder
@@ -80,6 +80,7 @@ _FILES: Final = _patterns(
     ("llama2-accessory", "optimizer", r"consolidated\.00-of-01\.optimizer\.pth"),
     ("llama2-accessory", "other", r"consolidated\.00-of-01\.other\.pth"),
 )
+_TENSOR_PARALLEL: Final = re.compile(r"consolidated\.\d\d-of-(\d\d)\.(?:model|optimizer)\.pth")
 _COOKBOOK: Final = re.compile(r"optimizer-(?P<run>.+)\.pt")
 # Findings that a distributed component has by itself; the others are made of the whole.
 _OF_COMPONENT: Final = frozenset({"FM222", "FM223"})
@@ -109,6 +110,24 @@ class Component:
         if self.role == "other":
             return (self.name.rpartition("/")[2].partition(".")[0],)
         return (f"{self.role}_{self.number}" if self.number else self.role,)
+
+
+def refuse_tensor_parallel(names: Iterable[str], where: str) -> None:
+    """Refuse what ranks of tensor parallelism saved each for itself, as LLaMA2-Accessory does.
+
+    Raises:
+        UnsupportedFeatureError: One of the files is of that kind.
+    """
+    for name in names:
+        match = _TENSOR_PARALLEL.fullmatch(name.rpartition("/")[2])
+        if match is not None and int(match[1]) > 1:
+            msg = (
+                f"{where!r}: `{name}` holds what one of {int(match[1])} tensor-parallel ranks has of each "
+                "parameter. Whether that is a part of its rows, of its columns or all of it is told by the "
+                "model's classes and not by the files, so they are not put together here. Save it by "
+                "LLaMA2-Accessory with `model_parallel_size` 1, and convert that."
+            )
+            raise UnsupportedFeatureError(msg, feature="tensor-parallel slices in files")
 
 
 def find_components(files: Mapping[str, int]) -> list[Component]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fsdp_migrate.checkpoint_convert.keys import Path
-    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part, Stack
+    from fsdp_migrate.checkpoint_convert.metadata import Entry, Manifest, Part, Stack
     from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedFile
 
 
@@ -155,12 +155,9 @@ def without_empty(entries: Sequence[PlannedEntry]) -> tuple[PlannedEntry, ...]:
     Where the state to load has such a mapping too, torch from 2.4 takes an entry of its name for the sign of
     an older checkpoint, and looks for `param_groups` as one value: ``DefaultLoadPlanner`` of 2.7.
     """
-    empty = {
-        entry.source.key
-        for entry in entries
-        if isinstance(entry.source, BytesEntry)
-        and entry.source.inline is not None
-        and isinstance(entry.source.inline.value, dict)
-        and not entry.source.inline.value
-    }
-    return without(entries, empty)
+    return without(entries, {entry.source.key for entry in entries if is_empty(entry.source)})
+
+
+def is_empty(entry: Entry) -> bool:
+    """Tell whether an entry is an empty mapping that was found in a file."""
+    return isinstance(entry, BytesEntry) and entry.inline is not None and entry.inline.value == {}

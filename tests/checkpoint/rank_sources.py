@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tests.rank_bodies.sources import load_fsdp2
+from fsdp_migrate.checkpoint_convert import SourceOptions
+from fsdp_migrate.outlines import outline_model
+from tests.rank_bodies.sources import RankNet, load_fsdp2
 from tests.ranks import run_ranks
 
 
@@ -17,6 +19,20 @@ if TYPE_CHECKING:
 
 
 Flat = dict[str, Any]
+
+
+POLICY = {"auto_wrap_policy": "Block"}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "plain": {**POLICY, "use_orig_params": True},
+    "flat": POLICY,
+    "mixed": {**POLICY, "use_orig_params": True, "mixed_precision": {"param_dtype": "bf16"}},
+    "mesh": {**POLICY, "use_orig_params": True},
+}
+
+
+def flat_options(kind: str, **changes: Any) -> SourceOptions:
+    """Return the model and the FSDP1 arguments of a kind of run."""
+    return SourceOptions(model=outline_model(RankNet(), {**ARGUMENTS[kind], **changes}))
 
 
 class RankSources:

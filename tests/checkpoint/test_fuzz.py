@@ -30,7 +30,7 @@ from fsdp_migrate.checkpoint_convert.storage import open_folder
 from fsdp_migrate.errors import CheckpointError, FSDPMigrateError, PlanError, UnsafePickleError
 from tests.checkpoint.bombs import BOMBS
 from tests.checkpoint.fuzz import legacy_with_pickle, mutate, safetensors_with_header, with_pickle
-from tests.checkpoint.samples import DATA, PLAIN, assert_nothing_left, copy_of, edit_metadata
+from tests.checkpoint.samples import DATA, LIGHTNING, PLAIN, assert_nothing_left, copy_of, edit_metadata
 from tests.ranks import ROOT
 
 
@@ -120,7 +120,29 @@ def in_safetensors(folder: Path, chance: random.Random) -> Path:
     return folder / "m.safetensors"
 
 
-KINDS = [in_metadata, in_an_item, in_a_file, in_an_old_file, in_a_file_of_a_rank, in_safetensors]
+def in_a_file_of_a_stack(folder: Path, chance: random.Random) -> Path:
+    """The one file of Lightning's Trainer, or one of the two that llama-cookbook saves."""
+    if chance.random() < 0.5:
+        data = (LIGHTNING / "full.ckpt").read_bytes()
+        (folder / "full.ckpt").write_bytes(with_pickle(data, lambda d: mutate(d, chance)))
+        return folder / "full.ckpt"
+    optimizer = {"state": {"w": {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1, "params": ["w"]}]}
+    for name, state in (("run-0.pt", {"w": torch.ones(3)}), ("optimizer-run-0.pt", optimizer)):
+        file = io.BytesIO()
+        torch.save(state, file)
+        (folder / name).write_bytes(with_pickle(file.getvalue(), lambda d: mutate(d, chance)))
+    return folder
+
+
+KINDS = [
+    in_metadata,
+    in_an_item,
+    in_a_file,
+    in_an_old_file,
+    in_a_file_of_a_rank,
+    in_a_file_of_a_stack,
+    in_safetensors,
+]
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)

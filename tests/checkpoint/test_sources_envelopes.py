@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from fsdp_migrate.checkpoint_convert import (
     convert_checkpoint,
@@ -139,6 +142,14 @@ def save(state: State, path: Path) -> Path:
         return save_with_torch(state, path)
     torch.save(state, path)
     return path
+
+
+def save_unrecorded(state: State, path: Path) -> None:
+    """Save a distributed checkpoint whose metadata does not tell of which names its keys were made."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        planner = DefaultSavePlanner(flatten_state_dict=False)
+        dcp_save(state, checkpoint_id=path, planner=planner, no_dist=True)
 
 
 @pytest.mark.parametrize("form", ["state.pt", "state.bin", "folder"])
@@ -282,15 +293,39 @@ def test_a_tensor_beside_a_model_at_the_root_is_compared_with_itself(tmp_path: P
     assert verify_checkpoints(source, tmp_path / "out").is_same
 
 
-def test_what_is_empty_comes_along(tmp_path: Path) -> None:
-    """torch.distributed.checkpoint leaves empty mappings out; a program may look for those in a file."""
+def test_what_is_empty_is_told(tmp_path: Path) -> None:
+    """In a folder its entry would make torch take it for one of an older torch; files keep it (Lightning)."""
     rest: State = {"callbacks": {}, "loops": {"fit": {"state": {}, "step": 3}}, "hooks": []}
     source = save({"model": MODEL, "optim": BARE, **rest}, tmp_path / "a.pt")
     assert "optim.state" not in inspect_checkpoint(source).entries
-    convert_checkpoint(source, tmp_path / "out")
+    report = convert_checkpoint(source, tmp_path / "out")
+    found = [finding.message for finding in report.findings if finding.code == "FM274"]
+    assert found == ["`callbacks`, `loops.fit.state`."]
+    assert "FM207" not in {finding.code for finding in report.findings}
     loaded = load_with_torch(tmp_path / "out")
-    assert {name: loaded[name] for name in rest} == rest
+    assert (loaded["loops"], loaded["hooks"]) == ({"fit": {"step": 3}}, [])
     assert verify_checkpoints(source, tmp_path / "out").is_same
+
+
+def test_a_bare_state_whose_paths_were_not_recorded(tmp_path: Path) -> None:
+    """`flatten_state_dict=False` records none, and the names of this one begin with words of others."""
+    state = {"model.layers.0.weight": torch.ones(3, 4), "lm_head.weight": torch.zeros(5, 3)}
+    source = tmp_path / "source"
+    save_unrecorded(state, source)
+    assert FileSystemReader(source).read_metadata().planner_data is None
+    assert [part.name for part in inspect_checkpoint(source).parts] == ["(root)"]
+    convert_checkpoint(source, tmp_path / "out", weights_only=True, world_size=2)
+    loaded = load_with_torch(tmp_path / "out")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+
+
+def test_a_folder_with_one_state_is_that_state(tmp_path: Path) -> None:
+    save({"model": MODEL, "step_count": 2}, tmp_path / "lit_model.pth")
+    save({"last_epoch": 1}, tmp_path / "scheduler.pt")
+    (tmp_path / "config.json").write_text("{}")
+    manifest = inspect_checkpoint(tmp_path)
+    assert [part.name for part in manifest.parts] == ["model", "step_count"]
+    assert sorted(manifest.extra_files) == ["config.json", "scheduler.pt"]
 
 
 @pytest.mark.parametrize("form", ["a.pt", "folder"])

@@ -21,8 +21,9 @@ from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import CheckpointMismatchError, ModelError, PlanError
 from fsdp_migrate.outlines import outline_model
-from tests.checkpoint.rank_sources import RankSources, assert_loads
+from tests.checkpoint.rank_sources import ARGUMENTS, POLICY, RankSources, assert_loads, flat_options
 from tests.checkpoint.samples import load_with_torch
+from tests.checkpoint.stack_folders import mmengine_local
 from tests.rank_bodies.flat_sources import (
     TiedApart,
     groups_of,
@@ -36,19 +37,6 @@ from tests.ranks import run_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-POLICY = {"auto_wrap_policy": "Block"}
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "plain": {**POLICY, "use_orig_params": True},
-    "flat": POLICY,
-    "mixed": {**POLICY, "use_orig_params": True, "mixed_precision": {"param_dtype": "bf16"}},
-    "mesh": {**POLICY, "use_orig_params": True},
-}
-
-
-def options(kind: str, **changes: Any) -> SourceOptions:
-    return SourceOptions(model=outline_model(RankNet(), {**ARGUMENTS[kind], **changes}))
 
 
 def local_source(sources: RankSources, kind: str, folder: Path) -> Path:
@@ -67,15 +55,35 @@ def test_torch_loads_what_was_flat(rank_sources: RankSources, tmp_path: Path) ->
     for kind in ARGUMENTS:
         make = verl_source if kind == "mesh" else local_source
         source = make(rank_sources, kind, tmp_path / kind)
-        report = convert_checkpoint(source, tmp_path / f"{kind}-out", options=options(kind))
+        report = convert_checkpoint(source, tmp_path / f"{kind}-out", options=flat_options(kind))
         codes = [f.code for f in report.findings]
         assert codes.count("FM240") == (1 if kind == "mesh" else 2)
         assert "FM238" not in codes
         outputs[tmp_path / f"{kind}-out"] = rank_sources.expected[kind]
     assert_loads(outputs)
-    convert_checkpoint(tmp_path / "flat", tmp_path / "flat-3", world_size=3, options=options("flat"))
+    convert_checkpoint(tmp_path / "flat", tmp_path / "flat-3", world_size=3, options=flat_options("flat"))
     chunks = FileSystemReader(tmp_path / "flat-3").read_metadata().state_dict_metadata
     assert len(chunks["model.embed.weight"].chunks) == 3  # type: ignore[union-attr]
+
+
+def test_mmengine_keeps_flat_parameters_beside_named_moments(
+    rank_sources: RankSources, tmp_path: Path
+) -> None:
+    """``epoch_1.pth`` is a folder: LOCAL_STATE_DICT of the model, and FSDP.optim_state_dict."""
+    source = tmp_path / "epoch_1.pth"
+    source.mkdir()
+    mmengine_local(rank_sources, source)
+    with pytest.raises(PlanError, match="FM238"):
+        convert_checkpoint(source, tmp_path / "out")
+    convert_checkpoint(source, tmp_path / "out", options=flat_options("flat"))
+    loaded, expected = load_with_torch(tmp_path / "out"), rank_sources.expected["flat"]
+    found = {f"model.{name}": tensor for name, tensor in loaded["state_dict"].items()}
+    for name, moments in loaded["optimizer"]["state"].items():
+        found.update({f"optimizer.{name}.{moment}": tensor for moment, tensor in moments.items()})
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert loaded["meta"] == {"epoch": 1, "seed": 3}
+    assert loaded["param_schedulers"] == [{"last_step": 2}]
 
 
 def test_flat_parameters_that_describe_themselves(rank_sources: RankSources, tmp_path: Path) -> None:
@@ -132,7 +140,7 @@ def test_other_arguments_than_the_runs_are_an_error(
     for pattern, expected in (("local", match), ("optim", "no order of the model's|the optimizer knows")):
         source = rank_sources.copy(kind, pattern, tmp_path / pattern)
         with pytest.raises(CheckpointMismatchError, match=expected):
-            inspect_checkpoint(source, options=options(kind, **changes))
+            inspect_checkpoint(source, options=flat_options(kind, **changes))
 
 
 def test_ranks_that_lack_elements(rank_sources: RankSources, tmp_path: Path) -> None:
@@ -142,16 +150,16 @@ def test_ranks_that_lack_elements(rank_sources: RankSources, tmp_path: Path) -> 
     del state["state"][1]["exp_avg"]
     torch.save(state, path)
     with pytest.raises(CheckpointMismatchError, match="rank 1 should hold"):
-        inspect_checkpoint(source, options=options("flat"))
+        inspect_checkpoint(source, options=flat_options("flat"))
     state["state"][1]["exp_avg"] = state["state"][1]["exp_avg_sq"]
     state["state"][1]["step"] += 1
     torch.save(state, path)
     with pytest.raises(CheckpointMismatchError, match=r"step` is not the same"):
-        inspect_checkpoint(source, options=options("flat"))
+        inspect_checkpoint(source, options=flat_options("flat"))
     state["state"][1] = {"exp_avg": torch.ones(3)}
     torch.save(state, path)
     with pytest.raises(CheckpointMismatchError, match=r"rank 1|no order"):
-        inspect_checkpoint(source, options=options("flat"))
+        inspect_checkpoint(source, options=flat_options("flat"))
 
 
 def test_the_command_takes_the_fsdp1_arguments(

@@ -2,149 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
-from fsdp_migrate.errors import CheckpointFormatError
-from tests.checkpoint.rank_sources import Flat, RankSources, assert_loads
+from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
+from tests.checkpoint.rank_sources import RankSources, assert_loads
 from tests.checkpoint.samples import load_with_torch
+from tests.checkpoint.stack_folders import STACKS, accelerate_full, hf_trainer, whole_states
 from tests.rank_bodies.sources import RankNet
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-def whole_states(wanted: Flat) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return full state dicts, as FULL_STATE_DICT gives them, from everything by name."""
-    model = {n.removeprefix("model."): value for n, value in wanted.items() if n.startswith("model.")}
-    state: dict[str, dict[str, Any]] = {}
-    for name, value in wanted.items():
-        if name.startswith("optimizer."):
-            parameter, _, moment = name.removeprefix("optimizer.").rpartition(".")
-            state.setdefault(parameter, {})[moment] = value
-    names = [name for name, _ in RankNet().named_parameters()]
-    group = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "amsgrad": False}
-    group.update(maximize=False, foreach=None, capturable=False, differentiable=False, fused=None)
-    group.update(decoupled_weight_decay=True, params=names)
-    return model, {"state": state, "param_groups": [group]}
-
-
-def hf_trainer(sources: RankSources, folder: Path) -> None:
-    """``checkpoint-N/`` of the HF Trainer with sharded states."""
-    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
-        shutil.copytree(sources.folder / "plain" / name, folder / name)
-    torch.save({"last_epoch": 2}, folder / "scheduler.pt")
-    torch.save({"cpu": torch.get_rng_state()}, folder / "rng_state_0.pth")
-    (folder / "trainer_state.json").write_text('{"global_step": 2}')
-
-
-def accelerate_full(sources: RankSources, folder: Path) -> None:
-    model, optimizer = whole_states(sources.expected["plain"])
-    torch.save(model, folder / "pytorch_model_fsdp.bin")
-    torch.save(optimizer, folder / "optimizer.bin")
-    torch.save({"last_epoch": 2}, folder / "scheduler.bin")
-
-
-def hf_trainer_full(sources: RankSources, folder: Path) -> None:
-    """FULL states of the HF Trainer, which also saves the weights as for inference."""
-    accelerate_full(sources, folder)
-    model, _ = whole_states(sources.expected["plain"])
-    save_file({name: value.clone() for name, value in model.items()}, folder / "model.safetensors")
-
-
-def hf_trainer_pieces(sources: RankSources, folder: Path) -> None:
-    """Weights in numbered pieces with an index, and the optimizer beside them."""
-    model, optimizer = whole_states(sources.expected["plain"])
-    names, weights = list(model), {}
-    for number in range(2):
-        file = f"model-0000{number + 1}-of-00002.safetensors"
-        save_file({name: model[name].clone() for name in names[number::2]}, folder / file)
-        weights.update(dict.fromkeys(names[number::2], file))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
-    torch.save(optimizer, folder / "optimizer.pt")
-
-
-def accelerate_without_dcp(sources: RankSources, folder: Path) -> None:
-    """``use_dcp=False``: sharded states, one file per rank."""
-    for rank in range(2):
-        state = sources.folder / "plain" / f"model_rank{rank}.pt"
-        shutil.copy(state, folder / f"pytorch_model_fsdp_0_rank{rank}.bin")
-    shutil.copytree(sources.folder / "plain" / "optimizer_0", folder / "optimizer_0")
-
-
-def olmo_new(sources: RankSources, folder: Path) -> None:
-    shutil.copytree(sources.folder / "plain" / "model_and_optim", folder / "model_and_optim")
-    (folder / "train").mkdir()
-    for rank in range(2):
-        torch.save({"epoch": 3, "rng": {"seed": rank}}, folder / "train" / f"rank{rank}.pt")
-
-
-def olmo_full(sources: RankSources, folder: Path) -> None:
-    model, optimizer = whole_states(sources.expected["plain"])
-    torch.save(model, folder / "model.pt")
-    torch.save(optimizer, folder / "optim.pt")
-    torch.save({"epoch": 3}, folder / "train.pt")
-
-
-def composer_parts(sources: RankSources, folder: Path) -> None:
-    model, optimizer = whole_states(sources.expected["plain"])
-    for name, value in (("model", model), ("optim", optimizer)):
-        (folder / name).mkdir()
-        torch.save(value, folder / name / f"{name}.pt")
-    (folder / "composer_metadata.json").write_text("{}")
-
-
-def dpo(sources: RankSources, folder: Path) -> None:
-    model, optimizer = whole_states(sources.expected["plain"])
-    for name, value in (("policy", model), ("optimizer", optimizer), ("scheduler", {"last_epoch": 2})):
-        torch.save({"step_idx": 2, "state": value, "metrics": {"loss": 1.0}}, folder / f"{name}.pt")
-
-
-def accessory(sources: RankSources, folder: Path) -> None:
-    model, optimizer = whole_states(sources.expected["plain"])
-    torch.save({"model": model}, folder / "consolidated.00-of-01.model.pth")
-    torch.save({"optimizer": optimizer}, folder / "consolidated.00-of-01.optimizer.pth")
-    torch.save({"epoch": 1}, folder / "consolidated.00-of-01.other.pth")
-
-
-def cookbook(sources: RankSources, folder: Path) -> None:
-    model, optimizer = whole_states(sources.expected["plain"])
-    torch.save(model, folder / "llama--7B-0.pt")
-    torch.save(optimizer, folder / "optimizer-llama--7B-0.pt")
-
-
-def torchtune(sources: RankSources, folder: Path) -> None:
-    model, optimizer = whole_states(sources.expected["plain"])
-    names = list(model)
-    for number in range(2):
-        piece = {name: model[name].clone() for name in names[number::2]}
-        save_file(piece, folder / f"model-0000{number + 1}-of-00002.safetensors")
-    (folder / "recipe_state").mkdir()
-    torch.save({"optimizer": optimizer, "epochs_run": 1}, folder / "recipe_state" / "recipe_state.pt")
-
-
-STACKS: dict[Callable[[RankSources, Path], None], tuple[str, str]] = {
-    hf_trainer: ("accelerate", "accelerate"),
-    hf_trainer_full: ("accelerate", "accelerate"),
-    hf_trainer_pieces: ("accelerate", "accelerate"),
-    accelerate_full: ("accelerate", "accelerate"),
-    accelerate_without_dcp: ("accelerate", "accelerate"),
-    olmo_new: ("olmo", "torch"),
-    olmo_full: ("olmo", "torch"),
-    composer_parts: ("composer-parts", "composer"),
-    dpo: ("dpo", "torch"),
-    accessory: ("llama2-accessory", "torch"),
-    cookbook: ("llama-cookbook", "torch"),
-    torchtune: ("torchtune", "torch"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -241,3 +115,15 @@ def test_folders_that_are_no_one_checkpoint(rank_sources: RankSources, tmp_path:
     shutil.copytree(rank_sources.folder / "plain" / "pytorch_model_fsdp_0", twice / "pytorch_model_fsdp_0")
     with pytest.raises(CheckpointFormatError, match="which another file there holds too"):
         inspect_checkpoint(twice)
+
+
+@pytest.mark.parametrize("name", ["", "consolidated.01-of-02.model.pth"])
+def test_slices_of_tensor_parallel_ranks_are_refused(name: str, tmp_path: Path) -> None:
+    """Each file looks like a whole model, and is a part of one."""
+    for rank in range(2):
+        for part in ("model", "optimizer"):
+            file = tmp_path / f"consolidated.0{rank}-of-02.{part}.pth"
+            torch.save({part: {"wq.weight": torch.ones(2, 4)}}, file)
+    with pytest.raises(UnsupportedFeatureError, match="one of 2 tensor-parallel ranks") as caught:
+        inspect_checkpoint(tmp_path / name)
+    assert caught.value.feature == "tensor-parallel slices in files"

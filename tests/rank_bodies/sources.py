@@ -82,6 +82,10 @@ def _save(folder: Path, kind: str) -> Flat:
     if kind not in ("mesh", "hsdp"):
         with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
             torch.save(model.state_dict(), folder / f"local_rank{rank}.pt")
+            # mmengine's FSDPStrategy, but for the values of its message hub.
+            state = {"state_dict": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
+            meta = {"meta": {"epoch": 1, "seed": 3}, "param_schedulers": [{"last_step": 2}]}
+            torch.save({**state, **meta}, folder / f"mmengine_rank{rank}.pt")
     if kind == "plain":
         _save_full_optimizer(folder / "full-optimizer.pt", model, optimizer)
         _save_as_olmo(folder / "olmo", model, optimizer)
