@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rank_bodies.composer_training import Run, described, refusals, without_effect
+from tests.rank_bodies.composer_training import Run, said
 from tests.ranks import run_ranks
 
 
@@ -91,19 +91,20 @@ REFUSED: dict[str, tuple[Run, dict[str, Any], str]] = {
 
 
 @pytest.fixture(scope="module")
-def errors() -> list[list[str]]:
-    return run_ranks(refusals, [(run, sabotage) for run, sabotage, _ in REFUSED.values()], timeout=200)
+def outcomes() -> list[dict[str, Any]]:
+    return run_ranks(said, [(run, sabotage) for run, sabotage, _ in REFUSED.values()], timeout=300)
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_an_error_on_every_rank(errors: list[list[str]], case: str) -> None:
+def test_what_cannot_be_is_an_error_on_every_rank(outcomes: list[dict[str, Any]], case: str) -> None:
     number = list(REFUSED).index(case)
-    for found in errors:
-        assert REFUSED[case][2] in found[number], found[number]
+    for found in outcomes:
+        assert REFUSED[case][2] in found["refusals"][number], found["refusals"][number]
 
 
-def test_the_findings_are_logged_and_the_state_is_that_of_fsdp2() -> None:
-    for found in run_ranks(described, timeout=100):
+def test_the_findings_are_logged_and_the_state_is_that_of_fsdp2(outcomes: list[dict[str, Any]]) -> None:
+    for outcome in outcomes:
+        found = outcome["described"]
         assert found["version"] == 2
         assert found["kinds"] == ("sharded", "ba{batch}", True)
         assert found["units"] == ["blocks.0", "blocks.1", ""]
@@ -114,5 +115,5 @@ def test_the_findings_are_logged_and_the_state_is_that_of_fsdp2() -> None:
         assert found["scaler"] == "ClosureGradScaler"
 
 
-def test_nothing_is_done_where_there_is_nothing_to_migrate() -> None:
-    assert run_ranks(without_effect, timeout=100) == [[True, True]] * 2
+def test_nothing_is_done_where_there_is_nothing_to_migrate(outcomes: list[dict[str, Any]]) -> None:
+    assert [found["without effect"] for found in outcomes] == [[True, True]] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,20 +15,19 @@ from tests.rank_bodies.composer_conversions import (
     RANK0,
     composer_of_old_torch,
     go_on,
-    load_old,
     loading,
 )
 from tests.ranks import ROOT, run_ranks
 
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.rank_bodies.composer_training import Run
 
 
 pytestmark = pytest.mark.composer
 
+DATA = ROOT / "tests" / "checkpoint" / "data"
+OLD = {"2.1.2": "flat", "2.3.1": "mesh"}
 AUTO: dict[str, Any] = {"autoresume": True, "save_folder": "resumed", "save_overwrite": False}
 CONVERTED = {
     "torch 2.15": loading("later"),
@@ -95,7 +95,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcomes(root: Path) -> list[dict[str, Any]]:
     runs = {**CONVERTED, **AS_THEY_ARE, **{name: run for name, (run, _) in REFUSED.items()}}
     stored = {**STORED, **{name: run for name, (run, _) in REFUSED_STORED.items()}}
-    return run_ranks(go_on, str(root), runs, stored, timeout=400)
+    old = {version: str(root / f"old-{version}.fsdp2") for version in OLD}
+    for version, kind in OLD.items():
+        composer_of_old_torch(DATA / f"torch-{version}" / f"{kind}.dcp", Path(old[version]))
+    return run_ranks(go_on, str(root), runs, stored, old, timeout=400)
 
 
 @pytest.mark.parametrize("case", [*CONVERTED, *AS_THEY_ARE, *STORED])
@@ -124,13 +127,14 @@ def test_no_source_was_changed(outcomes: list[dict[str, Any]], root: Path) -> No
     assert (root / f"ranks.{NAME}-rank0.pt.fsdp2").is_dir()
 
 
-@pytest.mark.parametrize(("version", "kind"), [("2.1.2", "flat"), ("2.3.1", "mesh")])
-def test_what_composer_saved_with_an_old_torch_is_loaded(tmp_path: Path, version: str, kind: str) -> None:
+@pytest.mark.parametrize(("version", "kind"), OLD.items())
+def test_what_composer_saved_with_an_old_torch_is_loaded(
+    outcomes: list[dict[str, Any]], version: str, kind: str
+) -> None:
     """Composer itself reads optimizers at the root by functions that only know FSDP1."""
-    data = ROOT / "tests" / "checkpoint" / "data" / f"torch-{version}"
-    composer_of_old_torch(data / f"{kind}.dcp", tmp_path / "old")
-    expected = torch.load(data / f"{kind}.expected.pt")
-    for found in run_ranks(load_old, str(tmp_path / "old"), timeout=100):
+    expected = torch.load(DATA / f"torch-{version}" / f"{kind}.expected.pt")
+    for outcome in outcomes:
+        found = outcome[version]
         values = {**found["parameters"], **found["buffers"]}
         for name, value in expected["model"].items():
             if name != "head.weight":  # it is the embedding's

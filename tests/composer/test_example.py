@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.rank_bodies.composer_training import run_example
+from tests.rank_bodies.composer_training import run_examples
 from tests.ranks import ROOT, run_ranks
 
 
@@ -35,8 +35,7 @@ def test_one_callback_goes_on_with_the_run(tmp_path: Path) -> None:
     source = SCRIPT.read_text()
     other = changed(source)
     assert len(set(other.splitlines()) - set(source.splitlines())) == 2, "an import and the callback"
-    first = run_ranks(run_example, source, ["--save", str(tmp_path)], timeout=200)
-    second = run_ranks(run_example, other, ["--load", str(tmp_path / "ep0-ba3")], timeout=200)
-    for before, after in zip(first, second, strict=True):
+    runs = [(source, ["--save", str(tmp_path)]), (other, ["--load", str(tmp_path / "ep0-ba3")])]
+    for before, after in run_ranks(run_examples, runs, timeout=200):
         assert len(after) == 6
         assert after == before[6:]

@@ -42,11 +42,11 @@ def loading(path: str, fsdp: dict[str, Any] | None = None, **more: Any) -> Run:
     return replace(BASE, fsdp=fsdp or SHARDED, trainer={**BASE.trainer, "load_path": path, **more})
 
 
-def go_on(root: str, runs: dict[str, Run], stored: dict[str, Run]) -> dict[str, Any]:
-    """Make the sources in a folder, do the runs and those that load from an object store.
+def go_on(root: str, runs: dict[str, Run], stored: dict[str, Run], old: dict[str, str]) -> dict[str, Any]:
+    """Make the sources in a folder, do the runs and those that load from an object store; load old folders.
 
-    Paths are those of the folder. Returns the outcome of each run, of the FSDP1 run as ``fsdp1``, and of
-    ``changed`` the sources whose bytes are not what they were.
+    Paths are those of the folder. Returns the outcome of each run, of the FSDP1 run as ``fsdp1``, what old
+    folders gave, and as ``changed`` the sources whose bytes are not what they were.
     """
     prepare()
     found: dict[str, Any] = {"fsdp1": make_sources(Path(root))}
@@ -56,6 +56,7 @@ def go_on(root: str, runs: dict[str, Run], stored: dict[str, Run]) -> dict[str, 
     store = make_store(root)
     for name, run in stored.items():
         found[name] = attempt(replace(run, trainer={**run.trainer, "load_object_store": store}))
+    found.update({name: load_old(folder) for name, folder in old.items()})
     dist.barrier()
     after = digests(Path(root))
     found["changed"] = [name for name, digest in before.items() if after.get(name) != digest]

@@ -369,6 +369,11 @@ def findings_of(trainer: Any) -> list[tuple[str, str]]:
     return []
 
 
+def said(cases: list[tuple[Run, dict[str, Any]]]) -> dict[str, Any]:
+    """Return what Trainer calls raise, what one says of itself, and whether two are without effect."""
+    return {"refusals": refusals(cases), "described": described(), "without effect": without_effect()}
+
+
 def refusals(cases: list[tuple[Run, dict[str, Any]]]) -> list[str]:
     """Return the error of each Trainer call, or an empty string; ``sabotage`` says what is done before."""
     prepare()
@@ -448,11 +453,13 @@ def without_effect() -> list[bool]:
     return found
 
 
-def run_example(source: str, arguments: list[str]) -> list[float]:
-    """Run the source of a script that trains by Composer, and return the losses that its main returns."""
+def run_examples(runs: list[tuple[str, list[str]]]) -> list[list[float]]:
+    """Run the sources of scripts that train by Composer, and return the losses that their mains return."""
     prepare()
-    module: dict[str, Any] = {"__name__": "example"}
-    exec(compile(source, "example.py", "exec"), module)
-    losses: list[float] = module["main"](arguments)
-    dist.barrier()
+    losses = []
+    for source, arguments in runs:
+        module: dict[str, Any] = {"__name__": "example"}
+        exec(compile(source, "example.py", "exec"), module)
+        losses.append(module["main"](arguments))
+        dist.barrier()
     return losses
