@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -26,12 +27,14 @@ class Run:
 
     Attributes:
         seconds: From its start to its end.
-        resident: The most memory that it had, in bytes; the sum over its processes.
+        processor: How long it kept a core busy, with the processes that it started.
+        resident: The most memory that it had, in bytes; what processes that it started had is not in it.
         private: The most of that which was its own, and not the page cache's.
         told: The seconds that it printed itself as the last thing, if it did.
     """
 
     seconds: float
+    processor: float
     resident: int
     private: int
     told: float | None
@@ -58,7 +61,8 @@ def take_turns(jobs: Mapping[str, Job], runs: int) -> dict[str, Run]:
         for name, job in jobs.items():
             run = _run(job)
             taken[name].append(run)
-            print(f"  {run.seconds:6.2f} s {run.resident / MIB:6.0f} MiB  {name}", file=sys.stderr)
+            shown = f"{run.seconds:6.2f} s, {run.processor:6.2f} s busy, {run.resident / MIB:5.0f} MiB"
+            print(f"  {shown}  {name}", file=sys.stderr)
     return {name: _typical(found) for name, found in taken.items()}
 
 
@@ -67,6 +71,7 @@ def _typical(runs: Sequence[Run]) -> Run:
     told = [run.told for run in runs if run.told is not None]
     return Run(
         seconds=statistics.median(run.seconds for run in runs),
+        processor=statistics.median(run.processor for run in runs),
         resident=max(run.resident for run in runs),
         private=max(run.private for run in runs),
         told=statistics.median(told) if told else None,
@@ -77,7 +82,7 @@ def _run(job: Job) -> Run:
     _remove(job)
     # What the last one left to be written is not this one's to wait for.
     os.sync()
-    start = time.perf_counter()
+    start, before = time.perf_counter(), _processor()
     process = subprocess.Popen(job.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peaks = {"RssAnon": 0, "VmHWM": 0}
     watcher = threading.Thread(target=_watch, args=(process.pid, peaks), daemon=True)
@@ -89,7 +94,14 @@ def _run(job: Job) -> Run:
         sys.exit(f"{' '.join(job.command)[:200]} failed with exit code {process.returncode}:\n{err[-4000:]}")
     if not job.keeps:
         _remove(job)
-    return Run(seconds, peaks["VmHWM"] * 1024, peaks["RssAnon"] * 1024, _last_number(out))
+    processor = _processor() - before
+    return Run(seconds, processor, peaks["VmHWM"] * 1024, peaks["RssAnon"] * 1024, _last_number(out))
+
+
+def _processor() -> float:
+    """Return the seconds that all commands so far kept a core busy."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _remove(job: Job) -> None:
