@@ -29,7 +29,12 @@ def test_bits_and_infinities(values: list[float], data: st.DataObject) -> None:
     for block in filter(len, (tensor[:half], tensor[half:])):
         found += caster.cast(memoryview(bytearray(block.view(torch.uint8).numpy().tobytes())))
     wanted = tensor.to(getattr(torch, target))
-    assert found == wanted.view(torch.uint8).numpy().tobytes()
+    result = torch.frombuffer(bytearray(found), dtype=wanted.dtype)
+    # Which NaN torch makes of a NaN depends on how many values it casts at once.
+    is_nan = wanted.isnan()
+    assert torch.equal(result.isnan(), is_nan)
+    bits = torch.int32 if target == "float32" else torch.int16
+    assert torch.equal(result.view(bits)[~is_nan], wanted.view(bits)[~is_nan])
     counts = zip(tensor.tolist(), wanted.tolist(), strict=True)
     assert caster.overflows == sum(math.isfinite(a) and math.isinf(b) for a, b in counts)
 
