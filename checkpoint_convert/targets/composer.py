@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target, without_empty
+from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
 from fsdp_migrate.findings import Finding, make_finding
 
 
@@ -76,4 +76,4 @@ class ComposerTarget(Target):
             "made up.",
             _HOW.format(keys=keys),
         )
-        return Arrangement(without_empty(entries), findings=(found,))
+        return Arrangement(tuple(entries), findings=(found,))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
 from fsdp_migrate.checkpoint_convert.targets.accelerate import AccelerateTarget
-from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Stay, Target, without_empty
+from fsdp_migrate.checkpoint_convert.targets.base import Place, Stay, Target
 from fsdp_migrate.checkpoint_convert.targets.composer import ComposerTarget
 from fsdp_migrate.checkpoint_convert.targets.lightning import LightningTarget
 from fsdp_migrate.checkpoint_convert.targets.safetensors import HfTarget
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part
-    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
 
 
 TARGETS: Final[Mapping[str, type[Target]]] = {
@@ -73,10 +72,6 @@ class _StayComposer(Stay):
         """
         is_at_root = part.kind == "optimizer" and part.prefix[:1] == _ROOT_OPTIMIZERS
         return Place(("state", *part.prefix)) if is_at_root else super().place(part)
-
-    def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
-        """Decide what the output holds: what Composer itself would have saved in a folder."""
-        return Arrangement(without_empty(entries))
 
 
 _OWN: Final[Mapping[str, type[Target]]] = {"torch": Stay, "composer": _StayComposer}
