@@ -14,6 +14,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from fsdp_migrate.checkpoint_convert.block_cache import BlockCache
 from fsdp_migrate.errors import (
     CheckpointFormatError,
     CheckpointNotFoundError,
@@ -305,6 +306,7 @@ class FsspecFolder:
         self.url = url.rstrip("/")
         self.only = only
         self.fs, self.root = resolve_url(self.url)
+        self._cache = BlockCache(self._fetch)
         if only is None and _kind_at(self.url) != "directory":
             raise CheckpointFormatError(f"{self.url!r} is not a folder.", path=self.url)
 
@@ -348,7 +350,7 @@ class FsspecFolder:
         if length == 0:
             return b""
         with reading_from(f"{self.url}/{name}"):
-            data: bytes = self.fs.cat_file(f"{self.root}/{name}", start=offset, end=offset + length)
+            data = self._cache.read(name, offset, length)
         if len(data) != length:
             msg = f"'{self.url}/{name}' ends {length - len(data)} bytes too early."
             raise CheckpointFormatError(msg, path=f"{self.url}/{name}")
@@ -360,6 +362,10 @@ class FsspecFolder:
 
     def close(self) -> None:
         """Nothing stays open."""
+
+    def _fetch(self, name: str, start: int, stop: int) -> bytes:
+        data: bytes = self.fs.cat_file(f"{self.root}/{name}", start=start, end=stop)
+        return data
 
 
 def _kind_at(url: str) -> str:
