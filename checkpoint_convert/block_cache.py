@@ -32,7 +32,7 @@ class BlockCache:
         self._blocks: OrderedDict[tuple[str, int], _Block] = OrderedDict()
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes at ``offset``, or fewer where the file ends.
+        r"""Return ``length`` bytes at ``offset``, or fewer where the file ends.
 
         Example:
             >>> data, asked = bytes(range(256)) * 4096, []
@@ -41,7 +41,7 @@ class BlockCache:
             ...     return data[start:stop]
             >>> cache = BlockCache(fetch)
             >>> cache.read("a", 5, 3), cache.read("a", 100, 2), len(asked)
-            (b'\\x05\\x06\\x07', b'de', 1)
+            (b'\x05\x06\x07', b'de', 1)
         """
         if length > _SMALL:
             return self._fetch(name, offset, offset + length)

@@ -121,7 +121,13 @@ def execute_plan(
             ranks.gather("ready", {})
         if ranks is not None and ranks.rank != 0:
             return _join(run, ranks, buffer_bytes)
-        output = open_output(dst, source=plan.manifest.source, overwrite=overwrite, resume=resume)
+        output = open_output(
+            dst,
+            source=plan.manifest.source,
+            overwrite=overwrite,
+            resume=resume,
+            keeps_others=not plan.is_distributed,
+        )
         work = Work(source, output, buffer_bytes, checksums, progress, ranks)
         if ranks is not None:
             ranks.on_failure(lambda error: output.abort(keep=_is_kept(run, error, ranks)))
@@ -177,6 +183,7 @@ class _Execution:
         else:
             outcome = self._write(placement, closing, identity)
         self._output.commit()
+        outcome.kept = list(self._output.kept_others)
         self._tell("end", asdict(outcome))
         return _report(self._run, placement, outcome, self._output.url)
 
@@ -294,6 +301,7 @@ class _Outcome:
     copied: list[str] = field(default_factory=list)
     overflows: dict[str, int] = field(default_factory=dict)
     shares: list[int] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
 
 def _report(run: _Run, placement: Placement, outcome: _Outcome, url: str) -> ConversionReport:
@@ -318,6 +326,10 @@ def _own_findings(run: _Run, outcome: _Outcome, url: str) -> list[Finding]:
     if outside:
         names = ", ".join(f"`{name}`" for name in outside)
         found.append(make_finding("FM212", run.source.url, f"{names}: links to something outside."))
+    if outcome.kept:
+        names = ", ".join(f"`{name}`" for name in outcome.kept[:8])
+        more = f" and {len(outcome.kept) - 8} more" if len(outcome.kept) > 8 else ""
+        found.append(make_finding("FM282", url, f"{names}{more}."))
     if outcome.shares:
         shares = ", ".join(f"rank {rank}: {nbytes} bytes" for rank, nbytes in enumerate(outcome.shares[:8]))
         more = f" and {len(outcome.shares) - 8} more" if len(outcome.shares) > 8 else ""

@@ -12,7 +12,7 @@ from fsdp_migrate.errors import OutputError, OutputExistsError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from fsdp_migrate.checkpoint_convert.output_files import OutputFile
@@ -30,6 +30,7 @@ class JoinedOutput:
 
     takes_parts = True
     reads_back = True
+    kept_others: Sequence[str] = ()
 
     def __init__(self, path: Path, state: Mapping[str, Any], rank: int) -> None:
         self.path = path.absolute()

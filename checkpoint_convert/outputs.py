@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from fsdp_migrate.checkpoint_convert.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.durable_file import create_file
 from fsdp_migrate.checkpoint_convert.journal import NOTHING, Journal, Written
+from fsdp_migrate.checkpoint_convert.kept_files import is_model_folder, take_over_others
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.output_files import (
     OutputFile,
@@ -38,7 +39,7 @@ from fsdp_migrate.errors import OutputError, OutputExistsError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 _FICLONE: Final = 0x40049409
@@ -60,6 +61,8 @@ class Output(Protocol):
     """Whether a file can be written in parts, by several threads or ranks at once."""
     reads_back: bool
     """Whether the first bytes of a file that is not finished can be read."""
+    kept_others: Sequence[str]
+    """The files of an output that was replaced that are in the new one as they were."""
 
     def begin(self, identity: str) -> bool:
         """Say which conversion it is; return whether an earlier process has put the output in place.
@@ -110,8 +113,17 @@ class Output(Protocol):
         ...
 
 
-def open_output(dst: Location, *, source: str, overwrite: bool, resume: bool = False) -> Output:
+def open_output(
+    dst: Location, *, source: str, overwrite: bool, resume: bool = False, keeps_others: bool = False
+) -> Output:
     """Start an output, or go on with one.
+
+    Args:
+        dst: Where it is to be.
+        source: The source, which it may not touch.
+        overwrite: Replace one that is there.
+        resume: Go on with one that was not finished.
+        keeps_others: Of a model's folder that is replaced, only the weights are: what else is in it stays.
 
     Raises:
         OutputExistsError: It is there already, and may not be overwritten; or an interrupted conversion left
@@ -122,8 +134,12 @@ def open_output(dst: Location, *, source: str, overwrite: bool, resume: bool = F
     if is_url(dst):
         from fsdp_migrate.checkpoint_convert.remote_output import FsspecOutput
 
-        return FsspecOutput(os.fspath(dst), source=source, overwrite=overwrite, resume=resume)
-    return LocalOutput(local_path(dst), source=source, overwrite=overwrite, resume=resume)
+        return FsspecOutput(
+            os.fspath(dst), source=source, overwrite=overwrite, resume=resume, keeps_others=keeps_others
+        )
+    return LocalOutput(
+        local_path(dst), source=source, overwrite=overwrite, resume=resume, keeps_others=keeps_others
+    )
 
 
 def join_output(dst: Location, state: Mapping[str, Any], rank: int) -> Output:
@@ -143,8 +159,19 @@ class LocalOutput:
     takes_parts = True
     reads_back = True
 
-    def __init__(self, path: Path, *, source: str, overwrite: bool, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        source: str,
+        overwrite: bool,
+        resume: bool = False,
+        keeps_others: bool = False,
+    ) -> None:
         self.path = path.absolute()
+        self.kept_others: Sequence[str] = ()
+        self._keeps_others = keeps_others
+        self._names: set[str] = set()
         self.url = str(path)
         self.checkpoint_id = str(self.path)
         if not is_url(source):
@@ -180,7 +207,7 @@ class LocalOutput:
                 self._work.clear()
             if self._is_in_place():
                 return True
-            _check_free(self.path, overwrite=self._overwrite)
+            _check_free(self.path, overwrite=self._overwrite, keeps_others=self._keeps_others)
             self._is_left = False
             self._journal.begin(identity)
             self._work.content.mkdir(exist_ok=True)
@@ -190,6 +217,7 @@ class LocalOutput:
     def prepare(self, names: Iterable[str]) -> None:
         """Remove what an earlier process left that may not be written to: links to the source."""
         for name in names:
+            self._names.add(name)
             target = self._work.content / name
             with writing(self.path / name), contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 status = target.lstat()
@@ -216,6 +244,7 @@ class LocalOutput:
 
     def create(self, name: str, keep: int = 0, part: int | None = None, size: int = 0) -> OutputFile:
         """Open a file for writing, after its first ``keep`` bytes, or from ``part`` on."""
+        self._names.add(name)
         return create_file(self._work.content / name, self.path / name, keep, part, size)
 
     def record(self, name: str, written: Written, part: int | None = None) -> None:
@@ -243,6 +272,8 @@ class LocalOutput:
             self._finish()
             return
         with writing(self.path):
+            if self._keeps_others and self._overwrite and is_model_folder(self.path):
+                self.kept_others = take_over_others(self.path, self._work.content, self._names)
             for base, _, _ in os.walk(self._work.content):
                 _sync_folder(Path(base))
             self._journal.record_place(_place(self._work.content) or (0, 0))
@@ -280,7 +311,7 @@ class LocalOutput:
             self._is_left = is_left = False
             self._work.clear()
         if not (resume and self._is_in_place()):
-            _check_free(self.path, overwrite=self._overwrite)
+            _check_free(self.path, overwrite=self._overwrite, keeps_others=self._keeps_others)
         if is_left and not resume:
             if not self._overwrite:
                 raise _left_behind(self.url, self._work.path)
@@ -335,12 +366,12 @@ def _check_apart(path: Path, source: Path) -> None:
         raise OutputError(msg, path=path)
 
 
-def _check_free(path: Path, *, overwrite: bool) -> None:
+def _check_free(path: Path, *, overwrite: bool, keeps_others: bool = False) -> None:
     if not os.path.lexists(path):
         return
     if not overwrite:
         raise already_there(str(path))
-    if not _is_checkpoint(path):
+    if not _is_checkpoint(path) and not (keeps_others and is_model_folder(path)):
         msg = (
             f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`, and holds other "
             "files than safetensors. It is not "

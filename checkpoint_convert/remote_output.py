@@ -16,6 +16,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.journal import NOTHING, Written
+from fsdp_migrate.checkpoint_convert.kept_files import MODEL_CONFIG, is_weights
 from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.outputs import already_there
 from fsdp_migrate.checkpoint_convert.remote_files import (
@@ -32,7 +33,7 @@ from fsdp_migrate.errors import OutputError, OutputExistsError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.output_files import OutputFile
     from fsdp_migrate.checkpoint_convert.storage import Folder
@@ -60,6 +61,7 @@ class _Writer:
         self._rank = rank
         self._earlier: dict[str, Note] = {}
         self._files: dict[str, S3File] = {}
+        self.kept_others: Sequence[str] = ()
         self._place(self._root)
 
     def _place(self, target: str) -> None:
@@ -175,8 +177,17 @@ class FsspecOutput(_Writer):
     # What conversions of this process are at work on, wherever they are.
     _active: Final[set[str]] = set()
 
-    def __init__(self, url: str, *, source: str, overwrite: bool, resume: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        source: str,
+        overwrite: bool,
+        resume: bool = False,
+        keeps_others: bool = False,
+    ) -> None:
         super().__init__(url, resume=resume)
+        self._keeps_others = keeps_others
         if is_url(source):
             _check_urls_apart(self.url, source.rstrip("/"))
         self._mark = uuid.uuid4().hex[:12]
@@ -289,7 +300,8 @@ class FsspecOutput(_Writer):
             raise already_there(self.url)
         names = [path.rpartition("/")[2] for path in self._fs.find(self._root, maxdepth=2)]
         is_replacing = self._left is not None and self._left.get("phase") == _REPLACING
-        if not is_replacing and not any(n == METADATA_FILE or n.endswith(".safetensors") for n in names):
+        known = {METADATA_FILE, MODEL_CONFIG} if self._keeps_others else {METADATA_FILE}
+        if not is_replacing and not any(n in known or n.endswith(".safetensors") for n in names):
             msg = (
                 f"{self.url!r} is there already, and is no checkpoint: it holds no `.metadata` and no "
                 "safetensors. It is not overwritten, because something else would be deleted. Choose another "
@@ -372,13 +384,25 @@ class FsspecOutput(_Writer):
                     self._keep_old(old)
                 self._set_phase(_REPLACING)
             try:
-                self._remove(self._root)
+                self._remove_old()
                 self._copy_files()
             except BaseException:
                 self._left = self._about
                 self._undo_replacing()
                 raise
         self._remove(old)
+
+    def _remove_old(self) -> None:
+        """Remove the old output, or its weights, where the rest of a model's folder stays."""
+        if not self._keeps_others:
+            self._remove(self._root)
+            return
+        for path in self._all_files(self._root):
+            name = path.removeprefix(self._root.rstrip("/") + "/")
+            if is_weights(name):
+                self._fs.rm_file(path)
+            elif name not in self._names:
+                self.kept_others = (*self.kept_others, name)
 
     def _set_phase(self, phase: str) -> None:
         self._about["phase"] = phase

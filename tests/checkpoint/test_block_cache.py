@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
@@ -13,6 +11,11 @@ from hypothesis import given, strategies as st
 from fsdp_migrate.checkpoint_convert import block_cache, check_checkpoint, convert_checkpoint
 from fsdp_migrate.checkpoint_convert.block_cache import BLOCK_BYTES, BlockCache
 from tests.checkpoint.samples import PLAIN
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 DATA = bytes(range(251)) * (5 * BLOCK_BYTES // 502)

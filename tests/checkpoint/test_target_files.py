@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -289,3 +290,28 @@ def test_sizes_and_classes_that_mean_nothing() -> None:
     for options in wrong:
         with pytest.raises(ConfigError, match=next(iter(options))):
             OutputOptions(**options)
+
+
+@pytest.mark.parametrize("where", ["local", "url"])
+def test_only_the_weights_of_a_model_folder_are_replaced(where: str, tmp_path: Path) -> None:
+    fs: Any = fsspec.filesystem("memory" if where == "url" else "file")
+    out = "memory://out-of-weights" if where == "url" else str(tmp_path / "out")
+    folder = "/out-of-weights" if where == "url" else out
+    others = {"config.json": b"{}", "tokenizer/vocab.txt": b"a", "adapter_model.safetensors": b"lora"}
+    old = {"model-00001-of-00002.safetensors": b"old", "model.safetensors.index.json": b"{}"}
+    for name, data in {**others, **old, "SHA256SUMS": b"of the old"}.items():
+        fs.makedirs(f"{folder}/{name}".rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(f"{folder}/{name}", data)
+    with pytest.raises(OutputExistsError):
+        convert_checkpoint(PLAIN, out, to="hf")
+    report = convert_checkpoint(PLAIN, out, to="hf", overwrite=True)
+    (said,) = (finding for finding in report.findings if finding.code == "FM282")
+    assert said.message == "`adapter_model.safetensors`, `config.json`, `tokenizer/vocab.txt`."
+    found = {path[len(folder) + 1 :]: fs.cat_file(path) for path in fs.find(folder)}
+    assert found.pop("model.safetensors")
+    assert found == others
+    # Whoever asks for another kind of checkpoint is not taken to mean that.
+    if where == "local":
+        (tmp_path / "out" / "model.safetensors").unlink()
+        with pytest.raises(OutputExistsError, match="is no checkpoint"):
+            convert_checkpoint(PLAIN, out, to="torch", overwrite=True)
