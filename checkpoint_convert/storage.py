@@ -167,6 +167,7 @@ class LocalFolder:
         self.path = path
         self.url = str(path)
         self._real = path.resolve()
+        self._blobs = _blobs_of(self._real)
         self.only = only
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
@@ -214,7 +215,8 @@ class LocalFolder:
             # Whoever names a link means what it leads to.
             return False
         target = (self.path / name).resolve()
-        return target != self._real and self._real not in target.parents
+        is_inside = target == self._real or self._real in target.parents
+        return not is_inside and (self._blobs is None or target.parent != self._blobs)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes."""
@@ -289,6 +291,18 @@ class LocalFolder:
         for name in list(self._open)[: len(self._open) - _MAX_OPEN_FILES]:
             if self._open[name].users == 0:
                 os.close(self._open.pop(name).fd)
+
+
+def _blobs_of(snapshot: Path) -> Path | None:
+    """Return where the files of a snapshot lie in the cache of Hugging Face's hub; None where it is none.
+
+    A snapshot, ``models--ORG--NAME/snapshots/REVISION``, is links to ``models--ORG--NAME/blobs/HASH``, and to
+    nothing deeper, so no other file of this machine can be read through them.
+    """
+    cache = snapshot.parent.parent
+    blobs = cache / "blobs"
+    is_cache = snapshot.parent.name == "snapshots" and cache.name.startswith("models--")
+    return blobs if is_cache and blobs.is_dir() and not blobs.is_symlink() else None
 
 
 class _OpenFile:

@@ -307,6 +307,48 @@ def test_links_out_of_the_folder(make: Callable[[Path, Path], Path], tmp_path: P
     assert_nothing_left(tmp_path, "source", "secret")
 
 
+def cached_model(folder: Path) -> Path:
+    """Make what `huggingface_hub.snapshot_download` leaves."""
+    snapshot = folder / "models--org--name" / "snapshots" / "0f"
+    blobs = folder / "models--org--name" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"a": torch.ones(3)}, blobs / "12ab")
+    (blobs / "34cd").write_text("{}")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/12ab")
+    (snapshot / "config.json").symlink_to("../../blobs/34cd")
+    return snapshot
+
+
+def test_links_within_the_cache_of_a_model_are_followed(tmp_path: Path) -> None:
+    source = cached_model(tmp_path / "hub")
+    convert_checkpoint(source, tmp_path / "out", to="hf", dtype="bf16")
+    assert contents(tmp_path / "out").keys() == {"model.safetensors", "config.json"}
+    assert not (tmp_path / "out" / "config.json").is_symlink()
+    assert verify_checkpoints(source, tmp_path / "out", dtype="bf16").is_same
+
+
+@pytest.mark.parametrize("way", ["secret", "deeper", "another name", "blobs elsewhere"])
+def test_links_out_of_the_cache_of_a_model_are_not(way: str, tmp_path: Path) -> None:
+    source = cached_model(tmp_path / "hub")
+    cache = tmp_path / "hub" / "models--org--name"
+    file = source / "model.safetensors"
+    if way in ("secret", "deeper"):
+        secret = cache / "blobs" / "x" / "y" if way == "deeper" else tmp_path / "secret"
+        secret.parent.mkdir(exist_ok=True)
+        save_file({"a": torch.ones(3)}, secret)
+        file.unlink()
+        file.symlink_to(secret)
+    elif way == "another name":
+        cache.rename(tmp_path / "hub" / "mine")
+        source = tmp_path / "hub" / "mine" / "snapshots" / "0f"
+    else:
+        (cache / "blobs").rename(tmp_path / "elsewhere")
+        (cache / "blobs").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointFormatError, match="is a link to something outside"):
+        convert_checkpoint(source, tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", [".metadata", "__1_0.distcp"])
 @pytest.mark.parametrize("kind", ["loop", "pipe", "zeros", "folder"])
 def test_files_that_are_none(name: str, kind: str, tmp_path: Path) -> None:
