@@ -372,9 +372,10 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     manifest, found = plan.manifest, []
     cast = [e for e in plan.tensors if e.is_cast]
     rechunked = [e for e in plan.tensors if e.is_rechunked]
-    others = [p.name for p in manifest.parts if p.kind == "other"]
+    others = [p.name for p in target.parts if p.kind == "other" and plan.is_distributed]
+    wanted = {key for part in target.parts for key in part.keys}
     empty = [key for key in plan.left_out if is_empty(manifest.entries[key])]
-    left_out = len(plan.left_out) - len(empty)
+    unwanted = [key for key in plan.left_out if key not in wanted and key not in set(empty)]
     notes = [
         (plan.action == "none", "FM201", manifest.source, "no entry has to change."),
         (
@@ -391,13 +392,13 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
         ),
         (bool(cast), "FM205", manifest.source, f"{len(cast)} tensors ({_cast_kinds(cast)})."),
         (
-            left_out > 0,
+            bool(unwanted),
             "FM207",
             manifest.source,
-            f"{left_out} entries that are not of a model.",
+            f"{len(unwanted)} entries that are not of a model.",
         ),
         (
-            bool(others) and not left_out,
+            bool(others),
             "FM210",
             ", ".join(others),
             "of the user or the framework.",
@@ -425,9 +426,10 @@ def _without_place(plan: ConversionPlan, target: Target) -> Iterator[Finding]:
         here = [key for key in part.keys if key in kept]
         if here:
             where = f" in `{target.rest_folder}`" if target.rest_folder else ""
-            text = (
-                f"{plan.stack} does not look for its {len(here)} entries; they are under their names{where}."
-            )
+            is_one = len(here) == 1
+            held = "its entry, which is under its name" if is_one else f"its {len(here)} entries"
+            rest = "" if is_one else ", which are under their names"
+            text = f"{plan.stack} does not look for {held}{rest}{where}."
             yield make_finding("FM214", part.name, text)
 
 

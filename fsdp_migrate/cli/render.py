@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fsdp_migrate.cli.document import printable
 from fsdp_migrate.cli.progress import show_progress
+from fsdp_migrate.findings import FINDING_CODES
 
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 WIDTH_OF_FILES = 120
 MOST_SHOWN = 20
+# What matters most comes first.
+FIDELITIES = ("refused", "changed", "equivalent", "obsolete", "exact")
+MOST_OF_ONE_CODE = 8
 COLOURS = {"exact": "green", "equivalent": "green", "obsolete": "dim", "changed": "yellow", "refused": "red"}
 ACTIONS = {
     "none": "FSDP2 loads it as it is",
@@ -55,6 +59,8 @@ WRITERS = {
 }
 # How many entries of each kind of change are shown; all of them are in the document of `--json`.
 SHOWN = 3
+_NAME_WIDTH = 16
+_WIDE = 100
 
 
 def escape(text: str) -> str:
@@ -102,6 +108,34 @@ def show_findings(findings: Iterable[Mapping[str, Any]]) -> None:
         console().print(table)
 
 
+def show_named_findings(findings: Iterable[Mapping[str, Any]], source: str) -> None:
+    """Show findings about a checkpoint by code: what each code means, and what it was found of.
+
+    Args:
+        findings: The findings, as plain data.
+        source: The checkpoint; what is found of all of it needs no name.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for finding in findings:
+        groups.setdefault(finding["code"], []).append(finding)
+    table = make_table("fidelity", "code", "what happens")
+    for code, found in sorted(groups.items(), key=lambda group: FIDELITIES.index(group[1][0]["fidelity"])):
+        fidelity = found[0]["fidelity"]
+        lines = [escape(FINDING_CODES[code].summary)]
+        lines += [_detail(finding, source) for finding in found[:MOST_OF_ONE_CODE]]
+        if len(found) > MOST_OF_ONE_CODE:
+            lines.append(f"  and {len(found) - MOST_OF_ONE_CODE} more; --json names them")
+        table.add_row(f"[{COLOURS[fidelity]}]{fidelity}[/]", code, "\n".join(lines))
+    if table.row_count:
+        console().print(table)
+
+
+def _detail(finding: Mapping[str, Any], source: str) -> str:
+    subject = "" if finding["subject"] == source else f"{finding['subject']}: "
+    hint = f" {finding['hint']}" if finding["hint"] else ""
+    return escape(f"- {subject}{finding['message']}{hint}")
+
+
 def show_manifest(manifest: Manifest) -> None:
     """Show what a checkpoint is and what it holds, by part."""
     out = console()
@@ -112,8 +146,14 @@ def show_manifest(manifest: Manifest) -> None:
     out.print(f"[bold]{escape(manifest.source)}[/]")
     out.print(escape(f"{layout}, saved by {writer}{hint}"))
     out.print(escape(f"Recognised by: {manifest.evidence}"))
-    right = ("tensors", "values", "size", "chunks")
+    right = ("tensors", "other", "size", "chunks")
     table = make_table("part", "name", *right, "divided", "dtypes", right=right)
+    table.collapse_padding = True
+    longest = max((len(part["name"]) for part in described["parts"]), default=0)
+    table.columns[1].min_width = min(longest, _NAME_WIDTH)
+    table.columns[-1].min_width = len("bfloat16")
+    if out.width < _WIDE:
+        table.columns[-2].max_width = len("4 whole")
     for part in described["parts"]:
         held = bool(part["tensors"])
         table.add_row(
@@ -140,7 +180,7 @@ def _divided(part: Mapping[str, Any]) -> str:
     if part["ways"] == 1:
         return "whole"
     whole = f", {part['whole']} whole" if part["whole"] else ""
-    return f"up to {part['ways']} ways{whole}"
+    return f"{part['ways']} ways{whole}"
 
 
 def _some(names: list[str]) -> str:
@@ -152,9 +192,10 @@ def show_outlook(manifest: Manifest, plan: ConversionPlan | None, problem: PlanE
     """Show what a conversion of the checkpoint would do, or why there can be none; and every finding."""
     out = console()
     if plan is None:
-        out.print(escape(f"It cannot be converted: {problem}"))
+        out.print(escape(str(problem)))
         refused = {finding.code for finding in problem.findings} if problem is not None else set()
-        show_findings(f.as_dict() for f in manifest.findings if f.code not in refused)
+        others = (f.as_dict() for f in manifest.findings if f.code not in refused)
+        show_named_findings(others, manifest.source)
         return
     if plan.action == "none":
         out.print("[green]FSDP2 loads it as it is.[/] Nothing needs to be converted.")
@@ -163,7 +204,7 @@ def show_outlook(manifest: Manifest, plan: ConversionPlan | None, problem: PlanE
         out.print(f"{ACTIONS[plan.action]}.")
     described = plan.as_dict()
     show_changes(described)
-    show_findings(described["findings"])
+    show_named_findings(described["findings"], described["source"])
 
 
 def show_plan(plan: ConversionPlan) -> None:
@@ -173,7 +214,7 @@ def show_plan(plan: ConversionPlan) -> None:
     out.print(f"[bold]{plan.action}[/]: {ACTIONS[plan.action]}")
     out.print(f"{described['entries']} entries, {decimal(described['nbytes'])} in tensors")
     show_changes(described)
-    show_findings(described["findings"])
+    show_named_findings(described["findings"], described["source"])
     out.print("Nothing was written.")
 
 
@@ -206,15 +247,16 @@ def show_conversion(report: ConversionReport) -> None:
     out = console()
     out.print(f"[bold]{report.action}[/]: {ACTIONS[report.action]}")
     show_changes(described)
-    show_findings(described["findings"])
+    show_named_findings(described["findings"], described["source"])
     if report.output is None:
         out.print("Nothing was written.")
         return
-    out.print(
-        f"[green]Converted[/] {described['entries']} entries, {decimal(described['nbytes'])} in tensors: "
-        f"{decimal(report.bytes_linked)} of data files linked, {decimal(report.bytes_written)} written"
-    )
-    out.print(f"  {described['source']} -> {report.output}", markup=False)
+    counts = {"of data files linked": report.bytes_linked, "written": report.bytes_written}
+    done = ", ".join(f"{decimal(count)} {what}" for what, count in counts.items() if count)
+    held = f"{described['entries']} entries, {decimal(described['nbytes'])} in tensors"
+    out.print(f"[green]Converted[/] {held}: {done or 'nothing but metadata written'}")
+    # Not broken into lines: people copy paths.
+    out.print(f"  {described['source']} -> {report.output}", markup=False, soft_wrap=True)
 
 
 def show_verification(report: VerifyReport) -> None:
@@ -222,16 +264,16 @@ def show_verification(report: VerifyReport) -> None:
     out = console()
     held = f"{report.tensors} tensors ({decimal(report.nbytes)}) and {report.values} other values"
     if report.renamed:
-        table = make_table("in the first", "in the second")
+        table = make_table("in the checkpoint", "compared as")
         for name, other in list(report.renamed.items())[:3]:
             table.add_row(escape(name), escape(other))
-        out.print(f"{len(report.renamed)} names agree once the prefixes of wrappers are off, for example:")
+        out.print(f"{len(report.renamed)} names agree once both are named in the same way, for example:")
         out.print(table)
     if report.aside:
         shown = ", ".join(f"`{escape(key)}`" for key in report.aside[:3])
-        out.print(
-            f"{len(report.aside)} entries have no counterpart there and were not compared: {shown}, ..."
-        )
+        more = ", ..." if len(report.aside) > 3 else ""
+        aside = f"{len(report.aside)} entries"
+        out.print(f"Not compared, because the other has no place for them: {aside}, {shown}{more}")
     if report.cast:
         count = len(report.cast)
         what = "1 tensor" if count == 1 else f"{count} tensors"
@@ -260,7 +302,7 @@ def show_check(report: CheckReport) -> None:
     out.print(
         f"  {decimal(report.nbytes)} agree with their checksums, {decimal(report.unprotected)} have none"
     )
-    show_findings(finding.as_dict() for finding in report.findings)
+    show_named_findings((finding.as_dict() for finding in report.findings), report.source)
     if report.is_whole:
         out.print("[green]Whole[/]: nothing is damaged")
         return
