@@ -105,10 +105,16 @@ def place_tensor(value: TensorValue, *, where: str) -> Stored:
         return Stored(file, position, 0, RawElements())
     last = value.start + sum((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True))
     if max(last + 1, count) * itemsize > size:
+        is_expanded = any(n > 1 and s == 0 for n, s in zip(value.shape, value.strides, strict=True))
+        reason = (
+            "The tensor was expanded and not copied, which is not read: a small file could ask for any size. "
+            "Save it again with `.contiguous()`."
+            if is_expanded
+            else "The file is damaged."
+        )
         msg = (
             f"{where}: a {value.dtype} tensor of shape {list(value.shape)} and strides {list(value.strides)} "
-            f"needs {max(last + 1, count) * itemsize} bytes, and {size} are stored. The file is damaged, or "
-            "the tensor was expanded without a copy."
+            f"needs {max(last + 1, count) * itemsize} bytes, and {size} are stored. {reason}"
         )
         raise CheckpointFormatError(msg)
     if _is_row_major(value.shape, value.strides):

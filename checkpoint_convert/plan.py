@@ -20,6 +20,7 @@ from fsdp_migrate.checkpoint_convert.parts import entry_path
 from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedFile, PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.renames import Renames, plan_renames
 from fsdp_migrate.checkpoint_convert.reshard import Box, shard_boxes
+from fsdp_migrate.checkpoint_convert.state_tree import NumberKey
 from fsdp_migrate.checkpoint_convert.targets.base import is_empty, without_empty
 from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
 from fsdp_migrate.errors import ConfigError, PlanError
@@ -42,6 +43,10 @@ Link = Literal["auto", "hard", "copy"]
 _NOT_OF_WEIGHTS: Final = frozenset({"FM222", "FM230", "FM234", "FM239"})
 _MAX_SHOWN: Final = 20
 _UNNAMED_SHARE: Final = 64
+_AS_TEXT: Final = (
+    "What loads this into keys that are numbers has both; a scheduler that is built anew keeps the "
+    "milestones that it was given."
+)
 CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
@@ -376,6 +381,7 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     wanted = {key for part in target.parts for key in part.keys}
     empty = [key for key in plan.left_out if is_empty(manifest.entries[key])]
     unwanted = [key for key in plan.left_out if key not in wanted and key not in set(empty)]
+    numbers = [e.key for e in plan.entries if any(isinstance(name, NumberKey) for name in e.path or ())]
     notes = [
         (plan.action == "none", "FM201", manifest.source, "no entry has to change."),
         (
@@ -404,6 +410,7 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
             "of the user or the framework.",
         ),
         (bool(empty), "FM274", manifest.source, _some(empty)),
+        (bool(numbers), "FM275", manifest.source, f"{_some(numbers)} {_AS_TEXT}"),
         (bool(plan.extra_files), "FM211", manifest.source, _some(plan.extra_files)),
         (
             len(plan.extra_files) < len(manifest.extra_files),

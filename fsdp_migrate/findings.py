@@ -252,6 +252,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM274": FindingCode(
             "equivalent", "Empty mappings were left out, as torch.distributed.checkpoint leaves them out."
         ),
+        "FM275": FindingCode(
+            "changed", "Keys that are numbers became text, as torch.distributed.checkpoint makes them."
+        ),
         "FM282": FindingCode("exact", "Only the weights were replaced: what else was in OUT is as it was."),
         # FM3xx: Python sources
         "FM301": FindingCode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.parts import entry_path
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 
 _NAMES: Final = frozenset({"lr_scheduler", "lr_schedulers", "scheduler", "schedulers"})
+# What the states of torch's schedulers have, each two of them at least.
+_INNER: Final = "_schedulers"
+_SURE: Final = frozenset({"last_epoch", "_step_count"})
+_MARKS: Final = _SURE | {"base_lrs", "_last_lr", "num_bad_epochs", _INNER}
+_ENOUGH: Final = 2
 _MILESTONES: Final = "milestones"
 _STAMP: Final = ("state", "timestamp", "Timestamp")
 _COUNTERS: Final[dict[str, tuple[Path, ...]]] = {
@@ -30,23 +36,32 @@ Scheduler = dict["Path", "Entry"]
 def find_schedulers(manifest: Manifest, parts: Sequence[Part]) -> list[Scheduler]:
     """Return the state of every scheduler of a source.
 
-    Composer keeps them by class (``state.schedulers.LambdaLR.last_epoch``), Lightning in a list
-    (``lr_schedulers.0.last_epoch``), and most others by themselves (``lr_scheduler.last_epoch``).
+    People choose the names themselves, so the state tells: it has at least two of the entries that torch's
+    schedulers have; where a scheduler's usual name says what it is, one will do. Composer keeps them by class
+    (``state.schedulers.LambdaLR.last_epoch``), Lightning in a list (``lr_schedulers.0.last_epoch``), and most
+    others by themselves. A scheduler inside of another, as in ``SequentialLR``, belongs to that one.
     """
-    found: dict[Path, Scheduler] = {}
+    paths: dict[Path, Entry] = {}
+    marks: defaultdict[Path, set[str | int]] = defaultdict(set)
+    named: set[Path] = set()
     for part in parts:
-        if part.kind != "other" or not part.prefix or part.prefix[-1] not in _NAMES:
+        if part.kind != "other":
             continue
-        start = len(part.prefix)
-        paths = {key: entry_path(manifest.entries[key]) for key in part.keys}
-        # Every state of torch's schedulers has these two, so that they tell how deep it lies.
-        depths = {len(path) - start for path in paths.values() if path[-1] in ("last_epoch", "_step_count")}
-        if len(depths) != 1 or not depths <= {1, 2}:
-            continue
-        depth = start + depths.pop() - 1
-        for key, path in paths.items():
-            if len(path) > depth:
-                found.setdefault(path[:depth], {})[_with_numbers(path[depth:])] = manifest.entries[key]
+        for key in part.keys:
+            entry = manifest.entries[key]
+            path = entry_path(entry)
+            paths[path] = entry
+            for depth in (len(path) - 1, path.index(_INNER) if _INNER in path else 0):
+                if path[depth] in _MARKS:
+                    marks[path[:depth]].add(path[depth])
+            if part.prefix and part.prefix[-1] in _NAMES and path[-1] in _SURE:
+                named.add(path[:-1])
+    heads = named | {path for path, seen in marks.items() if path and len(seen) >= _ENOUGH}
+    found: dict[Path, Scheduler] = {}
+    for path, entry in paths.items():
+        head = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in heads), None)
+        if head is not None:
+            found.setdefault(head, {})[_with_numbers(path[len(head) :])] = entry
     return list(found.values())
 
 
@@ -55,8 +70,8 @@ def _with_numbers(path: Path) -> Path:
 
     torch.distributed.checkpoint makes text of them.
     """
-    if len(path) == 2 and path[0] == _MILESTONES and str(path[1]).isdigit():
-        return (path[0], NumberKey(int(path[1])))
+    if len(path) >= 2 and path[-2] == _MILESTONES and str(path[-1]).isdigit():
+        return (*path[:-1], NumberKey(int(path[-1])))
     return path
 
 

@@ -341,3 +341,38 @@ def test_the_epochs_of_a_scheduler_stay_numbers(form: str, tmp_path: Path) -> No
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def scheduler_of(kind: str) -> dict[str, object]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    kinds = torch.optim.lr_scheduler
+    if kind == "ReduceLROnPlateau":
+        return kinds.ReduceLROnPlateau(optimizer).state_dict()
+    parts = [kinds.LinearLR(optimizer), kinds.MultiStepLR(optimizer, [1, 3])]
+    if kind == "ChainedScheduler":
+        return kinds.ChainedScheduler(parts).state_dict()
+    return kinds.SequentialLR(optimizer, parts, [2]).state_dict()
+
+
+@pytest.mark.parametrize("kind", ["SequentialLR", "ChainedScheduler", "ReduceLROnPlateau"])
+def test_a_scheduler_of_any_name_is_found_with_those_in_it(kind: str, tmp_path: Path) -> None:
+    state = scheduler_of(kind)
+    source = save({"model": MODEL, "run": {"sched": state, "seed": 1}}, tmp_path / "a.pt")
+    convert_checkpoint(source, tmp_path / "accelerate", to="accelerate")
+    assert torch.load(tmp_path / "accelerate" / "scheduler.bin", weights_only=False) == state
+    convert_checkpoint(source, tmp_path / "lightning", to="lightning")
+    meta = torch.load(tmp_path / "lightning" / "meta.pt", weights_only=False)
+    assert meta["lr_schedulers"] == [state]
+    assert verify_checkpoints(source, tmp_path / "accelerate").is_same
+
+
+def test_numbers_that_become_text_in_a_folder_are_told(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint has text for keys only; where it has none to make, nothing is said."""
+    source = save({"model": MODEL, "best": {3: 0.5, "last": 0.7}}, tmp_path / "a.pt")
+    report = convert_checkpoint(source, tmp_path / "out")
+    found = [finding.message for finding in report.findings if finding.code == "FM275"]
+    assert len(found) == 1
+    assert found[0].startswith("`best.3`. ")
+    assert load_with_torch(tmp_path / "out")["best"] == {"3": 0.5, "last": 0.7}
+    again = convert_checkpoint(tmp_path / "out", tmp_path / "again", world_size=3)
+    assert "FM275" not in {finding.code for finding in again.findings}
