@@ -28,3 +28,7 @@ class Caster:
                 self.overflows += int((infinite & torch.isfinite(values)).sum())
         data: memoryview = result.view(torch.uint8).numpy().data
         return data
+
+    def is_nan(self, block: memoryview) -> Any:
+        """Return an array that tells of each value of the target type whether it is a NaN."""
+        return self._torch.frombuffer(block, dtype=self._target).isnan().numpy()

@@ -323,9 +323,14 @@ class _Comparison:
             one = block if caster is None else caster.cast(block)
             a, b = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
             if not np.array_equal(a, b):
-                first = (done + int(np.flatnonzero(a != b)[0])) // sizes[1]
-                return tuple(int(i) for i in np.unravel_index(first, ours.shape))
-            done += len(other)
+                different = (a != b).reshape(-1, sizes[1]).any(axis=1)
+                if caster is not None:
+                    # Which bits a NaN has depends in torch on how many values are cast at once.
+                    different &= ~(caster.is_nan(one) & caster.is_nan(other))
+                if different.any():
+                    first = done + int(np.flatnonzero(different)[0])
+                    return tuple(int(i) for i in np.unravel_index(first, ours.shape))
+            done += len(other) // sizes[1]
             advance(len(block))
         return None
 

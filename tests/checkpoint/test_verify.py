@@ -175,6 +175,18 @@ def test_a_cast_is_held_against_what_casting_gives(
     assert [difference.message for difference in report.differences] == [said]
 
 
+@pytest.mark.parametrize(("value", "is_same"), [(float("nan"), True), (float("inf"), False), (1.0, False)])
+def test_a_nan_that_was_cast_may_have_any_bits(value: float, is_same: bool, tmp_path: Path) -> None:
+    save_with_torch({"model": {"w": torch.tensor([1.0, float("nan"), 3.0])}}, tmp_path / "a")
+    other = torch.tensor([1.0, value, 3.0], dtype=torch.bfloat16)
+    if is_same:
+        other.view(torch.int16)[1] = 0x7FA5  # another NaN than the one that casting makes
+    save_with_torch({"model": {"w": other}}, tmp_path / "b")
+    report = verify_checkpoints(tmp_path / "a", tmp_path / "b", dtype="bf16")
+    assert report.is_same is is_same
+    assert [difference.index for difference in report.differences] == ([] if is_same else [(1,)])
+
+
 def test_the_command_takes_what_convert_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wishes = ["--rename", "^=net.", "--dtype", "bf16"]
     source, out = str(save_with_torch(state(), tmp_path / "a")), str(tmp_path / "out")
