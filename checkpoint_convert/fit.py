@@ -39,7 +39,9 @@ def fit_findings(
     """
     outline = manifest.outline
     models = [part for part in parts if part.kind == "model"]
-    if outline is None or len(models) != 1:
+    refusals = {finding.code for finding in manifest.findings}
+    # What else does not fit follows from flat parameters that could not be taken apart.
+    if outline is None or len(models) != 1 or "FM238" in refusals:
         return []
     planned = {entry.source.key: entry for entry in entries}
     keys = [key for key in models[0].keys if isinstance(manifest.entries[key], TensorEntry)]
@@ -53,7 +55,7 @@ def fit_findings(
     names = {before: clean_name(before, module=module) for before in names} if is_old else names
     found = [*_model_findings(outline, tensors)]
     optimizers = [part for part in parts if part.kind == "optimizer"]
-    if optimizers:
+    if optimizers and "FM239" not in refusals:
         found += _optimizer_findings(outline, manifest, optimizers, names)
     return found
 
@@ -160,7 +162,7 @@ def _optimizer_findings(
             f"{_count(new)} of the model can be trained, and the optimizer of the checkpoint does not know "
             f"{'it' if len(new) == 1 else 'them'}: {_some(new)}.",
             "Freeze them (`requires_grad_(False)`), as they were in the run that saved, or leave the "
-            "optimizer out with weights_only.",
+            "optimizer out with `weights_only` (--weights-only).",
         )
 
 

@@ -112,7 +112,7 @@ class Journal:
             if record.get("format") != _FORMAT:
                 msg = (
                     f"{str(self.path)!r} was written by another version of fsdp-migrate, which this one "
-                    "cannot go on from. Start again with `overwrite`."
+                    "cannot go on from. Start again with `overwrite` (--overwrite)."
                 )
                 raise OutputError(msg, path=self.path)
             self.identity = str(record["identity"])

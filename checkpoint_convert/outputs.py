@@ -200,7 +200,8 @@ class LocalOutput:
                 msg = (
                     f"{str(self._work.path)!r} was left by a conversion of another source, or with other "
                     "options, or the source has changed since. It cannot be gone on with. Give the same "
-                    "options again, or start anew with `overwrite` and without `resume`."
+                    "options again, or start anew with `overwrite` (--overwrite) and without `resume` "
+                    "(--resume)."
                 )
                 raise OutputError(msg, path=self._work.path)
             if self._journal.identity is None:
@@ -394,7 +395,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 def already_there(url: str) -> OutputExistsError:
     """Return the error for an output that may not be overwritten."""
-    msg = f"{url!r} is there already. Choose another output, or ask for it to be overwritten."
+    msg = f"{url!r} is there already. Choose another output, or replace it with `overwrite` (--overwrite)."
     return OutputExistsError(msg, path=url)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from fsdp_migrate.checkpoint_convert.collisions import collision_findings
 from fsdp_migrate.checkpoint_convert.dtypes import resolve_cast
 from fsdp_migrate.checkpoint_convert.fit import fit_findings
-from fsdp_migrate.checkpoint_convert.keys import find_collisions, join_path
+from fsdp_migrate.checkpoint_convert.keys import join_path
 from fsdp_migrate.checkpoint_convert.metadata import (
     BytesEntry,
     InlineValue,
@@ -190,7 +190,7 @@ def plan_conversion(
         *(f for f in manifest.findings if f.code not in _NOT_OF_WEIGHTS or not weights_only),
         *renames.findings,
         # Where two parts have one place, their names are the same for no other reason.
-        *(target.refusals() or _collision_findings(entries, renames)),
+        *(target.refusals() or collision_findings(entries, renames, target)),
         *_missing_part_findings(manifest, casts, weights_only=weights_only),
         *fit_findings(manifest, parts, entries, renames.parameters),
     ]
@@ -199,7 +199,7 @@ def plan_conversion(
         raise _plan_error(manifest, refused)
     arrangement = target.arrange(entries)
     # What is divided by parameter can meet where it was apart before.
-    met = _collision_findings(arrangement.entries, renames)
+    met = collision_findings(arrangement.entries, renames, target)
     if met:
         raise _plan_error(manifest, met)
     if target.is_distributed:
@@ -282,31 +282,6 @@ def plan_dtype(entry: TensorEntry, cast: str | None) -> str:
     """Return the type that a tensor gets where ``cast`` was asked for; None asks for none."""
     is_step = entry_path(entry)[-1] == "step"
     return entry.dtype if cast is None or is_step or entry.dtype not in CASTABLE else cast
-
-
-def _collision_findings(entries: Sequence[PlannedEntry], renames: Renames) -> list[Finding]:
-    places = [(e.source.key, f"{e.folder}/{e.key}".lstrip("/")) for e in entries]
-    collisions: dict[str, list[str]] = {}
-    if len({new for _, new in places}) < len(places):
-        olds: defaultdict[str, list[str]] = defaultdict(list)
-        for old, new in places:
-            olds[new].append(old)
-        collisions = {new: names for new, names in olds.items() if len(names) > 1}
-    found = [
-        make_finding(
-            "FM221",
-            new,
-            f"{' and '.join(f'`{old}`' for old in olds)} would both be called `{new}`.",
-            "Save the checkpoint again with one of them left out.",
-        )
-        for new, olds in collisions.items()
-    ]
-    for key, names in renames.names.items():
-        found += [
-            make_finding("FM221", key, f"{' and '.join(f'`{o}`' for o in olds)} would both be `{new}`.")
-            for new, olds in find_collisions(names).items()
-        ]
-    return found
 
 
 def _missing_part_findings(

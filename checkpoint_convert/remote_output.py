@@ -336,7 +336,7 @@ class FsspecOutput(_Writer):
             msg = (
                 f"What is left of a conversion into {self.url!r} is of another source, or was made with "
                 "other options, or the source has changed since. It cannot be gone on with. Give the same "
-                "options again, or start anew with `overwrite` and without `resume`."
+                "options again, or start anew with `overwrite` (--overwrite) and without `resume` (--resume)."
             )
             raise OutputError(msg, path=self.url)
         for path in self._journals(self._target):

@@ -256,7 +256,8 @@ def _optimizer_findings(
             "own piece then has the same key, and torch.distributed.checkpoint keeps one of them: the "
             "others are lost.",
             "Save it with FSDP.optim_state_dict or "
-            "torch.distributed.checkpoint.state_dict.get_state_dict, or convert with weights_only.",
+            "torch.distributed.checkpoint.state_dict.get_state_dict, or convert with "
+            "`weights_only` (--weights-only).",
         )
     if any(path[len(part.prefix) :] == ("param_groups",) for path in paths.values()):
         yield make_finding("FM215", part.name, "saved by torch 2.3 or earlier.")

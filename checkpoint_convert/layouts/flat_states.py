@@ -206,14 +206,13 @@ def _refused(
     kept = {key for optimizer in numbered for key in optimizer.keys}
     flat = FlatStates(_without(states, pieces | kept))
     if parts.units:
-        text = f"{len(parts.units)} of them: the names, shapes and places in them are not in the files."
+        text = f"{len(parts.units)} flat parameters: no file says which names and shapes are where in them."
         flat.findings.append(make_finding("FM238", next(iter(parts.units)), text, _REMEDY))
     for optimizer in numbered:
         subject = ".".join(map(str, optimizer.prefix)) or "(root)"
+        hint = f"{_REMEDY} Or leave it out with `weights_only` (--weights-only)."
         text = f"the state of {len(optimizer.fields)} numbers, of which each rank has its own elements only."
-        flat.findings.append(
-            make_finding("FM239", subject, text, f"{_REMEDY} Or leave it out: weights_only.")
-        )
+        flat.findings.append(make_finding("FM239", subject, text, hint))
     return flat
 
 

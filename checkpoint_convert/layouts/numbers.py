@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 _Named = tuple[dict[int, str] | None, str]
+_FLAT_REFUSALS: Final = frozenset({"FM238", "FM239"})
 _STATE: Final = "state"
 _GROUPS: Final = "param_groups"
 # torch.nn.modules.batchnorm: buffers of BatchNorm, SyncBatchNorm and InstanceNorm.
 _STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")
 _REMEDY: Final = (
     "Give the model (`--model pkg.mod:factory`), or the names in the order of the numbers "
-    "(`SourceOptions(parameter_names=...)`), or leave the optimizer out with weights_only."
+    "(in Python: `SourceOptions(parameter_names=...)`), or leave the optimizer out with "
+    "`weights_only` (--weights-only)."
 )
 
 
@@ -49,9 +51,12 @@ def name_numbers(contents: Contents, options: SourceOptions) -> None:
     }
     if len(numbered) > 1 and any(names is None for names, _ in found.values()):
         found = _names_together(numbered, models, contents.entries, options) or found
+    # Flat parameters that could not be taken apart are the reason, and were said to be.
+    is_flat = any(finding.code in _FLAT_REFUSALS for finding in contents.findings)
     for part, (names, reason) in found.items():
         if names is None:
-            contents.findings.append(make_finding("FM234", part.name, f"{reason}.", _REMEDY))
+            if not is_flat:
+                contents.findings.append(make_finding("FM234", part.name, f"{reason}.", _REMEDY))
             continue
         _rename(part, names, contents)
         contents.findings.append(

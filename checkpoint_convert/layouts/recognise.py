@@ -199,7 +199,7 @@ def _pieces_reader(
 def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
     if not files:
         return CheckpointFormatError(f"{url!r} is an empty folder.", path=url)
-    inner = sorted({name.rpartition("/")[0] for name in files if name.endswith("/" + METADATA_FILE)})
+    inner = _checkpoints(files)
     if inner:
         return _describe_parent(url, inner)
     names = [name for name in files if "/" not in name]
@@ -219,6 +219,17 @@ def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
         f"({_some(list(files))})."
     )
     return CheckpointFormatError(msg, path=url)
+
+
+def _checkpoints(files: Mapping[str, int]) -> list[str]:
+    """Return the folders that are distributed checkpoints, or a framework's folder that consists of some."""
+    found = {name.rpartition("/")[0] for name in files if name.endswith("/" + METADATA_FILE)}
+    for parent in {folder.rpartition("/")[0] for folder in found} - {""}:
+        start = f"{parent}/"
+        own = {name.removeprefix(start): size for name, size in files.items() if name.startswith(start)}
+        if find_components(own):
+            found = {folder for folder in found if not folder.startswith(start)} | {parent}
+    return sorted(found)
 
 
 def _describe_parent(url: str, inner: list[str]) -> Exception:

@@ -214,7 +214,7 @@ def stack_contents(
 
 
 _TITLES: Final = {
-    "accelerate": "Accelerate and the HF Trainer do",
+    "accelerate": "Accelerate, also under the HF Trainer,",
     "olmo": "OLMo",
     "composer-parts": "Composer's `checkpoint.save_checkpoint_to_disk`",
     "dpo": "direct-preference-optimization",

@@ -194,13 +194,14 @@ def _unlisted_findings(entries: Mapping[str, Entry], *, trusted: bool) -> Iterat
         text = f"it asks for {', '.join(f'`{name}`' for name in names[:4])}"
         # A tensor that torch keeps in an object of its own would no longer be a tensor.
         if trusted and not any(name.startswith("torch.") for name in names):
-            yield make_finding("FM209", entry.key, f"{text}. `trust_pickle` was asked for.")
+            yield make_finding("FM209", entry.key, f"{text}. `trust_pickle` (--trust-pickle) was asked for.")
         else:
             yield make_finding(
                 "FM230",
                 entry.key,
                 f"{text}, which is not on the list of what may be read.",
-                "Leave it out with weights_only, or carry it over unread with trust_pickle: nothing of it is "
+                "Leave it out with `weights_only` (--weights-only), or carry it over unread "
+                "with `trust_pickle` (--trust-pickle): nothing of it is "
                 "executed here, but whoever loads the output executes it.",
             )
 

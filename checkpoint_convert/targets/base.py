@@ -94,7 +94,8 @@ class Target:
                 part.name,
                 f"it was saved with `flatten_optimizer_state_dict=True`, and {self.stack} looks for "
                 "parameter groups, which such an optimizer has none of.",
-                "Convert it to 'torch' or 'torchtitan', or leave the optimizer out with weights_only.",
+                "Convert it to 'torch' or 'torchtitan', or leave the optimizer out with "
+                "`weights_only` (--weights-only).",
             )
             for part in flattened
         ]

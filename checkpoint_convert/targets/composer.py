@@ -61,7 +61,7 @@ class ComposerTarget(Target):
                     "Composer looks for an optimizer's state under the name of its class, such as "
                     "`DecoupledAdamW`, and the source does not say it.",
                     "Give it (`--optimizer-class DecoupledAdamW`), or leave the optimizer out with "
-                    "weights_only.",
+                    "`weights_only` (--weights-only).",
                 )
             )
         return found

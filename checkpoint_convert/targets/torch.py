@@ -49,7 +49,8 @@ class TorchTarget(Target):
                 "torch",
                 f"{len(optimizers)} optimizers would become one, and the groups of `{whole[0].name}` are "
                 "stored as one value, as torch before 2.4 does.",
-                "Convert it to 'accelerate', which keeps them apart, or with weights_only.",
+                "Convert it to 'accelerate', which keeps them apart, or with "
+                "`weights_only` (--weights-only).",
             )
         ]
 

@@ -69,7 +69,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     if "--json" in arguments:
         command = next((word for word in arguments if not word.startswith("-")), None)
         with contextlib.suppress(BrokenPipeError):
-            write_document(command, error_body(error, message))
+            write_document(command, error_body(error, message.removeprefix("Error: ")))
     if message:
         sys.stderr.write(f"{printable(message)}\n")
     return code
@@ -97,6 +97,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
 
 def _explain_usage(error: BaseException) -> tuple[str, int]:
     message = str(getattr(error, "format_message", lambda: str(error))())
+    # What pydantic prefixes, in the versions of typer that use it.
+    message = message.replace(": Value error, ", ": ", 1)
     context = getattr(error, "ctx", None)
     if not message or context is None:  # no command was given, and the help has been shown
         return message, 2

@@ -48,6 +48,9 @@ class DType(str, Enum):
     fp32 = "fp32"
     bf16 = "bf16"
     fp16 = "fp16"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 class Link(str, Enum):
@@ -65,6 +68,31 @@ class Tied(str, Enum):
     group = "group"
 
 
+def _check_size(text: str) -> str:
+    """Refuse what is no size, as wrong usage."""
+    from fsdp_migrate.checkpoint_convert.output_options import parse_size
+    from fsdp_migrate.errors import ConfigError
+
+    try:
+        parse_size(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
+def _check_renames(texts: list[str] | None) -> list[str] | None:
+    """Refuse what is no rename, as wrong usage."""
+    from fsdp_migrate.checkpoint_convert.keys import parse_rename
+    from fsdp_migrate.errors import ConfigError
+
+    try:
+        for text in texts or ():
+            parse_rename(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+    return texts
+
+
 Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, not a report.")]
 
@@ -80,14 +108,21 @@ SourceModel = Annotated[
 ]
 Output = Annotated[str | None, typer.Argument(metavar="OUT", help="The folder to make.", show_default=False)]
 ShardSize = Annotated[
-    str, typer.Option(metavar="SIZE", help="For hf: how large a file may be, such as 5GB or 512MiB.")
+    str,
+    typer.Option(
+        metavar="SIZE", help="For hf: how large a file may be, such as 5GB or 512MiB.", callback=_check_size
+    ),
 ]
 OptimizerClass = Annotated[
     str | None, typer.Option(metavar="NAME", help="For composer: the class of the optimizer.")
 ]
 Rename = Annotated[
     list[str] | None,
-    typer.Option(metavar="REGEX=NAME", help="Change names of parameters, as re.sub does; repeatable."),
+    typer.Option(
+        metavar="REGEX=NAME",
+        help="Change names of parameters, as re.sub does; repeatable.",
+        callback=_check_renames,
+    ),
 ]
 Checksums = Annotated[bool, typer.Option("--checksums", help="Also write SHA256SUMS, which verify checks.")]
 TrustPickle = Annotated[

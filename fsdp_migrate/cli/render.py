@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,10 @@ LAYOUTS = {
     "files": "Full state in several files",
     "ranks": "One file per rank",
     "safetensors": "Full state in safetensors",
+    **dict.fromkeys(
+        ("accelerate", "olmo", "composer-parts", "dpo", "torchtune", "llama2-accessory", "llama-cookbook"),
+        "Model and optimizer apart, in one folder",
+    ),
 }
 WRITERS = {
     "accelerate": "Accelerate",
@@ -200,11 +205,18 @@ def show_outlook(manifest: Manifest, plan: ConversionPlan | None, problem: PlanE
     if plan.action == "none":
         out.print("[green]FSDP2 loads it as it is.[/] Nothing needs to be converted.")
     else:
-        out.print(escape(f"`fsdp-migrate convert {manifest.source} OUT` would {plan.action} it: "), end="")
+        out.print(
+            escape(f"`fsdp-migrate convert {shlex.quote(manifest.source)} OUT` would {plan.action} it: "),
+            end="",
+        )
         out.print(f"{ACTIONS[plan.action]}.")
     described = plan.as_dict()
     show_changes(described)
     show_named_findings(described["findings"], described["source"])
+
+
+def _entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"
 
 
 def show_plan(plan: ConversionPlan) -> None:
@@ -212,7 +224,7 @@ def show_plan(plan: ConversionPlan) -> None:
     described = plan.as_dict()
     out = console()
     out.print(f"[bold]{plan.action}[/]: {ACTIONS[plan.action]}")
-    out.print(f"{described['entries']} entries, {decimal(described['nbytes'])} in tensors")
+    out.print(f"{_entries(described['entries'])}, {decimal(described['nbytes'])} in tensors")
     show_changes(described)
     show_named_findings(described["findings"], described["source"])
     out.print("Nothing was written.")
@@ -253,7 +265,7 @@ def show_conversion(report: ConversionReport) -> None:
         return
     counts = {"of data files linked": report.bytes_linked, "written": report.bytes_written}
     done = ", ".join(f"{decimal(count)} {what}" for what, count in counts.items() if count)
-    held = f"{described['entries']} entries, {decimal(described['nbytes'])} in tensors"
+    held = f"{_entries(described['entries'])}, {decimal(described['nbytes'])} in tensors"
     out.print(f"[green]Converted[/] {held}: {done or 'nothing but metadata written'}")
     # Not broken into lines: people copy paths.
     out.print(f"  {described['source']} -> {report.output}", markup=False, soft_wrap=True)
@@ -298,7 +310,10 @@ def show_check(report: CheckReport) -> None:
         out.print("No SHA256SUMS: files were not held against checksums of the whole.")
     else:
         out.print(f"SHA256SUMS lists {report.hashed_files} files, and each was held against it.")
-    out.print(f"{report.entries} entries were held against the files, and {report.items} items were read")
+    out.print(
+        f"Held against the files: {_entries(report.entries)}; read: {report.items} "
+        f"item{'s' * (report.items != 1)}"
+    )
     out.print(
         f"  {decimal(report.nbytes)} agree with their checksums, {decimal(report.unprotected)} have none"
     )

@@ -118,6 +118,9 @@ def test_without_the_model_it_is_refused_with_what_to_give(rank_sources: RankSou
     verl = verl_source(rank_sources, "flat", tmp_path / "verl")
     with pytest.raises(PlanError, match=r"FM239.*--config.*weights_only"):
         convert_checkpoint(verl, tmp_path / "out")
+    with pytest.raises(PlanError) as caught:  # and no more: what else does not fit follows from it
+        convert_checkpoint(source, tmp_path / "out", options=SourceOptions(model=outline_model(RankNet())))
+    assert {finding.code for finding in caught.value.findings} == {"FM238", "FM239"}
     convert_checkpoint(verl, tmp_path / "weights", weights_only=True)
     assert set(load_with_torch(tmp_path / "weights")) == {"model"}
 

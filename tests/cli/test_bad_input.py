@@ -197,3 +197,32 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
     assert "Nothing is left" in errors
     assert list(tmp_path.iterdir()) == []
     assert fingerprint(clean) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [
+        ("--rename", "stages"),
+        ("--rename", "(=x"),
+        ("--max-shard-size", "huge"),
+        ("--to", "fsdp2"),
+        ("--dtype", "fp8"),
+    ],
+)
+def test_a_word_that_an_option_does_not_know_is_wrong_usage(
+    clean: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, word: str
+) -> None:
+    assert main(["convert", str(clean), str(tmp_path / "out"), option, word]) == 2
+    said = capsys.readouterr().err
+    assert f"Invalid value for '{option}': " in said
+    assert word in said
+    assert "Value error" not in said
+
+
+def test_the_document_has_the_message_and_no_prefix(
+    clean: Path, tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    code, document = run_json("convert", clean, tmp_path)
+    assert code == 1
+    assert document["error"]["message"].startswith(repr(str(tmp_path)))
+    assert "--overwrite" in document["error"]["message"]

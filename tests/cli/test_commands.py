@@ -281,3 +281,28 @@ def test_findings_say_what_their_code_means_and_what_was_left_out_for_whom(
     assert said.index("FM257") < said.index("FM213")
     assert main(["convert", str(PLAIN), str(tmp_path / "weights"), "--weights-only"]) == 0
     assert "FM207" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spelling", "short"), [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32")]
+)
+def test_dtypes_by_the_names_of_torch(clean: Path, run_json: RunJson, spelling: str, short: str) -> None:
+    plans = [run_json("convert", clean, "--dry-run", "--dtype", word) for word in (spelling, short)]
+    assert plans[0] == plans[1]
+
+
+def test_a_command_to_copy_is_quoted(
+    compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "my run"
+    source.symlink_to(compiled)
+    assert main(["inspect", str(source)]) == 0
+    assert f"convert '{source}' OUT" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_cannot_be_converted_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flat = {"_fsdp_wrapped_module._flat_param": torch.zeros(4)}
+    torch.save(flat, tmp_path / "flat.pt")
+    assert main(["inspect", str(tmp_path / "flat.pt")]) == 0
+    said = capsys.readouterr().err
+    assert said.count("cannot be converted") == 1
