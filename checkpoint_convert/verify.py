@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -67,7 +68,7 @@ class VerifyReport:
         tensors: How many tensors both hold and were compared, or were to be.
         values: The same for other values.
         nbytes: The bytes of these tensors.
-        renamed: The names that only agree once wrappers' prefixes, or the stacks' top names, are off.
+        renamed: The name in the second of what both hold, where the first has it under another one.
         aside: What only one of them has and was not compared, because the stack of the other keeps it
             elsewhere or not at all. Never a part of a model, and of an optimizer only beside safetensors.
         cast: The tensors whose values were compared after the cast that was asked for, with their new type.
@@ -200,7 +201,8 @@ class _Comparison:
         self._max = max(max_differences, 1)
         self._found = list(damaged)
         self._common = [key for key in sides[0].entries if key in sides[1].entries]
-        self._order = {key: number for number, key in enumerate(sides[0].entries)}
+        self._counts = [Counter(entry.key for entry in side.entries.values()) for side in sides]
+        self._order = {self._name(0, key): number for number, key in enumerate(sides[0].entries)}
 
     def run(self, progress: Progress | None) -> VerifyReport:
         """Compare everything."""
@@ -233,10 +235,9 @@ class _Comparison:
             values=len(self._common) - len(tensors),
             nbytes=nbytes,
             renamed={
-                entry.key: key
-                for side in self._sides
-                for key, entry in side.entries.items()
-                if entry.key != key
+                self._name(0, key): self._name(1, key)
+                for key in self._common
+                if self._name(0, key) != self._name(1, key)
             },
             aside=self._aside,
             cast={key: dtype for key, dtype in self._sides[0].dtypes.items() if key in self._common},
@@ -247,12 +248,20 @@ class _Comparison:
 
     def _compare_keys(self) -> None:
         ours, theirs = (side.entries for side in self._sides)
-        for key in ours:
-            if key not in theirs:
-                self._add(Difference(key, "missing", "only the first checkpoint has it"))
-        for key in theirs:
-            if key not in ours:
-                self._add(Difference(key, "extra", "only the second checkpoint has it"))
+        missing = [self._name(0, key) for key in ours if key not in theirs]
+        extra = [self._name(1, key) for key in theirs if key not in ours]
+        # Some of each: where names differ, both sides tell how.
+        room = self._max - len(self._found)
+        most = max(room - len(extra), room - room // 2)
+        for key in missing[:most]:
+            self._add(Difference(key, "missing", "only the first checkpoint has it"))
+        for key in extra:
+            self._add(Difference(key, "extra", "only the second checkpoint has it"))
+
+    def _name(self, side: int, key: str) -> str:
+        """Return the name in the file; of a value that was taken apart, the one a piece is compared by."""
+        name = self._sides[side].entries[key].key
+        return name if self._counts[side][name] == 1 else key
 
     def _compare_entry(self, key: str, advance: Advance) -> None:
         ours, theirs = (side.entries[key] for side in self._sides)
@@ -262,7 +271,7 @@ class _Comparison:
             self._compare_tensors(key, ours, theirs, advance)
         else:
             kinds = ["a tensor" if isinstance(e, TensorEntry) else "a value" for e in (ours, theirs)]
-            self._add(Difference(key, "kind", " and ".join(kinds)))
+            self._add(Difference(self._name(0, key), "kind", " and ".join(kinds)))
 
     def _compare_values(self, key: str, ours: BytesEntry, theirs: BytesEntry) -> None:
         one, other = (
@@ -274,12 +283,12 @@ class _Comparison:
         ]
         problem = value_difference(one, other, names[0], names[1])
         if problem is not None:
-            self._add(Difference(key, "value", problem))
+            self._add(Difference(self._name(0, key), "value", problem))
 
     def _compare_tensors(self, key: str, ours: TensorEntry, theirs: TensorEntry, advance: Advance) -> None:
         if ours.shape != theirs.shape:
             shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
-            self._add(Difference(key, "shape", shapes))
+            self._add(Difference(self._name(0, key), "shape", shapes))
             return
         wanted = self._sides[0].dtypes.get(key, ours.dtype)
         if wanted != theirs.dtype:
@@ -289,21 +298,28 @@ class _Comparison:
         if index is not None:
             cast = f", once cast to {wanted}," if wanted != ours.dtype else ""
             message = f"the first element that differs{cast} is at {list(index)}"
-            self._add(Difference(key, "value", message, index))
+            self._add(Difference(self._name(0, key), "value", message, index))
 
     def _other_dtype(
         self, key: str, ours: TensorEntry, theirs: TensorEntry, wanted: str, advance: Advance
     ) -> Difference:
         """Say that a type differs, and whether it was at least a cast."""
+        name = self._name(0, key)
         message = f"{ours.dtype} and {theirs.dtype}"
         if wanted != ours.dtype:
-            return Difference(key, "dtype", f"{message}, where a cast to {wanted} was asked for")
+            return Difference(
+                self._name(0, key), "dtype", f"{message}, where a cast to {wanted} was asked for"
+            )
         if not {ours.dtype, theirs.dtype} <= CASTABLE:
-            return Difference(key, "dtype", message)
+            return Difference(name, "dtype", message)
         index = self._first_difference(ours, theirs, advance)
         if index is None:
-            return Difference(key, "dtype", f"{message}; the values are those that this cast gives")
-        return Difference(key, "dtype", f"{message}; the values differ too, first at {list(index)}", index)
+            return Difference(
+                self._name(0, key), "dtype", f"{message}; the values are those that this cast gives"
+            )
+        return Difference(
+            self._name(0, key), "dtype", f"{message}; the values differ too, first at {list(index)}", index
+        )
 
     def _first_difference(
         self, ours: TensorEntry, theirs: TensorEntry, advance: Advance

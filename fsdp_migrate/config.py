@@ -206,6 +206,12 @@ def _wrap_policy_of_word(value: str, field: str) -> ClassWrap | SizeWrap | Alway
             f"Give them: `{field}: {{transformer_layer_cls: [Block]}}`, or `{field}: Block`."
         )
         raise ConfigError(msg, field=field)
+    if "(" in value:
+        msg = (
+            f"`{field}` is {value!r}, which is code, and none is run. Give the names of the classes: "
+            f"`{field}: [Block, Head]`, or `{field}: {{min_num_params: 100000000}}`."
+        )
+        raise ConfigError(msg, field=field)
     return ClassWrap(classes=words.read_names(value, field))
 
 

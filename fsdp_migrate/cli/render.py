@@ -276,10 +276,10 @@ def show_verification(report: VerifyReport) -> None:
     out = console()
     held = f"{report.tensors} tensors ({decimal(report.nbytes)}) and {report.values} other values"
     if report.renamed:
-        table = make_table("in the checkpoint", "compared as")
+        table = make_table("in the first", "in the second")
         for name, other in list(report.renamed.items())[:3]:
             table.add_row(escape(name), escape(other))
-        out.print(f"{len(report.renamed)} names agree once both are named in the same way, for example:")
+        out.print(f"{_entries(len(report.renamed))} under another name in the second, for example:")
         out.print(table)
     if report.aside:
         shown = ", ".join(f"`{escape(key)}`" for key in report.aside[:3])
@@ -300,6 +300,11 @@ def show_verification(report: VerifyReport) -> None:
     out.print(table)
     if not report.is_complete:
         out.print("There may be more: the comparison stopped here.")
+    if any(found.kind in ("missing", "extra", "dtype") for found in report.differences):
+        out.print(
+            "If the second was made by `fsdp-migrate convert`, give the same `--rename`, `--dtype`, "
+            "`--optimizer-dtype`, `--weights-only`, `--model` and `--config` as for that."
+        )
 
 
 def show_check(report: CheckReport) -> None:

@@ -114,7 +114,7 @@ def test_wrapped_names_count_as_the_same_and_are_said(tmp_path: Path) -> None:
     save_with_torch(wrapped, tmp_path / "b")
     report = verify_checkpoints(tmp_path / "a", tmp_path / "b")
     assert report.is_same
-    assert report.renamed == {"model._orig_mod.w": "model.w", "model._orig_mod.n": "model.n"}
+    assert report.renamed == {"model.w": "model._orig_mod.w", "model.n": "model._orig_mod.n"}
 
 
 def test_the_same_run_saved_in_two_ways_is_the_same() -> None:
@@ -193,8 +193,36 @@ def test_the_command_takes_what_convert_took(tmp_path: Path, capsys: pytest.Capt
     assert main(["convert", source, out, *wishes]) == 0
     assert main(["verify", source, out, *wishes]) == 0
     assert "cast before it was compared, as asked: 1 tensor" in capsys.readouterr().err
+    capsys.readouterr()
     assert main(["verify", source, out]) == 1
+    said = capsys.readouterr().err
+    assert "only the first checkpoint has it" in said
+    assert "only the second checkpoint has it" in said
+    assert "give the same `--rename`" in " ".join(said.split())
     assert main(["verify", source, "--dtype", "bf16"]) == 1
     assert "name the second checkpoint too" in capsys.readouterr().err
     assert main(["verify", source, out, "--rename", "nothing=x"]) == 1
     assert "changes no name" in capsys.readouterr().err
+
+
+def test_names_are_those_of_the_files_and_counted_once(tmp_path: Path) -> None:
+    one = save_with_torch({"model": {"w": torch.ones(2)}}, tmp_path / "one")
+    convert_checkpoint(
+        one, tmp_path / "out", to="lightning", output_options=OutputOptions(renames=("^=net.",))
+    )
+    report = verify_checkpoints(one, tmp_path / "out", renames=("^=net.",))
+    assert report.renamed == {"model.w": "state_dict.net.w"}
+    report = verify_checkpoints(one, tmp_path / "out")
+    assert report.renamed == {}
+    assert [(found.key, found.kind) for found in report.differences] == [
+        ("model.w", "missing"),
+        ("state_dict.net.w", "extra"),
+    ]
+
+
+def test_some_of_what_each_has_alone_is_shown(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_with_torch({"model": {f"{name}{n}": torch.ones(2) for n in range(9)}}, tmp_path / name)
+    report = verify_checkpoints(tmp_path / "a", tmp_path / "b", max_differences=4)
+    assert [found.kind for found in report.differences] == ["missing", "missing", "extra", "extra"]
+    assert not report.is_complete

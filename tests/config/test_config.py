@@ -154,6 +154,7 @@ BAD = [
     ({"auto_wrap_policy": {"min_params": 1}}, "auto_wrap_policy", "expected one of"),
     ({"auto_wrap_policy": [3]}, "auto_wrap_policy", "expected names"),
     ({"auto_wrap_policy": 3}, "auto_wrap_policy", "expected a policy of torch's"),
+    ({"auto_wrap_policy": "ModuleWrapPolicy({Exp})"}, "auto_wrap_policy", "names of the classes"),
     ({"device_mesh": "node"}, "device_mesh", "make it in code and pass it"),
     ({"process_group": {"size": 2}}, "process_group", "make it in code and pass it"),
     ({"param_init_fn": 3}, "param_init_fn", "callable"),
