@@ -34,7 +34,10 @@ _BLOCK: Final = 8 << 20
 _THREADS: Final = 2
 _MAX_SHOWN: Final = 20
 # What people carry along that torch.save may have written.
-_SAVED_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt")
+_SAVED_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+# What the directory at the end of an archive of torch.save has; one byte that changed spoils one of these.
+_SAVED_MARKS: Final = (b"/data.pkl", b"/version", b"PK\x01\x02", b"PK\x05\x06")
+_TAIL: Final = 64 << 10
 
 
 @dataclass(slots=True)
@@ -205,7 +208,7 @@ class _Check:
 
     def _file(self, task: _Task, step: Advance) -> tuple[int, int]:
         start = self._folder.read(task.key, 0, min(task.nbytes, len(ZIP_START)))
-        if start != ZIP_START:
+        if start != ZIP_START and not self._ends_as_saved(task):
             return 0, task.nbytes
         try:
             archive = TorchZip(
@@ -215,11 +218,17 @@ class _Check:
                 where=f"'{self._folder.url}/{task.key}'",
             )
         except (CheckpointFormatError, UnsupportedFeatureError):
-            if task.is_own:
+            if task.is_own or self._ends_as_saved(task):
                 raise
             # Somebody's own archive, of another kind.
             return 0, task.nbytes
         return check_archive(archive, step)
+
+    def _ends_as_saved(self, task: _Task) -> bool:
+        """Tell whether a file ends as torch.save ends an archive, even if one byte of the file is damaged."""
+        length = min(task.nbytes, _TAIL)
+        tail = self._folder.read(task.key, task.nbytes - length, length)
+        return sum(mark in tail for mark in _SAVED_MARKS) >= len(_SAVED_MARKS) - 1
 
 
 def _equal_moments(source: TensorSource, manifest: Manifest) -> Iterator[Finding]:

@@ -55,13 +55,21 @@ class WorkFolder:
             OutputExistsError: It is no work folder of this package.
         """
         for _ in range(_TRIES):
+            is_made = False
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir()
+                is_made = True
             self._check_own()
             try:
                 fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             except FileNotFoundError:  # its owner has just removed it
                 continue
+            except OSError:
+                if is_made:
+                    # Without the lock it is nobody's; another process that is about to lock it makes its own.
+                    with contextlib.suppress(OSError):
+                        self.path.rmdir()
+                raise
             try:
                 self._take_lock(fd)
                 if _is_at(fd, self.path / _LOCK):

@@ -254,14 +254,15 @@ def _distributed_contents(folder: Folder, name: str) -> Contents:
     """Read a distributed checkpoint in a folder below; its files are then named from the whole folder on."""
     inner = open_folder(f"{folder.url}/{name}")
     try:
-        manifest = inspect_dcp(inner, inner.files())
+        files = inner.files()
+        manifest = inspect_dcp(inner, files)
     finally:
         inner.close()
     contents = Contents("dcp", manifest.evidence, torch_hint=manifest.torch_hint)
     contents.is_portable = manifest.is_portable
     contents.findings = [finding for finding in manifest.findings if finding.code in _OF_COMPONENT]
     contents.files = {f"{name}/{file}": size for file, size in manifest.files.items()}
-    contents.files[f"{name}/{METADATA_FILE}"] = inner.files()[METADATA_FILE]
+    contents.files[f"{name}/{METADATA_FILE}"] = files[METADATA_FILE]
     for key, entry in manifest.entries.items():
         contents.entries[key] = _below(entry, name)
         contents.places[key] = name, key

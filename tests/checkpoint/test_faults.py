@@ -1,0 +1,305 @@
+"""Full disks, broken reads and sources that change, between layouts and targets of several kinds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fsdp_migrate.checkpoint_convert import (
+    check_checkpoint,
+    convert_checkpoint,
+    execute_plan,
+    inspect_checkpoint,
+    plan_conversion,
+    verify_checkpoints,
+)
+from fsdp_migrate.errors import (
+    CheckpointError,
+    CheckpointFormatError,
+    CheckpointReadError,
+    FSDPMigrateError,
+    OutputError,
+    OutputExistsError,
+)
+from tests.checkpoint import fault_sources
+from tests.checkpoint.samples import assert_nothing_left, contents
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Way:
+    """A source, and what becomes of it."""
+
+    make: Callable[..., Path]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+WAYS = {
+    "file to torch": Way(fault_sources.one_file, {"to": "torch"}),
+    "accelerate": Way(fault_sources.accelerate, {"to": "accelerate", "dtype": "bf16"}),
+    "dcp to hf": Way(fault_sources.distributed, {"to": "hf", "checksums": True}),
+    "pieces to lightning": Way(fault_sources.pieces, {"to": "lightning"}),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    return WAYS[request.param]
+
+
+def bytes_of(source: Path) -> dict[str, bytes]:
+    return contents(source) if source.is_dir() else {source.name: source.read_bytes()}
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@dataclass
+class Reads:
+    """Counts the reads of sources, and does something at one of them."""
+
+    action: Callable[[], None] = lambda: None
+    at: int = 1 << 60
+    count: int = 0
+
+    def start(self, at: int, action: Callable[[], None]) -> None:
+        self.action, self.at, self.count = action, at, 0
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    counter, preadv = Reads(), os.preadv
+
+    def counted(fd: int, buffers: Any, offset: int) -> int:
+        counter.count += 1
+        if counter.count == counter.at:
+            counter.action()
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    return counter
+
+
+def some_of(total: int) -> list[int]:
+    """Return some of so many events, the first and the last among them."""
+    return sorted({total, *range(1, total + 1, max(total // 4, 1))})
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fsync", "mkdir", "rename", "open", "write"])
+def test_every_kind_of_write_that_fails(
+    name: str, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = way.make(tmp_path)
+    before = bytes_of(source)
+    real, count, fail_at = getattr(os, name), 0, 1 << 60
+
+    def full(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        is_read = name == "open" and not args[1] & os.O_CREAT
+        count += not is_read
+        if count == fail_at and not is_read:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args, **options)
+
+    monkeypatch.setattr(os, name, full)
+    convert_checkpoint(source, tmp_path / "whole", **way.options)
+    numbers: set[int | None] = set()
+    for number in some_of(count) if count else ():
+        count, fail_at = 0, number
+        try:
+            convert_checkpoint(source, tmp_path / "out", **way.options)
+        except OutputError as error:
+            numbers.add(error.errno)
+        else:
+            # The output was in its place already, or nothing was to be made.
+            assert name in ("fsync", "mkdir"), number
+            fail_at = 1 << 60
+            assert contents(tmp_path / "out").keys() == contents(tmp_path / "whole").keys()
+            assert verify_checkpoints(tmp_path / "whole", tmp_path / "out").is_same
+            remove(tmp_path / "out")
+        fail_at = 1 << 60
+        assert_nothing_left(tmp_path, "whole", source.name)
+    assert numbers <= {errno.ENOSPC}
+    assert bytes_of(source) == before
+
+
+def test_a_limit_on_files_of_every_size(way: Way, tmp_path: Path) -> None:
+    source = way.make(tmp_path)
+    before, limits = bytes_of(source), resource.getrlimit(resource.RLIMIT_FSIZE)
+    refused = 0
+    try:
+        for size in [*range(0, 4096, 512), *range(4096, 1 << 18, 8192)]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+            try:
+                convert_checkpoint(source, tmp_path / "out", **way.options)
+            except OutputError:
+                refused += 1
+                assert_nothing_left(tmp_path, source.name)
+            else:
+                break
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert refused
+    assert check_checkpoint(tmp_path / "out").is_whole
+    assert bytes_of(source) == before
+
+
+def test_a_read_that_fails(way: Way, reads: Reads, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    source = way.make(tmp_path)
+    convert_checkpoint(source, tmp_path / "whole", **way.options)
+    for number in some_of(reads.count):
+        reads.start(number, fail)
+        with pytest.raises(CheckpointReadError, match="Input/output error"):
+            convert_checkpoint(source, tmp_path / "out", **way.options)
+        assert_nothing_left(tmp_path, "whole", source.name)
+
+
+def test_a_source_that_vanishes(way: Way, reads: Reads, tmp_path: Path) -> None:
+    source = way.make(tmp_path)
+    convert_checkpoint(source, tmp_path / "whole", **way.options)
+    total = reads.count
+    for number in some_of(total):
+        remove(source)
+        way.make(tmp_path)
+        reads.start(number, lambda: remove(source))
+        try:
+            convert_checkpoint(source, tmp_path / "out", **way.options)
+        except CheckpointError:
+            assert_nothing_left(tmp_path, "whole")
+        else:
+            # What was open could be read to its end, and the output is all that it was.
+            assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+            assert number == total
+            remove(tmp_path / "out")
+
+
+def test_a_source_that_is_cut_off_meanwhile(way: Way, reads: Reads, tmp_path: Path) -> None:
+    source = way.make(tmp_path)
+
+    def cut() -> None:
+        for file in [source] if source.is_file() else [f for f in source.rglob("*") if f.is_file()]:
+            os.truncate(file, file.stat().st_size // 2)
+
+    convert_checkpoint(source, tmp_path / "whole", **way.options)
+    total = reads.count
+    for number in some_of(total):
+        remove(source)
+        way.make(tmp_path)
+        reads.start(number, cut)
+        with pytest.raises(CheckpointError):
+            convert_checkpoint(source, tmp_path / "out", **way.options)
+        assert_nothing_left(tmp_path, "whole", source.name)
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["in place", "replaced"])
+def test_a_source_that_is_saved_again_meanwhile(
+    replaces: bool, way: Way, reads: Reads, tmp_path: Path
+) -> None:
+    """The same names and sizes, other values: half of the one and half of the other would look whole."""
+    (tmp_path / "new").mkdir()
+    newer = way.make(tmp_path / "new", 8)
+    convert_checkpoint(newer, tmp_path / "newer", **way.options)
+    source = way.make(tmp_path)
+
+    def save_again() -> None:
+        for name, data in bytes_of(newer).items():
+            file = source if source.is_file() else source / name
+            if replaces:
+                file.unlink()
+            file.write_bytes(data)
+            os.utime(file, ns=(0, 10**18))
+
+    reads.start(1 << 60, save_again)
+    convert_checkpoint(source, tmp_path / "whole", **way.options)
+    total, refused = reads.count, 0
+    for number in some_of(total):
+        remove(source)
+        way.make(tmp_path)
+        reads.start(number, save_again)
+        try:
+            convert_checkpoint(source, tmp_path / "out", **way.options)
+        except CheckpointError:
+            refused += 1
+        else:
+            assert number == 1
+            assert verify_checkpoints(tmp_path / "newer", tmp_path / "out").is_same
+            remove(tmp_path / "out")
+        assert_nothing_left(tmp_path, "new", "newer", "whole", source.name)
+    assert refused >= len(some_of(total)) - 1
+
+
+def test_a_source_that_changed_since_it_was_inspected(way: Way, tmp_path: Path) -> None:
+    source = way.make(tmp_path)
+    options = {key: value for key, value in way.options.items() if key not in ("link", "checksums")}
+    plan = plan_conversion(inspect_checkpoint(source), **options)
+    file = (
+        source if source.is_file() else max(source.rglob("*"), key=lambda f: f.is_file() * f.stat().st_size)
+    )
+    with file.open("ab") as opened:
+        opened.write(b"more")
+    with pytest.raises(CheckpointFormatError, match="has changed since it was inspected"):
+        execute_plan(plan, tmp_path / "out")
+    assert_nothing_left(tmp_path, source.name)
+
+
+def test_two_conversions_into_one_output(way: Way, reads: Reads, tmp_path: Path) -> None:
+    source = way.make(tmp_path)
+    convert_checkpoint(source, tmp_path / "whole", **way.options)
+    errors: list[FSDPMigrateError] = []
+
+    def second() -> None:
+        try:
+            convert_checkpoint(source, tmp_path / "out", **way.options)
+        except (OutputError, OutputExistsError) as error:
+            errors.append(error)
+
+    total = reads.count
+    for number in some_of(total):
+        errors.clear()
+        reads.start(number, second)
+        try:
+            convert_checkpoint(source, tmp_path / "out", **way.options)
+        except (OutputError, OutputExistsError) as error:
+            errors.append(error)
+        assert len(errors) == 1, number
+        assert contents(tmp_path / "out").keys() == contents(tmp_path / "whole").keys()
+        assert verify_checkpoints(tmp_path / "whole", tmp_path / "out").is_same
+        assert_nothing_left(tmp_path, "out", "whole", source.name)
+        remove(tmp_path / "out")
+
+
+def test_links_out_of_the_folder(way: Way, tmp_path: Path) -> None:
+    source = way.make(tmp_path)
+    said: set[bool] = set()
+    for name in contents(source) if source.is_dir() else ():
+        (source / name).replace(tmp_path / "secret")
+        (source / name).symlink_to(tmp_path / "secret")
+        secret = (tmp_path / "secret").read_bytes()
+        try:
+            convert_checkpoint(source, tmp_path / "out", **way.options)
+        except CheckpointFormatError as error:
+            said.add("is a link to something outside" in str(error))
+        else:
+            assert secret not in contents(tmp_path / "out").values()
+            remove(tmp_path / "out")
+        (source / name).unlink()
+        (tmp_path / "secret").replace(source / name)
+    assert said == ({True} if source.is_dir() else set())
+    assert_nothing_left(tmp_path, source.name)
