@@ -44,28 +44,46 @@ def main() -> None:
         model = prepare_fully_shard(model, fsdp_arguments)  # after
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if options.load:
-        load(model, optimizer, options.load)
-    for step in range(3):
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
+    done = load(model, optimizer, scheduler, options.load) if options.load else 0
+    for step in range(done, done + 3):
         inputs = torch.randn(8, 4, 16, generator=torch.Generator().manual_seed(step)).to(device)
         loss = (model(inputs) - inputs.roll(1, 0)).square().mean()
         loss.backward()
         optimizer.step()
+        scheduler.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.9f}")
     if options.save:
-        model_state, optimizer_state = get_state_dict(model, optimizer)
-        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=options.save)
+        dcp.save(whole_state(model, optimizer, scheduler, step + 1), checkpoint_id=options.save)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+def whole_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    step: int,
+) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+    rest = {"scheduler": scheduler.state_dict(), "step": step}
+    return {"model": model_state, "optimizer": optimizer_state, **rest}
+
+
+def load(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    folder: str,
+) -> int:
+    """Load everything, and return the steps that were done. `dcp.load` fills in only what it is asked for."""
+    state = whole_state(model, optimizer, scheduler, step=0)
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    scheduler.load_state_dict(state["scheduler"])
+    return int(state["step"])
 
 
 if __name__ == "__main__":
