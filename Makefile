@@ -13,7 +13,7 @@ demo: $(CORE)/.run
 	$(CORE)/bin/fsdp-migrate demo
 
 # Both lanes are set up first, so that a missing package shows before the tests run; then they run side by side,
-# for many tests wait for other processes.
+# for many tests wait for other processes. What says nothing of torch is run by the core lane alone.
 test: $(CORE)/.dev $(COMPOSER)/.dev
 	$(MAKE) lint
 	$(MAKE) typecheck

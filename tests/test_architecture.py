@@ -17,6 +17,9 @@ from tests.architecture import (
 )
 
 
+pytestmark = pytest.mark.any_torch
+
+
 MODULES = package_modules()
 
 # From the bottom up: none of these may come to import, by whatever way, what stands in a later line.

@@ -11,6 +11,9 @@ import pytest
 from tests.ranks import ROOT
 
 
+pytestmark = pytest.mark.any_torch
+
+
 LIGHT = [
     "fsdp_migrate",
     "fsdp_migrate.cli",

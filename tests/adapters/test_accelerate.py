@@ -13,6 +13,9 @@ from fsdp_migrate.adapters.conversion import TextConversion, convert_text
 from fsdp_migrate.errors import ConfigError
 
 
+pytestmark = pytest.mark.any_torch
+
+
 HEAD = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_machines: 1\nnum_processes: 8\n"
 
 

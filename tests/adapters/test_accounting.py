@@ -16,6 +16,9 @@ from fsdp_migrate.adapters.nodes import Mapping, effective
 from fsdp_migrate.adapters.stacks import ADAPTERS
 
 
+pytestmark = pytest.mark.any_torch
+
+
 BESIDE: dict[str, dict[str, Any]] = {
     "accelerate": {
         "distributed_type": "FSDP",

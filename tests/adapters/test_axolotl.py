@@ -12,6 +12,9 @@ from fsdp_migrate.adapters.base import Settings, bare
 from fsdp_migrate.adapters.conversion import TextConversion, convert_text
 
 
+pytestmark = pytest.mark.any_torch
+
+
 HEAD = "base_model: x/y\nmicro_batch_size: 1\nbf16: true\n"
 
 

@@ -14,6 +14,9 @@ from fsdp_migrate.errors import ConfigError
 from tools import config_tables
 
 
+pytestmark = pytest.mark.any_torch
+
+
 def convert(command: str, **options: Any) -> str:
     done = convert_command(command, **options)
     assert convert_command(done.text, **options).text == done.text

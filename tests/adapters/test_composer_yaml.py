@@ -13,6 +13,9 @@ from fsdp_migrate.adapters.composer_yaml import COMPOSER_KEYS, FSDP2_FIELDS
 from fsdp_migrate.adapters.conversion import TextConversion, convert_text
 
 
+pytestmark = pytest.mark.any_torch
+
+
 HEAD = "max_duration: 1ep\nprecision: amp_bf16\n"
 
 

@@ -16,6 +16,9 @@ from fsdp_migrate.adapters.yaml_reader import read_yaml
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 
 
+pytestmark = pytest.mark.any_torch
+
+
 def edit(text: str, *, json: bool = False, at: str = "", **what: Any) -> str:
     """Change keys of the mapping at a path: None takes a key out, a value replaces it, or adds it."""
     root = read_json(text) if json else read_yaml(text)[0]

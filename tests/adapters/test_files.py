@@ -15,6 +15,9 @@ from fsdp_migrate.errors import ConfigError, FindingsError, OutputError, OutputE
 from tests.ranks import ROOT
 
 
+pytestmark = pytest.mark.any_torch
+
+
 EXAMPLE = ROOT / "examples" / "configs" / "accelerate.yaml"
 
 

@@ -13,6 +13,9 @@ from fsdp_migrate.adapters.conversion import TextConversion, convert_text
 from fsdp_migrate.adapters.hf_trainer import HF_KEYS
 
 
+pytestmark = pytest.mark.any_torch
+
+
 HEAD = "output_dir: out\nlearning_rate: 1.0e-5\n"
 
 

@@ -14,6 +14,9 @@ from fsdp_migrate.adapters.lightning import LIGHTNING_KEYS
 from fsdp_migrate.adapters.lightning_hook import hook_code
 
 
+pytestmark = pytest.mark.any_torch
+
+
 STRATEGY = "_target_: lightning.pytorch.strategies.FSDPStrategy\n"
 
 

@@ -12,6 +12,9 @@ from fsdp_migrate.adapters.torch_kwargs import TORCH_KEYS
 from fsdp_migrate.config import FSDP1Config
 
 
+pytestmark = pytest.mark.any_torch
+
+
 def convert(line: str) -> TextConversion:
     text = f"trainer:\n  # arguments\n  fsdp:\n    {line}\n    x_unknown: 1\nother: 2\n"
     done = convert_text(text, key="trainer.fsdp")

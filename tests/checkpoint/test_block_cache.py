@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 DATA = bytes(range(251)) * (5 * BLOCK_BYTES // 502)
 PLACES = st.integers(0, len(DATA) - 1) | st.integers(-9, 9).map(lambda n: 2 * BLOCK_BYTES + n)
 

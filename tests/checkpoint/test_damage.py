@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.metadata import Chunk, TensorEntry
 
 
+pytestmark = pytest.mark.any_torch
+
+
 KEY = "model.blocks.0.up.weight"
 
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 WAYS: list[dict[str, Any]] = [{}, {"link": "copy"}, {"world_size": 3}, {"dtype": "bf16", "checksums": True}]
 MOUNT = ["unshare", "--user", "--map-root-user", "--mount", "--"]
 

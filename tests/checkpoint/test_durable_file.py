@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 STAGE = 4 * durable_file._ALIGNMENT
 SIZES = [0, 1, STAGE - 1, STAGE, STAGE + 1, 10 * STAGE + 77]
 

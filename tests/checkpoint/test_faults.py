@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 @dataclass(frozen=True)
 class Way:
     """A source, and what becomes of it."""

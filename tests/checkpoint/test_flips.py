@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tests.checkpoint.rank_sources import RankSources
 
 
+pytestmark = pytest.mark.any_torch
+
+
 TARGETS = ("accelerate", "composer", "hf", "lightning", "torch", "torchtitan")
 
 

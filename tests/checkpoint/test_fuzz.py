@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+pytestmark = pytest.mark.any_torch
+
+
 # What only a pickle that runs can bring about here; a hook cannot be taken out again, so it is switched.
 _EVENTS = {"pickle.find_class", "os.system", "os.exec", "subprocess.Popen", "socket.connect", "ctypes.dlopen"}
 _watches: list[list[str]] = []

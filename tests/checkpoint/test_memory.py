@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 MIB = 1 << 20
 BUFFER = 16
 ROWS, COLUMNS = 19200, 4096  # 300 MiB as float32

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.progress import ProgressEvent
 
 
+pytestmark = pytest.mark.any_torch
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return copy_of(PLAIN, tmp_path, "source")

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 WORK = "out.partial-conversion"
 WISHES: list[dict[str, Any]] = [{}, {"overwrite": True}, {"resume": True}]
 

@@ -6,6 +6,8 @@ import sys
 import zlib
 from typing import TYPE_CHECKING
 
+import pytest
+
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.metadata import Chunk, Stored, TensorEntry
 from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
@@ -15,6 +17,10 @@ from fsdp_migrate.checkpoint_convert.torch_zip_writer import tensor_archive
 if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
+
+
+pytestmark = pytest.mark.any_torch
+
 
 RANKS = 64
 

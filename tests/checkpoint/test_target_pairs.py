@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+pytestmark = pytest.mark.any_torch
+
+
 TARGETS = ("torch", "composer", "accelerate", "lightning", "torchtitan", "hf")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 OPTIONS = OutputOptions(optimizer_class="AdamW")

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+pytestmark = pytest.mark.any_torch
+
+
 class CheckpointException(BaseException):
     def __init__(self) -> None:
         super().__init__("CheckpointException ranks:dict_keys([1])")

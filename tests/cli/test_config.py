@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 EXAMPLE = ROOT / "examples" / "configs" / "accelerate.yaml"
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 CODE = "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(net)\nmodel.apply(f)\n"
 TURNED = "from fsdp_migrate import prepare_fully_shard\nmodel = prepare_fully_shard(net)\n"
 

@@ -7,6 +7,9 @@ import pytest
 from tests.source.samples import codes, plain, turned
 
 
+pytestmark = pytest.mark.any_torch
+
+
 TURNED = [
     ("model = FSDP(net)\n", "model = prepare_fully_shard(net)\n"),
     ("model = FSDP(net).to(0)\n", "model = prepare_fully_shard(net).to(0)\n"),

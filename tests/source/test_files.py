@@ -13,6 +13,9 @@ from fsdp_migrate.source import FileReport, scan_paths, scan_source
 from fsdp_migrate.source.files import MAX_BYTES, find_sources
 
 
+pytestmark = pytest.mark.any_torch
+
+
 CODE = "from torch.distributed.fsdp import FullyShardedDataParallel\nmodel = FullyShardedDataParallel(net)\n"
 
 

@@ -8,6 +8,9 @@ from fsdp_migrate.source import scan_source
 from tests.source.samples import codes, plain, turned
 
 
+pytestmark = pytest.mark.any_torch
+
+
 MODEL = "model = FSDP(net)\n"
 PREPARED = "model = prepare_fully_shard(net)\n"
 

@@ -11,6 +11,9 @@ import pytest
 from fsdp_migrate.source import rewrite_paths, rewrite_source
 
 
+pytestmark = pytest.mark.any_torch
+
+
 BEFORE = (
     "from torch.distributed.fsdp import FullyShardedDataParallel\nmodel = FullyShardedDataParallel(net)\n"
 )

@@ -13,6 +13,9 @@ from tests.ranks import ROOT
 from tests.source.samples import IMPORTS
 
 
+pytestmark = pytest.mark.any_torch
+
+
 PAGE = (ROOT / "docs" / "rules.md").read_text()
 ROWS = dict(re.findall(r"^\| `([a-z-]+)` \| (FM[^|]*) \|", PAGE, re.MULTILINE))
 EVERY = (*RULES, leftovers, unused_imports, mentions)

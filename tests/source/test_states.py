@@ -7,6 +7,9 @@ import pytest
 from tests.source.samples import codes, plain, turned
 
 
+pytestmark = pytest.mark.any_torch
+
+
 MODEL = "model = FSDP(net)\n"
 PREPARED = "model = prepare_fully_shard(net)\n"
 FULL = "StateDictType.FULL_STATE_DICT"
