@@ -101,10 +101,14 @@ def test_torchrun_makes_what_one_process_makes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("how", "rank"), [("error", 1), ("kill", 1), ("kill", 0)])
-def test_a_rank_that_fails_stops_all_and_is_named(how: str, rank: int, tmp_path: Path) -> None:
+def test_a_rank_that_fails_stops_all_and_is_named(
+    how: str, rank: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     script = str(ROOT / "tests" / "rank_scripts" / "failing_convert.py")
+    how_it_fails = {"FAIL_HOW": how, "FAIL_RANK": str(rank)}
+    begun = str(tmp_path_factory.mktemp("begun") / "begun")
     done = torchrun(
-        script, str(PLAIN), str(tmp_path / "out"), "--world-size=4", FAIL_HOW=how, FAIL_RANK=str(rank)
+        *(script, str(PLAIN), str(tmp_path / "out"), "--world-size=4"), **how_it_fails, FAIL_BEGUN=begun
     )
     assert done.returncode == 1
     (said,) = (line for line in done.stderr.splitlines() if line.startswith("Error: "))
