@@ -1,7 +1,7 @@
 """The command under torchrun, on ranks of which one fails while it writes: FAIL_RANK and FAIL_HOW say so.
 
-It fails once the other is writing, which that one notes in the file FAIL_BEGUN: when a rank dies, torchrun ends
-at once, and without a word, the one that is still starting.
+It fails once the other is writing, which that one notes in the file FAIL_BEGUN: when a rank dies, torchrun
+ends at once, and without a word, the one that is still starting.
 """
 
 from __future__ import annotations
