@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,10 @@ _SAVED_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 # What the directory at the end of an archive of torch.save has; one byte that changed spoils one of these.
 _SAVED_MARKS: Final = (b"/data.pkl", b"/version", b"PK\x01\x02", b"PK\x05\x06")
 _TAIL: Final = 64 << 10
+# The end record of a zip file (APPNOTE 4.3.16), and what ZIP64 puts before it.
+_END: Final = b"PK\x05\x06"
+_END_BYTES: Final = 22
+_ZIP64_BYTES: Final = 56 + 20
 
 
 @dataclass(slots=True)
@@ -228,7 +233,20 @@ class _Check:
         """Tell whether a file ends as torch.save ends an archive, even if one byte of the file is damaged."""
         length = min(task.nbytes, _TAIL)
         tail = self._folder.read(task.key, task.nbytes - length, length)
-        return sum(mark in tail for mark in _SAVED_MARKS) >= len(_SAVED_MARKS) - 1
+        found = sum(mark in tail for mark in _SAVED_MARKS)
+        return found >= len(_SAVED_MARKS) - 1 and not self._begins_later(task, tail)
+
+    def _begins_later(self, task: _Task, tail: bytes) -> bool:
+        """Tell whether the last archive begins within the file, after others: data of a checkpoint."""
+        at = tail.rfind(_END)
+        if at < 0 or at + _END_BYTES > len(tail):
+            return False
+        size, offset = struct.unpack_from("<II", tail, at + 12)
+        end = task.nbytes - len(tail) + at
+        starts = (end - size - offset - between for between in (0, _ZIP64_BYTES))
+        return any(
+            start > 0 and self._folder.read(task.key, start, len(ZIP_START)) == ZIP_START for start in starts
+        )
 
 
 def _equal_moments(source: TensorSource, manifest: Manifest) -> Iterator[Finding]:
