@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
-_MAX_THREADS: Final = 4
+_MAX_THREADS: Final = 8
+# While one waits for the disk, another has the core: a quarter faster, with one core as with two.
+_THREADS_PER_CORE: Final = 2
 # Where most of the time is spent waiting for a service.
 _REMOTE_THREADS: Final = 8
 _COPY: Final = 8 << 20
@@ -115,10 +117,15 @@ class Work:
 
     def _threads(self, tasks: int) -> int:
         is_remote = is_url(self.source.url) or not self.output.takes_parts
-        # The ranks of a node share its cores.
-        neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.ranks is not None else 1
-        cores = len(os.sched_getaffinity(0)) // neighbours
-        return max(min(tasks, _REMOTE_THREADS if is_remote else min(cores, _MAX_THREADS)), 1)
+        local = min(_THREADS_PER_CORE * self._cores(), _MAX_THREADS)
+        return max(min(tasks, _REMOTE_THREADS if is_remote else local), 1)
+
+    def _cores(self) -> int:
+        """Return how many cores are this process's: those that it is bound to, or its share of a node's."""
+        cores = len(os.sched_getaffinity(0))
+        if self.ranks is None or cores < (os.cpu_count() or 1):
+            return cores
+        return max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
     def _run(
         self,

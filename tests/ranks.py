@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
-GLOO_TIMEOUT = timedelta(seconds=30)
+# Longer than any run's: a rank that waits in vain is then ended by the run, which shows where each one stands.
+GLOO_TIMEOUT = timedelta(minutes=15)
 GRACE = 5.0
 """Seconds for the others after a failure: a healthy rank often reports before the culprit."""
 
@@ -52,9 +53,10 @@ class RanksFailedError(AssertionError):
     def __init__(self, failures: dict[int, str], world_size: int) -> None:
         self.failures = failures
         names = ", ".join(map(str, sorted(failures)))
-        parts = [f"{len(failures)} of {world_size} ranks failed: {names}"]
         # Those that only felt the death of another come last: the cause stands at the top.
         order = sorted(failures, key=lambda rank: (_is_second_hand(failures[rank]), rank))
+        cause = failures[order[0]].split("\nits output:")[0].rstrip().rsplit("\n", 1)[-1]
+        parts = [f"{len(failures)} of {world_size} ranks failed: {names}; rank {order[0]}: {cause[:200]}"]
         parts += [f"---- rank {rank}\n{failures[rank].rstrip()}" for rank in order]
         super().__init__("\n".join(parts))
 

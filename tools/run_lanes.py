@@ -3,7 +3,8 @@
     python tools/run_lanes.py core='make test-core' composer='make test-composer'
 
 Many tests wait for other processes, so two lanes on two cores take hardly longer than one. Exits with 1 if
-a command failed, when all are done.
+a command failed, when all are done. What failed is named once more at the end, a line each, for the reports of
+which only the end is kept.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import time
 from typing import IO
 
 
+WIDTH = 300
+
+
 def main(arguments: list[str]) -> int:
     """Run the commands that ``name=command`` arguments give; return the exit status."""
     commands = dict(argument.split("=", 1) for argument in arguments)
@@ -24,19 +28,21 @@ def main(arguments: list[str]) -> int:
         name: subprocess.Popen(shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for name, command in commands.items()
     }
+    named: list[str] = []
     try:
-        _show(lanes)
+        _show(lanes, named)
     except KeyboardInterrupt:
         # The terminal has interrupted the lanes too; what they say of it is shown before the end.
-        _show(lanes)
+        _show(lanes, named)
     failed = [name for name, lane in lanes.items() if lane.wait() != 0]
+    print(*named, sep="\n", end="\n" if named else "")
     print(f"{', '.join(lanes)}: {time.monotonic() - start:.0f} s; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
 
-def _show(lanes: dict[str, subprocess.Popen[bytes]]) -> None:
+def _show(lanes: dict[str, subprocess.Popen[bytes]], named: list[str]) -> None:
     readers = [
-        threading.Thread(target=_show_lane, args=(name, lane.stdout), daemon=True)
+        threading.Thread(target=_show_lane, args=(name, lane.stdout, named), daemon=True)
         for name, lane in lanes.items()
         if lane.stdout is not None
     ]
@@ -46,9 +52,13 @@ def _show(lanes: dict[str, subprocess.Popen[bytes]]) -> None:
         reader.join()
 
 
-def _show_lane(name: str, stream: IO[bytes]) -> None:
-    for line in stream:
-        print(f"[{name}] {line.decode(errors='replace').rstrip()}", flush=True)
+def _show_lane(name: str, stream: IO[bytes], named: list[str]) -> None:
+    for data in stream:
+        line = f"[{name}] {data.decode(errors='replace').rstrip()}"
+        print(line, flush=True)
+        # As pytest's summary begins its lines.
+        if data.startswith((b"FAILED ", b"ERROR ")):
+            named.append(line[:WIDTH])
 
 
 if __name__ == "__main__":
