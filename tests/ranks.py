@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
-# Longer than any run's: a rank that waits in vain is then ended by the run, which shows where each one stands.
+# Longer than any run's: a rank that waits in vain is then ended by the run, which shows where each stands.
 GLOO_TIMEOUT = timedelta(minutes=15)
 GRACE = 5.0
 """Seconds for the others after a failure: a healthy rank often reports before the culprit."""

@@ -3,8 +3,8 @@
     python tools/run_lanes.py core='make test-core' composer='make test-composer'
 
 Many tests wait for other processes, so two lanes on two cores take hardly longer than one. Exits with 1 if
-a command failed, when all are done. What failed is named once more at the end, a line each, for the reports of
-which only the end is kept.
+a command failed, when all are done. What failed is named once more at the end, for reports of which only the
+end is kept.
 """
 
 from __future__ import annotations
