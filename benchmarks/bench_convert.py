@@ -13,9 +13,7 @@ on: with less, what starting Python and importing torch take counts for more tha
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import shutil
 import sys
 import tempfile
 from dataclasses import replace
@@ -41,15 +39,13 @@ from benchmarks.scripts import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 UNITS = {"M": 1 << 20, "G": 1 << 30}
 JUDGED_FROM = 4 << 30
 PYTHON = [sys.executable, "-c"]
 CONVERT = [sys.executable, "-m", "fsdp_migrate", "convert", "--json"]
 MANY = 1_000_000
-# Two cores of a virtual machine vary by a third from run to run in what they get of its memory's speed.
-RUNS_IN_MEMORY = 5
 # 512 MiB and the buffer, whatever the size.
 PRIVATE = (512 + 64) * MIB
 
@@ -142,43 +138,32 @@ class Bench:
         ]
 
     def ranks(self) -> list[Figure]:
-        """Cast on one core against two processes on a core each, and as they are started by default."""
-        self._make_weights()
-        with _folder_in_memory(self._folder, 2 * self._size) as folder:
-            return self._cast_in(folder)
+        """Cast on one core against two processes on a core each, and as they are started by default.
 
-    def _cast_in(self, folder: Path) -> list[Figure]:
+        A cast alone waits for the disk about as long as it computes; with checksums the cores count.
+        """
+        self._make_weights()
         script = self._folder / "cast.py"
         script.write_text(CAST_ON_ONE_CORE, encoding="utf-8")
-        source = self._weights
-        if folder != self._folder:
-            source = folder / "weights"
-            shutil.copytree(self._weights, source)
-
-        def cast(command: Sequence[str]) -> Job:
-            return self._job(command, source, folder / "cast")
-
         whole = ["-m", "fsdp_migrate", "convert", "--json", "--dtype", "bf16"]
-        found = take_turns(
-            {
-                "cast, 1 process on 1 core": cast([*torchrun(1), str(script)]),
-                "cast, 2 processes on a core each": cast([*torchrun(2), str(script)]),
-                "cast, 1 process, all cores": cast([sys.executable, *whole]),
-                "cast, 2 processes, all cores": cast([*torchrun(2), *whole]),
-            },
-            max(self._runs, RUNS_IN_MEMORY),
-        )
-        one, two, default, default2 = found.values()
+        commands = {
+            "cast and checksums, 1 process on 1 core": [*torchrun(1), str(script), "checksums"],
+            "cast and checksums, 2 processes on a core each": [*torchrun(2), str(script), "checksums"],
+            "cast, 1 process on 1 core": [*torchrun(1), str(script), ""],
+            "cast, 2 processes on a core each": [*torchrun(2), str(script), ""],
+            "cast, 1 process, all cores": [sys.executable, *whole],
+            "cast, 2 processes, all cores": [*torchrun(2), *whole],
+        }
+        jobs = {name: self._job(command, self._weights, self._ours) for name, command in commands.items()}
+        summed, summed2, one, two, default, default2 = take_turns(jobs, self._runs).values()
+        ratio = "cast and checksums, 1 process / 2, a core each"
         return [
+            Figure(ratio, *_told(summed, summed2), "s", 1.6, is_least=True),
+            Figure("cast alone, 1 process / 2, a core each", *_told(one, two), "s"),
+            Figure("cast alone, the same, with imports", one.seconds, two.seconds, "s"),
             Figure(
-                "cast, 1 process / 2, a core each, from start to end",
-                *_told(one, two),
-                "s",
-                1.6,
-                is_least=True,
+                "cast alone, 1 process / 2, all cores, with imports", default.seconds, default2.seconds, "s"
             ),
-            Figure("cast, 1 process / 2, a core each, with imports", one.seconds, two.seconds, "s"),
-            Figure("cast, 1 process / 2, all cores, with imports", default.seconds, default2.seconds, "s"),
             _private("cast", default),
         ]
 
@@ -209,23 +194,6 @@ class Bench:
 
     def _job(self, command: Sequence[str], source: Path, output: Path, *, keeps: bool = False) -> Job:
         return Job([*command, str(source), str(output)], [output], keeps)
-
-
-@contextlib.contextmanager
-def _folder_in_memory(other: Path, nbytes: int) -> Iterator[Path]:
-    """Make a folder in memory, so that cores are compared and no disk; ``other`` where there is no room."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or shutil.disk_usage(memory).free < nbytes or _available_memory() < 2 * nbytes:
-        print(f"No {nbytes / 1e9:.0f} GB of memory are free: the disk counts in the cast.", file=sys.stderr)
-        yield other
-        return
-    with tempfile.TemporaryDirectory(dir=memory, prefix="bench-") as name:
-        yield Path(name)
-
-
-def _available_memory() -> int:
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _private(what: str, run: Run) -> Figure:

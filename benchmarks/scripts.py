@@ -90,7 +90,7 @@ with join_ranks() if "RANK" in os.environ else contextlib.nullcontext() as ranks
         ranks.gather("there", {})
         ranks.publish("go", {}) if ranks.rank == 0 else ranks.receive("go")
     start = time.perf_counter()
-    convert_checkpoint(*sys.argv[1:3], dtype="bf16", ranks=ranks)
+    convert_checkpoint(*sys.argv[2:4], dtype="bf16", checksums=bool(sys.argv[1]), ranks=ranks)
     print(time.perf_counter() - start, flush=True)
 """
 

@@ -24,7 +24,7 @@ from fsdp_migrate.checkpoint_convert.state_tree import NumberKey
 from fsdp_migrate.checkpoint_convert.targets.base import is_empty, without_empty
 from fsdp_migrate.checkpoint_convert.targets.stacks import resolve_target
 from fsdp_migrate.errors import ConfigError, PlanError
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding
 
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ Action = Literal["none", "relink", "rewrite"]
 
 Link = Literal["auto", "hard", "copy"]
 
-# Refusals of what `weights_only` leaves out.
-_NOT_OF_WEIGHTS: Final = frozenset({"FM222", "FM230", "FM234", "FM239"})
+# What is said of entries that are left out where only the model is written.
+_NOT_OF_WEIGHTS: Final = frozenset({"FM217", "FM222", "FM230", "FM234", "FM239"})
 _MAX_SHOWN: Final = 20
 _UNNAMED_SHARE: Final = 64
 _AS_TEXT: Final = (
@@ -186,8 +186,9 @@ def plan_conversion(
     renames = plan_renames(manifest, parts, target.move, target.options.rules)
     entries = _plan_entries(target, renames, casts, world_size)
     extra_files = () if weights_only else _carried_files(manifest)
+    of_weights = weights_only or target.models_only
     findings = [
-        *(f for f in manifest.findings if f.code not in _NOT_OF_WEIGHTS or not weights_only),
+        *(f for f in manifest.findings if f.code not in _NOT_OF_WEIGHTS or not of_weights),
         *renames.findings,
         # Where two parts have one place, their names are the same for no other reason.
         *(target.refusals() or collision_findings(entries, renames, target)),
@@ -357,6 +358,7 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     empty = [key for key in plan.left_out if is_empty(manifest.entries[key])]
     unwanted = [key for key in plan.left_out if key not in wanted and key not in set(empty)]
     numbers = [e.key for e in plan.entries if any(isinstance(name, NumberKey) for name in e.path or ())]
+    tensors = counted(len(rechunked), "tensor")
     notes = [
         (plan.action == "none", "FM201", manifest.source, "no entry has to change."),
         (
@@ -369,14 +371,14 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
             bool(rechunked),
             "FM204",
             manifest.source,
-            f"{len(rechunked)} tensors, for {plan.world_size} ranks instead of {manifest.world_size}.",
+            f"{tensors}, for {plan.world_size} ranks instead of {manifest.world_size}.",
         ),
-        (bool(cast), "FM205", manifest.source, f"{len(cast)} tensors ({_cast_kinds(cast)})."),
+        (bool(cast), "FM205", manifest.source, f"{counted(len(cast), 'tensor')} ({_cast_kinds(cast)})."),
         (
             bool(unwanted),
             "FM207",
             manifest.source,
-            f"{len(unwanted)} entries that are not of a model.",
+            f"{counted(len(unwanted), 'entry', 'entries')} not of a model.",
         ),
         (
             bool(others),
@@ -396,7 +398,8 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     ]
     found += [make_finding(code, subject, text) for holds, code, subject, text in notes if holds]
     if plan.stack != manifest.stack:
-        found.append(make_finding("FM213", manifest.source, f"{len(plan.renamed)} entries."))
+        moved = counted(len(plan.renamed), "entry", "entries")
+        found.append(make_finding("FM213", manifest.source, f"{moved}."))
         found += _without_place(plan, target)
     return found
 

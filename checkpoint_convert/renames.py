@@ -16,7 +16,7 @@ from fsdp_migrate.checkpoint_convert.keys import (
 from fsdp_migrate.checkpoint_convert.metadata import Manifest, NameList, Part
 from fsdp_migrate.checkpoint_convert.parts import entry_path, parameter_name
 from fsdp_migrate.errors import ConfigError
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding
 
 
 Move = Callable[[Part, Path], Path]
@@ -143,7 +143,8 @@ class _AskedRenames:
         if not self._changed:
             return []
         old, new = next(iter(self._changed.items()))
-        return [make_finding("FM263", old, f"{len(self._changed)} names, such as `{old}`: now `{new}`.")]
+        names = counted(len(self._changed), "name")
+        return [make_finding("FM263", old, f"{names}, such as `{old}`: now `{new}`.")]
 
 
 def clean_name(name: str, *, module: bool) -> str:
@@ -214,7 +215,8 @@ def _findings(
             make_finding(
                 "FM202",
                 part.name,
-                f"{len(wrapped)} names and the contents of {len(changed)} entries, such as `{old}`: now "
+                f"{counted(len(wrapped), 'name')} and the contents of "
+                f"{counted(len(changed), 'entry', 'entries')}, such as `{old}`: now "
                 f"`{join_path(paths[old])}`.",
             )
         )
@@ -223,7 +225,7 @@ def _findings(
             make_finding(
                 "FM203",
                 part.name,
-                f"{len(part.keys)} entries, such as `{part.keys[0]}`: now "
+                f"{counted(len(part.keys), 'entry', 'entries')}, such as `{part.keys[0]}`: now "
                 f"`{join_path(paths[part.keys[0]])}`.",
                 "If `module` is the name of a submodule of yours, wrap the model in one of that name "
                 "when loading.",

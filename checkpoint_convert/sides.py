@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.checkpoint_convert.keys import join_path
+from fsdp_migrate.checkpoint_convert.keys import join_path, parse_rename
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, InlineValue, TensorEntry
 from fsdp_migrate.checkpoint_convert.nested import pick_value, read_value
 from fsdp_migrate.checkpoint_convert.plan import plan_dtype
 from fsdp_migrate.checkpoint_convert.planned import PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.renames import plan_renames
 from fsdp_migrate.checkpoint_convert.targets.base import Place, Stay, Target, is_empty
+from fsdp_migrate.checkpoint_convert.targets.safetensors import (
+    HUGGINGFACE_ATTRIBUTE,
+    is_huggingface_model,
+)
 from fsdp_migrate.checkpoint_convert.targets.ties import find_model_ties
 from fsdp_migrate.checkpoint_convert.targets.torch import TorchTarget
 from fsdp_migrate.checkpoint_convert.targets.torchtitan import flatten_optimizers
@@ -73,7 +78,7 @@ def make_sides(
     kind = Stay if is_alike else _Numbered if kinds[0] == kinds[1] else TorchTarget
     targets = [kind(m, found) for m, found in zip(manifests, parts, strict=True)]
     flat = not is_alike and any(map(_is_flattened, targets))
-    left = _side(targets[0], folders[0], wishes.rules, flat=flat)
+    left = _side(targets[0], folders[0], wishes.rules or _implied_rules(*manifests), flat=flat)
     right = _side(targets[1], folders[1], flat=flat)
     left, right = _with_root_values(left, right), _with_root_values(right, left)
     left = replace(left, dtypes=_dtypes(left, wishes.casts))
@@ -111,6 +116,13 @@ def _with_root_values(side: Side, other: Side) -> Side:
         for name, entry in kept.items()
     }
     return replace(side, entries=entries) if len(entries) == len(side.entries) else side
+
+
+def _implied_rules(one: Manifest, other: Manifest) -> tuple[RenameRule, ...]:
+    """Return what a conversion to safetensors changes of names without being asked."""
+    models = [part for part in one.parts if part.kind == "model"]
+    is_wrapped = one.stack == "composer" and _is_weights(other) and is_huggingface_model(one, models)
+    return (parse_rename(f"^{re.escape(HUGGINGFACE_ATTRIBUTE)}="),) if is_wrapped else ()
 
 
 def _is_weights(manifest: Manifest) -> bool:

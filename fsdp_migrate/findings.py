@@ -255,6 +255,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM275": FindingCode(
             "changed", "Keys that are numbers became text, as torch.distributed.checkpoint makes them."
         ),
+        "FM276": FindingCode(
+            "exact",
+            "`model.` came off every name: the model is the attribute of Composer's HuggingFaceModel.",
+        ),
         "FM282": FindingCode("exact", "Only the weights were replaced: what else was in OUT is as it was."),
         # FM3xx: Python sources
         "FM301": FindingCode(
@@ -395,6 +399,16 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
     }
 )
+
+
+def counted(count: int, one: str, more: str | None = None) -> str:
+    """Return a number with its noun, for messages.
+
+    Example:
+        >>> counted(1, "tensor"), counted(2, "entry", "entries")
+        ('1 tensor', '2 entries')
+    """
+    return f"{count} {one if count == 1 else more or one + 's'}"
 
 
 def make_finding(code: str, subject: str, message: str, hint: str | None = None) -> Finding:

@@ -58,6 +58,7 @@ class Target:
     stack: ClassVar[Stack] = "torch"
     is_distributed: ClassVar[bool] = True
     nested_only: ClassVar[bool] = False
+    models_only: ClassVar[bool] = False
 
     def place(self, part: Part) -> Place | None:
         """Return where a part goes, or None where the stack has no place for it."""

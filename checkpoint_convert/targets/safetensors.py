@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.parts import entry_path
 from fsdp_migrate.checkpoint_convert.planned import PlannedTensor
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
 from fsdp_migrate.checkpoint_convert.targets.ties import find_model_ties
@@ -13,8 +15,14 @@ from fsdp_migrate.findings import Finding, make_finding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fsdp_migrate.checkpoint_convert.metadata import Part
+    from fsdp_migrate.checkpoint_convert.keys import Path
+    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part
     from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
+
+
+# Composer's HuggingFaceModel: the attribute that holds the model, and where its configuration is stored.
+HUGGINGFACE_ATTRIBUTE: Final = "model."
+_INTEGRATION: Final = "integrations.huggingface"
 
 
 class HfTarget(Target):
@@ -22,10 +30,23 @@ class HfTarget(Target):
 
     stack = "hf"
     is_distributed = False
+    models_only = True
 
     def place(self, part: Part) -> Place | None:
         """Return where a part goes, or None where the stack has no place for it."""
         return Place(()) if part.kind == "model" else None
+
+    def move(self, part: Part, path: Path) -> Path:
+        """Return the path of an entry of a part in the output."""
+        moved = super().move(part, path)
+        if part.kind != "model" or not self._is_wrapped or not isinstance(moved[0], str):
+            return moved
+        return (moved[0].removeprefix(HUGGINGFACE_ATTRIBUTE), *moved[1:])
+
+    @functools.cached_property
+    def _is_wrapped(self) -> bool:
+        # What the user renames is the user's to rename.
+        return not self.options.rules and is_huggingface_model(self.manifest, self.of_kind("model"))
 
     def refusals(self) -> list[Finding]:
         """Return the reasons why this source cannot be written for the stack."""
@@ -49,9 +70,28 @@ class HfTarget(Target):
             make_finding("FM264", alias, f"it is `{first}`, which holds its values.")
             for alias, first in ties.items()
         ]
+        if self._is_wrapped:
+            found.append(
+                make_finding(
+                    "FM276",
+                    "model",
+                    f"{len(kept)} names, as `from_pretrained` expects them.",
+                    "To decide about the names yourself, give --rename: that alone is followed then.",
+                )
+            )
         if rest or lost:
             names = ", ".join(f"`{name}`" for name in (*rest, *lost)[:8])
             found.append(
                 make_finding("FM257", "hf", f"{names}: safetensors hold the tensors of a model and no more.")
             )
         return Arrangement(tuple(kept), findings=tuple(found))
+
+
+def is_huggingface_model(manifest: Manifest, models: Sequence[Part]) -> bool:
+    """Tell whether the model is the attribute ``model`` of Composer's ``HuggingFaceModel``.
+
+    That class stores the configuration of the model under ``integrations.huggingface``.
+    """
+    names = [str(entry_path(manifest.entries[key])[len(part.prefix)]) for part in models for key in part.keys]
+    has_integration = any(_INTEGRATION in key for key in manifest.entries)
+    return has_integration and all(name.startswith(HUGGINGFACE_ATTRIBUTE) for name in names)

@@ -304,6 +304,8 @@ def convert(
         write_document("convert", {"dry_run": False, "report": report.as_dict()})
     elif not torchrun.is_quiet():
         render.show_conversion(report)
+        asked = {**wanted, "rename": rename, "model": model, "config": config, "trust_pickle": trust_pickle}
+        render.show_verify_command(source, report.output, asked)
     return 0
 
 

@@ -271,6 +271,22 @@ def show_conversion(report: ConversionReport) -> None:
     out.print(f"  {described['source']} -> {report.output}", markup=False, soft_wrap=True)
 
 
+def show_verify_command(source: str, output: str | None, asked: Mapping[str, Any]) -> None:
+    """Show what to type to compare an output with its source, after the changes that were asked for."""
+    if output is None:
+        return
+    words = ["fsdp-migrate", "verify", source, output]
+    for name in ("rename", "dtype", "optimizer_dtype", "weights_only", "model", "config", "trust_pickle"):
+        option, value = f"--{name.replace('_', '-')}", asked[name]
+        if value is True:
+            words.append(option)
+        elif value not in (None, False, "keep"):
+            words += [
+                word for one in (value if isinstance(value, list) else [value]) for word in (option, one)
+            ]
+    console().print(f"To compare them: {shlex.join(words)}", markup=False, soft_wrap=True, highlight=False)
+
+
 def show_verification(report: VerifyReport) -> None:
     """Show whether two checkpoints hold the same, and the first differences if they do not."""
     out = console()
@@ -284,7 +300,7 @@ def show_verification(report: VerifyReport) -> None:
     if report.aside:
         shown = ", ".join(f"`{escape(key)}`" for key in report.aside[:3])
         more = ", ..." if len(report.aside) > 3 else ""
-        aside = f"{len(report.aside)} entries"
+        aside = _entries(len(report.aside))
         out.print(f"Not compared, because the other has no place for them: {aside}, {shown}{more}")
     if report.cast:
         count = len(report.cast)

@@ -315,3 +315,53 @@ def test_only_the_weights_of_a_model_folder_are_replaced(where: str, tmp_path: P
         (tmp_path / "out" / "model.safetensors").unlink()
         with pytest.raises(OutputExistsError, match="is no checkpoint"):
             convert_checkpoint(PLAIN, out, to="torch", overwrite=True)
+
+
+def huggingface_state(tmp_path: Path, *, inner: bool = True) -> Path:
+    """Return what Composer saves of a ``HuggingFaceModel``, or of a model of the user's that has one."""
+    weights = {"model.model.embed_tokens.weight": torch.ones(4, 2), "model.lm_head.weight": torch.zeros(4, 2)}
+    if not inner:
+        weights["scale"] = torch.ones(1)
+    config = {"content": {"model_type": "llama"}, "class": "transformers.LlamaForCausalLM"}
+    integrations = {"huggingface": {"model": {"config": config}, "tokenizer": {}}}
+    state = {"model": weights, "algorithms": [], "integrations": integrations, "timestamp": {"Timestamp": {}}}
+    return save_with_torch({"state": state, "rng": [{"torch": torch.get_rng_state()}]}, tmp_path / "ep0-ba2")
+
+
+def test_a_huggingface_model_leaves_its_attribute_behind(tmp_path: Path) -> None:
+    source = huggingface_state(tmp_path)
+    report = convert_checkpoint(source, tmp_path / "out", to="hf")
+    assert "FM276" in codes(report)
+    assert sorted(load_file(tmp_path / "out" / "model.safetensors")) == [
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+    ]
+    assert verify_checkpoints(source, tmp_path / "out").is_same
+    # Who names the weights decides about all of it.
+    asked = OutputOptions(renames=("^model[.]lm=model.LM",))
+    report = convert_checkpoint(source, tmp_path / "asked", to="hf", output_options=asked)
+    assert "FM276" not in codes(report)
+    assert "model.LM_head.weight" in load_file(tmp_path / "asked" / "model.safetensors")
+    assert verify_checkpoints(source, tmp_path / "asked", renames=asked.renames).is_same
+    # Elsewhere names are kept: FSDP2 loads them into the same HuggingFaceModel.
+    report = convert_checkpoint(source, tmp_path / "torch", to="torch")
+    assert "model.model.lm_head.weight" in report.plan.renamed.values()
+
+
+def test_names_beside_the_attribute_keep_all_of_them(tmp_path: Path) -> None:
+    source = huggingface_state(tmp_path, inner=False)
+    report = convert_checkpoint(source, tmp_path / "out", to="hf")
+    assert "FM276" not in codes(report)
+    assert "model.lm_head.weight" in load_file(tmp_path / "out" / "model.safetensors")
+    assert verify_checkpoints(source, tmp_path / "out").is_same
+
+
+def test_what_is_said_of_an_optimizer_is_not_said_where_it_is_left_out(tmp_path: Path) -> None:
+    moment = torch.rand(4, 2)
+    own = {"step": torch.tensor(1.0), "exp_avg": moment, "exp_avg_sq": moment}
+    optimizer = {"state": {"w": own}, "param_groups": [{"params": ["w"], "lr": 0.1}]}
+    torch.save({"model": {"w": torch.ones(4, 2)}, "optimizer": optimizer}, tmp_path / "full.pt")
+    manifest = inspect_checkpoint(tmp_path / "full.pt")
+    assert "FM217" in codes(plan_conversion(manifest, to="torch"))
+    assert "FM217" not in codes(plan_conversion(manifest, to="hf"))
+    assert "FM217" not in codes(plan_conversion(manifest, weights_only=True))

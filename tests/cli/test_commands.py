@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -281,6 +282,25 @@ def test_findings_say_what_their_code_means_and_what_was_left_out_for_whom(
     assert said.index("FM257") < said.index("FM213")
     assert main(["convert", str(PLAIN), str(tmp_path / "weights"), "--weights-only"]) == 0
     assert "FM207" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [],
+        ["--to", "hf"],
+        ["--dtype", "bf16", "--optimizer-dtype", "bf16", "--rename", "^=a b.", "--rename", "^a b=x"],
+        ["--weights-only", "--dtype", "fp16"],
+    ],
+)
+def test_the_command_that_compares_is_shown_and_finds_them_the_same(
+    asked: list[str], compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(compiled), str(tmp_path / "my out"), *asked]) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("To compare them: "))
+    program, *arguments = shlex.split(line.removeprefix("To compare them: "))
+    assert program == "fsdp-migrate"
+    assert main(arguments) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,11 @@ def _rows() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row} for row in tokens]
 
 
-def generate() -> dict[str, Any]:
-    """Train two batches and generate; return the tokens, and those of a plain model with the same weights."""
+def generate(folder: str) -> dict[str, Any]:
+    """Train two batches and generate; return the tokens, and those of a plain model with the same weights.
+
+    What was trained is saved to ``folder``.
+    """
     from composer import Trainer
     from composer.models import HuggingFaceModel
 
@@ -67,6 +70,7 @@ def generate() -> dict[str, Any]:
     plain = _llama()
     weights = {name.removeprefix("model."): value for name, value in whole(trainer.state.model).items()}
     missing = plain.load_state_dict(weights, strict=False).missing_keys
+    trainer.save_checkpoint(f"{folder}/saved")
     untrained = _llama().generate(prompt, max_new_tokens=6, do_sample=False)
     expected = plain.generate(prompt, max_new_tokens=6, do_sample=False)
     units = [type(module).__name__ for module in model.modules() if type(module).__name__.startswith("FSDP")]
@@ -78,4 +82,5 @@ def generate() -> dict[str, Any]:
         "untrained": untrained.tolist(),
         "missing": missing,
         "units": units,
+        "weights": plain.state_dict(),
     }
