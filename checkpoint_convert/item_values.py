@@ -184,6 +184,7 @@ def storage_of(pid: object) -> StorageRef:
 _MAX_DIMENSIONS: Final = 64
 _RECORDS: Final = (
     "_codecs.encode",
+    "_io.BytesIO",
     "builtins.bytearray",
     "builtins.complex",
     "builtins.frozenset",

@@ -47,6 +47,8 @@ _AS_TEXT: Final = (
     "What loads this into keys that are numbers has both; a scheduler that is built anew keeps the "
     "milestones that it was given."
 )
+# torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX: what a module keeps of itself, in a form of its own.
+_EXTRA_STATE: Final = "_extra_state"
 CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
@@ -268,21 +270,26 @@ def _plan_entries(
 def _plan_boxes(entry: TensorEntry, world_size: int | None, *, shard_whole: bool) -> tuple[Box, ...]:
     """Divide a tensor if it is a sharded one.
 
-    A tensor in one chunk is a buffer or a scalar, except where the whole checkpoint was saved by one
-    rank: there
-    nothing tells buffers from parameters, and every tensor of a model or an optimizer is divided.
+    A tensor in one chunk is a buffer or a scalar, except where the whole checkpoint was saved by one rank:
+    there nothing tells buffers from parameters, and every tensor of a model or an optimizer is divided, but
+    for what a module's ``get_extra_state`` returned.
     """
     old = tuple((chunk.offsets, chunk.sizes) for chunk in entry.chunks)
+    shard_whole = shard_whole and not _is_extra_state(entry)
     if world_size is None or not (shard_whole or len(old) > 1):
         return old
     new = tuple(shard_boxes(entry.shape, world_size))
     return old if set(new) == set(old) else new
 
 
+def _is_extra_state(entry: TensorEntry) -> bool:
+    return any(str(name).rpartition(".")[2] == _EXTRA_STATE for name in entry_path(entry))
+
+
 def plan_dtype(entry: TensorEntry, cast: str | None) -> str:
     """Return the type that a tensor gets where ``cast`` was asked for; None asks for none."""
-    is_step = entry_path(entry)[-1] == "step"
-    return entry.dtype if cast is None or is_step or entry.dtype not in CASTABLE else cast
+    is_kept = entry_path(entry)[-1] == "step" or _is_extra_state(entry)
+    return entry.dtype if cast is None or is_kept or entry.dtype not in CASTABLE else cast
 
 
 def _missing_part_findings(

@@ -61,15 +61,19 @@ def test_every_item_is_written_once_and_ranks_get_equal_bytes(sizes: list[list[i
     assert most * parts <= max(1.1 * total, total + parts * largest)
 
 
-@pytest.mark.parametrize(("cores", "ranks", "threads"), [(4, 2, 2), (2, 2, 1), (2, 8, 1), (64, 8, 4)])
-def test_the_ranks_of_a_node_share_its_cores(
-    cores: int, ranks: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("bound", "cores", "ranks", "threads"),
+    [(4, 4, 2, 4), (2, 2, 2, 2), (2, 2, 8, 2), (64, 64, 8, 8), (2, 8, 4, 4)],
+)
+def test_the_ranks_of_a_node_share_its_cores_unless_each_is_bound_to_its_own(
+    bound: int, cores: int, ranks: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(bound)))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     output = open_output(tmp_path / "out", source=str(PLAIN), overwrite=False)
     alone = Work(open_folder(PLAIN), output, 1, False, None, None)
-    assert alone._threads(100) == min(cores, 4), "LOCAL_WORLD_SIZE of somebody else's torchrun"
+    assert alone._threads(100) == min(2 * bound, 8), "LOCAL_WORLD_SIZE of somebody else's torchrun"
     assert replace(alone, ranks=Ranks(HashStore(), 0, ranks))._threads(100) == threads
     output.abort()
 
