@@ -281,9 +281,8 @@ def show_verify_command(source: str, output: str | None, asked: Mapping[str, Any
         if value is True:
             words.append(option)
         elif value not in (None, False, "keep"):
-            words += [
-                word for one in (value if isinstance(value, list) else [value]) for word in (option, one)
-            ]
+            values = value if isinstance(value, list) else [value]
+            words += [word for one in values for word in (option, str(one))]
     console().print(f"To compare them: {shlex.join(words)}", markup=False, soft_wrap=True, highlight=False)
 
 

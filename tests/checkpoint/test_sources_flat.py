@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import math
 import shutil
 from itertools import product
@@ -176,6 +177,8 @@ def test_the_command_takes_the_fsdp1_arguments(
     assert "--model" in capsys.readouterr().err
     model = "tests.rank_bodies.sources:RankNet"
     assert main([*arguments, "--model", model, "--config", str(config)]) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("To compare them: "))
+    assert main(shlex.split(line)[4:]) == 0
     loaded = load_with_torch(tmp_path / "out")
     expected = rank_sources.expected["flat"]
     assert torch.equal(
