@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 import math
+import shlex
 import shutil
 from itertools import product
 from typing import TYPE_CHECKING, Any
