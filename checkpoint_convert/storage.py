@@ -175,7 +175,7 @@ class LocalFolder:
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
         """Return every file below the folder with its size."""
         if self.only is not None:
-            return {self.only: (self.path / self.only).stat().st_size}
+            return {self.only: self._size(self.only)}
         found: dict[str, int] = {}
         for base, folders, names in os.walk(self.path, onerror=self._unreadable):
             folders.sort()
@@ -194,6 +194,14 @@ class LocalFolder:
                     if stat.S_ISREG(status.st_mode):
                         found[full.relative_to(self.path).as_posix()] = status.st_size
         return found
+
+    def _size(self, name: str) -> int:
+        try:
+            with self._reading(name):
+                return (self.path / name).stat().st_size
+        except FileNotFoundError as error:
+            msg = f"{self._at(name)} is not there."
+            raise CheckpointNotFoundError(msg, path=self.path / name) from error
 
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""

@@ -21,9 +21,11 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     verify_checkpoints,
 )
+from fsdp_migrate.checkpoint_convert.storage import open_folder
 from fsdp_migrate.errors import (
     CheckpointError,
     CheckpointFormatError,
+    CheckpointNotFoundError,
     CheckpointReadError,
     OutputError,
     OutputExistsError,
@@ -231,6 +233,16 @@ def test_a_source_that_vanishes_while_it_is_looked_at(
             continue
         # What was open could be read to its end.
         assert result is not None
+
+
+def test_a_file_that_vanishes_once_it_is_open(tmp_path: Path) -> None:
+    source = tmp_path / "a.pt"
+    source.write_bytes(b"data")
+    folder = open_folder(source)
+    assert folder.files() == {"a.pt": 4}
+    source.unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"a\.pt' is not there"):
+        folder.files()
 
 
 def test_several_conversions_into_one_output_at_once(tmp_path: Path) -> None:
