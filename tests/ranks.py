@@ -65,7 +65,7 @@ def run_ranks(
     fn: Callable[..., T],
     *args: object,
     world_size: int = 2,
-    timeout: float = 60,
+    timeout: float = 110,
     master_port: int | None = None,
 ) -> list[T]:
     """Run ``fn(*args)`` on every rank of a new gloo group and return what each rank returned.
