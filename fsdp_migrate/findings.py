@@ -302,7 +302,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "equivalent", "`.module` of the wrapper: FSDP2 wraps nothing, so it is the model itself."
         ),
         "FM316": FindingCode("changed", "Names with `_fsdp_wrapped_module`: FSDP2 puts nothing into names."),
-        "FM317": FindingCode("refused", "Private to FSDP1: flat parameters, handles, internal modules."),
+        "FM317": FindingCode(
+            "refused",
+            "Private to FSDP1, or its wrapper's own: flat parameters, handles, `model.sharding_strategy`.",
+        ),
         "FM318": FindingCode(
             "changed", "Tests of parameters' dimensions: FSDP1's were flat, FSDP2's have their own shapes."
         ),
@@ -397,6 +400,11 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM419": FindingCode(
             "equivalent", "Tensors of a checkpoint that the model has no place for, as before."
         ),
+        # FM42x: sources, continued
+        "FM420": FindingCode(
+            "changed", "A branch for FSDP1's models alone, in a source that has one for FSDP2's as well."
+        ),
+        "FM421": FindingCode("changed", "`ShardedTensor`: FSDP2's states hold `DTensor`."),
     }
 )
 

@@ -61,6 +61,59 @@ STATE_DICT_WORDS = frozenset(
 )
 """What FSDP1's state dict calls are told, for which FSDP2 has no use."""
 
+CLASS_FUNCTIONS = frozenset(
+    {
+        "flatten_sharded_optim_state_dict",
+        "fsdp_modules",
+        "full_optim_state_dict",
+        "get_state_dict_type",
+        "optim_state_dict",
+        "optim_state_dict_to_load",
+        "rekey_optim_state_dict",
+        "scatter_full_optim_state_dict",
+        "set_state_dict_type",
+        "shard_full_optim_state_dict",
+        "sharded_optim_state_dict",
+        "state_dict_type",
+        "summon_full_params",
+    }
+)
+"""What is called on the class itself, and is given the model."""
+
+WRAPPER_ATTRIBUTES = frozenset(
+    {
+        "backward_prefetch",
+        "compute_device",
+        "cpu_offload",
+        "forward_prefetch",
+        "limit_all_gathers",
+        "mixed_precision",
+        "process_group",
+        "sharding_strategy",
+        "training_state",
+        "_device_mesh",
+        "_fsdp_extension",
+        "_has_params",
+        "_is_root",
+        "_lazy_init",
+        "_reset_lazy_init",
+        "_state_dict_type",
+        "_use_orig_params",
+        "check_is_root",
+    }
+)
+"""What the wrapper shows of itself, and FSDP2's modules do not."""
+
+FSDP2_CLASSES = frozenset(
+    {
+        "torch.distributed._composable.fsdp.FSDPModule",
+        "torch.distributed._composable.fsdp.fully_shard.FSDPModule",
+        "torch.distributed.fsdp.FSDPModule",
+        "torch.distributed.fsdp._fully_shard.FSDPModule",
+    }
+)
+"""The names of FSDP2's class, in newer and in older versions of torch."""
+
 MANUAL_WRAPPING = frozenset({"ConfigAutoWrap", "enable_wrap", "wrap"})
 
 PUBLIC_NAMES = (

@@ -27,8 +27,9 @@ _FSDP2 = frozenset(
     {
         "fsdp_migrate.prepare_fully_shard",
         "fsdp_migrate.prepare.prepare_fully_shard",
-        "torch.distributed.fsdp.FSDPModule",
+        "torch.distributed._composable.fsdp.fully_shard",
         "torch.distributed.fsdp.fully_shard",
+        *catalog.FSDP2_CLASSES,
     }
 )
 _DDP = frozenset(
@@ -238,6 +239,8 @@ class Models:
         for kind in (cst.Assign, cst.AnnAssign, cst.NamedExpr):
             for node in self.index.by_kind.get(kind, ()):
                 self._follow_assignment(node)
+        for node in (*self.index.by_kind.get(cst.For, ()), *self.index.by_kind.get(cst.CompFor, ())):
+            self._follow_loop(node)
         for node in self.index.by_kind.get(cst.Return, ()):
             self._follow_return(node)
         for node in self.index.by_kind.get(cst.Call, ()):
@@ -259,6 +262,16 @@ class Models:
             self._add(key, kinds)
             if key is not None and "fsdp" in kinds and target not in self.made.setdefault(key, []):
                 self.made[key].append(target)
+
+    def _follow_loop(self, node: cst.CSTNode) -> None:
+        """Note what ``for m in FSDP.fsdp_modules(model)`` goes through."""
+        assert isinstance(node, (cst.For, cst.CompFor))
+        asked = node.iter.func if isinstance(node.iter, cst.Call) else None
+        if asked is not None and self.index.fsdp1(asked) == f"{catalog.FSDP}.fsdp_modules":
+            key = self._key(node.target)
+            self._add(key, {"fsdp"})
+            if key is not None:
+                self.given.add(key)
 
     def _follow_return(self, node: cst.CSTNode) -> None:
         function = self.index.function(node)

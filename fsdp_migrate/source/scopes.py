@@ -150,7 +150,7 @@ class Index:
             return {f"{base}.{node.attr.value}" for base in self.qualified(node.value, depth)}
         if not isinstance(node, cst.Name) or depth > 3:
             return set()
-        bindings = self.scopes[node].lookup(node.value)
+        bindings = self.bindings_of(node)
         found = set()
         for binding in bindings:
             if binding.qualified is not None:
@@ -162,10 +162,52 @@ class Index:
             found |= {f"{module}.{node.value}" for module in self.stars}
         return found
 
+    def bindings_of(self, node: cst.Name) -> list[Binding]:
+        """Return every place that may have given a name its value, those in other branches left out.
+
+        What ``else:`` imports is not what a call below ``if`` makes use of.
+        """
+        found = self.scopes[node].lookup(node.value)
+        if len(found) < 2:
+            return found
+        return [each for each in found if not self._excludes(each.node, node)] or found
+
+    def _excludes(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Tell whether two nodes stand in the two branches of one ``if``, so that never both are run."""
+        if self.function(one) is not self.function(other):
+            return False
+        side = dict(self._branches(other))
+        return any(side.get(choice, branch) is not branch for choice, branch in self._branches(one))
+
+    def _branches(self, node: cst.CSTNode) -> Iterator[tuple[cst.If, cst.CSTNode]]:
+        """Yield each ``if`` above a node, in its function and its loop, with the branch that it stands in."""
+        below = node
+        for above in self.ancestors(node):
+            if isinstance(above, (cst.FunctionDef, cst.For, cst.While, cst.Lambda)):
+                return
+            if isinstance(above, cst.If) and below in {above.body, above.orelse}:
+                yield above, below
+            below = above
+
     def fsdp1(self, node: cst.CSTNode) -> str | None:
         """Return the name of the thing of FSDP1's that an expression stands for, or None."""
         names = {catalog.fsdp1_name(name) for name in self.qualified(node)} - {None}
-        return min(names, key=str) if names else None
+        return min(names, key=str) if names else self._inherited(node)
+
+    def _inherited(self, node: cst.CSTNode) -> str | None:
+        """Return the class's own function for ``Wrapper.function``, where a subclass has none."""
+        if not isinstance(node, cst.Attribute) or node.attr.value not in catalog.CLASS_FUNCTIONS:
+            return None
+        if not isinstance(node.value, cst.Name) or node.value not in self.scopes:
+            return None
+        for binding in self.scopes[node.value].lookup(node.value.value):
+            owner = binding.node
+            if isinstance(owner, cst.ClassDef) and any(
+                self.fsdp1(base.value) == catalog.FSDP for base in owner.bases
+            ):
+                own = {item.name.value for item in owner.body.body if isinstance(item, cst.FunctionDef)}
+                return None if node.attr.value in own else f"{catalog.FSDP}.{node.attr.value}"
+        return None
 
     def is_ambiguous(self, node: cst.CSTNode) -> bool:
         """Tell whether something other than FSDP1's may be bound to the name that an expression begins with.
@@ -176,11 +218,13 @@ class Index:
             node = node.value
         if not isinstance(node, cst.Name):
             return True
-        return any(self._is_foreign(binding, 0) for binding in self.scopes[node].lookup(node.value))
+        return any(self._is_foreign(binding, 0) for binding in self.bindings_of(node))
 
     def _is_foreign(self, binding: Binding, depth: int) -> bool:
         if binding.qualified is not None:
-            return not binding.qualified.startswith("torch")
+            return binding.qualified.split(".")[0] != "torch"
+        if isinstance(binding.node, cst.ClassDef) and binding.kind == "class":
+            return not any(self.fsdp1(base.value) == catalog.FSDP for base in binding.node.bases)
         if any(isinstance(above, cst.ExceptHandler) for above in self.ancestors(binding.node)):
             return False
         value = binding.value

@@ -101,7 +101,7 @@ COMMENTED = [
     ("layers = [FSDP(layer) for layer in layers]\n", ["FM303"]),
     ("wrap = functools.partial(FSDP, device_id=0)\nuse(wrap)\n", ["FM303"]),
     ("kinds = {'fsdp': FSDP}\n", ["FM303"]),
-    ("ok = type(model) is FSDP\n", ["FM303"]),
+    ("ok = type(model) in {FSDP}\n", ["FM303"]),
     ("kind = FSDP.get_state_dict_type(model)\n", ["FM303"]),
     ("class Mine(FSDP):\n    pass\n\n\nmodel = Mine(net)\n", ["FM304", "FM304"]),
     (

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.nodes import dotted
+from fsdp_migrate.source.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.rules.methods import renamed
-from fsdp_migrate.source.uses import Found, Need
+from fsdp_migrate.source.uses import Found, Need, Replace
 
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NAME = "isinstance"
-CODES = ("FM305",)
+CODES = ("FM305", "FM420")
 
 _PARTS = (
     cst.Arg,
@@ -35,14 +35,119 @@ _PARTS = (
 )
 MODULE = Need("torch.distributed.fsdp", "FSDPModule")
 
+_OF_FSDP1 = (
+    "this source asks for FSDP2's class as well, so what depends on this is meant for FSDP1 alone, and does "
+    "not run any more: see that its FSDP2 branch does what is needed."
+)
+_BESIDE = "stays: FSDP2's class is asked for beside it"
+
 
 def find(source: Source) -> Iterator[Found]:
     """Find every check for the class, and every annotation with it."""
+    knows_fsdp2 = any(_is_fsdp2(source, node) for node in source.loads)
     for node, name in source.references.items():
-        if name == catalog.FSDP and _asks_for_the_class(source, node):
+        if name != catalog.FSDP:
+            continue
+        if not _asks_for_the_class(source, node):
+            found = None if knows_fsdp2 else _of_type(source, node)
+            if found is not None:
+                yield found
+            continue
+        check = _check_of(source, node) if knows_fsdp2 else None
+        if check is None:
             new = source.local_name(MODULE)
-            edit = renamed(node, new)
-            yield Found("FM305", node, new, "rewritten", (edit,), (MODULE,), covers=(node,))
+            yield Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
+        else:
+            yield _beside_fsdp2(source, node, check)
+
+
+def _beside_fsdp2(source: Source, node: cst.BaseExpression, check: cst.Call) -> Found:
+    """Return what becomes of a check in a source that tells FSDP1's models from FSDP2's."""
+    asked = check.args[1].value
+    if any(_is_fsdp2(source, part) for part in walk(asked)):
+        edit = _taken_out(source, node)
+        if edit is not None:
+            return Found(
+                "FM305", node, "taken out: FSDP2's class stands beside it", "rewritten", (edit,), (), (node,)
+            )
+        return Found("FM305", node, _BESIDE, "kept", covers=(node,))
+    below: cst.CSTNode = check
+    for above in source.index.ancestors(check):
+        if not isinstance(above, cst.BooleanOperation) or not isinstance(above.operator, cst.Or):
+            break
+        below = above
+    others = (call for call in walk_for(below, cst.Call) if call is not check and _is_check(call))
+    model = text_of(check.args[0].value)
+    if any(text_of(o.args[0].value) == model and _is_fsdp2(source, o.args[1].value) for o in others):
+        return Found("FM305", node, _BESIDE, "kept", covers=(node,))
+    return Found("FM420", node, _OF_FSDP1, "commented", covers=(node,))
+
+
+def _taken_out(source: Source, node: cst.BaseExpression) -> Replace | None:
+    """Return the edit that takes a class out of ``(A, B)`` or ``A | B``, where that is all there is."""
+    above = source.index.parents[node]
+    if isinstance(above, cst.BinaryOperation) and isinstance(above.operator, cst.BitOr):
+        is_left = above.left is node
+        return Replace(above, lambda updated: updated.right if is_left else updated.left)
+    whole = source.index.parents[above]
+    if not isinstance(above, cst.Element) or not isinstance(whole, cst.Tuple):
+        return None
+    place = list(whole.elements).index(above)
+
+    def build(updated: cst.Tuple) -> cst.BaseExpression:
+        left = [*updated.elements[:place], *updated.elements[place + 1 :]]
+        if len(left) == 1:
+            return left[0].value
+        return updated.with_changes(
+            elements=[*left[:-1], left[-1].with_changes(comma=updated.elements[-1].comma)]
+        )
+
+    return Replace(whole, build)
+
+
+def _is_fsdp2(source: Source, node: cst.CSTNode) -> bool:
+    return isinstance(node, (cst.Name, cst.Attribute)) and bool(
+        source.index.qualified(node) & catalog.FSDP2_CLASSES
+    )
+
+
+def _is_check(call: cst.Call) -> bool:
+    return dotted(call.func) == "isinstance" and len(call.args) == 2
+
+
+def _check_of(source: Source, node: cst.CSTNode) -> cst.Call | None:
+    """Return the ``isinstance(...)`` that asks for a class."""
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.Call):
+            return above if _is_check(above) else None
+        if not isinstance(above, _PARTS):
+            return None
+    return None
+
+
+def _of_type(source: Source, node: cst.BaseExpression) -> Found | None:
+    """Return what ``type(x) == FSDP`` becomes: FSDP2's classes are made of the model's own."""
+    target = source.index.parents[node]
+    whole = source.index.parents[target]
+    if not isinstance(target, cst.ComparisonTarget) or not isinstance(whole, cst.Comparison):
+        return None
+    asked = whole.left
+    if len(whole.comparisons) != 1 or not (isinstance(asked, cst.Call) and dotted(asked.func) == "type"):
+        return None
+    is_equal = isinstance(target.operator, (cst.Equal, cst.Is))
+    if len(asked.args) != 1 or not (is_equal or isinstance(target.operator, (cst.NotEqual, cst.IsNot))):
+        return None
+    new = source.local_name(MODULE)
+
+    def build(updated: cst.Comparison) -> cst.BaseExpression:
+        model = cst.ensure_type(updated.left, cst.Call).args[0].value
+        check = cst.Call(cst.Name("isinstance"), [cst.Arg(model), cst.Arg(cst.Name(new))])
+        made: cst.BaseExpression = check if is_equal else cst.UnaryOperation(cst.Not(), check)
+        return made.with_changes(lpar=updated.lpar, rpar=updated.rpar)
+
+    return Found(
+        "FM305", whole, f"isinstance(..., {new})", "rewritten", (Replace(whole, build),), (MODULE,), (node,)
+    )
 
 
 def _asks_for_the_class(source: Source, node: cst.CSTNode) -> bool:

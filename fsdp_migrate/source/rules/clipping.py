@@ -12,7 +12,13 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.nodes import dotted, short, walk_for
-from fsdp_migrate.source.rules.methods import on_model, renamed, sureness, unbound
+from fsdp_migrate.source.rules.methods import (
+    is_likely_made_elsewhere,
+    on_model,
+    renamed,
+    sureness,
+    unbound,
+)
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -62,7 +68,7 @@ def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> 
 
         becomes = f"{new}({short(receiver, 30)}, ...)"
         yield Found("FM311", call, becomes, "rewritten", (Replace(call, build),), (CLIP,))
-    elif sure == "unknown":
+    elif sure == "unknown" or is_likely_made_elsewhere(source, receiver):
         yield Found("FM311", call, _UNSURE, "commented")
 
 

@@ -159,7 +159,12 @@ def _earlier_optimizers(source: Source, call: cst.Call) -> str:
             break
         if source.index.function(assign) is not function:
             continue
+        given = (
+            {text_of(arg.value) for arg in assign.value.args} if isinstance(assign.value, cst.Call) else set()
+        )
         for target in _targets(assign):
+            if target in given:
+                continue  # it is wrapped, not made: `model, optimizer = amp.initialize(model, optimizer)`
             if target in names:
                 names.remove(target)
             if _holds_parameters(assign.value, model) or _may_hold_parameters(assign.value, target, model):

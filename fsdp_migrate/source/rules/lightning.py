@@ -27,6 +27,13 @@ _MEANT = (
     "take ModelParallelStrategy, and call prepare_fully_shard(self, {...}) in the module's configure_model: "
     "`fsdp-migrate config` shows the settings."
 )
+_FABRIC = (
+    "take ModelParallelStrategy(parallelize_fn=...), and call prepare_fully_shard(model, {...}) in that "
+    "function: `fsdp-migrate config` shows the settings."
+)
+_ASKED = (
+    "this asks for Lightning's FSDP1 strategy: ask for ModelParallelStrategy, and see what depends on it."
+)
 _CLASS = re.compile(
     r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\..*\b"
     r"(DDPFullyShardedNativeStrategy|FSDP(Strategy|Precision|MixedPrecisionPlugin|PrecisionPlugin))\b"
@@ -37,15 +44,29 @@ _WORD = re.compile(r"^fsdp(_native|_cpu_offload|_native_full_shard_offload)?$")
 def find(source: Source) -> Iterator[Found]:
     """Find the strategy, by its class and by its name."""
     for node in (*source.loads, *source.attributes):
-        if any(_CLASS.match(name) for name in source.index.qualified(node)):
+        names = {name for name in source.index.qualified(node) if _CLASS.match(name)}
+        if names:
             above = source.index.parents[node]
             if not (isinstance(above, cst.Attribute) and above.value is node):
-                yield Found("FM319", node, _MEANT, "commented")
+                yield Found("FM319", node, _meant(source, node, names), "commented")
     for call in source.calls:
-        if (dotted(call.func) or "").split(".")[-1] in {"Fabric", "Trainer"}:
+        name = (dotted(call.func) or "").split(".")[-1]
+        if name in {"Fabric", "Trainer"}:
             for arg in call.args:
                 if arg.keyword is not None and arg.keyword.value == "strategy" and _is_word(arg.value):
-                    yield Found("FM319", arg, _MEANT, "commented")
+                    yield Found("FM319", arg, _FABRIC if name == "Fabric" else _MEANT, "commented")
+
+
+def _meant(source: Source, node: cst.CSTNode, names: set[str]) -> str:
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.Annotation):
+            return _ASKED
+        if isinstance(above, cst.Call):
+            asks = dotted(above.func) in {"isinstance", "issubclass"} and node is not above.func
+            if asks:
+                return _ASKED
+            break
+    return _FABRIC if any("fabric" in name for name in names) else _MEANT
 
 
 def _is_word(node: cst.BaseExpression) -> bool:

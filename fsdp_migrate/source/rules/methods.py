@@ -45,6 +45,33 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
     return "likely" if named and _stands_below_a_switch(source, receiver) else "unknown"
 
 
+def is_likely_made_elsewhere(source: Source, receiver: cst.BaseExpression) -> bool:
+    """Tell whether an object may be an FSDP1 model that another source has made, by what it is called.
+
+    For methods that FSDP1's models alone have, in sources that speak of FSDP and import nothing of it.
+    """
+    text = dotted(receiver)
+    if text is None or source.uses_fsdp1 or "fsdp" not in source.code.lower():
+        return False
+    if source.index.qualified(receiver):
+        return False
+    if source.models.is_fsdp2(receiver) or source.models.is_guarded_fsdp2(receiver):
+        return False
+    if _is_made_by_a_class(source, receiver):
+        return False
+    *_, last = names = text.lower().split(".")
+    return not _OTHERS & set(names) and any(word in last for word in ("model", "module", "fsdp"))
+
+
+def _is_made_by_a_class(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a name holds what a class of another kind makes: ``model = Fairscale(net)``."""
+    if not isinstance(node, cst.Name) or node not in source.index.scopes:
+        return False
+    values = (binding.value for binding in source.index.scopes[node].lookup(node.value))
+    made = ((dotted(value.func) or "").split(".")[-1] for value in values if isinstance(value, cst.Call))
+    return any(name[:1].isupper() for name in made)
+
+
 def _stands_below_a_switch(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether code runs only where a setting such as ``config.enable_fsdp`` is true."""
     below: cst.CSTNode = node

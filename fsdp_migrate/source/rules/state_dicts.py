@@ -31,6 +31,10 @@ _OPTIONS = Need(_TORCH, "StateDictOptions")
 _FULL = Need("fsdp_migrate.runtime", "full_state_dict")
 
 _HINT = "see docs/runtime.md of fsdp-migrate for what takes its place."
+_ELSEWHERE = (
+    "what this gives was decided by contexts or types set in other places, and is sharded now; take "
+    f"torch's get_model_state_dict or set_model_state_dict with the options that were meant: {_HINT}"
+)
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no twin: {_HINT}"
 
 
@@ -116,7 +120,7 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
     if certainty == "mixed":
         yield Found("FM333", call, f"{MIXED}take torch's get_model_state_dict(model, ...).", "commented")
     elif certainty == "certain" and (settings is None or not can_turn(call)):
-        yield Found("FM308", call, _ARGUMENTS, "commented")
+        yield Found("FM308", call, _ARGUMENTS if settings is not None else _ELSEWHERE, "commented")
     elif certainty == "certain" and settings is not None:
         yield turned(source, call, settings)
 
