@@ -185,6 +185,7 @@ _MAX_DIMENSIONS: Final = 64
 _RECORDS: Final = (
     "_codecs.encode",
     "_io.BytesIO",
+    "argparse.Namespace",
     "builtins.bytearray",
     "builtins.complex",
     "builtins.frozenset",
@@ -207,6 +208,7 @@ _RECORDS: Final = (
     "datetime.timezone",
     "decimal.Decimal",
     "fractions.Fraction",
+    "random.Random",
     "uuid.UUID",
     "types.SimpleNamespace",
     "numpy.dtype",

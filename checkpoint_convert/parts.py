@@ -12,7 +12,7 @@ People choose the top names of their state dicts themselves, so the structure be
    (that may be the root), or after which an optimizer is called (``critic_optimizer``). If there is none of
    either, each path at which a state dict lies is one: tensors by their dotted names (``blocks.0.weight``)
    and nothing nested, whatever the path is called, but for copies of other weights (``ema``). Failing that,
-   a checkpoint of nothing but tensors at the root is one model.
+   a checkpoint of nothing but tensors at the root is one model. A list of models is as many: ``model.0``.
 3. Everything else is **other**, and is never cast or left out because something in it looks like a weight.
 
 Paths are looked for at depths 0 to 3: the root, ``model``, ``app.model``, ``state.optimizers.AdamW``.
@@ -98,6 +98,7 @@ def find_parts(entries: Mapping[str, Entry]) -> tuple[Part, ...]:
     paths = {key: entry_path(entry) for key, entry in entries.items()}
     optimizers = _find_optimizers(paths)
     models = _find_models(paths, entries, optimizers, _trained_names(paths, optimizers))
+    models = {place for prefix in models for place in _in_list(prefix, paths)}
     members: defaultdict[_Place, list[str]] = defaultdict(list)
     for key, path in paths.items():
         is_tensor = isinstance(entries[key], TensorEntry)
@@ -184,6 +185,13 @@ def _find_models(
     if not dicts and is_bare and not optimizers:
         return {()}
     return _trained(_outermost(dicts))
+
+
+def _in_list(prefix: Path, paths: Mapping[str, Path]) -> set[Path]:
+    """Return the paths of the models in a list of them, or the path of one that is in none."""
+    below = {path[len(prefix)] for path in paths.values() if path[: len(prefix)] == prefix != path}
+    is_list = bool(prefix) and all(isinstance(item, int) for item in below)
+    return {(*prefix, item) for item in below} if is_list else {prefix}
 
 
 def _trained(prefixes: set[Path]) -> set[Path]:

@@ -21,6 +21,9 @@ _MAX_NAME: Final = 4096
 _FEWEST: Final = 10_000
 _KEY_BYTES: Final = 16
 _MAPPINGS: Final = frozenset({"collections.defaultdict", "collections.Counter"})
+# Objects that are taken for the plain values in them, with what of these is no value. mmengine keeps its logs
+# in these, with its own functions by name, so that whoever loads them must import it.
+_PLAIN: Final = {"mmengine.logging.history_buffer.HistoryBuffer": frozenset({"statistics_methods"})}
 _GROUPS: Final = "param_groups"
 _STATE: Final = "state"
 _KEYS: Final = (str, int, float, type(None))
@@ -86,14 +89,40 @@ def flatten_state(value: object, *, pickle_size: int, where: str) -> dict[str, t
 
 
 def entries_of(value: object) -> Iterable[tuple[object, object]] | None:
-    """Return the entries of a mapping, or None for anything else."""
+    """Return the entries of a mapping, or of an object that is taken for one; None for anything else."""
     if isinstance(value, dict):
         return value.items()
     if isinstance(value, Record) and value.name in _MAPPINGS:
         # A Counter is pickled as what it is made of, a defaultdict with its factory.
         made_of = [item for item in value.arguments if isinstance(item, dict)]
         return [*(pair for item in made_of for pair in item.items()), *value.entries]
+    if isinstance(value, Record) and value.name in _PLAIN and isinstance(value.state, dict):
+        return [pair for pair in value.state.items() if pair[0] not in _PLAIN[value.name]]
     return None
+
+
+def plain_objects(value: object) -> dict[str, int]:
+    """Return the classes of the objects in a state that are taken for the values in them, and how many.
+
+    Example:
+        >>> plain_objects({"message_hub": {"log_scalars": {}}})
+        {}
+    """
+    found: dict[str, int] = {}
+    seen: set[int] = set()
+    pending: list[object] = [value]
+    while pending:
+        item = pending.pop()
+        if not isinstance(item, list | tuple | dict | Record) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Record) and item.name in _PLAIN:
+            found[item.name] = found.get(item.name, 0) + 1
+        elif isinstance(item, list | tuple):
+            pending += item
+        else:
+            pending += [inner for _, inner in entries_of(item) or ()]
+    return found
 
 
 class _Walk:

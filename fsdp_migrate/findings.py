@@ -259,6 +259,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "exact",
             "`model.` came off every name: the model is the attribute of Composer's HuggingFaceModel.",
         ),
+        "FM277": FindingCode(
+            "changed", "Objects of a framework's class were written as the plain values in them."
+        ),
         "FM282": FindingCode("exact", "Only the weights were replaced: what else was in OUT is as it was."),
         # FM3xx: Python sources
         "FM301": FindingCode(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.checkpoint_convert.keys import Path
+    from fsdp_migrate.checkpoint_convert.metadata import Part
     from fsdp_migrate.checkpoint_convert.storage import Folder
 
 
@@ -33,11 +34,12 @@ _BLOCK: Final = 8 << 20
 
 @dataclass(frozen=True)
 class RankState:
-    """What one rank saved: its file, and the leaves in it by key."""
+    """What one rank saved: its file, the leaves in it by key, and what there is to say of it."""
 
     rank: int
     file: str
     leaves: Leaves
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass
@@ -240,6 +242,21 @@ def settle(merged: Merged, folder: Folder) -> None:
             for name in merged.differing.pop(key):
                 del merged.entries[name]
             merged.chosen.append(key)
+        if part.kind == "model":
+            _check_chosen(merged, part, folder)
+
+
+def _check_chosen(merged: Merged, part: Part, folder: Folder) -> None:
+    """Refuse to take one rank's weights for those of all: only buffers differ between ranks of FSDP."""
+    whole = [k for k in part.keys if isinstance(e := merged.entries[k], TensorEntry) and e.is_float]
+    differing = [key for key in merged.chosen if key in set(whole)]
+    if len(differing) * 2 > len(whole):
+        raise _mismatch(
+            folder,
+            f"{len(differing)} of {len(whole)} tensors of `{part.name}`, such as `{differing[0]}`, are "
+            "whole in each file and differ, and nothing says that they are parts of one. They are of several "
+            "steps, or slices that tensor parallelism made, which only the model's classes can put together",
+        )
 
 
 def merge_findings(merged: Merged, files: str, ranks: int) -> Iterator[Finding]:

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.layouts.rank_files import find_families, rank_of
-from fsdp_migrate.checkpoint_convert.layouts.ranks import rank_contents
+from fsdp_migrate.checkpoint_convert.layouts.rank_files import find_counted, rank_of
+from fsdp_migrate.checkpoint_convert.layouts.ranks import find_rank_files, rank_contents
 from fsdp_migrate.checkpoint_convert.layouts.stacks import (
     find_components,
     refuse_tensor_parallel,
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
 
 
-_STATE_FILE: Final = re.compile(r"^[^/]+\.(?:pt|pth|bin|ckpt)$")
+_STATE_FILE: Final = re.compile(r"^[^/]+\.(?:pt|pth|bin|ckpt|th)$")
+# Names of files that may be those of ranks: they have a number, or are the first of those that have.
+_ENDS_RANKED: Final = re.compile(r"\d|\.(?:pt|pth|bin|ckpt|th)$")
 # What the HF Trainer and Accelerate write beside a model, and no model is called.
 _BESIDE: Final = re.compile(r"(?:training_args|scheduler|scaler|rng_state|random_states|sampler)[_\d]*\.\w+")
 # Far enough for save_folder/run/ep0-ba2, and not through the whole of somebody's disk.
@@ -105,11 +107,16 @@ def _named_family(src: Location) -> Source | None:
     """
     url = os.fspath(src)
     parent, _, name = url.rpartition("/")
-    if rank_of(name) is None or not (is_url(src) or _is_file(src)):
+    if not _ENDS_RANKED.search(name) or not (is_url(src) or _is_file(src)):
         return None
+    refuse_tensor_parallel([name], url)
     folder = open_folder(parent or ".")
-    files = {found: size for found, size in folder.files(0).items() if rank_of(found) is not None}
-    families = [f for f in find_families(files, where=folder.url) if name in f.files.values()]
+    files = folder.files(0)
+    ranked = {found: size for found, size in files.items() if rank_of(found) is not None}
+    if name not in ranked:
+        counted = [f for f in find_counted(files) if name in f.files.values()]
+        ranked = {found: files[found] for family in counted for found in family.files.values()}
+    families = [f for f in find_rank_files(folder, ranked) if name in f.files.values()]
     if not families or (len(families[0].files) == 1):
         folder.close()
         return None
@@ -180,11 +187,12 @@ def _pieces_reader(
     if len(indexes) > 1:
         msg = f"{folder.url!r} holds {len(indexes)} indexes: {_some(indexes)}. Name the one that you mean."
         raise CheckpointFormatError(msg, path=folder.url)
-    pieces = find_pieces(folder.url, files)
+    families = find_rank_files(folder, files)
+    ranked = {name for family in families for name in family.files.values()}
+    pieces = find_pieces(folder.url, {name: size for name, size in files.items() if name not in ranked})
     if len(pieces) == 1:
         (names,) = pieces.values()
         return lambda _: pieces_contents(folder, names)
-    families = find_families(files, where=folder.url)
     if families and not pieces:
         return lambda options: rank_contents(folder, families, files, options)
     alone = {name: size for name, size in files.items() if name.endswith(".safetensors") and "/" not in name}

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsdp_migrate.checkpoint_convert.keys import Path, join_path
 from fsdp_migrate.checkpoint_convert.layouts.dcp import inspect_dcp
-from fsdp_migrate.checkpoint_convert.layouts.rank_files import find_families
-from fsdp_migrate.checkpoint_convert.layouts.ranks import rank_contents
+from fsdp_migrate.checkpoint_convert.layouts.ranks import find_rank_files, rank_contents
 from fsdp_migrate.checkpoint_convert.layouts.tree import Contents, moved_entry
 from fsdp_migrate.checkpoint_convert.layouts.whole import (
     find_indexes,
@@ -80,7 +79,12 @@ _FILES: Final = _patterns(
     ("llama2-accessory", "optimizer", r"consolidated\.00-of-01\.optimizer\.pth"),
     ("llama2-accessory", "other", r"consolidated\.00-of-01\.other\.pth"),
 )
-_TENSOR_PARALLEL: Final = re.compile(r"consolidated\.\d\d-of-(\d\d)\.(?:model|optimizer)\.pth")
+# LLaMA2-Accessory and Large-DiT, Meta's LLaMA, Megatron and DeepSpeed.
+_TENSOR_PARALLEL: Final = re.compile(
+    r"consolidated(?:_ema)?\.\d\d-of-(?P<count>\d\d)(?:\.model|\.optimizer)?\.pth"
+    r"|consolidated\.(?P<last>\d\d)\.pth"
+    r"|(?:.*[_\-.])?[mt]p_rank_?(?P<rank>\d+)(?:_\w*)?(?:/.*)?\.pt"
+)
 _COOKBOOK: Final = re.compile(r"optimizer-(?P<run>.+)\.pt")
 # Findings that a distributed component has by itself; the others are made of the whole.
 _OF_COMPONENT: Final = frozenset({"FM222", "FM223"})
@@ -120,12 +124,17 @@ def refuse_tensor_parallel(names: Iterable[str], where: str) -> None:
     """
     for name in names:
         match = _TENSOR_PARALLEL.fullmatch(name.rpartition("/")[2])
-        if match is not None and int(match[1]) > 1:
+        if match is None:
+            continue
+        numbers = (int(match["count"] or 0), int(match["last"] or 0) + 1, int(match["rank"] or 0) + 1)
+        if max(numbers) > 1:
+            count = match["count"].lstrip("0") if match["count"] else "several"
             msg = (
-                f"{where!r}: `{name}` holds what one of {int(match[1])} tensor-parallel ranks has of each "
+                f"{where!r}: `{name}` holds what one of {count} tensor-parallel ranks has of each "
                 "parameter. Whether that is a part of its rows, of its columns or all of it is told by the "
                 "model's classes and not by the files, so they are not put together here. Save it by "
-                "LLaMA2-Accessory with `model_parallel_size` 1, and convert that."
+                "the framework that wrote it with a tensor-parallel size of 1 (LLaMA2-Accessory: "
+                "`model_parallel_size` 1), and convert that."
             )
             raise UnsupportedFeatureError(msg, feature="tensor-parallel slices in files")
 
@@ -173,12 +182,23 @@ def _matching(names: Mapping[str, int] | list[str], patterns: tuple[_Pattern, ..
 
 
 def _cookbook(files: Mapping[str, int]) -> list[Component]:
-    """Return llama-cookbook's files, whose names are the user's: ``optimizer-X.pt`` beside ``X.pt``."""
-    for name in files:
-        match = _COOKBOOK.fullmatch(name)
-        if match and f"{match['run']}.pt" in files:
-            model = Component("llama-cookbook", "model", f"{match['run']}.pt")
-            return [model, Component("llama-cookbook", "optimizer", name)]
+    """Return llama-cookbook's files, whose names are the user's: ``optimizer-X.pt`` beside ``X.pt``.
+
+    Raises:
+        CheckpointFormatError: There are several: it saves those of all epochs into one folder.
+    """
+    found = [match["run"] for name in files if (match := _COOKBOOK.fullmatch(name))]
+    runs = sorted(run for run in found if f"{run}.pt" in files)
+    if len(runs) > 1:
+        shown = ", ".join(f"`{run}.pt` with `optimizer-{run}.pt`" for run in runs[:6])
+        msg = (
+            f"The folder holds {len(runs)} checkpoints: {shown}. Link the files of the one that you mean "
+            "into a folder of its own and name that, or name the file of its model."
+        )
+        raise CheckpointFormatError(msg)
+    for run in runs:
+        model = Component("llama-cookbook", "model", f"{run}.pt")
+        return [model, Component("llama-cookbook", "optimizer", f"optimizer-{run}.pt")]
     return []
 
 
@@ -229,7 +249,8 @@ def _beside(
 ) -> list[tuple[Contents, Path]]:
     """Read what else holds a part of the state: files of ranks, and a model in numbered pieces."""
     found: list[tuple[Contents, Path]] = []
-    families = find_families(files, where=folder.url)
+    own = {component.name for component in components}
+    families = find_rank_files(folder, {name: size for name, size in files.items() if name not in own})
     if families:
         found.append((rank_contents(folder, families, files, options, alone=False), ()))
     if any(component.role == "model" for component in components):

@@ -13,7 +13,7 @@ from fsdp_migrate.checkpoint_convert.layouts.tree import Contents, leaf_entries
 from fsdp_migrate.checkpoint_convert.safetensors_file import read_safetensors
 from fsdp_migrate.checkpoint_convert.saved_file import SavedFile, read_saved_file
 from fsdp_migrate.checkpoint_convert.shard_values import ShardedValue
-from fsdp_migrate.checkpoint_convert.state_tree import entries_of, flatten_state
+from fsdp_migrate.checkpoint_convert.state_tree import entries_of, flatten_state, plain_objects
 from fsdp_migrate.checkpoint_convert.unpacked import UnpackedFolder
 from fsdp_migrate.errors import (
     CheckpointFormatError,
@@ -21,7 +21,7 @@ from fsdp_migrate.errors import (
     UnsafePickleError,
     UnsupportedFeatureError,
 )
-from fsdp_migrate.findings import make_finding
+from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def saved_file_contents(folder: Folder, name: str, size: int) -> Contents:
             text = f"{len(folder.others)} of them: {shown}."
             contents.findings.append(make_finding("FM241", name, text))
     contents.torch_hint = "before 1.6, or with its format" if saved.form == "legacy" else ""
+    contents.findings += plain_findings(saved.value, name)
     leaves = flatten_state(saved.value, pickle_size=saved.pickle_size, where=where)
     if any(isinstance(leaf, ShardedValue) for _, leaf in leaves.values()):
         merged = merge_states(folder, [RankState(rank_of(name) or 0, name, leaves)])
@@ -81,6 +82,15 @@ def saved_file_contents(folder: Folder, name: str, size: int) -> Contents:
     else:
         contents.entries = leaf_entries(leaves, file=name, where=where)
     return contents
+
+
+def plain_findings(value: object, name: str) -> list[Finding]:
+    """Say which objects in a state were taken for the plain values in them."""
+    found = plain_objects(value)
+    if not found:
+        return []
+    text = ", ".join(f"{count} of `{kind}`" for kind, count in found.items())
+    return [make_finding("FM277", name, f"{text}. Functions of the class are not kept.")]
 
 
 def describe_form(saved: SavedFile) -> str:
@@ -142,6 +152,7 @@ def pieces_contents(folder: Folder, names: Mapping[str, int]) -> Contents:
     contents = Contents("files", f"{_count(names)} of torch.save")
     for name, size in names.items():
         saved = read_state_file(folder, name, size)
+        contents.findings += plain_findings(saved.value, name)
         where = f"'{folder.url}/{name}'"
         leaves = flatten_state(saved.value, pickle_size=saved.pickle_size, where=where)
         found = leaf_entries(leaves, file=name, where=where)
