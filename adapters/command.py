@@ -12,12 +12,16 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from fsdp_migrate.adapters.base import Settings, is_known, read_number
+from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
+from fsdp_migrate.adapters.base import Settings, by_name as keys_by_name, is_known, read_number
 from fsdp_migrate.adapters.conversion import TextConversion, convert_text
 from fsdp_migrate.errors import ConfigError
 
 
-_WORD = re.compile(r"(?:\\(?!\n).|'[^']*'|\"(?:\\.|[^\"\\])*\"|[^\s\\'\"])+", re.DOTALL)
+_OPERATOR = r"\d*[<>]+&?\d*|[;&|()]+"
+_WORD = re.compile(
+    rf"{_OPERATOR}|(?:\\(?!\n).|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\([^()]*\)|[^\s\\'\";&|()<>])+", re.DOTALL
+)
 _GAP = re.compile(r"(?:\s|\\\n)*\Z")
 _HF_FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 _BESIDE = ("num_processes", "num_machines", "mixed_precision")
@@ -46,7 +50,7 @@ def read_flags(command: str) -> list[Flag]:
     """
     tokens = [(match.start(), match.end(), match.group()) for match in _WORD.finditer(command)]
     try:
-        values = [shlex.split(text)[0] if text.strip() else "" for _, _, text in tokens]
+        values = [" ".join(shlex.split(text)) for _, _, text in tokens]
     except (ValueError, IndexError) as error:
         msg = f"The command cannot be read: {error}."
         raise ConfigError(msg) from error
@@ -60,13 +64,18 @@ def read_flags(command: str) -> list[Flag]:
             flags.append(Flag(_key(name), inline, start, end, start + text.index("=") + 1))
             continue
         last = index
-        while last + 1 < len(values) and not values[last + 1].startswith("-"):
+        while last + 1 < len(values) and not _ends_a_value(tokens[last + 1][2]):
             last += 1
         taken = last if name == "fsdp" or last == index else index + 1
         words = values[index + 1 : taken + 1]
         value_start = tokens[index + 1][0] if words else end
         flags.append(Flag(_key(name), " ".join(words) or None, start, tokens[taken][1], value_start))
     return flags
+
+
+def _ends_a_value(text: str) -> bool:
+    """Tell whether a word is the next flag, or the shell's: the end of a command or of an array."""
+    return text.startswith("-") or re.fullmatch(_OPERATOR, text) is not None
 
 
 def _key(name: str) -> str:
@@ -89,6 +98,7 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
     if "fsdp" in by_name:
         stack, before = "hf", _hf_document(by_name)
     elif any(name.startswith("fsdp_") and name != "fsdp_config" for name in by_name):
+        _refuse_flags_of_scripts(by_name)
         stack, before = "accelerate", _accelerate_document(by_name)
     else:
         msg = "The command has no FSDP flags, such as `--fsdp` of HF Trainer or those of `accelerate launch`."
@@ -98,6 +108,19 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
         return TextConversion(command, command, done.blocks, done.findings)
     old, new = (_flags_of(stack, json.loads(text)) for text in (json.dumps(before), done.text))
     return TextConversion(command, _edited(command, by_name, old, new), done.blocks, done.findings)
+
+
+def _refuse_flags_of_scripts(flags: dict[str, Flag]) -> None:
+    """Raise where no flag is one of ``accelerate launch``, which would then be given flags of a script."""
+    own = sorted(name for name in flags if name.startswith("fsdp_"))
+    known = {f"fsdp_{name.removeprefix('fsdp_')}" for name in keys_by_name(ACCELERATE_KEYS)}
+    if not known & set(own):
+        listed = ", ".join(f"`--{name}`" for name in own)
+        msg = (
+            f"The command has no FSDP flags of HF Trainer or of `accelerate launch`: {listed} must be the "
+            "script's own. See what the script does with them: `fsdp-migrate scan`."
+        )
+        raise ConfigError(msg)
 
 
 def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:

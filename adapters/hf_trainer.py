@@ -210,6 +210,9 @@ def items_of(block: Block) -> tuple[str, ...]:
         return ("full_shard",)
     if not is_known(value) or value is False:
         return ()
+    if isinstance(value, str) and value.endswith((".json", ".yaml", ".yml")):
+        msg = f"`fsdp` is {value!r}, a file: HF Trainer reads none, ms-swift does. Convert that file."
+        raise ConfigError(msg, field="fsdp")
     parts = value if isinstance(value, list) else str(value).replace(",", " ").split()
     found = tuple(words.bare_word(part) for part in parts)
     for word in found:

@@ -79,10 +79,10 @@ class Contexts:
 
     def __post_init__(self) -> None:
         for call in self.source.calls:
-            name = self.source.index.fsdp1(call.func)
-            if name == f"{catalog.FSDP}.state_dict_type":
+            name = self.source.class_function(call)
+            if name == "state_dict_type":
                 self.every.append(self._read(call))
-            elif name == f"{catalog.FSDP}.set_state_dict_type":
+            elif name == "set_state_dict_type":
                 self.setters.append(self._read_setter(call))
 
     def around(self, node: cst.CSTNode) -> Context | None:
@@ -128,7 +128,7 @@ class Contexts:
         return Context(call, model, settings, problem, configs=configs)
 
     def _is_setter(self, call: cst.Call) -> bool:
-        return self.source.index.fsdp1(call.func) == f"{catalog.FSDP}.set_state_dict_type"
+        return self.source.class_function(call) == "set_state_dict_type"
 
     def is_state_call(self, call: cst.Call, model: cst.BaseExpression) -> bool:
         """Tell whether a call is the model's own ``state_dict()`` or ``load_state_dict(...)``."""
@@ -196,8 +196,7 @@ class Contexts:
                 return "other code runs in this context"
             if not isinstance(node, cst.Call):
                 continue
-            name = self.source.index.fsdp1(node.func) or ""
-            if name.removeprefix(f"{catalog.FSDP}.") in _OPTIM_CALLS:
+            if self.source.class_function(node) in _OPTIM_CALLS:
                 optim += 1
                 continue
             problem = self._problem_of_call(node, model)

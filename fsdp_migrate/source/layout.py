@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 _STEP = "    "
+_FORMER_NAMES = {"fsdp_auto_wrap_policy": "auto_wrap_policy"}
+"""Names of arguments in torch 1.11 and 1.12, and what they are called since."""
 
 
 def dict_argument(call: cst.Call, names: Sequence[str]) -> cst.Call:
@@ -55,7 +57,7 @@ def _divide(call: cst.Call, names: Sequence[str]) -> tuple[cst.Arg, list[tuple[s
         if name == names[0]:
             model = arg
         else:
-            items.append((name, arg))
+            items.append((_FORMER_NAMES.get(name, name), arg))
     assert model is not None
     return model, items
 

@@ -140,6 +140,8 @@ class Models:
             return self.kinds(node.value, index)
         if isinstance(node, (cst.Tuple, cst.List)) and index is not None and index < len(node.elements):
             return self.kinds(node.elements[index].value)
+        if isinstance(node, cst.Subscript) and self._gives_fsdp_modules(node.value):
+            return {"fsdp"}
         key = self._key(node)
         return set() if key is None or index is not None else set(self.facts.get(key, ()))
 
@@ -266,12 +268,14 @@ class Models:
     def _follow_loop(self, node: cst.CSTNode) -> None:
         """Note what ``for m in FSDP.fsdp_modules(model)`` goes through."""
         assert isinstance(node, (cst.For, cst.CompFor))
-        asked = node.iter.func if isinstance(node.iter, cst.Call) else None
-        if asked is not None and self.index.fsdp1(asked) == f"{catalog.FSDP}.fsdp_modules":
+        if self._gives_fsdp_modules(node.iter):
             key = self._key(node.target)
             self._add(key, {"fsdp"})
             if key is not None:
                 self.given.add(key)
+
+    def _gives_fsdp_modules(self, node: cst.BaseExpression) -> bool:
+        return isinstance(node, cst.Call) and self.index.fsdp1(node.func) == f"{catalog.FSDP}.fsdp_modules"
 
     def _follow_return(self, node: cst.CSTNode) -> None:
         function = self.index.function(node)

@@ -102,6 +102,21 @@ class Source:
                 found[whole] = known
         return found
 
+    def class_function(self, call: cst.Call) -> str:
+        """Return which function of FSDP1's class a call runs, by the class or by a model; empty for others.
+
+        They are static: ``model.state_dict_type(model, ...)`` is ``FSDP.state_dict_type(model, ...)``.
+        """
+        known = self.index.fsdp1(call.func)
+        if known is not None:
+            return known.removeprefix(f"{catalog.FSDP}.") if known.startswith(f"{catalog.FSDP}.") else ""
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value not in catalog.CLASS_FUNCTIONS:
+            return ""
+        is_given = any(text_of(arg.value) == text_of(func.value) for arg in call.args)
+        is_model = self.models.certainty(func.value) is not None or self.models.is_guarded(func.value)
+        return func.attr.value if is_given and (is_model or self.uses_fsdp1) else ""
+
     @functools.cached_property
     def uses_fsdp1(self) -> bool:
         """Whether anything of FSDP1's is imported here."""

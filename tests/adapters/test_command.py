@@ -87,12 +87,31 @@ def test_hybrid_sharding_of_accelerate_launch() -> None:
     ("command", "message"),
     [
         ("python x.py --lr 1", "no FSDP flags"),
+        ("python x.py --fsdp_num_replicas 2 --fsdp_shard_degree 4", "the script's own"),
         ("python x.py --fsdp full_shard --fsdp_config '{\"a\": }'", "line 1, column 7"),
     ],
 )
 def test_bad_commands_are_errors(command: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         convert_command(command)
+
+
+@pytest.mark.parametrize("end", [")", " )", " && echo done", "; echo done", " > log.txt", " 2>&1 | tee log"])
+def test_what_the_shell_reads_ends_a_value(end: str) -> None:
+    text = convert(f"arguments+=( --bf16 --fsdp auto_wrap full_shard{end}")
+    assert text.startswith("arguments+=( --bf16 --fsdp auto_wrap full_shard --fsdp_config '{")
+    assert text.endswith(end)
+
+
+def test_a_substitution_is_one_word() -> None:
+    command = "accelerate launch --num_processes $(nproc --all) --fsdp_sharding_strategy $(cat x) y.py"
+    assert read_flags(command)[-1].value == "$(cat x)"
+
+
+def test_a_file_in_place_of_options_is_named() -> None:
+    done = convert_command("swift sft --fsdp conf/fsdp2.json")
+    assert not done.is_changed
+    assert any("'conf/fsdp2.json', a file" in str(finding.message) for finding in done.findings)
 
 
 def test_flags_without_values() -> None:

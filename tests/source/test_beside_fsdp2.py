@@ -47,13 +47,14 @@ def test_what_the_wrapper_alone_shows_is_said() -> None:
     found = _found(
         "def f(model: FSDP):\n"
         "    model.mixed_precision = None\n"
-        "    return model.sharding_strategy, model.weight, net.process_group\n"
+        "    return model.world_size, model.weight, net.process_group\n"
     )
     assert found == {("FM317", 3)}
 
 
 def test_what_fsdp_modules_gives_are_fsdp1_modules() -> None:
     assert ("FM317", 2) in _found("for part in FSDP.fsdp_modules(net):\n    part._handle.reshard(True)\n")
+    assert ("FM317", 1) in _found("x = FSDP.fsdp_modules(net)[0]._use_orig_params\n")
     assert ("FM317", 1) in _found("x = [part._handle for part in FSDP.fsdp_modules(net)]\n")
 
 
@@ -158,6 +159,32 @@ def test_what_one_of_two_imports_without_branches_brings_is_not_guessed() -> Non
         "model = FSDP(model)\n"
     )
     assert [use.action for use in scan_source(body) if use.rule == "constructor"] == ["commented"]
+
+
+def test_functions_of_the_class_are_known_where_a_model_is_asked_for_them() -> None:
+    body = (
+        "model = FSDP(net)\n"
+        "with model.state_dict_type(model, StateDictType.FULL_STATE_DICT):\n"
+        "    weights = model.state_dict()\n"
+        "moments = model.full_optim_state_dict(model, optim)\n"
+    )
+    assert turned(body) == (
+        "model = prepare_fully_shard(net)\n"
+        "weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))\n"
+        "moments = full_optimizer_state_dict(model, optim)\n"
+    )
+
+
+def test_the_context_of_a_model_that_is_not_known_is_not_silent() -> None:
+    body = "def save(m):\n    with m.state_dict_type(m, StateDictType.LOCAL_STATE_DICT):\n        pass\n"
+    assert _found(body) == {("FM307", 2)}
+
+
+def test_names_of_torch_1_11_are_those_of_today() -> None:
+    header = f"{IMPORTS}from torch.distributed.fsdp.wrap import default_auto_wrap_policy\n\n"
+    after = turned("model = FSDP(net, fsdp_auto_wrap_policy=default_auto_wrap_policy)\n", header)
+    assert 'prepare_fully_shard(net, {"auto_wrap_policy": size_based_auto_wrap_policy})' in after
+    assert "default_auto_wrap_policy" not in after.replace('"auto_wrap_policy"', "")
 
 
 def _found(body: str) -> set[tuple[str, int]]:

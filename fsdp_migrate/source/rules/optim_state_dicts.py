@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source import catalog
 from fsdp_migrate.source.nodes import arguments, call as make_call, dotted
 from fsdp_migrate.source.rules.state_dicts import flag, settings_of_call
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -60,7 +59,7 @@ _ODD = "these arguments have no twin in fsdp_migrate.runtime; see docs/runtime.m
 def find(source: Source) -> Iterator[Found]:
     """Find every call about an optimizer's state."""
     for call in source.calls:
-        name = (source.index.fsdp1(call.func) or "").removeprefix(f"{catalog.FSDP}.")
+        name = source.class_function(call)
         if name in _GETTERS:
             yield _getting(source, call, name)
         elif name in _LOADERS:

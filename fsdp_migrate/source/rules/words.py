@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.rules.methods import renamed
+from fsdp_migrate.source.uses import Found, Need
 
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 NAME = "argument-words"
 CODES = ("FM310",)
 
+# The name of torch 1.11; later versions do not have it.
+_FORMER = "default_auto_wrap_policy"
+_NOW = Need("torch.distributed.fsdp.wrap", "size_based_auto_wrap_policy")
+
 
 def find(source: Source) -> Iterator[Found]:
     """Find everything that FSDP1's arguments are made of."""
@@ -24,3 +29,6 @@ def find(source: Source) -> Iterator[Found]:
         if name.split(".")[0] in catalog.ARGUMENT_WORDS:
             becomes = "stays: prepare_fully_shard takes it as it is"
             yield Found("FM310", node, becomes, "kept", covers=(node,))
+        elif name == _FORMER:
+            new = source.local_name(_NOW)
+            yield Found("FM310", node, new, "rewritten", (renamed(node, new),), (_NOW,), covers=(node,))
