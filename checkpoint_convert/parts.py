@@ -194,6 +194,16 @@ def _in_list(prefix: Path, paths: Mapping[str, Path]) -> set[Path]:
     return {(*prefix, item) for item in below} if is_list else {prefix}
 
 
+def is_copy(name: str) -> bool:
+    """Tell whether a name says that weights are kept beside those that a run trains.
+
+    Example:
+        >>> is_copy("consolidated_ema"), is_copy("schema")
+        (True, False)
+    """
+    return _COPIES.search(name.partition(".")[0]) is not None
+
+
 def _trained(prefixes: set[Path]) -> set[Path]:
     """Leave out copies of weights, where there are others."""
     own = {prefix for prefix in prefixes if not (prefix and _COPIES.search(str(prefix[-1])))}

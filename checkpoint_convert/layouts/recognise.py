@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.layouts.rank_files import find_counted, rank_of
 from fsdp_migrate.checkpoint_convert.layouts.ranks import find_rank_files, rank_contents
+from fsdp_migrate.checkpoint_convert.layouts.side_by_side import find_side_by_side, side_by_side_contents
 from fsdp_migrate.checkpoint_convert.layouts.stacks import (
     find_components,
     refuse_tensor_parallel,
@@ -190,6 +191,10 @@ def _pieces_reader(
     families = find_rank_files(folder, files)
     ranked = {name for family in families for name in family.files.values()}
     pieces = find_pieces(folder.url, {name: size for name, size in files.items() if name not in ranked})
+    states = [name for name in files if _STATE_FILE.search(name) and not _BESIDE.fullmatch(name)]
+    found = find_side_by_side(folder, [name for name in states if name not in ranked], families, files)
+    if found is not None and all(len(names) == 1 for names in pieces.values()):
+        return lambda options: side_by_side_contents(folder, found, files, options)
     if len(pieces) == 1:
         (names,) = pieces.values()
         return lambda _: pieces_contents(folder, names)
@@ -198,7 +203,6 @@ def _pieces_reader(
     alone = {name: size for name, size in files.items() if name.endswith(".safetensors") and "/" not in name}
     if len(alone) == 1 and not pieces:
         return lambda _: safetensors_contents(folder, alone)
-    states = [name for name in files if _STATE_FILE.search(name) and not _BESIDE.fullmatch(name)]
     if len(states) == 1 and not pieces and not alone:
         return lambda _: saved_file_contents(folder, states[0], files[states[0]])
     return None

@@ -50,7 +50,16 @@ LAYOUTS = {
     "ranks": "One file per rank",
     "safetensors": "Full state in safetensors",
     **dict.fromkeys(
-        ("accelerate", "olmo", "composer-parts", "dpo", "torchtune", "llama2-accessory", "llama-cookbook"),
+        (
+            "accelerate",
+            "olmo",
+            "composer-parts",
+            "dpo",
+            "torchtune",
+            "llama2-accessory",
+            "llama-cookbook",
+            "states",
+        ),
         "Model and optimizer apart, in one folder",
     ),
 }
