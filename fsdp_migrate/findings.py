@@ -262,6 +262,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM277": FindingCode(
             "changed", "Objects of a framework's class were written as the plain values in them."
         ),
+        "FM278": FindingCode(
+            "changed", "The weights are those of an adapter, under the names of PEFT's files."
+        ),
         "FM282": FindingCode("exact", "Only the weights were replaced: what else was in OUT is as it was."),
         # FM3xx: Python sources
         "FM301": FindingCode(

@@ -28,6 +28,7 @@ from fsdp_migrate.checkpoint_convert.metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.parts import entry_path, find_parts
 from fsdp_migrate.checkpoint_convert.storage import open_folder
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
+from fsdp_migrate.findings import make_finding
 
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ _FOLDERS: Final = _patterns(
 _FILES: Final = _patterns(
     ("accelerate", "model", r"pytorch_model(?:_fsdp)?(?:_(\d+))?\.bin"),
     ("accelerate", "model", r"model(?:_(\d+))?\.safetensors"),
+    # PEFT under the HF Trainer: the weights of its adapter, and no others.
+    ("accelerate", "model", r"adapter_model\.(?:safetensors|bin)"),
     ("accelerate", "optimizer", r"optimizer(?:_(\d+))?\.(?:bin|pt)"),
     ("olmo", "model", r"model\.pt"),
     ("olmo", "optimizer", r"optim\.pt"),
@@ -164,9 +167,16 @@ def find_components(files: Mapping[str, int]) -> list[Component]:
 
 def _without_copies(found: list[Component]) -> list[Component]:
     """Leave out the weights that the HF Trainer saves a second time, for use without FSDP."""
-    if not any(c.role == "model" and c.name.startswith("pytorch_model_fsdp") for c in found):
-        return found
-    return [c for c in found if c.role != "model" or c.name.startswith("pytorch_model_fsdp")]
+    names = [component.name for component in found if component.role == "model"]
+    kept = [name for name in names if name.startswith("pytorch_model")]
+    kept = [name for name in kept if name.startswith("pytorch_model_fsdp")] or kept
+    kept = kept or [name for name in names if not _is_adapter(name)] or names
+    is_twice = any(name.startswith("pytorch_model_fsdp") or _is_adapter(name) for name in names)
+    return [c for c in found if c.role != "model" or c.name in kept or not is_twice]
+
+
+def _is_adapter(name: str) -> bool:
+    return name.startswith("adapter_model.")
 
 
 def _matching(names: Mapping[str, int] | list[str], patterns: tuple[_Pattern, ...]) -> list[Component]:
@@ -228,6 +238,17 @@ def stack_contents(
     for component in components:
         own = _component_contents(folder, component, files)
         _join(whole, own, component.prefix, component.name, folder)
+        if component.role == "model" and _is_adapter(component.name):
+            whole.findings.append(
+                make_finding(
+                    "FM278",
+                    component.name,
+                    f"{len(own.entries)} tensors, without the adapter's name in theirs: the model that is "
+                    "trained has `lora_A.default.weight` where the file has `lora_A.weight`.",
+                    r"`--rename '(lora_[AB])\.weight$=\1.default.weight'` gives them the model's names. PEFT "
+                    "itself loads the file as it is.",
+                )
+            )
     for own, prefix in _beside(folder, components, files, options):
         _join(whole, own, prefix, next(iter(own.files)), folder)
     return whole

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
+from fsdp_migrate.checkpoint_convert import (
+    OutputOptions,
+    convert_checkpoint,
+    inspect_checkpoint,
+    verify_checkpoints,
+)
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointMismatchError, UnsupportedFeatureError
 from tests.checkpoint.rank_sources import RankSources, assert_loads, flat_options
 from tests.checkpoint.samples import load_with_torch
@@ -249,3 +255,25 @@ def test_a_full_model_beside_optimizers_of_ranks(rank_sources: RankSources, tmp_
     convert_checkpoint(source, tmp_path / "out", to="torch", world_size=2, options=options)
     assert_loads({tmp_path / "out": rank_sources.expected["plain"]})
     assert (tmp_path / "out" / "model_args.pth").exists()
+
+
+def test_an_adapter_and_its_optimizer(tmp_path: Path) -> None:
+    """As the HF Trainer saves a PEFT model with a full state: the file's names lack the adapter's."""
+    source = tmp_path / "checkpoint-3"
+    source.mkdir()
+    name = "base_model.model.up.lora_A{}.weight"
+    save_file({name.format(""): torch.ones(2, 3)}, source / "adapter_model.safetensors")
+    moments = {"exp_avg": torch.ones(2, 3), "exp_avg_sq": torch.zeros(2, 3), "step": torch.tensor(3.0)}
+    group = {"lr": 0.1, "params": [name.format(".default")]}
+    optimizer = {"state": {name.format(".default"): moments}, "param_groups": [group]}
+    torch.save(optimizer, source / "optimizer.bin")
+    manifest = inspect_checkpoint(source)
+    assert [(part.kind, part.name) for part in manifest.parts] == [
+        ("model", "model"),
+        ("optimizer", "optimizer"),
+    ]
+    (found,) = (finding for finding in manifest.findings if finding.code == "FM278")
+    rename = str(found.hint).split("'")[1]
+    convert_checkpoint(source, tmp_path / "out", to="torch", output_options=OutputOptions(renames=(rename,)))
+    loaded = load_with_torch(tmp_path / "out")
+    assert set(loaded["model"]) == set(loaded["optim"]["state"]) == {name.format(".default")}
