@@ -71,8 +71,8 @@ def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSe
     """Check that ``fully_shard`` takes every unit.
 
     Raises:
-        ModelError: A parameter is a scalar, quantised, of integers, not contiguous, or of another dtype than
-            its unit.
+        ModelError: A parameter is a scalar, empty, quantised, of integers, not contiguous, or of another
+            dtype than its unit.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     for name, parameter in named.items():
@@ -82,6 +82,13 @@ def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSe
             msg = (
                 f"Parameter `{name}` is a scalar, which fully_shard cannot shard. Make it 1-D with one "
                 f"element, or pass it in `ignored_states`."
+            )
+            raise ModelError(msg, fqn=name)
+        if parameter.numel() == 0 and parameter.requires_grad:
+            msg = (
+                f"Parameter `{name}` of shape {tuple(parameter.shape)} has no elements, and FSDP2 fails in "
+                "backward where it reduces such a gradient. Freeze it (`requires_grad_(False)`), or pass it "
+                "in `ignored_states`."
             )
             raise ModelError(msg, fqn=name)
         _check_kind(name, parameter)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fsdp_migrate import resolve, torch_compat, torch_compat_parallel
+from fsdp_migrate import resolve, torch_compat, torch_compat_comms, torch_compat_parallel
 from fsdp_migrate.activation_checkpointing import (
     CheckpointPlan,
     apply_checkpoint_plan,
@@ -213,6 +213,8 @@ def apply_plan(model: nn.Module, plan: ShardPlan, *, mesh: DeviceMesh | None = N
         if not unit.config.backward_prefetch:
             torch_compat.stop_backward_prefetch(modules)
         units.extend(modules)
+    for group in torch_compat_comms.parameter_groups(model):
+        group.reduce_whole()
     for each in meshes:
         torch_compat.mend_gloo_averaging(each, units)
     if plan.config.forward_prefetch:

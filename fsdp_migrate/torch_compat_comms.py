@@ -100,7 +100,7 @@ class ParameterGroup:
             group.unshard(False)  # sharded over one rank: nothing is sent
             group.wait_for_unshard()
         unexpected = []
-        dtypes = {grad.dtype for param in self.parameters if (grad := _pending_gradient(param)) is not None}
+        dtypes = _pending_dtypes(self.parameters)
         for param, is_used in zip(self.parameters, used, strict=True):
             if _pending_gradient(param) is not None:
                 unexpected += [] if is_used else [str(param._param_fqn)]
@@ -127,11 +127,27 @@ class ParameterGroup:
         its gradient was lost and came up in the next batch.
         """
         if _has_replicas(self._group) and not hasattr(self._group, "_partial_reduce_output_layout"):
-            self._group.post_backward = _PartialSums(self._group).post_backward
+            whole = getattr(vars(self._group).get("post_backward"), "__self__", None)
+            self._group.post_backward = _PartialSums(self._group, whole).post_backward
 
     def unmend_partial_sums(self) -> None:
-        """Give torch its own way back."""
-        vars(self._group).pop("post_backward", None)
+        """Undo ``mend_partial_sums``."""
+        sums = getattr(vars(self._group).get("post_backward"), "__self__", None)
+        if isinstance(sums, _PartialSums):
+            del self._group.post_backward
+            if sums.whole is not None:
+                self._group.post_backward = sums.whole.post_backward
+
+    def reduce_whole(self) -> None:
+        """Reduce, from now on, the whole unit where backward has reached a part of it, as FSDP1 does.
+
+        FSDP1 reduces a unit's flat gradient, in which parameters that the loss did not use have zeros. FSDP2
+        leaves those out: their gradients stay None, which optimizers with momentum or weight decay tell from
+        zeros; and where ranks use different parameters of a unit, they reduce numbers that do not belong
+        together. torch 2.13's ``set_reduce_scatter_unused_params`` goes further: it reduces units of which
+        nothing was used.
+        """
+        self._group.post_backward = _WholeReduction(self._group).post_backward
 
     def reshard(self) -> None:
         """Free the gathered parameters, if there are any."""
@@ -157,16 +173,54 @@ def _reduce_dtype(param: Any) -> torch.dtype:
     return dtype
 
 
-class _PartialSums:
-    """Which parameters a group's partial sums are of, in place of torch up to 2.14, which does not know."""
+class _WholeReduction:
+    """The reduction of a unit's trained parameters together, in place of those that have a gradient."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
+
+    def post_backward(self, *args: Any) -> None:
+        """Run torch's own, with zeros for what the loss did not use.
+
+        Of a unit that has never run, torch (to 2.14) asks for the gradients that wait, and fails.
+        """
+        group = self._group
+        if all(hasattr(param, "_unsharded_param") for param in group.fsdp_params):
+            self.fill()
+            type(group).post_backward(group, *args)
+        else:
+            group._training_state = type(group._training_state).POST_BACKWARD
+
+    def fill(self) -> None:
+        """Give gradients of zeros to the trained parameters without one, if others have one."""
+        group = self._group
+        if not group.reduce_grads:
+            return
+        waiting = [param for param in group.fsdp_params if _has_pending_gradient(param)]
+        dtypes = _pending_dtypes(waiting)
+        if len(dtypes) > 1 and all(map(_accumulates_apart, waiting)):
+            # Earlier microbatches used some of the parameters, and the last one others.
+            for param in waiting:
+                param.to_accumulated_grad_if_needed()
+            dtypes = _pending_dtypes(waiting)
+        for param in group.fsdp_params if waiting else ():
+            if param not in waiting and param.sharded_param.requires_grad:
+                _set_zero_gradient(param, next(iter(dtypes)))
+
+
+class _PartialSums:
+    """Which parameters a group's partial sums are of, in place of torch up to 2.14, which does not know."""
+
+    def __init__(self, group: Any, whole: _WholeReduction | None) -> None:
+        self._group = group
+        self.whole = whole
         self._waiting: list[Any] = []
 
     def post_backward(self, *args: Any) -> None:
         """Run torch's own, with zeros for parameters of which only earlier microbatches had gradients."""
         group = self._group
+        if self.whole is not None:
+            self.whole.fill()
         if group.reduce_grads and self._waiting:
             reduced = [param for param in group.fsdp_params if _has_pending_gradient(param)]
             if reduced or group.all_reduce_grads:
@@ -181,7 +235,7 @@ class _PartialSums:
 
     def _fill(self, reduced: list[Any]) -> None:
         group, waiting = self._group, self._waiting
-        dtypes = {grad.dtype for param in reduced if (grad := _pending_gradient(param)) is not None}
+        dtypes = _pending_dtypes(reduced)
         for param in waiting:
             if param not in reduced:
                 _set_zero_gradient(param, next(iter(dtypes), None))
@@ -229,6 +283,10 @@ def _set_zero_gradient(param: Any, dtype: torch.dtype | None) -> None:
         whole.grad = torch.zeros_like(whole)
     else:
         param.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=dtype)
+
+
+def _pending_dtypes(params: Sequence[Any]) -> set[torch.dtype]:
+    return {grad.dtype for param in params if (grad := _pending_gradient(param)) is not None}
 
 
 def _pending_gradient(param: Any) -> torch.Tensor | None:

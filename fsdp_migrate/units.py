@@ -72,7 +72,8 @@ def plan_units(
     """Plan the units of the modules that a policy has selected, in the order in which they are sharded.
 
     Raises:
-        ModelError: A tie would pull a full-precision module into a unit of mixed precision.
+        ModelError: A tie would pull a full-precision module into a unit of mixed precision, or a module to
+            which the policy gives settings of its own into a unit that has others.
     """
     every = list(found)
     selected = [unit for unit in every if not unit.fqn or torch_compat.has_forward(unit.module)]
@@ -80,12 +81,15 @@ def plan_units(
     resolved = resolve_ties(model, names, request.ignored_params, tied)
     for decision in resolved.decisions:
         _check_decision(decision, selected)
+        _check_settings(decision, given, selected)
     kept = [unit for unit in selected if resolved.names.get(unit.module) == unit.fqn]
     units, own = _with_parameters(model, given, kept, request, resolved.grouped)
     planned = {fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}
     containers = [unit.fqn for unit in every if unit.module not in names]
     vacant = [unit.fqn for unit in kept if unit.fqn not in planned]
     findings = [*_left_out(containers, vacant), *map(_tie_finding, resolved.decisions), *own]
+    if not given.use_orig_params:
+        findings.extend(map(_trained_apart, resolved.decisions))
     return units, findings
 
 
@@ -99,6 +103,39 @@ def _check_decision(decision: TieDecision, selected: Sequence[WrapUnit]) -> None
                 "not. Untie them, or take the class out of `_module_classes_to_ignore`."
             )
             raise ModelError(msg, fqn=fqn)
+
+
+_SPEED_ONLY = frozenset({"sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers"})
+"""What a unit may lose to another without a change of values."""
+
+
+def _check_settings(decision: TieDecision, given: FSDP1Config, selected: Sequence[WrapUnit]) -> None:
+    """Check that the owner of a tied parameter has the settings of the units that are no units any more."""
+    overrides = {unit.fqn: unit.overrides for unit in selected}
+    owner = given.updated(**overrides[decision.owner])
+    for fqn in (*decision.given_up, *decision.grouped):
+        own = given.updated(**overrides[fqn])
+        keys = sorted({*overrides[fqn], *overrides[decision.owner]} - _SPEED_ONLY)
+        lost = next((key for key in keys if getattr(own, key) != getattr(owner, key)), None)
+        if lost is not None:
+            names = " and ".join(f"`{name}`" for name in decision.tie.names)
+            owning = f"unit `{decision.owner}`" if decision.owner else "the root unit"
+            msg = (
+                f"{names} are one parameter, which {owning} would own, but the auto-wrap policy gives module "
+                f"`{fqn}` another `{lost}`. Untie them, or give both the same."
+            )
+            raise ModelError(msg, fqn=fqn)
+
+
+def _trained_apart(decision: TieDecision) -> Finding:
+    """Tell of what FSDP1 did to a tie across units where it shows flat parameters: it tore it."""
+    names = " and ".join(f"`{name}`" for name in decision.tie.names)
+    text = (
+        f"{names} are one parameter in several units: with `use_orig_params=False` FSDP1 trained a copy in "
+        "each, which went apart. Here it stays one parameter."
+    )
+    hint = "To go on with what FSDP1 trained, untie them in the model: its checkpoint holds all copies."
+    return make_finding("FM273", "use_orig_params", text, hint)
 
 
 def _tie_finding(decision: TieDecision) -> Finding:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecision
+from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdp_migrate.errors import ModelError
 from fsdp_migrate.plan import plan_fully_shard
-from tests.models import Net
+from tests.models import Block, Net
 from tests.rank_bodies import ties
 from tests.ranks import run_ranks
 
@@ -126,6 +128,29 @@ def test_a_tie_between_full_and_mixed_precision_is_an_error() -> None:
     arguments = {"auto_wrap_policy": {nn.Linear}, "mixed_precision": "bf16"}
     with pytest.raises(ModelError, match="module `1` stays in full precision and the others do not"):
         plan_fully_shard(model, arguments, world_size=2)
+
+
+def test_a_tie_that_fsdp1_tore_is_told() -> None:
+    """Flat parameters: each unit flattened the value that it found, and trained it."""
+    arguments = {"auto_wrap_policy": {nn.Embedding}}
+    torn = plan_fully_shard(Net(tied=True), {**arguments, "use_orig_params": False}, world_size=2)
+    (finding,) = [finding for finding in torn.findings if finding.code == "FM273"]
+    assert finding.message.startswith("`embed.weight` and `head.out.weight` are one parameter in several")
+    for tied, more in ((True, {"use_orig_params": True}), (False, {}), (True, {"auto_wrap_policy": {Block}})):
+        plan = plan_fully_shard(Net(tied=tied), {**arguments, **more}, world_size=2)
+        assert "FM273" not in {finding.code for finding in plan.findings}
+
+
+@pytest.mark.parametrize("tied", ["parent", "group"])
+def test_a_tied_module_with_settings_of_its_own_is_an_error(tied: TieOwner) -> None:
+    own = {nn.Embedding: {"mixed_precision": MixedPrecision(torch.bfloat16)}, nn.Linear: {}}
+    policy = CustomPolicy(lambda module: own.get(type(module), False))
+    match = "the auto-wrap policy gives module `embed` another `mixed_precision`"
+    with pytest.raises(ModelError, match=match):
+        plan_fully_shard(Net(tied=True), {"auto_wrap_policy": policy}, world_size=2, tied=tied)
+    arguments = {"auto_wrap_policy": policy, "mixed_precision": MixedPrecision(torch.bfloat16)}
+    plan = plan_fully_shard(Net(tied=True), arguments, world_size=2, tied=tied)
+    assert {unit.mp_policy.param_dtype for unit in plan.units} == {"bfloat16"}
 
 
 def test_ties_are_there_after_loading(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import functools
 import pytest
 from torch import nn
 
-from fsdp_migrate.errors import WrapPolicyError
+from fsdp_migrate.errors import ModelError, WrapPolicyError
 from fsdp_migrate.plan import plan_fully_shard
 from tests.models import Net
 from tests.rank_bodies import units
@@ -74,3 +74,12 @@ def test_a_policy_with_unbound_arguments_is_an_error_that_says_how_to_bind_them(
     bound = functools.partial(_needs_more, threshold=100)
     found = plan_fully_shard(Net(), {"auto_wrap_policy": bound}, world_size=2).units
     assert [unit.numel for unit in found] == [119, 108, 119, 108, 103, 102]
+
+
+def test_a_trained_parameter_without_elements_is_an_error() -> None:
+    """FSDP2 takes it, and fails in the first backward (``_chunk_cat expects non-empty tensor``)."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Embedding(0, 3))
+    with pytest.raises(ModelError, match=r"`1.weight` of shape \(0, 3\) has no elements"):
+        plan_fully_shard(model, {}, world_size=2)
+    model[1].requires_grad_(False)
+    assert plan_fully_shard(model, {}, world_size=2).root.numel == 12

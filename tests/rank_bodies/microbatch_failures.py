@@ -21,7 +21,7 @@ from fsdp_migrate.prepare import prepare_fully_shard
 from fsdp_migrate.rollback import Rollback
 from fsdp_migrate.torch_compat import fsdp2_internals
 from fsdp_migrate.torch_compat_comms import parameter_groups
-from tests.models import ConvNet, batch, loss_of
+from tests.models import ConvNet, Net, batch, loss_of
 from tests.rank_bodies.microbatches import STRATEGIES, gradients, parts_of, prepared, same, settings
 
 
@@ -401,6 +401,20 @@ FAILURES: dict[str, Callable[[Any], None]] = {
 }
 
 
+UNLIKE_GRADIENTS = {"without a gradient", "unexpected gradient"}
+"""What fails in a model of plain ``fully_shard`` only: prepared ones reduce their units as a whole."""
+
+
+def _plain() -> Any:
+    """Return the net of ``prepared`` as torch alone shards it."""
+    torch.manual_seed(0)
+    net: Any = Net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for module in (*net.blocks, net.head, net):
+        fully_shard(module, mesh=mesh)
+    return net
+
+
 @dataclass
 class Failure:
     """How a batch failed on a rank, and whether the next goes well."""
@@ -414,7 +428,8 @@ class Failure:
 
 def fail(name: str) -> Failure:
     """Run a batch that fails, and then one that does not."""
-    model, other = prepared(), prepared()
+    make = _plain if name in UNLIKE_GRADIENTS else prepared
+    model, other = make(), make()
     before = settings(model)
     forwards = {module: vars(module).get("forward") for module in model.modules()}
     error, message = _error(lambda: FAILURES[name](model))
