@@ -39,7 +39,7 @@ from fsdp_migrate.runtime import (
     summon_full_params,
     swapped_parameters,
 )
-from tests.models import Net, batch
+from tests.models import Block, Net, batch
 from tests.rank_bodies.parity import Tensors, full
 from tests.rank_bodies.runtime import BLOCKS, backward, error_of, fail, fsdp1, prepared, whole_of
 
@@ -123,9 +123,9 @@ def _bad_states(state: dict[str, Any], model: Any) -> list[tuple[Any, Any]]:
 
 
 def _with_spare(lr: float) -> tuple[Any, list[torch.optim.Optimizer]]:
-    """Return a model with a layer that is never used, and two optimizers."""
+    """Return a model with a unit that is never used, and two optimizers."""
     model: Any = Net()
-    model.spare = nn.Linear(3, 3)
+    model.spare = Block(3, 3)
     prepare_fully_shard(model, BLOCKS)
     params = list(model.parameters())
     adam = torch.optim.AdamW([*params[:2], *params[-2:]], lr=lr)
