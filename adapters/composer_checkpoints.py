@@ -117,7 +117,8 @@ class CheckpointLoader:
             compare_models(shapes, arguments["state"].model, manifest.source)
             findings = unused_finding(shapes, arguments["state"].model)
         names = scaler_names(entry.path for entry in manifest.entries.values() if entry.path is not None)
-        if path.is_dir() and plan.action == "none":
+        # Composer loads in part where it is only `decoupled_weight_decay` that torch misses.
+        if path.is_dir() and (plan.action == "none" or plan.adds_only):
             return Found(str(path), "sharded", names, findings)
         converted = self._cache.convert(path, manifest)
         text = f"{path} does not load as it is; {converted} is loaded in its place."

@@ -167,6 +167,7 @@ class Manifest:
         outline: The model that was given with it.
         is_relinkable: Whether an output can share its data files; only those of distributed checkpoints.
         places: For each entry of a distributed checkpoint in a folder below: that folder, and the key there.
+        added: The keys of entries that are in no file of it, and that a conversion adds.
     """
 
     source: str
@@ -188,6 +189,7 @@ class Manifest:
     stamps: Mapping[str, str] = field(default_factory=dict)
     outline: ModelOutline | None = None
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:

@@ -16,6 +16,7 @@ from fsdp_migrate.checkpoint_convert.metadata import (
     Stack,
     TensorEntry,
 )
+from fsdp_migrate.checkpoint_convert.newer_settings import NEWER, with_newer_settings
 from fsdp_migrate.checkpoint_convert.parts import entry_path
 from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedFile, PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.renames import Renames, plan_renames
@@ -100,13 +101,38 @@ class ConversionPlan:
         return tuple(dict.fromkeys(entry.folder for entry in self.entries)) if self.is_distributed else ()
 
     @property
-    def synthesised(self) -> list[str]:
-        """Return what the result holds and the source does not: a file, and the name of a value in it."""
+    def adds_only(self) -> bool:
+        """Tell whether only settings of a later torch are lacking: who loads in part needs no conversion."""
+        added = set(self.manifest.added)
+        kept = [entry for entry in self.entries if entry.source.key not in added]
+        is_same = all(e.key == e.source.key and not (isinstance(e, PlannedValue) and e.is_new) for e in kept)
+        return self.action == "relink" and bool(added) and is_same and self._changes_nothing_else
+
+    @property
+    def _changes_nothing_else(self) -> bool:
+        return not self.left_out and not self.files and self.manifest.is_portable
+
+    @property
+    def newer(self) -> list[str]:
+        """Return the settings of parameter groups that the result has for a later torch's sake."""
+        added, end = set(self.manifest.added), f".{NEWER}"
         return [
-            f"{file.name}: {join_path(path)}"
-            for file in self.files
-            for path, leaf in file.leaves
-            if isinstance(leaf, InlineValue)
+            entry.key
+            for entry in self.entries
+            if entry.source.key in added or (entry.key.endswith(end) and not _is_stored(entry))
+        ]
+
+    @property
+    def synthesised(self) -> list[str]:
+        """Return what the result holds and the source does not: keys, and values of files."""
+        return [
+            *self.newer,
+            *(
+                f"{file.name}: {join_path(path)}"
+                for file in self.files
+                for path, leaf in file.leaves
+                if isinstance(leaf, InlineValue)
+            ),
         ]
 
     @property
@@ -184,6 +210,8 @@ def plan_conversion(
         "optimizer": resolve_cast(optimizer_dtype, field="optimizer_dtype"),
     }
     parts = [part for part in manifest.parts if part.kind == "model" or not weights_only]
+    if to != "hf":
+        manifest, parts = with_newer_settings(manifest, parts)
     target = resolve_target(manifest, to, parts=parts, options=output_options)
     renames = plan_renames(manifest, parts, target.move, target.options.rules)
     entries = _plan_entries(target, renames, casts, world_size)
@@ -280,6 +308,11 @@ def _plan_boxes(entry: TensorEntry, world_size: int | None, *, shard_whole: bool
         return old
     new = tuple(shard_boxes(entry.shape, world_size))
     return old if set(new) == set(old) else new
+
+
+def _is_stored(entry: PlannedEntry) -> bool:
+    """Tell whether an entry is one of the source, or a part of one."""
+    return isinstance(entry, PlannedTensor) or bool(entry.pick or entry.source.key.endswith(NEWER))
 
 
 def _is_extra_state(entry: TensorEntry) -> bool:
@@ -394,6 +427,7 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
             "of the user or the framework.",
         ),
         (bool(empty), "FM274", manifest.source, _some(empty)),
+        (bool(plan.newer), "FM279", manifest.source, _some(plan.newer)),
         (bool(numbers), "FM275", manifest.source, f"{_some(numbers)} {_AS_TEXT}"),
         (bool(plan.extra_files), "FM211", manifest.source, _some(plan.extra_files)),
         (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.checkpoint_convert.keys import join_path, parse_rename
 from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, InlineValue, TensorEntry
 from fsdp_migrate.checkpoint_convert.nested import pick_value, read_value
+from fsdp_migrate.checkpoint_convert.newer_settings import with_newer_settings
 from fsdp_migrate.checkpoint_convert.plan import plan_dtype
 from fsdp_migrate.checkpoint_convert.planned import PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.renames import plan_renames
@@ -71,7 +72,9 @@ def make_sides(
     Raises:
         ConfigError: A rule changes no name of the first.
     """
-    one, other = manifests
+    # What a conversion adds is compared too, with what it would add to a source that lacks it.
+    one, other = (with_newer_settings(found, found.parts)[0] for found in manifests)
+    manifests = one, other
     parts = [[part for part in m.parts if _is_wanted(part, wishes)] for m in manifests]
     is_alike = _places(one, parts[0]) == _places(other, parts[1])
     kinds = [sum(part.kind == "optimizer" for part in found) for found in parts]

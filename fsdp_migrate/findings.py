@@ -265,6 +265,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM278": FindingCode(
             "changed", "The weights are those of an adapter, under the names of PEFT's files."
         ),
+        "FM279": FindingCode(
+            "equivalent", "Settings were added that torch from 2.7 looks for in the groups of Adam and AdamW."
+        ),
         "FM282": FindingCode("exact", "Only the weights were replaced: what else was in OUT is as it was."),
         # FM3xx: Python sources
         "FM301": FindingCode(

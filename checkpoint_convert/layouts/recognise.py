@@ -192,8 +192,11 @@ def _pieces_reader(
     ranked = {name for family in families for name in family.files.values()}
     pieces = find_pieces(folder.url, {name: size for name, size in files.items() if name not in ranked})
     states = [name for name in files if _STATE_FILE.search(name) and not _BESIDE.fullmatch(name)]
-    found = find_side_by_side(folder, [name for name in states if name not in ranked], families, files)
-    if found is not None and all(len(names) == 1 for names in pieces.values()):
+    # Pieces of one state are known by their names, and need not be read to be told apart.
+    is_divided = any(len(names) > 1 for names in pieces.values())
+    apart = [] if is_divided else [name for name in states if name not in ranked]
+    found = find_side_by_side(folder, apart, families, files)
+    if found is not None:
         return lambda options: side_by_side_contents(folder, found, files, options)
     if len(pieces) == 1:
         (names,) = pieces.values()

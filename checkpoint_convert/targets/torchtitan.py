@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.keys import join_path
+from fsdp_migrate.checkpoint_convert.newer_settings import NEWER, lacks_newer, value_of_newer
 from fsdp_migrate.checkpoint_convert.parts import entry_path
 from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedValue
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
@@ -136,6 +137,10 @@ class _Flattener:
                     if field != _PARAMS:
                         picked = replace(entry, pick=(number, field))
                         yield _at(picked, (*self._place, f"{_GROUPS}.{name}.{field}"))
+                if lacks_newer(group.fields):
+                    source = replace(entry.source, **value_of_newer(entry.source))
+                    added = replace(entry, source=source, names={})
+                    yield _at(added, (*self._place, f"{_GROUPS}.{name}.{NEWER}"))
 
 
 def _at(entry: PlannedEntry, path: Path) -> PlannedEntry:

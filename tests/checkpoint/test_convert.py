@@ -51,13 +51,17 @@ def test_torch_loads_what_was_converted(name: str, options: dict[str, Any], tmp_
     report = verify_checkpoints(source, tmp_path / "out")
     assert report.is_same
     assert report.is_complete
-    assert report.tensors + report.values == len(inspect_checkpoint(source).entries)
+    assert report.tensors + report.values == len(inspect_checkpoint(tmp_path / "out").entries)
     assert contents(source) == before
+
+
+# One in a form of metadata that older torch cannot read, one without a setting that later torch looks for.
+LACKING = ("torch-2.15", "torch-2.6")
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_checkpoint_of_fsdp1_needs_no_conversion(name: str) -> None:
-    report = convert_checkpoint(DATA / name) if "2.15" not in name else None
+    report = convert_checkpoint(DATA / name) if not name.startswith(LACKING) else None
     if report is not None:
         assert (report.action, report.output) == ("none", None)
         assert "FM201" in {finding.code for finding in report.findings}
