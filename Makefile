@@ -1,29 +1,46 @@
 # Needs python3 (3.10 or newer), make and a package registry. `make demo` and `make test` set up what they need.
 
 PYTHON ?= python3
+# The torch of the core lane, as pip is asked for it. `==` takes a build such as 2.13.0+cpu where pip finds one;
+# `===` takes PyPI's own, as a newcomer's pip does.
+TORCH ?= torch==2.13.0
 CORE := .venv
 COMPOSER := .venv-composer
 # By another name, because `make -n` runs the lines that hold $(MAKE).
 LANE := $(MAKE)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-core test-composer lint typecheck bench clean
+# A file goes to one process: its tests share what is costly to set up.
+SIDE_BY_SIDE := -n auto --dist loadfile
+
+.PHONY: demo setup test test-core test-composer test-range test-frameworks lint typecheck bench clean
 
 demo: $(CORE)/.run
 	$(CORE)/bin/fsdp-migrate demo
 
+setup: $(CORE)/.dev $(COMPOSER)/.dev
+
 # Both lanes are set up first, so that a missing package shows before the tests run; then they run side by side,
-# for many tests wait for other processes. What says nothing of torch is run by the core lane alone.
+# each with one process of tests for a core: many tests wait for other processes. What says nothing of torch is run
+# by the core lane alone.
 test: $(CORE)/.dev $(COMPOSER)/.dev
 	$(MAKE) lint
-	$(MAKE) typecheck
-	$(CORE)/bin/python tools/run_lanes.py core='$(LANE) test-core' composer='$(LANE) test-composer'
+	$(CORE)/bin/python tools/run_lanes.py core='$(LANE) test-core' composer='$(LANE) test-composer' \
+		types='$(LANE) typecheck'
 
 test-core: $(CORE)/.dev
-	$(CORE)/bin/python -m pytest --require-s3
+	$(CORE)/bin/python -m pytest $(SIDE_BY_SIDE) --require-s3
 
 test-composer: $(COMPOSER)/.dev
-	$(COMPOSER)/bin/python -m pytest --require-composer
+	$(COMPOSER)/bin/python -m pytest $(SIDE_BY_SIDE) --require-composer
+
+# The core lane on every Python that is installed, and on the oldest and the newest torch; hours, and not in CI.
+test-range: $(CORE)/.dev
+	$(CORE)/bin/python tools/run_range.py $(ONLY)
+
+# What is claimed of frameworks, against several versions of each; some GB are downloaded, and not in CI.
+test-frameworks: $(CORE)/.dev
+	$(CORE)/bin/python tools/run_frameworks.py $(ONLY)
 
 lint: $(CORE)/.dev
 	$(CORE)/bin/ruff format --check
@@ -34,6 +51,7 @@ typecheck: $(CORE)/.dev
 
 bench: $(CORE)/.dev
 	$(CORE)/bin/python benchmarks/bench_convert.py $(if $(SIZE),--size $(SIZE))
+	$(CORE)/bin/python benchmarks/bench_start.py
 	$(CORE)/bin/python benchmarks/bench_step.py
 	$(CORE)/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/bench_microbatch.py
 
@@ -42,18 +60,23 @@ clean:
 
 # A stamp says that an installation was finished; one that broke off has none and is done again.
 $(CORE)/.run: pyproject.toml constraints/core.txt
-	@echo "Setting up $(CORE): torch 2.13"
+	@echo "Setting up $(CORE), once: $(TORCH) and what fsdp-migrate needs. PyPI's build for Linux brings CUDA: some 3 GB are"
+	@echo "downloaded (4 minutes at 100 Mbit/s) and 5.3 GB installed. README says how to get along with less ('A smaller"
+	@echo "torch'). An environment with torch 2.6 to 2.15 needs none of it: pip install . && fsdp-migrate demo"
+	@echo "1 of 2: a virtual environment, some seconds"
 	$(call make_venv,$(CORE))
-	@$(CORE)/bin/pip install -qq -e . -c constraints/core.txt
+	@echo "2 of 2: pip downloads and installs, and says what"
+	@$(CORE)/bin/pip install -e . '$(TORCH)' -c constraints/core.txt
+	@echo "Set up. The demo itself takes about a minute on two cores."
 	@touch $@
 
 $(CORE)/.dev: $(CORE)/.run
 	@echo "Adding the development tools to $(CORE)"
-	@$(CORE)/bin/pip install -qq -e '.[dev,dev-s3]' -c constraints/core.txt
+	@$(CORE)/bin/pip install -qq -e '.[dev,dev-s3]' '$(TORCH)' -c constraints/core.txt
 	@touch $@
 
 $(COMPOSER)/.dev: pyproject.toml constraints/composer.txt
-	@echo "Setting up $(COMPOSER): Composer, torch 2.7; several GB"
+	@echo "Setting up $(COMPOSER): Composer and torch 2.7. Some 3 GB are downloaded, and 5.4 GB installed."
 	$(call make_venv,$(COMPOSER))
 	@$(COMPOSER)/bin/pip install -qq -e '.[composer,dev]' -c constraints/composer.txt
 	@touch $@

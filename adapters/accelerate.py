@@ -6,15 +6,18 @@ What each key does was read in the source of Accelerate 1.15: ``FullyShardedData
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.base import (
+from fsdp_migrate.adapters.document.nodes import effective
+from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
     Key,
     Outcome,
     bare_values,
+    by_name,
     is_known,
     keep,
     keep_bool,
@@ -27,8 +30,8 @@ from fsdp_migrate.adapters.base import (
     shown,
     written_key,
 )
-from fsdp_migrate.adapters.nodes import effective
-from fsdp_migrate.adapters.shared_keys import (
+from fsdp_migrate.adapters.engine.claims import ACCELERATE
+from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
     broadcasts_from_rank0,
@@ -38,6 +41,7 @@ from fsdp_migrate.adapters.shared_keys import (
     keep_wrap_policy,
     lost_sync,
     say_mixed_precision,
+    say_no_prefetch,
     say_no_shard,
     shard_config,
     to_reshard,
@@ -49,7 +53,7 @@ from fsdp_migrate.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.adapters.nodes import Mapping, Node
+    from fsdp_migrate.adapters.document.nodes import Mapping, Node
     from fsdp_migrate.config import FSDP2Config
 
 
@@ -79,6 +83,34 @@ def drop_version(value: Any, block: Block) -> Outcome:
     return Outcome("FM341", f"{shown(value)}: becomes 2.", value=2, has_value=True)
 
 
+def drop_prefetch_policy(value: Any, block: Block) -> Outcome:
+    """Take out the name that the backward prefetch had in older versions."""
+    assert block.node is not None
+    prefetch = words.read_prefetch(value, "value")
+    unread = ACCELERATE["prefetch_policy_unread"].since
+    newer = written_key(block.node, "backward_prefetch")
+    if newer is not None:
+        text = f"{shown(value)}: Accelerate {unread} and later read `{newer}`, which stands beside it."
+        return Outcome("FM342", text, remove=True)
+    text = (
+        f"{shown(value)}: Accelerate {unread} and later do not read this name: their FSDP1 does not prefetch."
+    )
+    if prefetch is None:
+        text = f"{shown(value)}: FSDP1 does not prefetch."
+    text += " FSDP2 always does, as BACKWARD_PRE: one more unit is held in full; values are the same."
+    return Outcome("FM343", text, remove=True)
+
+
+def keep_unread(value: Any, block: Block) -> Outcome:
+    """Keep the name that the variable in the environment has: the launcher has no such flag."""
+    del block
+    text = (
+        f"{shown(value)}: kept, without effect as before: Accelerate reads "
+        "`fsdp_transformer_layer_cls_to_wrap`, and without it the classes that the model names itself."
+    )
+    return Outcome("FM345", text)
+
+
 FORWARD_PREFETCH = lost(
     "the stack's FSDP2 does not prefetch in forward. Values are the same; communication overlaps less.",
     False,
@@ -95,16 +127,18 @@ ACCELERATE_KEYS: tuple[Key, ...] = (
         to_reshard,
     ),
     Key("reshard_after_forward", "true or false", to_reshard_unless_second),
+    Key("backward_prefetch", "taken out: FSDP2 prefetches as BACKWARD_PRE does", drop_prefetch),
     Key(
-        "backward_prefetch",
-        "taken out: FSDP2 prefetches as BACKWARD_PRE does",
-        drop_prefetch,
-        ("backward_prefetch_policy",),
+        "backward_prefetch_policy",
+        "taken out: the name before Accelerate 0.27",
+        drop_prefetch_policy,
+        is_read=False,
     ),
     Key("forward_prefetch", "taken out: Accelerate's FSDP2 has none", FORWARD_PREFETCH),
     Key("offload_params", "kept", keep_bool),
     Key("auto_wrap_policy", "kept", keep_wrap_policy),
-    Key("transformer_layer_cls_to_wrap", "kept, as `A,B`", keep_classes, ("transformer_cls_to_wrap",)),
+    Key("transformer_layer_cls_to_wrap", "kept, as `A,B`", keep_classes),
+    Key("transformer_cls_to_wrap", "kept: Accelerate does not read it", keep_unread, is_read=False),
     Key("min_num_params", "kept, as a whole number", keep_count),
     Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
@@ -113,7 +147,7 @@ ACCELERATE_KEYS: tuple[Key, ...] = (
     Key("activation_checkpointing", "kept", keep_bool),
     Key("activation_checkpointing_offload", "kept: only FSDP2 has it", keep_bool),
     Key("ignored_modules", "kept: FSDP2 ignores their parameters (torch 2.7 and later)", keep()),
-    LIMIT_ALL_GATHERS,
+    replace(LIMIT_ALL_GATHERS, is_read=False),
 )
 
 
@@ -128,10 +162,20 @@ class AccelerateAdapter:
         """Yield each mapping with ``fsdp_config`` and Accelerate's own keys beside it."""
         for path, mapping in mappings_of(document):
             node = mapping_at(mapping, "fsdp_config")
-            if node is not None and MARKERS & set(effective(mapping)):
+            if _are_launch_flags(path, mapping):
+                yield self._launch_flags(path, mapping, document)
+            elif node is not None and MARKERS & set(effective(mapping)):
                 yield self.at((*path, "fsdp_config"), node, mapping, document)
             elif node is None and _runs_by_default(mapping):
                 yield Block(self.name, (*path, "fsdp_config"), None, mapping, document)
+
+    def _launch_flags(self, path: tuple[str, ...], mapping: Mapping, document: Node) -> Block:
+        """Return a mapping of flags of ``accelerate launch`` as a block."""
+        block = Block(self.name, path, mapping, mapping, document)
+        block.is_fsdp2 = read_number(plain_values(mapping).get("fsdp_version")) == 2
+        if plain_values(mapping).get("use_fsdp") is False:
+            block.unused = "`use_fsdp` is false"
+        return block
 
     def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
         """Take a mapping for Accelerate's ``fsdp_config``."""
@@ -164,23 +208,45 @@ class AccelerateAdapter:
             say_mixed_precision(block, config, draft)
             return
         node = block.node
-        draft.table(block, self.keys, rename=_prefixed)
-        if written_key(node, "version") is None:
-            draft.add(
-                node, "fsdp_version", 2, block.at("fsdp_version"), "2: without it Accelerate runs FSDP1."
+        names = set(effective(node))
+        ignored = (
+            frozenset(name for name in names if not name.startswith("fsdp_"))
+            if node is block.owner
+            else frozenset()
+        )
+        draft.table(block, self.keys, rename=_prefixed, ignore=ignored)
+        config_file = plain_values(block.owner).get("config_file")
+        if node is block.owner and plain_values(node).get("use_fsdp") is not True:
+            config_file = config_file or "Another file"
+        if is_known(config_file):
+            text = (
+                f"{config_file} says the rest, which is not converted with this one: nothing is added here."
             )
+            hint = "Convert it too: `fsdp-migrate config`, with its name."
+            draft.say("FM356", block.beside("config_file"), text, hint)
+            return
+        if written_key(node, "version") is None:
+            text = f"2: without it Accelerate runs FSDP1. It needs Accelerate {ACCELERATE['fsdp2'].since}"
+            full = ACCELERATE["full_state_dict"].since
+            text += f", and {full} for FULL_STATE_DICT."
+            draft.add(node, "fsdp_version", 2, block.at("fsdp_version"), text)
         if written_key(node, "state_dict_type") is None:
             text = "FULL_STATE_DICT, the default of FSDP1; that of FSDP2 is SHARDED_STATE_DICT."
             key = "fsdp_state_dict_type"
             draft.add(node, key, "FULL_STATE_DICT", block.at(key), text)
-        if written_key(node, "backward_prefetch", "backward_prefetch_policy") is None:
-            text = (
-                "Without it FSDP1 does not prefetch in Accelerate. FSDP2 always does: one more unit is "
-                "held in full."
-            )
-            draft.say("FM343", block.at("fsdp_backward_prefetch"), text)
+        if written_key(node, "backward_prefetch_policy") is None:
+            say_no_prefetch(block, draft, self.keys, self.title, "fsdp_backward_prefetch")
         say_mixed_precision(block, config, draft)
         _emit_mesh(block, config, draft)
+
+
+def _are_launch_flags(path: tuple[str, ...], mapping: Mapping) -> bool:
+    """Tell whether a mapping holds flags of ``accelerate launch``, as launchers of others take them."""
+    flags = [name for name in effective(mapping) if name.startswith("fsdp_")]
+    known = by_name(ACCELERATE_KEYS)
+    named = bool(path) and path[-1] in {"accelerate_launch_args", "accelerate_args"}
+    given = "use_fsdp" in effective(mapping) and "fsdp_config" not in effective(mapping)
+    return (named or given) and any(name.removeprefix("fsdp_") in known for name in flags)
 
 
 def _runs_by_default(mapping: Mapping) -> bool:
@@ -235,6 +301,11 @@ def _emit_hybrid(block: Block, draft: Draft, subject: str) -> None:
     else:
         sizes = {"dp_replicate_size": nodes, "dp_shard_size": ranks // nodes, "tp_size": 1, "cp_size": 1}
         value = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+        if block.node is block.owner:  # flags, one below the other
+            value = {"use_parallelism_config": True, **value}
+            for name, flag in value.items():
+                draft.add(block.owner, name, flag, block.at(name), f"{shown(flag)}, for HYBRID_SHARD.")
+            return
         text = (
             f"HYBRID_SHARD: {nodes} replicas, one on each node, each sharded over {ranks // nodes} ranks, "
             "as in FSDP1."

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.base import (
+from fsdp_migrate.adapters.document.edits import Change
+from fsdp_migrate.adapters.document.nodes import Reference, effective
+from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
     Key,
@@ -27,10 +29,8 @@ from fsdp_migrate.adapters.base import (
     read_number,
     shown,
 )
-from fsdp_migrate.adapters.edits import Change
-from fsdp_migrate.adapters.hf_trainer import items_of, strategy_in_fsdp
-from fsdp_migrate.adapters.nodes import Reference, effective
-from fsdp_migrate.adapters.shared_keys import (
+from fsdp_migrate.adapters.engine.claims import AXOLOTL_REFUSED_OPTIMIZERS
+from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
     broadcasts_from_rank0,
@@ -41,11 +41,13 @@ from fsdp_migrate.adapters.shared_keys import (
     keep_wrap_policy,
     lost_sync,
     say_mixed_precision,
+    say_no_prefetch,
     say_no_shard,
     shard_config,
     to_reshard,
     to_reshard_unless_second,
 )
+from fsdp_migrate.adapters.hf_trainer import items_of, strategy_in_fsdp
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import make_finding
 
@@ -53,7 +55,7 @@ from fsdp_migrate.findings import make_finding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.adapters.nodes import Mapping, Node
+    from fsdp_migrate.adapters.document.nodes import Mapping, Node
     from fsdp_migrate.config import FSDP2Config
 
 
@@ -132,6 +134,8 @@ class AxolotlAdapter:
         """Yield each mapping with ``fsdp`` or ``fsdp_config`` beside Axolotl's own keys."""
         for path, mapping in mappings_of(document):
             names = set(effective(mapping))
+            if mapping_at(mapping, "fsdp") is not None:  # it is a list, or words
+                continue
             if names & {"fsdp", "fsdp_config"} and len(MARKERS & names) >= (
                 1 if "base_model" in names else 2
             ):
@@ -181,37 +185,39 @@ class AxolotlAdapter:
         _emit_list(block, items, draft)
         _add_implied(block, items, draft)
         names = set(effective(block.owner))
-        if "fsdp" not in names or "fsdp_version" in names:
+        is_elsewhere = isinstance(plain_values(block.owner).get("fsdp"), Reference)
+        if "fsdp" not in names or "fsdp_version" in names or is_elsewhere:
             subject, text = block.beside("fsdp_version"), "2: without it Axolotl runs FSDP1."
             draft.set(block.owner, "fsdp_version", 2, subject, text)
         flag = "bf16" if config.mp_policy.param_dtype == "bfloat16" else "fp16"
         say_mixed_precision(block, config, draft, flag)
         _emit_mesh(block, config, draft)
+        say_no_prefetch(block, draft, AXOLOTL_KEYS, self.title)
         optimizer = plain_values(block.owner).get("optimizer")
-        if is_known(optimizer) and "8bit" in str(optimizer):
-            text = (
-                f"{optimizer}: Axolotl refuses some 8-bit optimizers with FSDP2 (bitsandbytes' hold plain "
-                "tensors)."
-            )
-            draft.say(
-                "FM343", block.beside("optimizer"), text, "`adamw_torch_8bit` or `adamw_torch_fused` work."
-            )
+        if optimizer in AXOLOTL_REFUSED_OPTIMIZERS:
+            text = f"{optimizer}: Axolotl refuses it with FSDP2, before the run starts."
+            hint = "Axolotl names `adamw_torch_8bit` in its place; what that saved is not read from it."
+            draft.say("FM343", block.beside("optimizer"), text, hint)
 
 
 def _strip_prefixes(block: Block, draft: Draft) -> None:
     """Write keys without the prefix ``fsdp_``, as Axolotl wants them under FSDP2."""
     assert block.node is not None
     known = {key.name for key in AXOLOTL_KEYS}
-    draft.rename_all(
+    renamed = draft.rename_all(
         block.node,
         lambda written: written.removeprefix("fsdp_") if written.removeprefix("fsdp_") in known else written,
     )
-    prefix = block.at("fsdp_")
+    names = {block.at(written): new for written, new in renamed.items()}
     for index, finding in enumerate(draft.findings):
-        if finding.code == "FM340" and finding.subject.startswith(prefix):
-            name = finding.subject.removeprefix(prefix)
-            text = f"Written as `{name}`: Axolotl's keys have no prefix any more. It means the same."
-            draft.findings[index] = make_finding("FM341", finding.subject, text)
+        name = names.get(finding.subject)
+        if name is None or finding.code == "FM349":
+            continue
+        text = f"Written as `{name}`: Axolotl's keys have no prefix any more. It means the same."
+        if finding.code != "FM340":
+            text = f"{finding.message} It becomes `{name}`."
+        code = "FM341" if finding.code == "FM340" else finding.code
+        draft.findings[index] = make_finding(code, finding.subject, text, finding.hint)
 
 
 def _implied(block: Block, items: tuple[str, ...]) -> dict[str, Any]:
@@ -253,6 +259,12 @@ def _emit_list(block: Block, items: tuple[str, ...], draft: Draft) -> None:
     """Take out ``fsdp``, which Axolotl's FSDP2 has not; what it says stands in ``fsdp_config``."""
     entry = effective(block.owner).get("fsdp")
     if entry is None:
+        return
+    value = plain_values(block.owner)["fsdp"]
+    if isinstance(value, Reference):
+        text = f"{value} is known only elsewhere: kept. FSDP2 reads its strategy from `fsdp_config` alone."
+        hint = "Take it out, and write `reshard_after_forward: false` if it says shard_grad_op."
+        draft.say("FM346", block.beside("fsdp"), text, hint)
         return
     change = Change(entry, remove=True)
     if "fsdp_version" not in effective(block.owner):

@@ -1,190 +1,299 @@
-"""Composer's ``FSDPConfig``: the FSDP1 arguments that it stands for, and what the Trainer reads of it.
+"""Composer and llm-foundry: ``fsdp_config`` in their YAML, for Composer's own FSDP2.
 
-Nothing here imports Composer or torch: the config is an object of Composer's, a mapping of its fields, or a
-block of a YAML file.
+Composer 0.32 takes a mapping for FSDP2 only with ``FSDP_VERSION=2`` in the environment, and then drops what
+its ``FSDP2Config`` does not have with a warning (``Trainer._parse_parallelism_config``). What each means
+under FSDP1 is in :mod:`fsdp_migrate.adapters.config_objects.composer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.composer_fields import DEFAULTS, MAPPERS, Given, read_precision
-from fsdp_migrate.config import FSDP1Config
+from fsdp_migrate.adapters.config_objects.composer import COMPOSER_FIELDS, composer_fsdp1_config
+from fsdp_migrate.adapters.document.nodes import Reference, effective
+from fsdp_migrate.adapters.engine.base import (
+    Block,
+    Draft,
+    Key,
+    Outcome,
+    keep,
+    keep_bool,
+    lost,
+    mapping_at,
+    mappings_of,
+    obsolete,
+    plain_values,
+    shown,
+)
+from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers
+from fsdp_migrate.adapters.engine.shared_keys import (
+    LIMIT_ALL_GATHERS,
+    ORIG_PARAMS,
+    drop_prefetch,
+    freed,
+    frees_after_forward,
+)
 from fsdp_migrate.errors import ConfigError
-from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
+
+    from fsdp_migrate.adapters.document.nodes import Mapping, Node
+    from fsdp_migrate.config import FSDP2Config
 
 
-COMPOSER_FIELDS: tuple[str, ...] = tuple(DEFAULTS)
-"""The fields of Composer's ``FSDPConfig``, in its order."""
-
-_FSDP2_ONLY = frozenset({"reshard_after_forward"})
-_MESH_NAMES = frozenset({"device_mesh", "_device_mesh"})
-# Fields of older versions, which Composer 0.32 takes and never looks at.
-_FORMER: Mapping[str, str] = {
-    "min_params": "the model's own marks decide what is wrapped",
-    "flatten_parameters": "FSDP2 flattens nothing",
+STRONG = frozenset(
+    {
+        "max_duration",
+        "train_loader",
+        "device_train_microbatch_size",
+        "global_train_batch_size",
+        "device_eval_batch_size",
+        "icl_tasks",
+        "icl_tasks_str",
+    }
+)
+# Others use these words too: what has no more of Composer's may be anybody's.
+MARKERS = STRONG | {
+    "eval_interval",
+    "max_seq_len",
+    "save_folder",
+    "algorithms",
+    "dist_timeout",
+    "train_dataset",
 }
+FSDP2_FIELDS = frozenset(
+    {
+        "reshard_after_forward",
+        "activation_checkpointing",
+        "activation_cpu_offload",
+        "state_dict_type",
+        "load_monolith_rank0_only",
+        "mixed_precision",
+        "verbose",
+    }
+)
+FORMER = frozenset({"min_params", "flatten_parameters"})
+CALLBACK = "With fsdp-migrate's Composer callback the unchanged YAML keeps it."
 
 
-@dataclass(frozen=True)
-class ComposerSettings:
-    """What a Composer config says beyond FSDP1's arguments: what the Trainer, or the callback, reads itself.
-
-    ``process_group`` is a :class:`~fsdp_migrate.adapters.composer_groups.GroupWord` or a pair of groups and
-    words, where groups must still be made; ``shard_degree`` -1 stands for the ranks that are left.
-    """
-
-    recompute: bool = False
-    reentrant: bool = True
-    offload_activations: bool = False
-    shard_degree: int = -1
-    replicate_degree: int | None = None
-    process_group: Any = None
-    state_dict_type: str = "full"
-    load_monolith_rank0_only: bool = False
-    load_planner: Any = None
-    save_planner: Any = None
-    sharded_ckpt_prefix_dir: str = DEFAULTS["sharded_ckpt_prefix_dir"]
-    verbose: bool = False
-
-    def mesh_shape(self, world_size: int, other_ranks: int = 1) -> tuple[int, int]:
-        """Return the number of replicas and of shards; ``other_ranks`` are those of tensor parallelism.
-
-        Raises:
-            ConfigError: The degrees do not divide the ranks.
-
-        Example:
-            >>> ComposerSettings(replicate_degree=2).mesh_shape(8), ComposerSettings().mesh_shape(8)
-            ((2, 4), (1, 8))
-        """
-        replicas = 1 if self.replicate_degree is None else self.replicate_degree
-        known = other_ranks
-        for degree in (replicas, self.shard_degree):
-            known *= degree if degree > 0 else 1
-        left, rest = divmod(world_size, known)
-        open_degrees = replicas < 0 or self.shard_degree < 0
-        if rest or (left != 1 and not open_degrees):
-            msg = (
-                f"`data_parallel_replicate_degree` {self.replicate_degree} and `data_parallel_shard_degree` "
-                f"{self.shard_degree} do not divide the {world_size} ranks. Their product (with the degree "
-                "of tensor parallelism) must be the number of ranks; -1 stands for what is left."
-            )
-            raise ConfigError(msg, field="data_parallel_shard_degree")
-        return (left if replicas < 0 else replicas), (left if self.shard_degree < 0 else self.shard_degree)
+def to_reshard(value: Any, block: Block) -> Outcome:
+    """Turn the strategy, which Composer drops under FSDP2, into the boolean that it reads."""
+    del block
+    strategy = words.read_strategy(value, "value")
+    frees = frees_after_forward(strategy)
+    return freed(value, frees)
 
 
-@dataclass(frozen=True)
-class ComposerMapping:
-    """What :func:`composer_fsdp1_config` returns.
-
-    ``findings`` are about Composer's own fields; what becomes of the FSDP1 arguments in ``config``,
-    :func:`~fsdp_migrate.mapping.map_config` says.
-    """
-
-    config: FSDP1Config
-    settings: ComposerSettings
-    findings: tuple[Finding, ...]
-
-
-def is_composer_config(value: object) -> bool:
-    """Tell whether an object is Composer's ``FSDPConfig``, without importing Composer.
-
-    Example:
-        >>> is_composer_config({"sharding_strategy": "FULL_SHARD"})
-        False
-    """
-    return any(
-        base.__name__ == "FSDPConfig" and base.__module__.partition(".")[0] == "composer"
-        for base in type(value).__mro__
+def keep_precision(value: Any, block: Block) -> Outcome:
+    """Keep DEFAULT, PURE and FULL; a mapping of dtypes Composer's FSDP2 does not take."""
+    if isinstance(value, dict):
+        text = "Composer's FSDP2 takes DEFAULT, PURE or FULL, no mapping of dtypes."
+        return Outcome("FM348", text, f"Write the word that fits. {CALLBACK}")
+    word = words.bare_word(value).upper() if value is not None else "DEFAULT"
+    if word not in {"DEFAULT", "PURE", "FULL"}:
+        near = words.closest(word, ("DEFAULT", "PURE", "FULL"))
+        msg = f"`value` is {value!r}; expected DEFAULT, PURE or FULL.{near}"
+        raise ConfigError(msg, field="mixed_precision")
+    if word == "FULL" or str(plain_values(block.owner).get("precision")).lower() == "fp32":
+        return Outcome("FM340", "Kept: nothing is cast.")
+    text = (
+        f"{shown(value)}: kept. Parameters and gradients are cast alike; FSDP1 casts buffers too, and the "
+        "inputs of the root alone, where Composer's FSDP2 leaves buffers in their own dtype and casts the "
+        "inputs of every unit."
     )
+    return Outcome("FM354", text, CALLBACK)
 
 
-def composer_fsdp1_config(given: Any, *, precision: Any = None) -> ComposerMapping:
-    """Read Composer's FSDP1 config: what ``FullyShardedDataParallel`` was told, and what the Trainer keeps.
-
-    Nothing is changed, and nothing is dropped: each of the 27 fields that was given is in ``config``, in
-    ``settings`` or in a finding. Which modules become units, and which layers are recomputed, the model says
-    in Composer (``_fsdp_wrap``, ``fsdp_wrap_fn``, ``activation_checkpointing_fn``), not the config.
-
-    Args:
-        given: Composer's ``FSDPConfig``, or a mapping of its fields: ``parallelism_config["fsdp"]``, or the
-            ``fsdp_config`` of a YAML file.
-        precision: The Trainer's ``precision``, as a word (``amp_bf16``) or Composer's enum. Needed unless
-            ``mixed_precision`` is FULL or a mapping of dtypes.
-
-    Returns:
-        The FSDP1 config, the settings that remain, and the findings.
-
-    Raises:
-        ConfigError: A field is unknown (the nearest known one is named), its value means nothing, or fields
-            contradict each other.
-
-    Example:
-        >>> mapping = composer_fsdp1_config({"mixed_precision": "PURE"}, precision="amp_bf16")
-        >>> mapping.config.mixed_precision.reduce_dtype, mapping.config.backward_prefetch
-        ('bfloat16', 'BACKWARD_POST')
-        >>> composer_fsdp1_config({"sharding_stratgy": "FULL_SHARD"})
-        Traceback (most recent call last):
-        fsdp_migrate.errors.ConfigError: `sharding_stratgy` is no field of Composer's FSDPConfig. Did you \
-mean `sharding_strategy`?
-    """
-    found, mesh = _fields_of(given)
-    known = {name: value for name, value in found.items() if name in DEFAULTS}
-    findings = list(_former_fields(found.keys() - known.keys()))
-    whole = Given({**DEFAULTS, **known}, frozenset(known), read_precision(precision), mesh)
-    arguments: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    for mapper in dict.fromkeys(MAPPERS.values()):
-        part = mapper(whole)
-        arguments.update(part.arguments)
-        settings.update(part.settings)
-        findings.extend(part.findings)
-    return ComposerMapping(FSDP1Config(**arguments), ComposerSettings(**settings), tuple(findings))
+def keep_state_dict_type(value: Any, block: Block) -> Outcome:
+    """Keep ``full`` and ``sharded``; ``local`` Composer has no more."""
+    del block
+    word = str(value).strip().lower() if value is not None else "full"
+    if word not in {"full", "sharded"}:
+        near = words.closest(word, ("full", "sharded"))
+        msg = f"`value` is {value!r}; expected full or sharded.{near}"
+        raise ConfigError(msg, field="state_dict_type")
+    return Outcome("FM340", "Kept: it means the same.")
 
 
-def _fields_of(given: Any) -> tuple[dict[str, Any], Any]:
-    """Return the fields that were given, and the mesh that the Trainer's state has put into the config."""
-    if given is None:
-        return {}, None
-    if isinstance(given, Mapping):
-        found = {str(name): value for name, value in given.items()}
-        if found.keys() & _MESH_NAMES:
-            msg = (
-                "`device_mesh` is no field that Composer takes: it makes the mesh. Give "
-                "`data_parallel_shard_degree` and `data_parallel_replicate_degree`."
+def drop_reentrant(value: Any, block: Block) -> Outcome:
+    """Take out the kind of recomputation: Composer's FSDP2 always takes the one that is not reentrant."""
+    del block
+    if value is None or words.read_bool(value, "value"):
+        text = f"{shown(value)}: Composer's FSDP2 recomputes in the other way, which gives the same values."
+        return Outcome("FM341", text, remove=True)
+    return Outcome("FM342", f"{shown(value)}: Composer's FSDP2 always does so.", remove=True)
+
+
+def drop_degree(value: Any, block: Block) -> Outcome:
+    """Take out a degree: Composer's FSDP2 shards over all ranks."""
+    if value is None or str(value) in {"-1", "1"}:
+        return Outcome("FM342", f"{shown(value)}: nothing was asked for.", remove=True)
+    if str(value) == str(block.settings.world_size):
+        return Outcome("FM342", f"{shown(value)}: all ranks, as FSDP2 does.", remove=True)
+    text = f"{shown(value)}: Composer's FSDP2 shards over all ranks. That is the same if there are no others."
+    return Outcome("FM343", text, CALLBACK, remove=True)
+
+
+def drop_prefix(value: Any, block: Block) -> Outcome:
+    """Take out the folder's name: under FSDP2 it is always the default."""
+    del block
+    default = "ep{epoch}-ba{batch}"
+    if value is None or value == default:
+        return Outcome("FM342", f"{shown(value)}: Composer's FSDP2 always uses it.", remove=True)
+    return Outcome("FM343", f"{value}: Composer's FSDP2 always uses {default}.", CALLBACK, remove=True)
+
+
+def _gone(what: str, *harmless: Any) -> Any:
+    return lost(f"Composer's FSDP2 has no {what}.", *harmless, hint=CALLBACK)
+
+
+COMPOSER_KEYS: tuple[Key, ...] = (
+    Key("sharding_strategy", "`reshard_after_forward`, true or false", to_reshard),
+    Key("mixed_precision", "kept", keep_precision),
+    Key("state_dict_type", "kept", keep_state_dict_type),
+    Key("activation_checkpointing", "kept", keep_bool),
+    Key("activation_checkpointing_reentrant", "taken out: FSDP2 is never reentrant", drop_reentrant),
+    Key("activation_cpu_offload", "kept", keep_bool),
+    Key("load_monolith_rank0_only", "kept", keep_bool),
+    Key("verbose", "kept", keep_bool),
+    Key("auto_wrap", "taken out: the model's marks decide", _gone("`auto_wrap: false`", True, "true")),
+    Key("backward_prefetch", "taken out: FSDP2 prefetches as BACKWARD_PRE does", drop_prefetch),
+    Key("backward_prefetch_limit", "taken out: FSDP2 prefetches one unit", _gone("other limit than 1", 1)),
+    Key("forward_prefetch", "taken out: Composer's FSDP2 has none", _gone("forward prefetch", False, "no")),
+    Key("forward_prefetch_limit", "taken out: Composer's FSDP2 has none", _gone("forward prefetch", 1)),
+    Key(
+        "cpu_offload", "taken out: Composer's FSDP2 has none", _gone("offloading of parameters", False, "no")
+    ),
+    Key("data_parallel_shard_degree", "taken out: FSDP2 shards over all ranks", drop_degree),
+    Key("data_parallel_replicate_degree", "taken out: Composer's FSDP2 has no replicas", drop_degree),
+    Key("ignored_modules", "taken out: Composer's FSDP2 has none", _gone("ignored modules")),
+    Key(
+        "keep_low_precision_grads",
+        "taken out: FSDP2 casts gradients",
+        _gone("gradients of low precision", False),
+    ),
+    LIMIT_ALL_GATHERS,
+    Key("process_group", "taken out: FSDP2 shards over all ranks", _gone("groups", "self", "mod1")),
+    Key(
+        "sync_module_states",
+        "taken out: obsolete, Composer sees to it",
+        obsolete("Composer sees to it itself."),
+    ),
+    ORIG_PARAMS,
+    Key(
+        "te_checkpoint_wrapper",
+        "taken out: Composer's FSDP2 has none",
+        _gone("wrappers of TransformerEngine", False),
+    ),
+    Key("te_shard_fp8_weight", "taken out: Composer's FSDP2 has none", _gone("FP8 shards", False)),
+    Key("load_planner", "taken out: Composer's FSDP2 has none", _gone("planners of its own")),
+    Key("save_planner", "taken out: Composer's FSDP2 has none", _gone("planners of its own")),
+    Key("sharded_ckpt_prefix_dir", "taken out: FSDP2 always uses the default", drop_prefix),
+    Key(
+        "min_params", "taken out: obsolete, Composer reads it no more", obsolete("Composer reads it no more.")
+    ),
+    Key(
+        "flatten_parameters",
+        "taken out: obsolete, FSDP2 flattens nothing",
+        obsolete("FSDP2 flattens nothing."),
+    ),
+    Key("reshard_after_forward", "kept: it is FSDP2's own", keep("Kept: it is FSDP2's own.")),
+)
+
+
+class ComposerAdapter:
+    """``fsdp_config`` of Composer's and llm-foundry's YAML, and ``parallelism_config: {fsdp: ...}``."""
+
+    name = "composer"
+    title = "Composer"
+    keys = COMPOSER_KEYS
+
+    def detect(self, document: Node) -> Iterator[Block]:
+        """Yield each ``fsdp_config`` with Composer's keys, and ``fsdp`` in ``parallelism_config``."""
+        known = {*COMPOSER_FIELDS, *FSDP2_FIELDS, *FORMER}
+        for path, mapping in mappings_of(document):
+            names = set(effective(mapping))
+            node = mapping_at(mapping, "fsdp_config")
+            key = "fsdp_config"
+            if node is None and path and path[-1] == "parallelism_config":
+                node, key = mapping_at(mapping, "fsdp"), "fsdp"
+            if node is None or has_hf_words(mapping):
+                continue
+            inner = set(effective(node))
+            precision = str(plain_values(mapping).get("precision"))
+            around = bool(names & MARKERS) or key == "fsdp" or precision.startswith("amp_")
+            alone = bool(inner) and inner <= known and "fsdp" not in names and self._own(node)
+            if alone or (around and len(inner & known) * 2 > len(inner)):
+                block = self.at((*path, key), node, mapping, document)
+                told = alone or key == "fsdp" or precision.startswith("amp_") or bool(names & STRONG)
+                block.is_certain = told and not is_anothers(mapping, self.name)
+                yield block
+
+    def _own(self, node: Mapping) -> bool:
+        """Tell whether only Composer writes so: a word for mixed precision, a type of state dicts."""
+        values = plain_values(node)
+        return str(values.get("mixed_precision")).upper() in {"DEFAULT", "PURE", "FULL"} or str(
+            values.get("state_dict_type")
+        ) in {"full", "sharded"}
+
+    def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
+        """Take a mapping for Composer's ``fsdp_config``."""
+        block = Block(self.name, path, node, owner, document)
+        names = set(effective(node))
+        block.is_fsdp2 = "reshard_after_forward" in names and names <= FSDP2_FIELDS
+        if not names:
+            block.unused = "it is empty"
+        return block
+
+    def parse(self, block: Block) -> dict[str, Any]:
+        """Return the FSDP1 arguments that Composer makes of the block and of the Trainer's precision."""
+        assert block.node is not None
+        known = {*COMPOSER_FIELDS, *FORMER}
+        values = {
+            name: value
+            for name, value in plain_values(block.node).items()
+            if name in known and not isinstance(value, Reference)
+        }
+        precision = plain_values(block.owner).get("precision")
+        given = None if isinstance(precision, Reference) or precision is None else precision
+        if given is None and not isinstance(values.get("mixed_precision"), dict):
+            values["mixed_precision"] = "FULL"
+        config = composer_fsdp1_config(values, precision=given).config
+        return {name: getattr(config, name) for name in config.model_fields_set}
+
+    def emit(self, block: Block, config: FSDP2Config, draft: Draft) -> None:
+        """Draft the fields of Composer's ``FSDP2Config``, and say what else must be done."""
+        assert block.node is not None
+        names = set(effective(block.node))
+        draft.table(block, COMPOSER_KEYS)
+        if not {"sharding_strategy", "reshard_after_forward"} & names:
+            text = "true, FULL_SHARD: the default of both; it marks the block as FSDP2's."
+            draft.add(block.node, "reshard_after_forward", True, block.at("reshard_after_forward"), text)
+        if "state_dict_type" not in names:
+            text = "full, the default of FSDP1; that of FSDP2 is sharded."
+            draft.add(block.node, "state_dict_type", "full", block.at("state_dict_type"), text)
+        if "mixed_precision" not in names:
+            outcome = keep_precision("DEFAULT", block)
+            text = f"DEFAULT, which no key says. {outcome.message.removeprefix('DEFAULT: kept. ')}"
+            draft.say(outcome.code, block.at("mixed_precision"), text, outcome.hint)
+        if "backward_prefetch" not in names:
+            text = (
+                "Composer's default is BACKWARD_POST; FSDP2 prefetches earlier and holds one more unit in "
+                "full."
             )
-            raise ConfigError(msg, field="device_mesh")
-        return found, None
-    if not is_composer_config(given):
-        kind = type(given)
-        msg = (
-            f"The config is a {kind.__module__}.{kind.__qualname__}; expected Composer's FSDPConfig, or a "
-            "mapping of its fields."
+            draft.say("FM343", block.at("backward_prefetch"), text)
+        if config.mesh != "shard":
+            text = "Composer's FSDP2 has one mesh of all ranks: neither replicas (HYBRID_SHARD) nor NO_SHARD."
+            draft.say("FM353", block.at("sharding_strategy"), text, CALLBACK)
+        text = (
+            "Composer takes this block for FSDP2 only with `FSDP_VERSION=2` in the environment, and for "
+            "FSDP1 without."
         )
-        raise ConfigError(msg, field="fsdp")
-    # Its `__init__` sets what it is given, known or not, and nothing else: the rest is on the class.
-    found = dict(vars(given))
-    mesh = found.pop("_device_mesh", None)
-    return found, mesh
-
-
-def _former_fields(names: Iterable[str]) -> list[Finding]:
-    findings = []
-    for name in sorted(names):
-        if name in _FSDP2_ONLY:
-            msg = f"`{name}` is a field of Composer's FSDP2Config: the config is FSDP2's already."
-            raise ConfigError(msg, field=name)
-        if name not in _FORMER:
-            near = words.closest(name, DEFAULTS)
-            msg = f"`{name}` is no field of Composer's FSDPConfig.{near}"
-            raise ConfigError(msg, field=name)
-        text = f"A field of older versions, which Composer 0.32 never reads: {_FORMER[name]}."
-        findings.append(make_finding("FM405", name, text))
-    return findings
+        hint = (
+            "Export it where the run is started. fsdp-migrate's Composer callback needs neither this nor a "
+            "new YAML."
+        )
+        draft.say("FM355", block.name, text, hint)

@@ -18,10 +18,9 @@ from composer.core import Callback, Precision
 from composer.utils import FSDP2Config, FSDPConfig, dist
 from torch.distributed.fsdp import FSDPModule
 
-from fsdp_migrate.adapters.composer import ComposerMapping, composer_fsdp1_config
-from fsdp_migrate.adapters.composer_checkpoints import CheckpointLoader, find_scaler, name_scaler
-from fsdp_migrate.adapters.composer_evaluation import agreeing_evaluation
-from fsdp_migrate.adapters.composer_hooks import (
+from fsdp_migrate.adapters.composer_trainer.checkpoints import CheckpointLoader, find_scaler, name_scaler
+from fsdp_migrate.adapters.composer_trainer.evaluation import agreeing_evaluation
+from fsdp_migrate.adapters.composer_trainer.hooks import (
     MigratedConfig,
     check_composer,
     drive,
@@ -32,18 +31,19 @@ from fsdp_migrate.adapters.composer_hooks import (
     shard_now,
     take_over_sharding,
 )
-from fsdp_migrate.adapters.composer_marks import composer_children, is_composer_model
-from fsdp_migrate.adapters.composer_microbatches import MicrobatchDriver
-from fsdp_migrate.adapters.composer_sharding import (
+from fsdp_migrate.adapters.composer_trainer.microbatches import MicrobatchDriver
+from fsdp_migrate.adapters.composer_trainer.sharding import (
     ShardRequest,
     make_mesh,
     shard_composer_model,
     together,
 )
+from fsdp_migrate.adapters.config_objects.composer import ComposerMapping, composer_fsdp1_config
+from fsdp_migrate.adapters.config_objects.composer_marks import composer_children, is_composer_model
 from fsdp_migrate.errors import ConfigError, ModelError
 from fsdp_migrate.mapping import map_config
 from fsdp_migrate.runtime import clip_grad_norm_, grad_scaler, register_forward_methods
-from fsdp_migrate.sharded import show_shards
+from fsdp_migrate.runtime.sharded import show_shards
 
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from composer.loggers import Logger
     from torch import nn
 
-    from fsdp_migrate.adapters.composer_checkpoints import Conversion
+    from fsdp_migrate.adapters.composer_trainer.checkpoints import Conversion
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.microbatch import Comms
-    from fsdp_migrate.tying import TieOwner
+    from fsdp_migrate.sharding.tying import TieOwner
 
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
     What becomes of the config's fields is in ``findings``, in the log of rank 0, and in the Trainer's loggers
     as a hyperparameter ``fsdp2_migration`` and a table of that name.
 
-    Changes: the model, in place, as :func:`~fsdp_migrate.prepare.prepare_fully_shard` does; the optimizer's
+    Changes: the model, in place, as :func:`~fsdp_migrate.prepare_fully_shard` does; the optimizer's
     parameters; five functions of Composer's, which for Trainers without the callback do what they did.
     Leaves alone: the Trainer call, the names of parameters and what is in checkpoints.
 
@@ -88,14 +88,14 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             its fields.
         strict: Raise if anything would change that a user could notice.
         tied: Which unit owns a parameter that several would share: ``parent`` or ``group``, as in
-            :func:`~fsdp_migrate.prepare.prepare_fully_shard`.
+            :func:`~fsdp_migrate.prepare_fully_shard`.
         convert_checkpoints: What to do with a checkpoint that does not load into FSDP2 as it is: ``convert``
             it into a folder beside it (its name and ``.fsdp2``), which is used again until the checkpoint
             changes; or an ``error``.
         cache_folder: Where conversions lie, if not beside their checkpoints, whose folder may be for reading
             only. Every node must see it.
         reshard_after_forward: In place of what the strategy says, as in
-            :func:`~fsdp_migrate.prepare.prepare_fully_shard`: a number keeps parameters on so many ranks.
+            :func:`~fsdp_migrate.prepare_fully_shard`: a number keeps parameters on so many ranks.
         comms: What backward communicates in each microbatch, as in
             :func:`~fsdp_migrate.microbatch.microbatches`.
 

@@ -1,8 +1,9 @@
 """HF Trainer: ``fsdp`` and ``fsdp_config`` of ``TrainingArguments``, or the JSON that ``fsdp_config`` names.
 
-Read in the source of transformers 4.57 and 5.23 (``TrainingArguments._process_fsdp_args``). What is written
-means the same in both: ``fsdp`` stays a string, from which versions before 5.10 take ``auto_wrap`` and
-``offload``, and what later versions read from ``fsdp_config`` stands there too.
+Read in the source of transformers 4.57 to 5.23 (``TrainingArguments._process_fsdp_args``). What is written
+means as much as can be in each of them (:data:`~fsdp_migrate.adapters.engine.claims.TRANSFORMERS`): ``fsdp``
+stays a string, from which versions before 5.10 take ``auto_wrap`` and ``offload``, and what later versions
+read from ``fsdp_config`` stands there too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.base import (
+from fsdp_migrate.adapters.document.edits import Change, Edits
+from fsdp_migrate.adapters.document.json_reader import read_json
+from fsdp_migrate.adapters.document.nodes import Mapping, Node, Reference, effective
+from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
     Key,
@@ -31,10 +35,9 @@ from fsdp_migrate.adapters.base import (
     read_number,
     shown,
 )
-from fsdp_migrate.adapters.edits import Change, Edits
-from fsdp_migrate.adapters.json_reader import read_json
-from fsdp_migrate.adapters.nodes import Mapping, Node, Reference, effective
-from fsdp_migrate.adapters.shared_keys import (
+from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
+from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers
+from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
     broadcasts_from_rank0,
@@ -45,10 +48,12 @@ from fsdp_migrate.adapters.shared_keys import (
     kept_or_freed,
     lost_sync,
     say_mixed_precision,
-    say_no_shard,
+    say_no_prefetch,
     shard_config,
     strategy_of,
 )
+from fsdp_migrate.adapters.engine.torch_objects import target_of
+from fsdp_migrate.adapters.hf_versions import FORMER, former_values, say_mesh, say_versions, take_former
 from fsdp_migrate.errors import ConfigError
 
 
@@ -66,22 +71,25 @@ STRATEGIES = {
     "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
 }
 OPTIONS = (*STRATEGIES, "offload", "auto_wrap")
-MARKERS = frozenset(
+STRONG = frozenset(
     {
         "output_dir",
         "per_device_train_batch_size",
         "per_device_eval_batch_size",
-        "gradient_accumulation_steps",
         "num_train_epochs",
-        "learning_rate",
-        "max_steps",
         "model_name_or_path",
         "save_strategy",
-        "gradient_checkpointing",
-        "bf16",
-        "fp16",
     }
 )
+# Others use these words too: what has no more of the Trainer's may be anybody's.
+MARKERS = STRONG | {
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "max_steps",
+    "gradient_checkpointing",
+    "bf16",
+    "fp16",
+}
 
 
 def keep_layer_classes(value: Any, block: Block) -> Outcome:
@@ -124,11 +132,21 @@ def take_offload(value: Any, block: Block) -> Outcome:
 
 
 def keep_cpu_offload(value: Any, block: Block) -> Outcome:
-    """Keep a boolean; a mapping with ``offload_params`` becomes one."""
+    """Keep a boolean; a mapping with ``offload_params`` becomes one. FSDP1 may not have read it."""
     if isinstance(value, dict) and set(value) == {"offload_params"}:
         wanted = words.read_bool(value["offload_params"], "value")
-        return Outcome("FM341", f"Written as {shown(wanted)}.", value=wanted, has_value=True)
-    return keep_bool(value, block)
+        outcome = Outcome("FM341", f"Written as {shown(wanted)}.", value=wanted, has_value=True)
+    else:
+        outcome = keep_bool(value, block)
+    wanted = outcome.value if outcome.has_value else value
+    if wanted is not True or "offload" in items_of(block):
+        return outcome
+    text = (
+        f"true: read by transformers {TRANSFORMERS['cpu_offload_read'].versions}. Before, `offload` in "
+        "`fsdp` decides, and without it parameters stay on the GPU."
+    )
+    hint = "Take it out if the FSDP1 run did not offload."
+    return Outcome("FM358", text, hint, value=outcome.value, has_value=outcome.has_value)
 
 
 def take_version(value: Any, block: Block) -> Outcome:
@@ -166,7 +184,7 @@ FORWARD_PREFETCH = lost(
 )
 HF_KEYS: tuple[Key, ...] = (
     Key("version", "`version: 2`", take_version),
-    Key("sharding_strategy", "`reshard_after_forward`, true or false", take_strategy),
+    Key("sharding_strategy", "`reshard_after_forward`, true or false", take_strategy, is_read=False),
     Key("reshard_after_forward", "true or false", take_reshard),
     Key("transformer_layer_cls_to_wrap", "kept", keep_layer_classes),
     Key("min_num_params", "kept, as a whole number", keep_count),
@@ -178,7 +196,7 @@ HF_KEYS: tuple[Key, ...] = (
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
     Key("cpu_ram_efficient_loading", "kept", keep_bool),
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
-    Key("offload_params", "`cpu_offload`", take_offload),
+    Key("offload_params", "`cpu_offload`", take_offload, is_read=False),
     Key("activation_checkpointing", "kept", keep_bool),
     Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
     Key("xla", "refused if true", refuse_xla),
@@ -240,10 +258,12 @@ class HFTrainerAdapter:
         for path, mapping in mappings_of(document):
             values = plain_values(mapping)
             config = mapping_at(mapping, "fsdp_config")
+            foreign = is_anothers(mapping, self.name)
             if not path and self._stands_alone(mapping):
                 yield self.at((), mapping, mapping, document)
             elif ("fsdp" in values or "fsdp_config" in values) and self._is_arguments(values, config):
                 block = Block(self.name, (*path, "fsdp_config"), config, mapping, document)
+                block.is_certain = not foreign and (has_hf_words(mapping) or bool(STRONG & set(values)))
                 yield self._judged(block)
 
     def _is_arguments(self, values: dict[str, Any], config: Mapping | None) -> bool:
@@ -264,6 +284,11 @@ class HFTrainerAdapter:
         share = sum(name in known for name in bare_names)
         prefixed = any(name.startswith("fsdp_") and bare(name) in known for name in names)
         distinctive = prefixed or bool(_DISTINCTIVE & set(bare_names))
+        if any(
+            target_of(plain_values(inner)) or "_component_" in effective(inner)
+            for _, inner in mappings_of(mapping)
+        ):
+            return False  # what instantiates classes is no file for `fsdp_config`
         return distinctive and 2 * share >= len(names) and "fsdp" not in names and "fsdp_config" not in names
 
     def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
@@ -317,7 +342,7 @@ class HFTrainerAdapter:
             return
         if block.node is not None:
             draft.table(block, HF_KEYS, rename=_prefixed)
-        wanted = _wanted(block, items)
+        wanted = {**_wanted(block, items), **take_former(block, draft, HF_KEYS)}
         if block.node is None:
             text = "Added: without `version: 2` HF Trainer runs FSDP1 before 5.10."
             draft.set(block.owner, "fsdp_config", {k: v for k, (v, _) in wanted.items()}, block.name, text)
@@ -325,10 +350,12 @@ class HFTrainerAdapter:
             for key, (value, text) in wanted.items():
                 draft.add(block.node, key, value, block.at(key), text)
         _emit_fsdp(block, items, draft)
+        say_versions(block, items, draft, HF_KEYS)
+        say_no_prefetch(block, draft, HF_KEYS, self.title)
         say_mixed_precision(
             block, config, draft, "bf16" if config.mp_policy.param_dtype == "bfloat16" else "fp16"
         )
-        _say_mesh(block, config, draft)
+        say_mesh(block, strategy_in_fsdp(block), config, draft)
 
 
 def _prefixed(written: str, new: str) -> str:
@@ -339,31 +366,37 @@ def _policy(block: Block, values: dict[str, Any]) -> str | None:
     """Return the wrap policy that FSDP1 uses, or None where nothing here tells."""
     if is_known(values.get("auto_wrap_policy")):
         return str(values["auto_wrap_policy"])
-    if "fsdp" not in plain_values(block.owner) or plain_values(block.owner)["fsdp"] is True:
-        return None
-    if "auto_wrap" not in items_of(block):
+    fsdp = plain_values(block.owner).get("fsdp")
+    is_told = is_known(fsdp) and fsdp is not True
+    if is_told and "auto_wrap" not in items_of(block):
         return "NO_WRAP"
     count = values.get("min_num_params")
     if is_known(count) and words.read_count(count, block.at("min_num_params")) > 0:
         return "SIZE_BASED_WRAP"
-    return "TRANSFORMER_BASED_WRAP"
+    return "TRANSFORMER_BASED_WRAP" if is_told else None
 
 
 def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
     """Return the keys to add to ``fsdp_config``, each with why."""
-    values = bare_values(block.node, HF_KEYS)
+    values = bare_values(block.node, HF_KEYS) | former_values(block)
     wanted: dict[str, tuple[Any, str]] = {}
     if "version" not in values:
         wanted["version"] = (2, "2: without it HF Trainer runs FSDP1 before 5.10.")
     strategy = strategy_in_fsdp(block)
-    if strategy and "reshard_after_forward" not in values:
-        wanted["reshard_after_forward"] = (frees_after_forward(strategy), f"{strategy}, in FSDP2's word.")
+    is_written = "reshard_after_forward" in values or ("sharding_strategy" in values and strategy is None)
+    if not is_written:
+        wanted["reshard_after_forward"] = _reshard(block, strategy)
     try:
         policy = _policy(block, values)
     except ConfigError:
         policy = None
     if policy in {"NO_WRAP", "SIZE_BASED_WRAP"} and "auto_wrap_policy" not in values:
-        wanted["auto_wrap_policy"] = (policy, f"{policy}, which `fsdp` says; later versions read it here.")
+        since = TRANSFORMERS["auto_wrap_policy_read"].since
+        said = "`min_num_params`" if policy == "SIZE_BASED_WRAP" else "`fsdp`"
+        wanted["auto_wrap_policy"] = (
+            policy,
+            f"{policy}, as {said} says; transformers {since} needs it here.",
+        )
     if "offload" in items and not {"cpu_offload", "offload_params"} & set(values):
         wanted["cpu_offload"] = (True, "`offload`, where later versions read it.")
     if "state_dict_type" not in values:
@@ -372,21 +405,30 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
     return wanted
 
 
+def _reshard(block: Block, strategy: str | None) -> tuple[bool, str]:
+    """Return what a missing ``reshard_after_forward`` means; not every version takes it for that."""
+    versions = TRANSFORMERS["missing_reshard_is_false"].versions
+    if strategy is not None:
+        text = f"{strategy}, in FSDP2's word; transformers {versions} take a missing key for false."
+        return frees_after_forward(strategy), text
+    text = f"true, as FULL_SHARD is; transformers {versions} take a missing key for false."
+    fsdp = plain_values(block.owner).get("fsdp")
+    if fsdp is None or isinstance(fsdp, Reference):
+        text += " Write false if `fsdp`, which is not known here, says shard_grad_op."
+    return True, text
+
+
 def _emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft) -> None:
     """Write the words of ``fsdp`` that FSDP2 knows in place of those that it does not."""
     entry = effective(block.owner).get("fsdp")
+    subject = block.beside("fsdp")
     if entry is None:
-        if block.node is block.owner:
-            text = (
-                "`fsdp` stands elsewhere; with FSDP2 it knows full_shard, shard_grad_op, auto_wrap and "
-                "offload."
-            )
-            draft.say(
-                "FM356", block.at("fsdp"), text, "Convert where it stands, or a command with `--command`."
-            )
+        text = (
+            "`fsdp` stands elsewhere; with FSDP2 it knows full_shard, shard_grad_op, auto_wrap and offload."
+        )
+        draft.say("FM356", subject, text, "Convert where it stands, or a command with `--command`.")
         return
     value = plain_values(block.owner)["fsdp"]
-    subject = block.beside("fsdp")
     if isinstance(value, Reference):
         text = (
             f"{value} is known only elsewhere: kept. FSDP2 knows full_shard, shard_grad_op, auto_wrap, "
@@ -395,7 +437,11 @@ def _emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft) -> None:
         draft.say("FM346", subject, text)
         return
     if value is True:
-        draft.say("FM340", subject, "Kept: it means the same.")
+        text = (
+            "true: nothing but the root was a unit in transformers before 5.10; later ones, and FSDP2, wrap "
+            "the layers unless `auto_wrap_policy` is NO_WRAP."
+        )
+        draft.say("FM358", subject, text, "Values are the same; less memory is used.")
         return
     new = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "no_shard": "shard_grad_op"}
     after = list(dict.fromkeys(new.get(word, word) for word in items))
@@ -422,6 +468,8 @@ def _elsewhere(block: Block, draft: Draft) -> bool:
     else:
         text = f"{value} is another file, which is not converted with this one."
         draft.say("FM356", block.name, text, f"`fsdp-migrate config {value} --from hf`.")
+        for name in FORMER.keys() & set(plain_values(block.owner)):
+            draft.say("FM356", block.beside(name), f"It belongs into {value}.", "Move it there by hand.")
     return True
 
 
@@ -436,28 +484,10 @@ def _emit_inline(block: Block, text: str, draft: Draft) -> None:
     inner = Draft(Edits(text, is_json=True), draft.findings)
     within = Block(block.stack, block.path, node, block.owner, block.root, settings=block.settings)
     inner.table(within, HF_KEYS, rename=_prefixed)
-    for key, (value, why) in _wanted(within, items_of(block)).items():
+    wanted = {**_wanted(within, items_of(block)), **take_former(within, draft, HF_KEYS)}
+    for key, (value, why) in wanted.items():
         inner.add(node, key, value, within.at(key), why)
     entry = effective(block.owner)["fsdp_config"]
     result = inner.edits.apply()
     json.loads(result)
     draft.edits.change(owner_of(block.owner, entry), Change(entry, value=result, has_value=True))
-
-
-def _say_mesh(block: Block, config: FSDP2Config, draft: Draft) -> None:
-    subject = block.beside("fsdp") if strategy_in_fsdp(block) else block.at("reshard_after_forward")
-    if config.mesh == "replicate":
-        say_no_shard(draft, subject, "No `fsdp` at all, under torchrun")
-    elif config.mesh == "hybrid" and block.settings.nodes == 1:
-        draft.say("FM341", subject, "HYBRID_SHARD on one node is one shard group: full sharding, the same.")
-    elif config.mesh == "hybrid":
-        text = (
-            "HYBRID_SHARD: HF Trainer takes no mesh from a file, and FSDP2 shards over all ranks of all "
-            "nodes."
-        )
-        hint = (
-            "On one node that is the same. Otherwise give "
-            "`parallelism_config=ParallelismConfig(dp_replicate_size="
-            "<nodes>, dp_shard_size=<ranks of a node>)` to TrainingArguments."
-        )
-        draft.say("FM355", subject, text, hint)

@@ -11,7 +11,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.base import (
+from fsdp_migrate.adapters.document.edits import Change
+from fsdp_migrate.adapters.document.nodes import Mapping, Node, Reference, effective
+from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
     Handler,
@@ -27,11 +29,10 @@ from fsdp_migrate.adapters.base import (
     read_number,
     shown,
 )
-from fsdp_migrate.adapters.edits import Change
-from fsdp_migrate.adapters.lightning_hook import hook_code
-from fsdp_migrate.adapters.nodes import Mapping, Node, Reference, effective
-from fsdp_migrate.adapters.objects import read_objects, target_of
-from fsdp_migrate.adapters.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS
+from fsdp_migrate.adapters.engine.lightning_hook import hook_code
+from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
+from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS
+from fsdp_migrate.adapters.engine.torch_objects import read_objects, target_of
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.errors import ConfigError
 
@@ -42,12 +43,27 @@ if TYPE_CHECKING:
     from fsdp_migrate.config import FSDP2Config
 
 
-_CLASS = re.compile(r"\.(FSDPStrategy|DDPFullyShardedNativeStrategy)\Z")
-_MODEL_PARALLEL = re.compile(r"\.ModelParallelStrategy\Z")
+_CLASS = re.compile(r"(?:\A|\.)(FSDPStrategy|DDPFullyShardedNativeStrategy)\Z")
+_MODEL_PARALLEL = re.compile(r"(?:\A|\.)ModelParallelStrategy\Z")
 WORDS = {"fsdp": False, "fsdp_cpu_offload": True, "fsdp_native": False}
-MARKERS = frozenset(
-    {"accelerator", "devices", "precision", "max_epochs", "max_steps", "num_nodes", "callbacks"}
+# Arguments that only Lightning's Trainer has by these names; the others have those of `WEAK` too.
+STRONG = frozenset(
+    {
+        "accelerator",
+        "devices",
+        "num_nodes",
+        "max_epochs",
+        "callbacks",
+        "accumulate_grad_batches",
+        "gradient_clip_val",
+        "check_val_every_n_epoch",
+        "log_every_n_steps",
+        "sync_batchnorm",
+    }
 )
+WEAK = frozenset({"precision", "max_steps"})
+MARKERS = STRONG | WEAK
+PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 PRECISIONS = {"bf16-mixed": "bfloat16", "bf16": "bfloat16", "bf16-true": "bfloat16", "16-true": "float16"}
 
 
@@ -134,12 +150,17 @@ class LightningAdapter:
             values = plain_values(mapping)
             target = target_of(values) or ""
             if _CLASS.search(target) or _MODEL_PARALLEL.search(target):
-                yield self.at(path, mapping, by_path.get(path[:-1], mapping), document)
+                block = self.at(path, mapping, by_path.get(path[:-1], mapping), document)
+                block.is_certain = not is_anothers(mapping, self.name)
+                yield block
                 continue
             word = values.get("strategy")
-            known = isinstance(word, str) and word in WORDS
-            if known and (MARKERS & set(values) or (path and path[-1] == "trainer") or "defaults" in values):
-                yield Block(self.name, (*path, "strategy"), None, mapping, document)
+            if isinstance(word, str) and word in WORDS and not is_anothers(mapping, self.name):
+                block = Block(self.name, (*path, "strategy"), None, mapping, document)
+                names = set(values)
+                block.is_certain = is_of(target, self.name) or bool(STRONG & names) or names >= WEAK
+                if block.is_certain or MARKERS & names or (path and path[-1] == "trainer"):
+                    yield block
 
     def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
         """Take a mapping for a strategy's."""
@@ -256,7 +277,8 @@ def _model_parallel(target: str) -> str:
 def _emit_word(block: Block, size: Any, draft: Draft) -> None:
     entry = effective(block.owner)["strategy"]
     hydra = _is_hydra(block)
-    package = "pytorch_lightning" if "pytorch_lightning" in draft.edits.text else "lightning.pytorch"
+    here = next((name for name in PACKAGES if name in draft.edits.text), None)
+    package = here or block.settings.lightning or "lightning.pytorch"
     target = f"{package}.strategies.ModelParallelStrategy"
     arguments = {"data_parallel_size": size, "tensor_parallel_size": 1, "save_distributed_checkpoint": False}
     value = {"_target_": target, **arguments} if hydra else {"class_path": target, "init_args": arguments}
@@ -321,6 +343,15 @@ def _hook_references(block: Block, draft: Draft) -> None:
 def _say_precision(block: Block, draft: Draft) -> None:
     trainer = _trainer(block)
     precision = plain_values(trainer).get("precision")
+    place = block.beside("precision") if trainer is block.owner else "trainer.precision"
+    if not is_known(_arguments(block).get("mixed_precision")) and _is_elsewhere(precision, trainer, block):
+        text = (
+            f"It is {'known only elsewhere' if precision else 'not in this file'}. FSDPStrategy takes the "
+            "dtypes of `bf16-mixed` and the like from it; the hook casts nothing."
+        )
+        hint = "Under `bf16-mixed` add `'mixed_precision': 'bfloat16'` to the hook's arguments."
+        draft.say("FM356", place, text, hint)
+        return
     if str(precision) not in {"16", "16-mixed"}:
         return
     text = (
@@ -328,5 +359,12 @@ def _say_precision(block: Block, draft: Draft) -> None:
         "DTensors)."
     )
     hint = "Write `precision: bf16-mixed` (or 32-true, 16-true), and convert again."
-    place = block.beside("precision") if trainer is block.owner else "trainer.precision"
     draft.say("FM357", place, text, hint)
+
+
+def _is_elsewhere(precision: Any, trainer: Mapping, block: Block) -> bool:
+    """Tell whether the Trainer's precision stands elsewhere: in another file, or behind a reference."""
+    if precision is not None:
+        return isinstance(precision, Reference)
+    root = effective(block.root) if isinstance(block.root, Mapping) else {}
+    return not MARKERS & set(effective(trainer)) or "defaults" in root

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.base import (
+from fsdp_migrate.adapters.document.nodes import Mapping, Node, Reference, effective, key_text, plain
+from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
     Handler,
@@ -21,9 +22,13 @@ from fsdp_migrate.adapters.base import (
     plain_values,
     shown,
 )
-from fsdp_migrate.adapters.nodes import Mapping, Node, Reference, effective, key_text, plain
-from fsdp_migrate.adapters.objects import read_objects, target_of
-from fsdp_migrate.adapters.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS, freed, frees_after_forward
+from fsdp_migrate.adapters.engine.shared_keys import (
+    LIMIT_ALL_GATHERS,
+    ORIG_PARAMS,
+    freed,
+    frees_after_forward,
+)
+from fsdp_migrate.adapters.engine.torch_objects import read_objects, target_of
 from fsdp_migrate.config import FSDP1Config, MixedPrecision
 from fsdp_migrate.mapping import map_config
 
@@ -55,6 +60,11 @@ def to_mp_policy(value: Any, block: Block) -> Outcome:
     del block
     if words.is_nothing(value) or value is False:
         return Outcome("FM342", f"{shown(value)}: nothing is cast.", remove=True)
+    if value is True:
+        text = (
+            "true: the code that reads it decides the dtypes: kept. `fully_shard` takes them as `mp_policy`."
+        )
+        return Outcome("FM355", text, "Give its dtypes as `mp_policy` where the code says `mixed_precision`.")
     precision = FSDP1Config(mixed_precision=read_objects(value)).mixed_precision or MixedPrecision()
     policy = map_config(FSDP1Config(mixed_precision=precision))[0].mp_policy
     new: dict[str, Any] = {}
@@ -173,7 +183,9 @@ class TorchAdapter:
             names = set(effective(document)) - {"_target_", "_partial_"}
             known = {key.name for key in TORCH_KEYS}
             target = target_of(plain_values(document)) or ""
-            fsdp = target.rpartition(".")[2] in {"FullyShardedDataParallel", "FSDP"}
+            fsdp = target.rpartition(".")[2] in {"FullyShardedDataParallel", "FSDP", "fully_shard"}
+            if target and not fsdp:  # arguments of something else, which may have the same names
+                return
             is_fsdp2 = bool(names & FSDP2_KEYS) and names <= known | FSDP2_KEYS
             if is_fsdp2 or (names <= known and (fsdp or _DISTINCTIVE & names)):
                 yield self.at((), document, document, document)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_migrate import microbatches, prepare_fully_shard
+from fsdp_migrate.runtime import end_process_group
 
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def main() -> None:
     model = nn.Sequential(*layers)
     prepare_fully_shard(model, {"auto_wrap_policy": {nn.Sequential}, "device_id": "cpu"})
     measure(model, list(torch.randn(4, options.rows, width)), options.rounds, options.steps)
-    dist.barrier()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def measure(model: nn.Module, parts: list[torch.Tensor], rounds: int, steps: int) -> None:

@@ -22,6 +22,7 @@ import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from fsdp_migrate.runtime import end_process_group
 
 def fill(module):
     module.to_empty(device="cpu", recurse=False)
@@ -46,8 +47,7 @@ with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
     if has_optimizer:
         state["optimizer"] = FSDP.optim_state_dict(model, optimizer)
 dcp.save(state, checkpoint_id=folder)
-dist.barrier()
-dist.destroy_process_group()
+end_process_group()
 """
 
 BOTH_WAYS = """
@@ -98,9 +98,9 @@ with join_ranks() if "RANK" in os.environ else contextlib.nullcontext() as ranks
 MANY_CHUNKS = """
 import sys
 from pathlib import Path
-from fsdp_migrate.checkpoint_convert.metadata import Chunk, Stored, TensorEntry
-from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
-from fsdp_migrate.checkpoint_convert.torch_zip_writer import tensor_archive
+from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, Stored, TensorEntry
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import tensor_archive
 
 folder, count, ranks = Path(sys.argv[1]), int(sys.argv[2]), 1024
 folder.mkdir()

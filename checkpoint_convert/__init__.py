@@ -2,6 +2,7 @@
 
     inspect_checkpoint   what is it, what does it hold
     plan_conversion      what would become of every entry
+    read_model_files     what is to stand beside the weights of a Hugging Face model
     execute_plan         do it
     convert_checkpoint   the three in one
     check_checkpoint     is one checkpoint whole in itself
@@ -19,28 +20,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.convert import convert_checkpoint as convert_checkpoint
-    from fsdp_migrate.checkpoint_convert.execute import (
+    from fsdp_migrate.checkpoint_convert.execution.execute import (
         ConversionReport as ConversionReport,
         execute_plan as execute_plan,
     )
+    from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks as Ranks, join_ranks as join_ranks
     from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint as inspect_checkpoint
-    from fsdp_migrate.checkpoint_convert.metadata import Manifest as Manifest
-    from fsdp_migrate.checkpoint_convert.output_options import OutputOptions as OutputOptions
-    from fsdp_migrate.checkpoint_convert.plan import (
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest as Manifest
+    from fsdp_migrate.checkpoint_convert.manifest.options import (
+        ModelOutline as ModelOutline,
+        OutputOptions as OutputOptions,
+        SourceOptions as SourceOptions,
+    )
+    from fsdp_migrate.checkpoint_convert.planning.plan import (
         ConversionPlan as ConversionPlan,
         plan_conversion as plan_conversion,
     )
-    from fsdp_migrate.checkpoint_convert.progress import ProgressEvent as ProgressEvent
-    from fsdp_migrate.checkpoint_convert.ranks import Ranks as Ranks, join_ranks as join_ranks
-    from fsdp_migrate.checkpoint_convert.self_check import (
+    from fsdp_migrate.checkpoint_convert.storage.model_files import read_model_files as read_model_files
+    from fsdp_migrate.checkpoint_convert.storage.progress import ProgressEvent as ProgressEvent
+    from fsdp_migrate.checkpoint_convert.verification.check import (
         CheckReport as CheckReport,
         check_checkpoint as check_checkpoint,
     )
-    from fsdp_migrate.checkpoint_convert.source_options import (
-        ModelOutline as ModelOutline,
-        SourceOptions as SourceOptions,
-    )
-    from fsdp_migrate.checkpoint_convert.verify import (
+    from fsdp_migrate.checkpoint_convert.verification.verify import (
         Difference as Difference,
         VerifyReport as VerifyReport,
         verify_checkpoints as verify_checkpoints,
@@ -64,28 +66,30 @@ __all__ = [
     "inspect_checkpoint",
     "join_ranks",
     "plan_conversion",
+    "read_model_files",
     "verify_checkpoints",
 ]
 
 _HOMES = {
-    "CheckReport": "self_check",
-    "ConversionPlan": "plan",
-    "ConversionReport": "execute",
-    "Difference": "verify",
-    "Manifest": "metadata",
-    "ModelOutline": "source_options",
-    "OutputOptions": "output_options",
-    "ProgressEvent": "progress",
-    "Ranks": "ranks",
-    "SourceOptions": "source_options",
-    "VerifyReport": "verify",
-    "check_checkpoint": "self_check",
+    "CheckReport": "verification.check",
+    "ConversionPlan": "planning.plan",
+    "ConversionReport": "execution.execute",
+    "Difference": "verification.verify",
+    "Manifest": "manifest.manifest",
+    "ModelOutline": "manifest.options",
+    "OutputOptions": "manifest.options",
+    "ProgressEvent": "storage.progress",
+    "Ranks": "execution.ranks",
+    "SourceOptions": "manifest.options",
+    "VerifyReport": "verification.verify",
+    "check_checkpoint": "verification.check",
     "convert_checkpoint": "convert",
-    "execute_plan": "execute",
+    "execute_plan": "execution.execute",
     "inspect_checkpoint": "inspect",
-    "join_ranks": "ranks",
-    "plan_conversion": "plan",
-    "verify_checkpoints": "verify",
+    "join_ranks": "execution.ranks",
+    "plan_conversion": "planning.plan",
+    "read_model_files": "storage.model_files",
+    "verify_checkpoints": "verification.verify",
 }
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.execute import (
+from fsdp_migrate.checkpoint_convert.execution.execute import (
     DEFAULT_BUFFER,
     ConversionReport,
     execute_plan,
 )
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
-from fsdp_migrate.checkpoint_convert.plan import plan_conversion
+from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan, plan_conversion
+from fsdp_migrate.checkpoint_convert.sources.config_beside import full_state_configs
 from fsdp_migrate.errors import OutputError
-from fsdp_migrate.findings import raise_on_findings
+from fsdp_migrate.findings import make_finding, raise_on_findings
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
-    from fsdp_migrate.checkpoint_convert.progress import Progress
-    from fsdp_migrate.checkpoint_convert.ranks import Ranks
-    from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
-    from fsdp_migrate.checkpoint_convert.storage import Location
+    from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
+    from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions, SourceOptions
+    from fsdp_migrate.checkpoint_convert.storage.folders import Location
+    from fsdp_migrate.checkpoint_convert.storage.progress import Progress
+
+
+# What Accelerate writes and opens under FULL_STATE_DICT.
+_FULL_MODEL: Final = "pytorch_model_fsdp.bin"
 
 
 def convert_checkpoint(
@@ -32,6 +38,7 @@ def convert_checkpoint(
     dtype: object = None,
     optimizer_dtype: object = None,
     weights_only: bool = False,
+    without_optimizer: bool = False,
     link: str = "auto",
     overwrite: bool = False,
     resume: bool = False,
@@ -60,6 +67,7 @@ def convert_checkpoint(
         dtype: Cast the weights of models to ``"fp32"``, ``"bf16"`` or ``"fp16"``.
         optimizer_dtype: Cast the state of optimizers.
         weights_only: Keep the model and leave the rest out.
+        without_optimizer: Leave optimizers out and keep the rest.
         link: ``"hard"`` links data files, ``"copy"`` copies them, ``"auto"`` links where it can be done.
         overwrite: Replace an output that is there, once the new one is whole, and what is left of an
             interrupted conversion.
@@ -95,9 +103,11 @@ def convert_checkpoint(
         dtype=dtype,
         optimizer_dtype=optimizer_dtype,
         weights_only=weights_only,
+        without_optimizer=without_optimizer,
         link=link,
         output_options=output_options,
     )
+    plan = _with_configs(plan, src, dst)
     raise_on_findings(plan.findings, strict=strict)
     if dst is not None:
         return execute_plan(
@@ -117,3 +127,24 @@ def convert_checkpoint(
         )
         raise OutputError(msg, path=manifest.source)
     return ConversionReport(plan, "none", None, 0, 0, plan.findings)
+
+
+def _with_configs(plan: ConversionPlan, src: Location, dst: Location | None) -> ConversionPlan:
+    """Say where a config beside the source or the output tells Accelerate to load another form."""
+    if plan.stack != "accelerate":
+        return plan
+    places = [os.fspath(place).rstrip("/") for place in (src, dst) if place is not None]
+    folders = [*places, *(os.path.dirname(place) or "." for place in places)]  # noqa: PTH120  # may be URLs
+    found = full_state_configs(folders)
+    if not found and not any(name.rpartition("/")[2] == _FULL_MODEL for name in plan.manifest.files):
+        return plan
+    where = ", ".join(f"{name!r}" for name in found[:4]) or "The run that saved it"
+    finding = make_finding(
+        "FM288",
+        "fsdp_state_dict_type",
+        f"{where} says FULL_STATE_DICT, under which `{_FULL_MODEL}` and `optimizer.bin` are opened; the "
+        "output has the folders of SHARDED_STATE_DICT.",
+        "Set `fsdp_state_dict_type: SHARDED_STATE_DICT` in the config (`state_dict_type` in the HF Trainer's "
+        "`fsdp_config`) before the run is resumed; it can be set back after the first save.",
+    )
+    return replace(plan, findings=(*plan.findings, finding))

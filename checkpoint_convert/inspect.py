@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.checkpoint_convert.layouts.dcp import inspect_dcp
-from fsdp_migrate.checkpoint_convert.layouts.numbers import name_numbers
-from fsdp_migrate.checkpoint_convert.layouts.recognise import Source, open_source
-from fsdp_migrate.checkpoint_convert.layouts.tree import build_manifest
-from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
-from fsdp_migrate.checkpoint_convert.storage import refuse_links
+from fsdp_migrate.checkpoint_convert.sources.read import reading_source
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.checkpoint_convert.metadata import Manifest
-    from fsdp_migrate.checkpoint_convert.progress import Progress
-    from fsdp_migrate.checkpoint_convert.storage import Location
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
+    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
+    from fsdp_migrate.checkpoint_convert.storage.folders import Location
+    from fsdp_migrate.checkpoint_convert.storage.progress import Progress
 
 
 def inspect_checkpoint(
@@ -48,24 +43,9 @@ def inspect_checkpoint(
         >>> inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp").stack
         'torch'
     """
-    source, options = open_source(src), options or SourceOptions()
-    folder = source.folder
-    try:
-        stamps = folder.stamps(source.files)
-        manifest = replace(_read(source, options), stamps=stamps, outline=options.model)
-        refuse_links(folder, manifest.files)
-        if deep:
-            from fsdp_migrate.checkpoint_convert.deep import inspect_items
+    with reading_source(src, options) as (folder, manifest):
+        if not deep:
+            return manifest
+        from fsdp_migrate.checkpoint_convert.verification.item_check import inspect_items
 
-            manifest = inspect_items(folder, manifest, progress)
-    finally:
-        folder.close()
-    return manifest
-
-
-def _read(source: Source, options: SourceOptions) -> Manifest:
-    if source.read is None:
-        return inspect_dcp(source.folder, source.files)
-    contents = source.read(options)
-    name_numbers(contents, options)
-    return build_manifest(source.folder, source.url, source.files, contents, options)
+        return inspect_items(folder, manifest, progress)

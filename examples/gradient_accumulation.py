@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_migrate import microbatches, prepare_fully_shard
+from fsdp_migrate.runtime import end_process_group
 
 
 def pack(lengths: list[int], limit: int = 24) -> list[list[int]]:
@@ -60,8 +61,7 @@ def main() -> None:
         optimizer.zero_grad()
         print(f"step {step} rank {rank}: {len(parts)} microbatches, loss {total.item():.6f}")
 
-    dist.barrier()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

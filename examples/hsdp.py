@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import ShardingStrategy
 
 from fsdp_migrate import prepare_fully_shard
+from fsdp_migrate.runtime import end_process_group
 
 
 def main() -> None:
@@ -42,8 +43,7 @@ def main() -> None:
         dist.all_reduce(average)
         if dist.get_rank() == 0:
             print(f"step {step} loss {average.item() / dist.get_world_size():.6f}")
-    dist.barrier()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

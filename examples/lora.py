@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_migrate import prepare_fully_shard, shard_plan
+from fsdp_migrate.runtime import end_process_group
 
 
 class Adapter(nn.Module):
@@ -59,8 +60,7 @@ def main() -> None:
         optimizer.zero_grad()
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.6f}")
-    dist.barrier()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

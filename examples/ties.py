@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_migrate import prepare_fully_shard, shard_plan
+from fsdp_migrate.runtime import end_process_group
 
 
 class Head(nn.Linear):
@@ -61,8 +62,7 @@ def main() -> None:
         optimizer.zero_grad()
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.6f} still tied {model.head.weight is model.embed.weight}")
-    dist.barrier()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

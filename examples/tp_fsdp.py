@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from fsdp_migrate import prepare_fully_shard, shard_plan
-from fsdp_migrate.runtime import clip_grad_norm_
+from fsdp_migrate.runtime import clip_grad_norm_, end_process_group
 from fsdp_migrate.tensor_parallel import apply_tensor_parallel
 
 
@@ -61,8 +61,7 @@ def main() -> None:
         dist.all_reduce(average)
         if dist.get_rank() == 0:
             print(f"step {step} loss {average.item() / dist.get_world_size():.6f}")
-    dist.barrier()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

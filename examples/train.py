@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStr
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from fsdp_migrate import prepare_fully_shard
+from fsdp_migrate.runtime import end_process_group
 
 
 def main() -> None:
@@ -57,8 +58,7 @@ def main() -> None:
             print(f"step {step} loss {loss.item():.9f}")
     if options.save:
         dcp.save(whole_state(model, optimizer, scheduler, step + 1), checkpoint_id=options.save)
-    dist.barrier()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def whole_state(

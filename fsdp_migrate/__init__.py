@@ -1,21 +1,41 @@
 """Move a training run from PyTorch FSDP1 to FSDP2.
 
+    prepare_fully_shard             shard a model, with the arguments that FSDP1 had
+    plan_fully_shard                what that would do, without a GPU
+    shard_plan                      what it did, and what became of each argument
+    apply_activation_checkpointing  recompute layers, before or after sharding
+    microbatches                    accumulate gradients over uneven numbers of microbatches
+    inspect_checkpoint              what is a checkpoint, what does it hold
+    convert_checkpoint              make it one that FSDP2 loads
+    plan_conversion, execute_plan   the same in two steps
+    verify_checkpoints              do two hold the same, bit for bit
+    convert_config_file             the same for the config of a framework
+
+What FSDP1 offered at run time (``no_sync``, ``clip_grad_norm_``, full states) is in
+:mod:`fsdp_migrate.runtime`.
+
     >>> import fsdp_migrate
     >>> fsdp_migrate.FSDP1Config(sharding_strategy="full_shard").sharding_strategy
     'FULL_SHARD'
 
-:func:`prepare_fully_shard` takes a model and the arguments of its ``FullyShardedDataParallel`` call, and
-shards it with ``fully_shard``. :func:`convert_checkpoint` makes a checkpoint of the FSDP1 run one that FSDP2
-loads. What changes on the way is said in :class:`Finding` objects; what goes wrong is an
-:class:`FSDPMigrateError`.
-
-The names are loaded when they are first used, so that working with configs does not import torch.
+What changes on the way is said in :class:`Finding` objects, which ``fsdp-migrate explain CODE`` explains;
+what goes wrong is an :class:`FSDPMigrateError`. The names are loaded when they are first used, so that
+working with configs does not import torch.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
+import os
+import sys
+
+
+# `python -m fsdp_migrate` looks for modules in the current folder first, and that may be a checkpoint of
+# somebody else's with a `json.py` in it. `-m` stands for the name of the program while Python looks for it.
+if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.path.abspath(os.curdir)]:  # noqa: PTH100  # pathlib is not loaded
+    del sys.path[0]
+
+import importlib  # nothing may be looked for before
+from typing import TYPE_CHECKING  # the same
 
 
 if TYPE_CHECKING:
@@ -38,8 +58,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.errors import FSDPMigrateError as FSDPMigrateError
     from fsdp_migrate.findings import Finding as Finding
     from fsdp_migrate.microbatch import microbatches as microbatches
-    from fsdp_migrate.plan import ShardPlan as ShardPlan, plan_fully_shard as plan_fully_shard
-    from fsdp_migrate.prepare import (
+    from fsdp_migrate.sharding.plan import ShardPlan as ShardPlan, plan_fully_shard as plan_fully_shard
+    from fsdp_migrate.sharding.prepare import (
         prepare_fully_shard as prepare_fully_shard,
         shard_plan as shard_plan,
     )
@@ -75,13 +95,13 @@ _HOMES = {
     "FSDP2Config": "config",
     "FSDPMigrateError": "errors",
     "Finding": "findings",
-    "ShardPlan": "plan",
+    "ShardPlan": "sharding.plan",
     "apply_activation_checkpointing": "activation_checkpointing",
     "convert_config_file": "config_files",
     "microbatches": "microbatch",
-    "plan_fully_shard": "plan",
-    "prepare_fully_shard": "prepare",
-    "shard_plan": "prepare",
+    "plan_fully_shard": "sharding.plan",
+    "prepare_fully_shard": "sharding.prepare",
+    "shard_plan": "sharding.prepare",
 }
 
 

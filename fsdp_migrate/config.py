@@ -29,6 +29,8 @@ class FrozenModel(BaseModel):
 
     argument: ClassVar[str] = ""
     """The argument of ``FullyShardedDataParallel`` that this is the value of; empty for the whole."""
+    known_as: ClassVar[str] = ""
+    """What users call it, where it is not this name."""
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -47,7 +49,8 @@ def _config_error(error: ValidationError, model: type[FrozenModel]) -> ConfigErr
     field = ".".join(part for part in (model.argument, name) if part)
     if first["type"] == "extra_forbidden":
         near = words.closest(name, model.model_fields)
-        return ConfigError(f"`{field}` is no argument of {model.__name__}.{near}", field=field)
+        owner = model.known_as or model.__name__
+        return ConfigError(f"`{field}` is no argument of {owner}.{near}", field=field)
     return ConfigError(f"`{field}` is {first.get('input')!r}: {first['msg']}.", field=field)
 
 
@@ -244,9 +247,11 @@ class FSDP1Config(FrozenModel):
         'FULL_SHARD'
         >>> FSDP1Config(shardng_strategy=1)
         Traceback (most recent call last):
-        fsdp_migrate.errors.ConfigError: `shardng_strategy` is no argument of FSDP1Config. Did you mean \
-`sharding_strategy`?
+        fsdp_migrate.errors.ConfigError: `shardng_strategy` is no argument of FullyShardedDataParallel. Did \
+you mean `sharding_strategy`?
     """
+
+    known_as: ClassVar[str] = "FullyShardedDataParallel"
 
     process_group: Any = None
     sharding_strategy: ShardingStrategy = "FULL_SHARD"

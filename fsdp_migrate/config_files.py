@@ -5,31 +5,36 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
+import shlex
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.adapters.base import Settings
-from fsdp_migrate.adapters.command import convert_command
-from fsdp_migrate.adapters.conversion import (
+from fsdp_migrate.adapters.conversion.command import convert_command, convert_script
+from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
+from fsdp_migrate.adapters.conversion.project_imports import lightning_package
+from fsdp_migrate.adapters.conversion.shell import is_script
+from fsdp_migrate.adapters.conversion.text import (
     TextConversion,
     convert_text,
     find_blocks,
     looks_like_json,
     read_documents,
 )
-from fsdp_migrate.adapters.nodes import plain
-from fsdp_migrate.adapters.stacks import ADAPTERS
-from fsdp_migrate.adapters.torch_code import torch_call
+from fsdp_migrate.adapters.conversion.unknown import FILE
+from fsdp_migrate.adapters.document.nodes import plain
+from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.errors import ConfigError, OutputError, OutputExistsError, UnsupportedFeatureError
 from fsdp_migrate.findings import raise_on_findings
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.adapters.base import Block
+    from fsdp_migrate.adapters.engine.base import Block
 
 
 MAX_BYTES = 16 << 20
@@ -59,6 +64,11 @@ class ConfigConversion:
     def is_fsdp2(self) -> bool:
         """Whether the file held FSDP2 settings alone."""
         return all(block.state == "fsdp2" for block in self.conversion.blocks)
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether there is nothing to convert: it is FSDP2 already, or FSDP is off."""
+        return all(block.state in {"fsdp2", "unused"} for block in self.conversion.blocks)
 
     def diff(self) -> str:
         """Return the change as a unified diff, empty where nothing changes."""
@@ -128,17 +138,18 @@ def convert_config_file(
         raise ConfigError(msg, field="in_place")
     path = Path(src)
     text = read_text(path)
+    package = lightning_package(path) if _names_lightning(text) else None
+    settings = Settings(world_size, nodes, package)
     try:
-        conversion = convert_text(
-            text, stack=stack, key=key, is_json=_is_json(path, text), settings=Settings(world_size, nodes)
-        )
+        if is_script(path.suffix, text):
+            conversion = convert_script(text, settings=settings)
+        else:
+            is_json = _is_json(path, text)
+            conversion = convert_text(text, stack=stack, key=key, is_json=is_json, settings=settings)
     except (ConfigError, UnsupportedFeatureError) as error:
         raise _named(error, path) from error
+    conversion = _with_commands(conversion, path)
     raise_on_findings(conversion.findings, strict=strict)
-    if all(block.state == "unused" for block in conversion.blocks):
-        reasons = " ".join(f"`{f.subject}`: {f.message}" for f in conversion.findings if f.code == "FM351")
-        msg = f"{str(path)!r} has nothing to convert. {reasons}"
-        raise ConfigError(msg)
     if dst is not None:
         return _written(ConfigConversion(str(path), conversion), Path(dst), overwrite=overwrite)
     if in_place and conversion.is_changed:
@@ -252,10 +263,28 @@ def _is_json(path: Path, text: str) -> bool:
 
 def _named(error: ConfigError | UnsupportedFeatureError, path: Path) -> ConfigError | UnsupportedFeatureError:
     """Return the error with the file's name before what it says."""
-    text = f"{str(path)!r}: {error}"
+    text = f"{str(path)!r}: {_with_name(str(error), path)}"
     if isinstance(error, ConfigError):
         return ConfigError(text, field=error.field)
     return UnsupportedFeatureError(text, feature=error.feature)
+
+
+def _names_lightning(text: str) -> bool:
+    """Tell whether it may matter which Lightning a project uses: only a word stands for the strategy."""
+    return re.search(r"strategy['\"]?\s*:\s*['\"]?fsdp", text) is not None
+
+
+def _with_name(text: str, path: Path) -> str:
+    """Return a text with the file's name in the commands that it shows."""
+    return text.replace(f"config {FILE} ", f"config {shlex.quote(str(path))} ")
+
+
+def _with_commands(conversion: TextConversion, path: Path) -> TextConversion:
+    findings = (
+        replace(finding, hint=_with_name(finding.hint, path)) if finding.hint else finding
+        for finding in conversion.findings
+    )
+    return replace(conversion, findings=tuple(findings))
 
 
 def _written(report: ConfigConversion, dst: Path, *, overwrite: bool) -> ConfigConversion:

@@ -120,7 +120,7 @@ def map_cpu_offload(config: FSDP1Config) -> Mapped:
 
 
 def map_auto_wrap_policy(config: FSDP1Config) -> Mapped:
-    """Carry the policy; :mod:`fsdp_migrate.wrap` evaluates it as FSDP1 does."""
+    """Carry the policy; :mod:`fsdp_migrate.sharding.wrap` evaluates it as FSDP1 does."""
     policy = config.auto_wrap_policy
     text = "None: the whole model is one unit." if policy is None else "The same modules are units."
     finding = make_finding("FM007", "auto_wrap_policy", text)
@@ -157,6 +157,20 @@ def map_mixed_precision(config: FSDP1Config) -> Mapped:
 _HALF = ("bfloat16", "float16")
 
 
+def added_up_in(param_dtype: str | None, reduce_dtype: str) -> str:
+    """Say in which dtype FSDP2 accumulates what it has not reduced yet.
+
+    Example:
+        >>> added_up_in("bfloat16", "float32").partition(":")[2]
+        ' more exact, in more memory.'
+    """
+    outcome = "less exact, in less memory" if reduce_dtype in _HALF else "more exact, in more memory"
+    return (
+        f"Under `no_sync` gradients are added up in {reduce_dtype}, where FSDP1 added them up in "
+        f"{param_dtype or 'the parameters own dtype'}: {outcome}."
+    )
+
+
 def map_mp_dtypes(precision: MixedPrecision, config: FSDP1Config) -> Mapped:
     """Map the dtypes and where inputs are cast.
 
@@ -177,13 +191,9 @@ def map_mp_dtypes(precision: MixedPrecision, config: FSDP1Config) -> Mapped:
         make_finding("FM015", "mixed_precision.cast_forward_inputs", f"Inputs are cast at {where}."),
     ]
     if reduce is not None and (precision.param_dtype or "float32") != reduce:
-        outcome = "less exact, in less memory" if reduce in _HALF else "more exact, in more memory"
-        text = (
-            f"Under `no_sync` gradients are added up in {reduce}, where FSDP1 adds them up in "
-            f"{precision.param_dtype or 'the parameters own dtype'}: {outcome}. Without `no_sync` nothing "
-            "differs."
-        )
-        findings.append(make_finding("FM022", "mixed_precision.reduce_dtype", text))
+        text = f"Without `no_sync` nothing differs. {added_up_in(precision.param_dtype, reduce)}"
+        hint = "The first `no_sync` of a model says so again."
+        findings.append(make_finding("FM022", "mixed_precision.reduce_dtype", text, hint))
     fields = {
         "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=casts),
         "root_mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=root_casts),

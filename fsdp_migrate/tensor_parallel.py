@@ -11,10 +11,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from fsdp_migrate import torch_compat, torch_compat_parallel, words
+from fsdp_migrate import words
 from fsdp_migrate.errors import ConfigError, ModelError
-from fsdp_migrate.parallelism import HOW, Placed
-from fsdp_migrate.tying import parameter_names
+from fsdp_migrate.sharding.parallelism import HOW, Placed
+from fsdp_migrate.sharding.tying import parameter_names
+from fsdp_migrate.torch_compat import device_meshes, module_kinds
 
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def apply_tensor_parallel(model: ModelT, mesh: DeviceMesh, plan: Mapping[str, Pa
     that leaves hooks unseen or parameters sharded twice, and a tie that the plan would tear (torch replaces
     each module's parameter by another one). Ties whose parameters the plan places alike are tied again. Call
     it first of all; then checkpoint, compile, and shard with
-    :func:`~fsdp_migrate.prepare.prepare_fully_shard`, passing another dimension of the same root mesh. All
+    :func:`~fsdp_migrate.prepare_fully_shard`, passing another dimension of the same root mesh. All
     ranks must call it.
 
     Changes: the parameters of the planned modules become DTensors over the mesh, and the modules get hooks.
@@ -63,13 +64,14 @@ def apply_tensor_parallel(model: ModelT, mesh: DeviceMesh, plan: Mapping[str, Pa
         >>> import torch.distributed as dist
         >>> from torch.distributed.device_mesh import init_device_mesh
         >>> from torch.distributed.tensor.parallel import ColwiseParallel
+        >>> from fsdp_migrate.runtime import end_process_group
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
         >>> model = apply_tensor_parallel(model, mesh["tp"], {"0": ColwiseParallel()})
         >>> model[0].weight.placements
         (Shard(dim=0),)
-        >>> dist.destroy_process_group()
+        >>> end_process_group()
     """
     _check_mesh(mesh)
     styles = _resolve_names(model, plan)
@@ -90,7 +92,7 @@ def apply_tensor_parallel(model: ModelT, mesh: DeviceMesh, plan: Mapping[str, Pa
 
 
 def _check_mesh(mesh: DeviceMesh) -> None:
-    root = torch_compat_parallel.root_mesh(mesh)
+    root = device_meshes.root_mesh(mesh)
     if mesh.ndim != 1 or mesh.mesh_dim_names is None or root.ndim == 1 or root.mesh_dim_names is None:
         names = mesh.mesh_dim_names or "no names"
         msg = (
@@ -134,10 +136,10 @@ def _matches(name: list[str], pattern: list[str]) -> bool:
 def _check_model(model: nn.Module) -> None:
     for fqn, module in model.named_modules():
         where = f"`{fqn}`" if fqn else "The model"
-        if isinstance(module, FSDPModule) or torch_compat.is_fsdp1_module(module):
+        if isinstance(module, FSDPModule) or module_kinds.is_fsdp1_module(module):
             msg = f"{where} is sharded by FSDP already; tensor parallelism comes before. {ORDER}"
             raise ModelError(msg, fqn=fqn)
-        if torch_compat.is_compiled(module):
+        if module_kinds.is_compiled(module):
             msg = f"{where} is compiled already, and would not see the hooks of tensor parallelism. {ORDER}"
             raise ModelError(msg, fqn=fqn)
 

@@ -75,7 +75,7 @@ def bare_word(value: object) -> str:
     return text.strip().rpartition(".")[2].lower()
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `` Did you mean `x`?`` for the nearest known word, or nothing where none is near.
 
     Example:
@@ -83,7 +83,7 @@ def closest(word: str, known: Iterable[str]) -> str:
         ' Did you mean `sharding_strategy`?'
     """
     by_lower = {candidate.lower(): candidate for candidate in known}
-    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return f" Did you mean `{by_lower[matches[0]]}`?" if matches else ""
 
 

@@ -9,7 +9,7 @@ from tests.ranks import ROOT
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -36,7 +36,16 @@ def runtime_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
     ``from a import b`` yields ``a.b``: whether ``b`` is a module cannot be told from here.
     """
-    for node in _walk_runtime(tree):
+    yield from _imports(_walk_runtime(tree))
+
+
+def all_imports(tree: ast.Module) -> Iterator[str]:
+    """Yield each module or name that is imported, for types too."""
+    yield from (name for name, _ in _imports(ast.walk(tree)))
+
+
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

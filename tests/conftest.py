@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 
 import pytest
 import torch
 
+from tests import time_limit
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(time_limit, "time_limit")
     parser.addoption(
         "--require-composer",
         action="store_true",
@@ -23,6 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """Take SIGINT, which `make test &` ignores: processes that tests interrupt would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # readline, which pytest imports, sets these for processes that are started from here.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -65,7 +65,7 @@ def run_ranks(
     fn: Callable[..., T],
     *args: object,
     world_size: int = 2,
-    timeout: float = 110,
+    timeout: float = 400,
     master_port: int | None = None,
 ) -> list[T]:
     """Run ``fn(*args)`` on every rank of a new gloo group and return what each rank returned.
@@ -88,7 +88,9 @@ def run_ranks(
         try:
             for rank in group:
                 process = context.Process(
-                    target=_run_one, args=(rank, world_size, payload, master_port), daemon=True
+                    target=_run_one,
+                    args=(rank, world_size, payload, master_port, timeout + 4 * GRACE),
+                    daemon=True,
                 )
                 process.start()
                 processes.append(process)
@@ -125,9 +127,9 @@ class _Rank:
 def _start_server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     bodies = [f"tests.rank_bodies.{m.name}" for m in pkgutil.iter_modules(tests.rank_bodies.__path__)]
-    context.set_forkserver_preload(
-        ["torch.distributed.fsdp", "torch.distributed.checkpoint", "tests.ranks", *bodies]
-    )
+    # torch imports its compiler at the first forward of a sharded model: a second of each rank's time.
+    torch_needs = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "fsspec"]
+    context.set_forkserver_preload([*torch_needs, "tests.ranks", *bodies, "tests.frozen"])
     # The server finds the preloaded modules on PYTHONPATH only, and keeps silent if it does not.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
@@ -184,8 +186,10 @@ def _is_second_hand(failure: str) -> bool:
     return any(sign in failure for sign in _SECOND_HAND)
 
 
-def _run_one(rank: _Rank, world_size: int, payload: bytes, master_port: int | None) -> None:
+def _run_one(rank: _Rank, world_size: int, payload: bytes, master_port: int | None, limit: float) -> None:
     """Run in the rank: set up, call, leave the result; or leave the traceback and exit 1."""
+    # Should the parent be gone by then, nobody else ends this process.
+    faulthandler.dump_traceback_later(limit, exit=True, file=2)
     with rank.log.open("wb", buffering=0) as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -204,9 +208,7 @@ def _run_one(rank: _Rank, world_size: int, payload: bytes, master_port: int | No
     rank.result.write_bytes(result)
     sys.stdout.flush()
     _wait_for_others(rank, world_size)
-    # Not through destroy_process_group(): with torch 2.6 and 2.7 on a busy machine gloo hung in it, twice in
-    # some 150 runs, after all ranks had passed the barrier.
-    os._exit(0)
+    os._exit(0)  # sooner than the group and the interpreter end
 
 
 def _wait_for_others(rank: _Rank, world_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from tests.rank_bodies import scripts
 from tests.ranks import ROOT, run_ranks
+from tools.run_lanes import end_with_descendants
 
 
 if TYPE_CHECKING:
@@ -20,15 +22,25 @@ if TYPE_CHECKING:
 def run_python(*arguments: object, cwd: Path | None = None) -> str:
     """Return what ``python ARGUMENTS`` writes to stdout; it must end well."""
     command = [sys.executable, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110, cwd=cwd)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # for scripts that take something from the tests
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment
+    ) as process:
+        try:
+            out, said = process.communicate(timeout=400)
+        except subprocess.TimeoutExpired:
+            end_with_descendants(process.pid)
+            raise
+    assert process.returncode == 0, said[-3000:]
+    return out
 
 
 def run_torchrun(script: object, *arguments: object, num_ranks: int = 2) -> str:
     """Return what ``torchrun --nproc-per-node NUM_RANKS SCRIPT ARGUMENTS`` writes to stdout."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks]
-    return run_python(*launcher, ROOT / "tests" / "leave_at_once.py", ROOT / str(script), *arguments)
+    # By its name a machine may not find itself.
+    local = ["--standalone", "--local-addr", "localhost"]
+    launcher = ["-m", "torch.distributed.run", *local, "--nproc-per-node", num_ranks]
+    return run_python(*launcher, ROOT / str(script), *arguments)
 
 
 def run_script(script: object, *arguments: object, num_ranks: int = 2) -> str:
@@ -40,5 +52,5 @@ def run_script(script: object, *arguments: object, num_ranks: int = 2) -> str:
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
     )
     words = [str(ROOT / str(script)), *map(str, arguments)]
-    out = run_ranks(scripts.run, *words, world_size=num_ranks, timeout=110, master_port=store.port)
+    out = run_ranks(scripts.run, *words, world_size=num_ranks, timeout=400, master_port=store.port)
     return "".join(out)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
 from tests.architecture import (
+    all_imports,
     function_lengths,
     package_modules,
     runtime_imports,
@@ -17,99 +17,203 @@ from tests.architecture import (
 )
 
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    House: TypeAlias = "str | tuple[House, ...] | list[House]"
+
 pytestmark = pytest.mark.any_torch
 
+Place = tuple[tuple[int, int], ...]
 
 MODULES = package_modules()
 
-# From the bottom up: none of these may come to import, by whatever way, what stands in a later line.
-LAYERS = (
-    {"errors", "findings", "config", "torch_compat"},
-    {"mapping", "wrap", "tying", "resolve"},
-    {"plan"},
-    {"prepare"},
-    {"demo", "cli", "__main__"},
+# Every package, and every module that is in none, by its name below `fsdp_migrate`, from the ground up. In a
+# tuple each may import what stands in an earlier line, and nothing else, be it for types only; in a list they
+# stand side by side, and do not see each other. A package holds what is below it and has no line of its own.
+HOUSE: House = (
+    "adapters.__init__",
+    "finding_codes",
+    "errors findings",  # an error holds findings, and raising them is one
+    [
+        "explanations",
+        (
+            "words",
+            "config",
+            "mapping",
+            ["adapters.config_objects", "adapters.document"],
+            "adapters.engine",
+            [
+                "adapters.accelerate",
+                "adapters.composer",
+                "adapters.lightning",
+                "adapters.torch_kwargs",
+                ("adapters.hf_versions", "adapters.hf_trainer", "adapters.axolotl"),
+            ],
+            "adapters.conversion",
+            "config_files",
+            ["source.catalog", "source.uses"],
+            "source.python",
+            "source.method_calls",
+            "source.rules",
+            "source",
+        ),
+        (
+            ["checkpoint_convert.manifest", "checkpoint_convert.storage"],
+            "checkpoint_convert.formats",
+            ["checkpoint_convert.outputs", "checkpoint_convert.sources", "checkpoint_convert.targets"],
+            "checkpoint_convert.planning",
+            ["checkpoint_convert.execution", "checkpoint_convert.verification"],
+            "checkpoint_convert.inspect",
+            "checkpoint_convert.convert",
+            "checkpoint_convert.__init__",
+        ),
+        "torch_compat",
+    ],
+    "sharding",
+    ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],
+    "__init__",
+    [("adapters.composer_trainer", "adapters.composer_callback"), "demo"],
+    ["cli.document", "cli.factories", "cli.torchrun"],
+    "cli.render",
+    "cli",
+    "__main__",
 )
-# What the subpackages may import besides themselves.
-ALLOWED = {
-    "checkpoint_convert": {"errors", "findings"},
-    "adapters": {"config", "errors", "findings", "mapping", "words"},
-}
-TOP = {"cli", "__main__"}
-# The callback for Composer's Trainer runs the others: it stands beside the adapters, and above `prepare`.
-PLUGIN = {
-    f"fsdp_migrate.adapters.composer_{name}"
-    for name in (
-        "callback",
-        "hooks",
-        "microbatches",
-        "sharding",
-        "checkpoints",
-        "sources",
-        "cache",
-        "evaluation",
-    )
-}
 MAX_FILE = 500
 MAX_FUNCTION = 60
 NO_DUMPING_GROUNDS = {"utils", "types", "constants", "helpers", "common", "misc"}
 
 
-Graph = Mapping[str, set[str]]
+def places(house: House, above: Place = ()) -> Iterator[tuple[str, Place]]:
+    """Yield each part with its place: its floor and the room there, and the same within a room of floors."""
+    if isinstance(house, str):
+        yield from ((name, above) for name in house.split())
+        return
+    for floor, rooms in enumerate(house):
+        for room, inner in enumerate(rooms if isinstance(rooms, list) else [rooms]):
+            yield from places(inner, (*above, (floor, room)))
 
 
-def part_of(name: str) -> str:
-    """Return the part of the package that ``name`` is in: a module at the top, or a subpackage."""
-    if any(name == module or name.startswith(f"{module}.") for module in PLUGIN):
-        return "composer_plugin"
-    return name.split(".")[1] if "." in name else ""
+PLACES = dict(places(HOUSE))
 
 
-def imported_parts(tree: ast.Module) -> set[str]:
-    """Return the parts of this package that the code imports when it runs."""
-    names = {name for name, _ in runtime_imports(tree)}
-    return {part_of(name) for name in names if name.startswith("fsdp_migrate.")}
+def part_of(module: str) -> str | None:
+    """Return the part of the house that a module is in."""
+    name = module.removeprefix("fsdp_migrate").lstrip(".")
+    as_init = f"{name}.__init__".lstrip(".")
+    if as_init in PLACES:
+        return as_init
+    above = [part for part in PLACES if name == part or name.startswith(f"{part}.")]
+    return max(above, key=len, default=None)
 
 
-def import_graph() -> Graph:
-    """Return what each part of the package imports."""
-    graph: dict[str, set[str]] = defaultdict(set)
-    for name, path in MODULES.items():
-        part = part_of(name)
-        if part:  # the package itself imports nothing when it is loaded
-            graph[part] |= imported_parts(ast.parse(path.read_text())) - {part}
-    return graph
+def module_of(imported: str) -> str:
+    """Return the module of this package that is imported, or of which a name is."""
+    while imported not in MODULES:
+        imported = imported.rpartition(".")[0]
+    return imported
 
 
-def reachable(graph: Graph, start: str) -> set[str]:
+def is_ours(imported: str) -> bool:
+    return imported.split(".", maxsplit=1)[0] == "fsdp_migrate"
+
+
+def violations(name: str, tree: ast.Module) -> list[str]:
+    """Return what a module imports from its own floor, or from a higher one."""
+    own = part_of(name)
+    assert own is not None, f"{name} has no place in HOUSE"
+    found = []
+    for imported in filter(is_ours, all_imports(tree)):
+        part = part_of(module_of(imported))
+        if part is not None and not _is_below(PLACES[part], PLACES[own]):
+            found.append(f"{name} imports {imported}")
+    return found
+
+
+def _is_below(place: Place, own: Place) -> bool:
+    """Tell whether a place is a lower one, or the same."""
+    for (floor, room), (own_floor, own_room) in zip(place, own, strict=False):
+        if (floor, room) != (own_floor, own_room):
+            return floor < own_floor
+    return place == own
+
+
+def test_every_module_has_a_place() -> None:
+    parts = {name: part_of(name) for name in MODULES}
+    assert [name for name, part in parts.items() if part is None] == []
+    assert PLACES.keys() - set(parts.values()) == set()
+    assert len(PLACES) == len(list(places(HOUSE)))
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_point_downwards(name: str) -> None:
+    assert violations(name, ast.parse(MODULES[name].read_text())) == []
+
+
+def test_no_module_comes_to_import_itself() -> None:
+    graph = {
+        name: {
+            module_of(found) for found, _ in runtime_imports(ast.parse(path.read_text())) if is_ours(found)
+        }
+        for name, path in MODULES.items()
+    }
+    assert [name for name in graph if name in reachable(graph, name)] == []
+
+
+def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
     """Return everything that ``start`` comes to import, directly or not."""
     seen: set[str] = set()
     waiting = [start]
     while waiting:
-        new = graph.get(waiting.pop(), set()) - seen
+        new = graph[waiting.pop()] - seen
         seen |= new
         waiting += new
     return seen
 
 
-def violations(graph: Graph) -> list[str]:
-    """Return every import that points the wrong way."""
-    found = [f"{part} imports itself" for part in graph if part in reachable(graph, part)]
-    for part, imported in graph.items():
-        found += [f"{part} imports {other}" for other in imported & TOP if part not in TOP]
-        if part in ALLOWED:
-            found += [f"{part} imports {other}" for other in imported - ALLOWED[part]]
-    for level, layer in enumerate(LAYERS):
-        above = set().union(*LAYERS[level + 1 :])
-        for part in layer - TOP:
-            found += [f"{part} comes to import {other}" for other in reachable(graph, part) & above]
-    return sorted(found)
+@pytest.mark.parametrize(
+    ("name", "source", "is_wrong"),
+    [
+        (
+            "checkpoint_convert.formats.zip_reader",
+            "from {}.checkpoint_convert.storage.folders import x",
+            False,
+        ),
+        ("checkpoint_convert.formats.dcp_items", "from {}.checkpoint_convert.sources.dcp import x", True),
+        ("checkpoint_convert.formats.dcp_items", "from {}.checkpoint_convert.formats.cast import x", False),
+        ("checkpoint_convert.manifest.keys", "from {}.checkpoint_convert.storage import folders", True),
+        ("checkpoint_convert.planning.plan", "from {}.checkpoint_convert.execution import execute", True),
+        ("checkpoint_convert.sources.dcp", "def f():\n    import {}.checkpoint_convert.targets.base", True),
+        ("checkpoint_convert.sources.dcp", "from {}.checkpoint_convert import Manifest", True),
+        ("checkpoint_convert.convert", "from {}.checkpoint_convert.inspect import x", False),
+        ("checkpoint_convert.inspect", "from {}.checkpoint_convert.convert import x", True),
+        ("checkpoint_convert.inspect", "from {} import config", True),
+        ("checkpoint_convert.inspect", "from {}.findings import Finding", False),
+        ("config", "from {}.sharding.prepare import x", True),
+        ("config", "if TYPE_CHECKING:\n    from {}.sharding.plan import x", True),
+        ("errors", "from {} import findings", False),
+        ("adapters.accelerate", "from {}.adapters.lightning import x", True),
+        ("adapters.accelerate", "from {}.checkpoint_convert.manifest import keys", True),
+        ("adapters.accelerate", "from {}.sharding.plan import x", True),
+        ("adapters.axolotl", "from {}.adapters.hf_trainer import x", False),
+        ("adapters.engine.base", "from {}.adapters.composer_callback import x", True),
+        ("adapters.composer_trainer.sharding", "from {}.sharding.prepare import x", False),
+        ("sharding.plan", "from {}.checkpoint_convert import Manifest", False),
+        ("sharding.plan", "import {}.cli", True),
+        ("source.python.text", "from {}.source.rules import clipping", True),
+        ("source.python.text", "import torch", False),
+        ("cli.render.demo", "from {}.cli.app import app", True),
+        ("cli.app", "from {} import __version__", False),
+    ],
+)
+def test_the_check_of_imports_can_fail(name: str, source: str, is_wrong: bool) -> None:
+    tree = ast.parse(source.format("fsdp_migrate"))
+    assert bool(violations(f"fsdp_migrate.{name}", tree)) == is_wrong
 
 
-def test_imports_point_one_way() -> None:
-    graph = import_graph()
-    assert {"errors", "plan", "cli", "checkpoint_convert"} <= set(graph)
-    assert violations(graph) == []
+@pytest.mark.parametrize("name", ["new", "adapters.new", "checkpoint_convert.new", "new.module"])
+def test_a_new_module_or_package_needs_a_place(name: str) -> None:
+    assert part_of(f"fsdp_migrate.{name}") is None
 
 
 def test_imports_are_absolute() -> None:
@@ -118,37 +222,6 @@ def test_imports_are_absolute() -> None:
         for name, path in MODULES.items()
     }
     assert {name: found for name, found in relative.items() if found} == {}
-
-
-@pytest.mark.parametrize(
-    ("graph", "expected"),
-    [
-        ({"plan": {"config"}, "prepare": {"plan", "new"}, "new": {"wrap"}, "cli": {"prepare"}}, []),
-        ({"config": {"prepare"}}, ["config comes to import prepare"]),
-        ({"config": {"new"}, "new": {"plan"}}, ["config comes to import plan"]),
-        ({"new": {"cli"}}, ["new imports cli"]),
-        ({"new": {"newer"}, "newer": {"new"}}, ["new imports itself", "newer imports itself"]),
-        ({"adapters": {"mapping", "plan"}}, ["adapters imports plan"]),
-        ({"adapters": {"composer_plugin"}}, ["adapters imports composer_plugin"]),
-        ({"checkpoint_convert": {"errors", "config"}}, ["checkpoint_convert imports config"]),
-    ],
-)
-def test_the_check_of_imports_can_fail(graph: Graph, expected: list[str]) -> None:
-    assert violations(graph) == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("from fsdp_migrate.prepare import x", {"prepare"}),
-        ("from fsdp_migrate import words", {"words"}),
-        ("def f():\n    import fsdp_migrate.cli", {"cli"}),
-        ("if TYPE_CHECKING:\n    from fsdp_migrate.plan import x", set()),
-        ("import torch", set()),
-    ],
-)
-def test_imports_are_found(source: str, expected: set[str]) -> None:
-    assert imported_parts(ast.parse(source)) == expected
 
 
 def test_relative_imports_are_seen() -> None:
@@ -165,7 +238,10 @@ def test_only_the_cli_imports_rich_and_typer(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_only_the_callback_imports_composer(name: str) -> None:
     imported = {module.split(".")[0] for module, _ in runtime_imports(ast.parse(MODULES[name].read_text()))}
-    if name not in {"fsdp_migrate.adapters.composer_callback", "fsdp_migrate.adapters.composer_hooks"}:
+    if name not in {
+        "fsdp_migrate.adapters.composer_callback",
+        "fsdp_migrate.adapters.composer_trainer.hooks",
+    }:
         assert "composer" not in imported
 
 

@@ -14,8 +14,8 @@ import typer
 from fsdp_migrate.cli import main
 from fsdp_migrate.cli.app import app
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.findings import FIDELITIES
-from fsdp_migrate.prepare import prepare_fully_shard
+from fsdp_migrate.finding_codes import FIDELITIES
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.rank_bodies import checkpoints, readme
 from tests.ranks import ROOT, run_ranks
 from tools import findings_table
@@ -40,7 +40,8 @@ SHOWN = [
     for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
     for line in block.splitlines()
 ]
-TARGETS = re.findall(r"`make ([a-z-]+)`", README) + [c.split()[1] for c in SHOWN if c.startswith("make ")]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+TARGETS = re.findall(r"(?:`|\$ )make ([a-z-]+)", README + CONTRIBUTING)
 
 
 def section(page: str, title: str) -> str:
@@ -83,9 +84,33 @@ def test_no_option_is_documented_that_does_not_exist() -> None:
     assert documented == set(OPTIONS)
 
 
+def test_process_groups_are_ended_by_our_own_function() -> None:
+    """Also in what is shown: docstrings, pages, and the scripts that are written as text."""
+    name = "destroy_process_group"
+    may = {"fsdp_migrate/torch_compat/process_groups.py", "docs/runtime.md", "CHANGELOG.md"}
+    may |= {"tests/rank_scripts/one_after_the_other.py", "tests/rank_bodies/scripts.py", "tests/test_docs.py"}
+    folders = [
+        path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "build"
+    ]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md")]
+    found = {str(path.relative_to(ROOT)) for path in [*files, *ROOT.glob("*.md")] if name in path.read_text()}
+    assert found - may == set()
+    assert "fsdp_migrate/torch_compat/process_groups.py" in found
+
+
+def test_the_files_and_folders_that_contributors_are_sent_to_exist() -> None:
+    named = re.findall(r"`((?:fsdp_migrate|adapters|checkpoint_convert|tests)/[\w/.*]*)`", CONTRIBUTING)
+    assert len(named) > 8
+    assert [path for path in named if not list(ROOT.glob(path.rstrip("/")))] == []
+    packages = {
+        path.name for path in (ROOT / "checkpoint_convert").iterdir() if (path / "__init__.py").exists()
+    }
+    assert packages <= set(re.findall(r"^\| `(\w+)/` \|", CONTRIBUTING, re.MULTILINE))
+
+
 @pytest.mark.parametrize("target", sorted({*TARGETS}))
 def test_the_targets_of_make_exist(target: str) -> None:
-    subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True, timeout=400)
 
 
 def test_the_commands_of_the_readme_run(
@@ -118,7 +143,7 @@ def test_a_clean_clone_has_the_targets_without_venvs(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "constraints/core.txt", "constraints/composer.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     planned = subprocess.run(
-        ["make", "-n", "demo"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+        ["make", "-n", "demo"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=400
     ).stdout
     assert "-m venv .venv" in planned
     assert "[dev]" not in planned

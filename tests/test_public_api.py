@@ -19,7 +19,7 @@ from tests.ranks import ROOT
 MODULES = package_modules()
 OBJECTS = [name for name in fsdp_migrate.__all__ if name != "__version__"]
 EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-NEED_COMPOSER = {"fsdp_migrate.adapters.composer_callback", "fsdp_migrate.adapters.composer_hooks"}
+NEED_COMPOSER = {"fsdp_migrate.adapters.composer_callback", "fsdp_migrate.adapters.composer_trainer.hooks"}
 HAS_COMPOSER = importlib.util.find_spec("composer") is not None
 NOT_IMPORTED = {"fsdp_migrate.__main__", *(() if HAS_COMPOSER else NEED_COMPOSER)}
 

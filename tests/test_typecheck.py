@@ -25,7 +25,7 @@ WRONG = "def double(value: int) -> str:\n    return value * 2\n"
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository laid out like this one, small enough to check in a second."""
-    for folder in ("fsdp_migrate", "fsdp_migrate/cli", "adapters", "checkpoint_convert/layouts"):
+    for folder in ("fsdp_migrate", "fsdp_migrate/cli", "adapters", "checkpoint_convert/sources"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "__init__.py").write_text("")
         (tmp_path / folder / "module.py").write_text(RIGHT)
@@ -39,7 +39,7 @@ def test_right_code_passes(repository: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["adapters/module.py", "checkpoint_convert/layouts/module.py", "fsdp_migrate/cli/module.py"]
+    "file", ["adapters/module.py", "checkpoint_convert/sources/module.py", "fsdp_migrate/cli/module.py"]
 )
 def test_an_error_in_every_folder_is_found_and_named(
     repository: Path, file: str, capsys: pytest.CaptureFixture[str]

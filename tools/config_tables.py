@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fsdp_migrate.adapters.stacks import ADAPTERS
+from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configs.md"

@@ -1,4 +1,4 @@
-"""Writes the table of finding codes into docs/findings.md: run it after a code is added or reworded.
+"""Writes the codes of findings and their explanations into docs/findings.md: run it after a change of one.
 
 With ``--check`` it writes nothing and exits with 1 if the table is not up to date.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fsdp_migrate.findings import FINDING_CODES
+from fsdp_migrate.explanations import EXPLANATIONS
+from fsdp_migrate.finding_codes import FINDING_CODES
 
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
@@ -16,9 +17,11 @@ BEGIN, END = "<!-- codes: written by tools/findings_table.py -->", "<!-- end of 
 
 
 def render_table() -> str:
-    """Return the table of codes as Markdown."""
+    """Return the table of codes, and what explains each, as Markdown."""
     rows = ["| code | fidelity | what it says |", "|---|---|---|"]
     rows += [f"| {code} | {row.fidelity} | {row.summary} |" for code, row in sorted(FINDING_CODES.items())]
+    for each in sorted(EXPLANATIONS.values(), key=lambda each: each.code):
+        rows += ["", f"### {each.code}", "", each.means, "", each.why, "", f"**What to do:** {each.action}"]
     return "\n".join(rows)
 
 

@@ -1,14 +1,17 @@
 """Run commands side by side, and show what each says, line by line, behind its name.
 
-    python tools/run_lanes.py core='make test-core' composer='make test-composer'
+    python tools/run_lanes.py --limit 3600 core='make test-core' composer='make test-composer'
 
-Many tests wait for other processes, so two lanes on two cores take hardly longer than one. Exits with 1 if
-a command failed, when all are done. What failed is named once more at the end, for reports of which only the
-end is kept.
+Exits with 1 if a command failed, when all are done. A command that takes longer than the limit is ended
+with all that it has started, and has failed. What failed is named once more at the end, for reports of which
+only the end is kept.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import os
 import shlex
 import subprocess
 import sys
@@ -16,31 +19,67 @@ import threading
 import time
 from typing import IO
 
+import psutil
+
 
 WIDTH = 300
 
 
 def main(arguments: list[str]) -> int:
     """Run the commands that ``name=command`` arguments give; return the exit status."""
-    commands = dict(argument.split("=", 1) for argument in arguments)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("lanes", nargs="+", metavar="NAME=COMMAND")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each command; default: 3600")
+    options = parser.parse_args(arguments)
     start = time.monotonic()
     lanes = {
         name: subprocess.Popen(shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for name, command in commands.items()
+        for name, command in (lane.split("=", 1) for lane in options.lanes)
     }
     named: list[str] = []
+    alarm = threading.Timer(options.limit, _end_all, (lanes, options.limit, named))
+    alarm.daemon = True
+    alarm.start()
+    readers = _show(lanes, named)
     try:
-        _show(lanes, named)
+        for reader in readers:
+            reader.join()
     except KeyboardInterrupt:
         # The terminal has interrupted the lanes too; what they say of it is shown before the end.
-        _show(lanes, named)
+        for reader in readers:
+            reader.join()
     failed = [name for name, lane in lanes.items() if lane.wait() != 0]
+    alarm.cancel()
     print(*named, sep="\n", end="\n" if named else "")
     print(f"{', '.join(lanes)}: {time.monotonic() - start:.0f} s; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
 
-def _show(lanes: dict[str, subprocess.Popen[bytes]], named: list[str]) -> None:
+def end_with_descendants(pid: int) -> int:
+    """Kill a process and all that it has started, but this one; return how many there were."""
+    try:
+        process = psutil.Process(pid)
+        others = [child for child in process.children(recursive=True) if child.pid != os.getpid()]
+    except psutil.NoSuchProcess:
+        return 0
+    for each in (process, *others):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    return 1 + len(others)
+
+
+def _end_all(lanes: dict[str, subprocess.Popen[bytes]], limit: float, named: list[str]) -> None:
+    """End the commands that still run, and what they have started, which would hold their output open."""
+    for name, lane in lanes.items():
+        if lane.poll() is None:
+            named.append(f"[{name}] ended after {limit:g} s")
+            end_with_descendants(lane.pid)
+
+
+def _show(lanes: dict[str, subprocess.Popen[bytes]], named: list[str]) -> list[threading.Thread]:
+    """Start to show what each says, and return the threads that do."""
     readers = [
         threading.Thread(target=_show_lane, args=(name, lane.stdout, named), daemon=True)
         for name, lane in lanes.items()
@@ -48,17 +87,17 @@ def _show(lanes: dict[str, subprocess.Popen[bytes]], named: list[str]) -> None:
     ]
     for reader in readers:
         reader.start()
-    for reader in readers:
-        reader.join()
+    return readers
 
 
 def _show_lane(name: str, stream: IO[bytes], named: list[str]) -> None:
-    for data in stream:
-        line = f"[{name}] {data.decode(errors='replace').rstrip()}"
-        print(line, flush=True)
-        # As pytest's summary begins its lines.
-        if data.startswith((b"FAILED ", b"ERROR ")):
-            named.append(line[:WIDTH])
+    with stream:
+        for data in stream:
+            line = f"[{name}] {data.decode(errors='replace').rstrip()}"
+            print(line, flush=True)
+            # As pytest's summary begins its lines.
+            if data.startswith((b"FAILED ", b"ERROR ")):
+                named.append(line[:WIDTH])
 
 
 if __name__ == "__main__":

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.planned import PlannedFile
+from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedFile
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target, without
 from fsdp_migrate.checkpoint_convert.targets.schedulers import find_schedulers
-from fsdp_migrate.findings import make_finding
+from fsdp_migrate.findings import counted, make_finding
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fsdp_migrate.checkpoint_convert.metadata import Part
-    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Part
+    from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry
 
 
 _MODEL: Final = "pytorch_model_fsdp_{}"
@@ -54,7 +54,9 @@ class AccelerateTarget(Target):
                 files.append(PlannedFile(name, tuple(scheduler.items())))
         moved = {entry.key for file in files for entry in file.sources}
         found = [
-            make_finding("FM250", file.name, f"the {len(file.leaves)} entries of a scheduler.")
+            make_finding(
+                "FM250", file.name, f"{counted(len(file.leaves), 'entry', 'entries')} of a scheduler."
+            )
             for file in files
         ]
         return Arrangement(without(entries, moved), tuple(files), findings=tuple(found))

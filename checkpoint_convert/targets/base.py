@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from fsdp_migrate.checkpoint_convert.metadata import BytesEntry
-from fsdp_migrate.checkpoint_convert.output_options import OutputOptions
-from fsdp_migrate.checkpoint_convert.parts import entry_path, is_flattened
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, is_flattened
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry
+from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
 from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fsdp_migrate.checkpoint_convert.keys import Path
-    from fsdp_migrate.checkpoint_convert.metadata import Entry, Manifest, Part, Stack
-    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedFile
+    from fsdp_migrate.checkpoint_convert.manifest.keys import Path
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Manifest, Part, Stack
+    from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry, PlannedFile
 
 
 _GROUPS: Final = "param_groups"
@@ -100,6 +100,13 @@ class Target:
             )
             for part in flattened
         ]
+
+    def carries(self, name: str) -> bool:
+        """Tell whether another file of the source comes along.
+
+        Data files that no entry refers to are of another save.
+        """
+        return not name.endswith(".distcp")
 
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
         """Decide what the output holds, from the entries under their new names."""

@@ -11,8 +11,8 @@ from fsdp_migrate.findings import Finding, make_finding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fsdp_migrate.checkpoint_convert.metadata import Part
-    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Part
+    from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry
 
 
 _MODEL: Final = ("state", "model")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.metadata import InlineValue
-from fsdp_migrate.checkpoint_convert.parts import entry_path
-from fsdp_migrate.checkpoint_convert.planned import PlannedFile
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
+from fsdp_migrate.checkpoint_convert.manifest.manifest import InlineValue
+from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedFile
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target, without
 from fsdp_migrate.checkpoint_convert.targets.schedulers import find_counter, find_schedulers
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fsdp_migrate.checkpoint_convert.keys import Path
-    from fsdp_migrate.checkpoint_convert.metadata import Entry, Part
-    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
+    from fsdp_migrate.checkpoint_convert.manifest.keys import Path
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Part
+    from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry
 
 
 META_FILE: Final = "meta.pt"
@@ -51,7 +51,9 @@ class LightningTarget(Target):
             keys = [key for part in self.of_kind("other") for key in part.keys]
             leaves = [(entry_path(self.manifest.entries[key]), self.manifest.entries[key]) for key in keys]
             file = PlannedFile(META_FILE, tuple(leaves))
-            found = make_finding("FM250", META_FILE, f"the {len(leaves)} entries of Lightning's Trainer.")
+            found = make_finding(
+                "FM250", META_FILE, f"{counted(len(leaves), 'entry', 'entries')} of Lightning's Trainer."
+            )
             return Arrangement(without(entries, set(keys)), (file,), findings=(found,))
         return self._made_up(entries)
 
@@ -69,7 +71,7 @@ class LightningTarget(Target):
             moved |= {entry.key for entry in scheduler.values()}
         lists = () if schedulers else (("lr_schedulers",),)
         unknown = [name for name, entry in counters.items() if entry is None]
-        text = f"{len(schedulers)} schedulers, and the numbers of epochs and steps"
+        text = f"{counted(len(schedulers), 'scheduler')}, and the numbers of epochs and steps"
         text += f"; the source does not say {' and '.join(unknown)}, so they start at 0." if unknown else "."
         hint = "The loops' own progress starts anew: set `max_steps` or `max_epochs` for what is left."
         found = make_finding("FM256", META_FILE, text, hint)

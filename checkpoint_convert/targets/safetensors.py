@@ -5,24 +5,37 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.parts import entry_path
-from fsdp_migrate.checkpoint_convert.planned import PlannedTensor
+from fsdp_migrate.checkpoint_convert.formats.safetensors_reader import DTYPE_WORDS
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
+from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
+from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor
+from fsdp_migrate.checkpoint_convert.storage.model_files import (
+    MODEL_CONFIG,
+    is_text_of_model,
+    is_tokenizer,
+)
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
 from fsdp_migrate.checkpoint_convert.targets.ties import find_model_ties
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from fsdp_migrate.checkpoint_convert.keys import Path
-    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part
-    from fsdp_migrate.checkpoint_convert.planned import PlannedEntry
+    from fsdp_migrate.checkpoint_convert.manifest.keys import Path
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest, Part
+    from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry
 
 
 # Composer's HuggingFaceModel: the attribute that holds the model, and where its configuration is stored.
 HUGGINGFACE_ATTRIBUTE: Final = "model."
 _INTEGRATION: Final = "integrations.huggingface"
+
+
+_HOW_TO_BRING: Final = (
+    "Give the folder of the model that was trained from: `model_files` (--hf-config DIR). Or convert with "
+    "--overwrite into a folder that has them."
+)
 
 
 class HfTarget(Target):
@@ -53,7 +66,19 @@ class HfTarget(Target):
         found = self.one_only("model")
         if not self.of_kind("model"):
             found.append(make_finding("FM225", "to='hf'", "no model was recognised."))
-        return found
+        return [*found, *self._unknown_types()]
+
+    def _unknown_types(self) -> Iterator[Finding]:
+        """Yield a refusal for each type of tensor that no header of safetensors has a word for."""
+        unknown: dict[str, list[str]] = {}
+        for part in self.of_kind("model"):
+            for key in part.keys:
+                entry = self.manifest.entries[key]
+                if isinstance(entry, TensorEntry) and entry.dtype not in DTYPE_WORDS:
+                    unknown.setdefault(entry.dtype, []).append(key)
+        for dtype, keys in unknown.items():
+            text = f"`{keys[0]}` is of the type {dtype}, and {len(keys) - 1} more are."
+            yield make_finding("FM290", keys[0], text, "Convert it to 'torch', which keeps every type.")
 
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
         """Keep the tensors of the model."""
@@ -75,7 +100,7 @@ class HfTarget(Target):
                 make_finding(
                     "FM276",
                     "model",
-                    f"{len(kept)} names, as `from_pretrained` expects them.",
+                    f"{counted(len(kept), 'name')}, as `from_pretrained` expects them.",
                     "To decide about the names yourself, give --rename: that alone is followed then.",
                 )
             )
@@ -84,7 +109,19 @@ class HfTarget(Target):
             found.append(
                 make_finding("FM257", "hf", f"{names}: safetensors hold the tensors of a model and no more.")
             )
+        found += self._missing_files()
         return Arrangement(tuple(kept), findings=tuple(found))
+
+    def carries(self, name: str) -> bool:
+        """Tell whether another file of the source comes along: no pickle goes where a model is published."""
+        return is_text_of_model(name) and name not in self.options.model_files
+
+    def _missing_files(self) -> Iterator[Finding]:
+        beside = {*filter(self.carries, self.manifest.extra_files), *self.options.model_files}
+        missing = [] if MODEL_CONFIG in beside else [f"`{MODEL_CONFIG}`"]
+        missing += [] if any(map(is_tokenizer, beside)) else ["the tokenizer"]
+        if missing:
+            yield make_finding("FM292", MODEL_CONFIG, f"missing: {' and '.join(missing)}.", _HOW_TO_BRING)
 
 
 def is_huggingface_model(manifest: Manifest, models: Sequence[Part]) -> bool:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.parts import entry_path
-from fsdp_migrate.checkpoint_convert.state_tree import NumberKey
+from fsdp_migrate.checkpoint_convert.formats.flatten import NumberKey
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fsdp_migrate.checkpoint_convert.keys import Path
-    from fsdp_migrate.checkpoint_convert.metadata import Entry, Manifest, Part
+    from fsdp_migrate.checkpoint_convert.manifest.keys import Path
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Manifest, Part
 
 
 _NAMES: Final = frozenset({"lr_scheduler", "lr_schedulers", "scheduler", "schedulers"})

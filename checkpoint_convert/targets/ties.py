@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.fit import group_names
-from fsdp_migrate.checkpoint_convert.metadata import TensorEntry
-from fsdp_migrate.checkpoint_convert.parts import entry_path, parameter_name
-from fsdp_migrate.checkpoint_convert.storage import open_folder
-from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
+from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, group_names, parameter_name
+from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
+from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part
-    from fsdp_migrate.checkpoint_convert.storage import Folder
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest, Part
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
 
 
 _BLOCK: Final = 8 << 20

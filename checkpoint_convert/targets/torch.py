@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.parts import entry_path
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.targets.base import Place, Target
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.checkpoint_convert.metadata import Manifest, Part
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest, Part
 
 
 _MODEL: Final = ("model",)
@@ -47,8 +47,8 @@ class TorchTarget(Target):
             make_finding(
                 "FM251",
                 "torch",
-                f"{len(optimizers)} optimizers would become one, and the groups of `{whole[0].name}` are "
-                "stored as one value, as torch before 2.4 does.",
+                f"{counted(len(optimizers), 'optimizer')} would become one, and the groups of "
+                f"`{whole[0].name}` are stored as one value, as torch before 2.4 does.",
                 "Convert it to 'accelerate', which keeps them apart, or with "
                 "`weights_only` (--weights-only).",
             )

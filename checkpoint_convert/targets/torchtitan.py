@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.keys import join_path
-from fsdp_migrate.checkpoint_convert.newer_settings import NEWER, lacks_newer, value_of_newer
-from fsdp_migrate.checkpoint_convert.parts import entry_path
-from fsdp_migrate.checkpoint_convert.planned import PlannedEntry, PlannedValue
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
+from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
+from fsdp_migrate.checkpoint_convert.manifest.param_group_defaults import NEWER, lacks_newer, value_of_newer
+from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry, PlannedValue
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
 from fsdp_migrate.checkpoint_convert.targets.schedulers import find_schedulers
 from fsdp_migrate.checkpoint_convert.targets.torch import count_groups
@@ -22,8 +22,8 @@ from fsdp_migrate.findings import Finding, make_finding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fsdp_migrate.checkpoint_convert.keys import Path
-    from fsdp_migrate.checkpoint_convert.metadata import NameList, Part
+    from fsdp_migrate.checkpoint_convert.manifest.keys import Path
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import NameList, Part
 
 
 _OPTIMIZER: Final = "optimizer"

@@ -6,7 +6,6 @@ The two phases differ in three lines: how the model is sharded, and where the ru
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ from fsdp_migrate.demo.model import (
     make_batch,
     make_optimizer,
 )
-from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
+from fsdp_migrate.runtime import end_process_group
+from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
 
 
 def train_fsdp1(folder: Path, steps: int) -> dict[str, Any]:
@@ -109,11 +109,7 @@ def main() -> None:
     result = {"fsdp1": train_fsdp1, "fsdp2": train_fsdp2}[phase](folder, steps)
     if dist.get_rank() == 0:
         (folder / f"{phase}.json").write_text(json.dumps(result))
-    # All ranks are done once they have passed the barrier. Up to torch 2.7 gloo hangs now and then in
-    # destroy_process_group(), and without it leaving right after FSDP2 work may abort; so leave at once.
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
+    end_process_group()
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source import mentions
-from fsdp_migrate.source.nodes import short
+from fsdp_migrate.source.python import mentions
+from fsdp_migrate.source.python.nodes import short
+from fsdp_migrate.source.python.text import Source
 from fsdp_migrate.source.rules import RULES, leftovers, unused_imports
-from fsdp_migrate.source.text import Source
 from fsdp_migrate.source.uses import Found, Use
 
 

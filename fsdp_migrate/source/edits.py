@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
-from fsdp_migrate.source import imports
-from fsdp_migrate.source.mentions import MARK
+from fsdp_migrate.source.python import imports
+from fsdp_migrate.source.python.mentions import MARK
 from fsdp_migrate.source.uses import Found, Remove, Replace, Unwrap
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 def apply_edits(source: Source, found: Sequence[Found]) -> str:
@@ -32,7 +32,10 @@ def apply_edits(source: Source, found: Sequence[Found]) -> str:
 def comment_of(found: Found) -> str:
     """Return the comment that belongs above a use, or nothing."""
     text = found.becomes if found.action == "commented" else found.note
-    return f"{MARK}{found.code} {text}" if text else ""
+    if not text:
+        return ""
+    more = "" if f"explain {found.code}" in text else f" See `fsdp-migrate explain {found.code}`."
+    return f"{MARK}{found.code} {text}{more}"
 
 
 class _Applier(cst.CSTTransformer):

@@ -21,8 +21,10 @@ MAX_BYTES = 5_000_000
 
 SUFFIXES = frozenset({".py", ".pyi", ".ipynb"})
 """What Python sources and notebooks end in."""
-_OTHERS = frozenset({".bin", ".ckpt", ".json", ".pt", ".pth", ".safetensors", ".yaml", ".yml"})
-"""What is never Python, also where it is named: configs and checkpoints."""
+SHELL = frozenset({".bash", ".job", ".pbs", ".sbatch", ".sh", ".slurm", ".zsh"})
+"""What shell scripts and scripts for schedulers end in."""
+_OTHERS = SHELL | {".bin", ".ckpt", ".json", ".pt", ".pth", ".safetensors", ".yaml", ".yml"}
+"""What is never Python, also where it is named: configs, checkpoints and shell scripts."""
 NEVER = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", "site-packages", "venv"})
 
 

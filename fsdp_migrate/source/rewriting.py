@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.analysis import HINTS, analyse, report
 from fsdp_migrate.source.edits import apply_edits
-from fsdp_migrate.source.parsing import too_deep
+from fsdp_migrate.source.python.parsing import too_deep
 
 
 if TYPE_CHECKING:

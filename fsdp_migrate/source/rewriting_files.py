@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.analysis import HINTS
 from fsdp_migrate.source.files import find_sources, read_source
-from fsdp_migrate.source.parsing import parse_module
+from fsdp_migrate.source.python.parsing import parse_module
 from fsdp_migrate.source.rewriting import rewrite_source
 from fsdp_migrate.source.scanning import on_all_cores
 

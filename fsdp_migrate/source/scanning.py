@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.analysis import HINTS
 from fsdp_migrate.source.files import find_sources, read_source
-from fsdp_migrate.source.notebooks import code_cells, is_python
+from fsdp_migrate.source.python.notebooks import code_cells, is_python
 from fsdp_migrate.source.rewriting import scan_source
 from fsdp_migrate.source.uses import FileReport, ScanReport
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fsdp_migrate.source.launchers import LaunchFound
+    from fsdp_migrate.source.pins import PinFound
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
     from fsdp_migrate.source.uses import ScanReport
+
+
+_PLAN = (
+    "See how the model will be sharded, without a GPU: fsdp-migrate plan --model PKG.MOD:FACTORY "
+    "--world-size N, where FACTORY makes the model."
+)
+_FULL = (
+    "A full state in a file need not be converted for a script that reads it with torch.load or load_file: "
+    "the rewritten script does so as before, and hands it to FSDP2. Convert it for one that reads a folder "
+    "with dcp.load."
+)
 
 
 @dataclass(frozen=True)
@@ -32,26 +46,50 @@ def next_steps(
     report: ScanReport,
     configs: Sequence[ConfigFound],
     checkpoints: Sequence[CheckpointFound],
+    launches: Sequence[LaunchFound] = (),
+    pins: Sequence[PinFound] = (),
 ) -> list[Step]:
-    """Return what to do, in order: the sources, what is left in them, the configs, the checkpoints.
+    """Return what to do, in order of work: requirements, sources, configs, launch lines, checkpoints.
 
     Args:
         paths: What was scanned, as it was given.
         report: What was found in sources.
         configs: The configs that were found.
         checkpoints: The checkpoints that were found.
+        launches: The launch lines that were found.
+        pins: The requirements that keep out what FSDP2 needs.
     """
     where = shlex.join(paths)
     actions = [use.action for use in report.uses if not use.path.endswith(".ipynb")]
-    steps: list[Step] = []
-    if {"rewritten", "commented"} & set(actions):
+    steps = _steps_for_pins(pins)
+    rewrites = bool({"rewritten", "commented"} & set(actions))
+    if rewrites:
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         steps.append(Step("Look at the changes to the sources, and write them.", commands))
     if "commented" in actions:
-        text = f"Settle by hand what got a comment: {actions.count('commented')} places."
+        text = f"Settle by hand what got a comment: {counted(actions.count('commented'), 'place')}."
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     steps += _steps_for_configs(configs)
+    steps += _steps_for_launches(launches)
+    if rewrites:
+        steps.append(Step(_PLAN, ()))
     return steps + _steps_for_checkpoints(checkpoints)
+
+
+def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
+    if not pins:
+        return []
+    listed = "; ".join(f"{pin.path}:{pin.line} {pin.requirement} (from {pin.needed} on)" for pin in pins)
+    return [Step(f"Raise the requirements that keep out what FSDP2 needs: {listed}.", ())]
+
+
+def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:
+    changing = [each for each in launches if each.state in {"changes", "refused"}]
+    if not changing:
+        return []
+    places = ", ".join(each.place for each in changing)
+    commands = tuple(f"fsdp-migrate config --command {shlex.quote(each.command)}" for each in changing)
+    return [Step(f"Put what these print in the place of the launch lines ({places}).", commands)]
 
 
 def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
@@ -72,19 +110,18 @@ def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
 
 
 def _steps_for_checkpoints(checkpoints: Sequence[CheckpointFound]) -> list[Step]:
-    if not checkpoints:
-        return []
-    inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in checkpoints)
-    convert = []
-    for each in checkpoints:
-        out = shlex.quote(_output_of(each.path))
-        convert.append(f"fsdp-migrate convert {shlex.quote(each.path)} {out}")
-    return [
-        Step("See which checkpoints FSDP2 loads as they are.", inspect),
-        Step("Convert the one that the next run starts from, if it needs it.", tuple(convert)),
-    ]
-
-
-def _output_of(path: str) -> str:
-    source = Path(path)
-    return str(source.with_name(f"{source.stem if source.is_file() else source.name}-fsdp2"))
+    """Return what to do with the latest of each run: look, convert, compare."""
+    waiting = [each for each in checkpoints if each.is_latest and not each.is_converted]
+    steps = []
+    if waiting:
+        inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
+        steps.append(Step("See which of the latest checkpoints FSDP2 loads as they are.", inspect))
+    if any(each.is_full for each in waiting):
+        steps.append(Step(_FULL, ()))
+    pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
+    if pairs:
+        convert = tuple(f"fsdp-migrate convert {source} {out}" for source, out in pairs)
+        verify = tuple(f"fsdp-migrate verify {source} {out}" for source, out in pairs)
+        steps.append(Step("Convert the one that the next run starts from, if it needs it.", convert))
+        steps.append(Step("Compare it with its source.", verify))
+    return steps

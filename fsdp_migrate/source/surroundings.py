@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 _CONFIGS = frozenset({".json", ".yaml", ".yml"})
 _MAX_CONFIG = 1_000_000
-_SPEAKS_OF_FSDP = re.compile(rb"fsdp|FSDP|FullyShardedDataParallel|full_shard")
+_SPEAKS_OF_FSDP = re.compile(
+    rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
+    rb"|limit_all_gathers|backward_prefetch|sync_module_states"
+)
 _NOTHING = "there is nothing to convert"
 
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
@@ -47,14 +50,42 @@ class ConfigFound:
 
 @dataclass(frozen=True)
 class CheckpointFound:
-    """What looks like a checkpoint, and of which layout."""
+    """What looks like a checkpoint, and of which layout.
+
+    Attributes:
+        path: The folder or the file.
+        layout: How it is laid out.
+        nbytes: How large it is.
+        read_by: The places in sources and scripts that name it.
+        target: Where its conversion belongs: apart, so that nothing takes it for the newest of the old run.
+        is_converted: Whether there is something at the target already.
+        is_latest: Whether none of the same run is newer.
+    """
 
     path: str
     layout: str
+    nbytes: int = 0
+    read_by: tuple[str, ...] = ()
+    target: str = ""
+    is_converted: bool = False
+    is_latest: bool = True
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether it is a full state, which the functions for full states read as it is."""
+        return self.layout.startswith("full state")
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
-        return {"path": self.path, "layout": self.layout}
+        return {
+            "path": self.path,
+            "layout": self.layout,
+            "nbytes": self.nbytes,
+            "read_by": list(self.read_by),
+            "target": self.target,
+            "is_converted": self.is_converted,
+            "is_latest": self.is_latest,
+        }
 
 
 def find_configs(paths: Iterable[str | os.PathLike[str]]) -> list[ConfigFound]:
@@ -110,12 +141,14 @@ def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[Checkpoint
         >>> [each.layout for each in find_checkpoints(["tests/checkpoint/data/torch-2.13.0/plain.dcp"])]
         ['distributed checkpoint (DCP)']
     """
+    from fsdp_migrate.source.checkpoint_runs import placed
+
     found = {
         each.path: each
         for path in map(Path, paths)
         for each in (_below(path) if path.is_dir() else _of_file(path))
     }
-    return [found[path] for path in sorted(found)]
+    return placed([found[path] for path in sorted(found)])
 
 
 def _below(root: Path) -> Iterator[CheckpointFound]:
@@ -123,7 +156,7 @@ def _below(root: Path) -> Iterator[CheckpointFound]:
         layout = _layout_of(Path(folder), files)
         if layout is not None:
             folders.clear()
-            yield CheckpointFound(folder, layout)
+            yield CheckpointFound(str(Path(folder)), layout)
             continue
         folders[:] = sorted(name for name in folders if name not in NEVER)
         for name in sorted(files):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fsdp_migrate.findings import FINDING_CODES
+from fsdp_migrate.finding_codes import FINDING_CODES
 
 
 if TYPE_CHECKING:

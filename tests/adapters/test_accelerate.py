@@ -8,8 +8,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
-from fsdp_migrate.adapters.base import Settings, bare
-from fsdp_migrate.adapters.conversion import TextConversion, convert_text
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
+from fsdp_migrate.adapters.engine.base import Settings, bare
 from fsdp_migrate.errors import ConfigError
 
 
@@ -78,6 +78,8 @@ def test_without_a_strategy_fsdp2s_default_is_fsdp1s() -> None:
 EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_backward_prefetch", "BACKWARD_PRE", None, "FM342"),
     ("fsdp_backward_prefetch_policy", "backward_post", None, "FM343"),
+    ("fsdp_backward_prefetch_policy", "BACKWARD_PRE", None, "FM343"),
+    ("fsdp_transformer_cls_to_wrap", "A", "A", "FM345"),
     ("fsdp_backward_prefetch", "NO_PREFETCH", None, "FM343"),
     ("backward_prefetch", "null", None, "FM343"),
     ("fsdp_forward_prefetch", "true", None, "FM343"),
@@ -287,3 +289,31 @@ def test_several_documents_in_one_file() -> None:
     first, second = YAML(typ="safe").load_all(done.text)
     assert first["fsdp_config"]["fsdp_reshard_after_forward"] is True
     assert second["fsdp_config"]["fsdp_reshard_after_forward"] is False
+
+
+def test_the_name_that_accelerate_does_not_read_says_so() -> None:
+    done = convert("fsdp_backward_prefetch_policy: BACKWARD_PRE")
+    [told] = [f for f in done.findings if "prefetch" in f.subject]
+    assert "0.27 and later do not read this name" in told.message
+    both = convert("fsdp_backward_prefetch_policy: BACKWARD_POST\nfsdp_backward_prefetch: BACKWARD_PRE")
+    assert codes(both, "fsdp_backward_prefetch_policy") == {"FM342"}
+    assert codes(both, "fsdp_backward_prefetch") == {"FM342"}
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("fsdp_transformer_layer_cls_wrap", "fsdp_transformer_layer_cls_to_wrap"),
+        ("fsdp_limit_all_gather", None),
+        ("fsdp_state_dict_config", None),
+        ("fsdp_transformer_cls_wrap", "fsdp_transformer_layer_cls_to_wrap"),
+    ],
+)
+def test_only_keys_that_accelerate_reads_are_named_for_unknown_ones(key: str, near: str | None) -> None:
+    [told] = [f for f in convert(f"{key}: 1").findings if f.code == "FM345"]
+    assert told.message.endswith(f"Did you mean `{near}`?" if near else "kept as it is.")
+
+
+def test_the_version_of_accelerate_that_it_needs_is_named() -> None:
+    [added] = [f for f in convert("fsdp_offload_params: true").findings if f.subject.endswith("fsdp_version")]
+    assert "Accelerate 1.6, and 1.7 for FULL_STATE_DICT" in added.message

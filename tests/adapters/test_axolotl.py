@@ -8,8 +8,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.axolotl import AXOLOTL_KEYS
-from fsdp_migrate.adapters.base import Settings, bare
-from fsdp_migrate.adapters.conversion import TextConversion, convert_text
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
+from fsdp_migrate.adapters.engine.base import Settings, bare
 
 
 pytestmark = pytest.mark.any_torch
@@ -98,8 +98,16 @@ def test_hybrid_sharding_gets_its_mesh_or_is_refused() -> None:
 
 
 def test_optimizers_that_axolotl_refuses_are_told() -> None:
-    done = convert("optimizer: paged_adamw_8bit\nfsdp: [full_shard]\n")
-    assert [f.code for f in done.findings if f.subject == "optimizer"] == ["FM343"]
+    for name, codes in (("adamw_8bit", ["FM343"]), ("adamw_bnb_8bit", ["FM343"]), ("paged_adamw_8bit", [])):
+        done = convert(f"optimizer: {name}\nfsdp: [full_shard]\n")
+        assert [f.code for f in done.findings if f.subject == "optimizer"] == codes
+
+
+def test_a_list_that_is_known_only_elsewhere_is_not_empty() -> None:
+    done = convert("fsdp: ${fsdp}\nfsdp_config:\n  fsdp_offload_params: true\n")
+    assert loaded(done)["fsdp"] == "${fsdp}"
+    assert loaded(done)["fsdp_version"] == 2
+    assert [f.code for f in done.findings if f.subject == "fsdp"] == ["FM346"]
 
 
 @pytest.mark.parametrize("text", ["fsdp:\nfsdp_config:\n", "fsdp: []\n"])

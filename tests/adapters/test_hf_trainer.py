@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from fsdp_migrate.adapters.base import Settings, bare
-from fsdp_migrate.adapters.conversion import TextConversion, convert_text
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
+from fsdp_migrate.adapters.engine.base import Settings, bare
 from fsdp_migrate.adapters.hf_trainer import HF_KEYS
 
 
@@ -50,7 +50,7 @@ def codes(done: TextConversion, subject: str) -> set[str]:
         ("hybrid_shard_zero2 auto_wrap", "shard_grad_op auto_wrap", {"reshard_after_forward": False}),
         ("no_shard auto_wrap", "shard_grad_op auto_wrap", {"reshard_after_forward": False}),
         ("full_shard", "full_shard", {"reshard_after_forward": True, "auto_wrap_policy": "NO_WRAP"}),
-        ("true", True, {}),
+        ("true", True, {"reshard_after_forward": True}),
     ],
 )
 def test_the_words_of_fsdp(fsdp: str, after: Any, config: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ EACH_KEY: list[tuple[str, Any, Any, str]] = [
     ("use_orig_params", "false", None, "FM342"),
     ("sync_module_states", True, None, "FM343"),
     ("cpu_ram_efficient_loading", "true", True, "FM341"),
-    ("cpu_offload", {"offload_params": True}, True, "FM341"),
+    ("cpu_offload", {"offload_params": True}, True, "FM358"),
     ("offload_params", True, None, "FM343"),
     ("activation_checkpointing", True, True, "FM340"),
     ("state_dict_type", "full", "FULL_STATE_DICT", "FM341"),
@@ -111,7 +111,7 @@ def test_a_file_of_its_own() -> None:
     done = convert('{\n    "fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]\n}\n')
     assert done.text == (
         '{\n    "fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],\n    "version": 2,\n'
-        '    "state_dict_type": "FULL_STATE_DICT"\n}\n'
+        '    "reshard_after_forward": true,\n    "state_dict_type": "FULL_STATE_DICT"\n}\n'
     )
     assert codes(done, "fsdp") == {"FM356"}
 
@@ -135,6 +135,10 @@ def test_another_file_is_named() -> None:
     done = convert(f"{HEAD}fsdp: hybrid_shard auto_wrap\nfsdp_config: conf/fsdp.json\n")
     [finding] = [f for f in done.findings if f.code == "FM356"]
     assert "conf/fsdp.json" in finding.message
+    assert [block.state for block in done.blocks] == ["converted"]
+    same = convert(f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_config: conf/fsdp.json\n")
+    assert not same.is_changed
+    assert [block.state for block in same.blocks] == ["unchanged"]
     assert loaded(done)["fsdp"] == "full_shard auto_wrap"
 
 
@@ -170,3 +174,70 @@ def test_references_are_kept_and_named() -> None:
 
 def test_mixed_precision_is_told() -> None:
     assert codes(convert(f"{HEAD}bf16: true\nfsdp: full_shard auto_wrap\n"), "bf16") == {"FM354"}
+
+
+def test_size_based_wrapping_in_a_file_of_its_own() -> None:
+    config = loaded(convert('{"fsdp_min_num_params": 5}'))
+    assert config["auto_wrap_policy"] == "SIZE_BASED_WRAP"
+    assert config["reshard_after_forward"] is True
+
+
+@pytest.mark.parametrize("fsdp", ["${fsdp}", None])
+def test_a_strategy_that_is_not_here_is_asked_for(fsdp: str | None) -> None:
+    given = {"output_dir": "x", **({"fsdp": fsdp} if fsdp else {}), "fsdp_config": {"min_num_params": 0}}
+    done = convert_text(json.dumps(given), stack="hf", key="fsdp_config")
+    assert loaded(done)["fsdp_config"]["reshard_after_forward"] is True
+    [added] = [f for f in done.findings if f.subject == "fsdp_config.reshard_after_forward"]
+    assert "Write false" in added.message
+    assert codes(done, "fsdp") == ({"FM346"} if fsdp else {"FM356"})
+
+
+def test_versions_of_transformers_are_named() -> None:
+    done = convert(f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_config: {{cpu_offload: true}}\n")
+    [told] = [f for f in done.findings if (f.code, f.subject) == ("FM358", "fsdp_config")]
+    assert "5.0 and later" in told.message
+    assert "5.0 to 5.9 save SHARDED_STATE_DICT" in told.message
+    assert "`offload` in `fsdp`" in told.message
+    sharded = convert(f"{HEAD}fsdp: full_shard\nfsdp_config: {{state_dict_type: SHARDED_STATE_DICT}}\n")
+    assert not any("5.9" in f.message for f in sharded.findings)
+
+
+def test_fsdp1_without_prefetching_is_told() -> None:
+    text = f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_config: "
+    assert codes(convert(f"{text}{{}}\n"), "fsdp_config.backward_prefetch") == {"FM343"}
+    done = convert(f"{text}{{backward_prefetch: backward_pre}}\n")
+    assert codes(done, "fsdp_config.backward_prefetch") == {"FM342"}
+
+
+@pytest.mark.parametrize(
+    "config", ["", "fsdp_config:\n  activation_checkpointing: true\n", "fsdp_config: '{}'\n"]
+)
+def test_former_arguments_move_into_the_config(config: str) -> None:
+    text = f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_transformer_layer_cls_to_wrap: Block\n{config}lr: 1\n"
+    after = loaded(convert(text))
+    inner = after["fsdp_config"]
+    inner = json.loads(inner) if isinstance(inner, str) else inner
+    assert "fsdp_transformer_layer_cls_to_wrap" not in after
+    assert inner["transformer_layer_cls_to_wrap"] == ["Block"]
+
+
+def test_a_former_number_makes_units_by_size() -> None:
+    after = loaded(convert(f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_min_num_params: 100\n"))
+    assert after["fsdp_config"]["min_num_params"] == 100
+    assert after["fsdp_config"]["auto_wrap_policy"] == "SIZE_BASED_WRAP"
+
+
+def test_former_arguments_beside_another_file_or_other_classes_are_told() -> None:
+    text = f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_transformer_layer_cls_to_wrap: Block\n"
+    name = "fsdp_transformer_layer_cls_to_wrap"
+    assert codes(convert(f"{text}fsdp_config: x.json\n"), name) == {"FM356"}
+    other = convert(f"{text}fsdp_config: {{transformer_layer_cls_to_wrap: [Other]}}\n")
+    assert codes(other, name) == {"FM348"}
+
+
+def test_a_mapping_that_the_user_names_is_converted() -> None:
+    text = "learning_rate: 1\nfsdp_config:\n  fsdp_min_num_params: 5\n"
+    done = convert_text(text, stack="hf", key="fsdp_config")
+    assert [block.state for block in done.blocks] == ["converted"]
+    off = convert_text(f"{HEAD}fsdp: ''\nfsdp_config: {{min_num_params: 5}}\n", stack="hf", key="fsdp_config")
+    assert off.is_changed

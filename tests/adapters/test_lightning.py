@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from fsdp_migrate.adapters.base import Settings
-from fsdp_migrate.adapters.conversion import TextConversion, convert_text
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
+from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.adapters.engine.lightning_hook import hook_code
 from fsdp_migrate.adapters.lightning import LIGHTNING_KEYS
-from fsdp_migrate.adapters.lightning_hook import hook_code
 
 
 pytestmark = pytest.mark.any_torch
@@ -155,3 +155,26 @@ def test_hybrid_sharding_makes_its_own_mesh() -> None:
     assert "mesh=" in hook_code({"sharding_strategy": "FULL_SHARD"})
     done = convert(f"{STRATEGY}sharding_strategy: HYBRID_SHARD\ndevice_mesh: [2, 4]\n")
     assert "(2, 4), mesh_dim_names" in (done.blocks[0].code or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (STRATEGY, "precision"),
+        ("trainer: {devices: 2, precision: '${precision}', strategy: fsdp}\n", "trainer.precision"),
+        ("defaults: [default]\naccelerator: gpu\ndevices: 2\nstrategy: fsdp\n", "precision"),
+    ],
+)
+def test_a_precision_in_another_file_is_told(text: str, place: str) -> None:
+    done = convert(text)
+    assert {f.code for f in done.findings if f.subject == place} == {"FM356"}
+    assert "mixed_precision" not in (done.blocks[0].code or "")
+
+
+def test_a_precision_that_is_known_is_not_asked_for() -> None:
+    for text in (
+        "trainer: {accelerator: gpu, devices: 2, strategy: fsdp}\n",
+        "trainer: {accelerator: gpu, devices: 2, precision: bf16-mixed, strategy: fsdp}\n",
+        f"{STRATEGY}mixed_precision: {{param_dtype: bf16}}\n",
+    ):
+        assert "FM356" not in {f.code for f in convert(text).findings}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from fsdp_migrate.adapters.conversion import TextConversion, convert_text
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
 from fsdp_migrate.adapters.torch_kwargs import TORCH_KEYS
 from fsdp_migrate.config import FSDP1Config
 

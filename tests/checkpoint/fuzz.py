@@ -7,7 +7,7 @@ import struct
 import zipfile
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.torch_zip_writer import small_archive
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import small_archive
 
 
 if TYPE_CHECKING:

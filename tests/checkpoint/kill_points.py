@@ -16,14 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fsdp_migrate.checkpoint_convert import (
-    OutputOptions,
-    convert_checkpoint,
-    durable_file,
-    file_writer,
-    verify,
-)
-from fsdp_migrate.checkpoint_convert.targets import stacks
+from fsdp_migrate.checkpoint_convert import OutputOptions, convert_checkpoint
+from fsdp_migrate.checkpoint_convert.execution import file_writer
+from fsdp_migrate.checkpoint_convert.outputs import durable_file
+from fsdp_migrate.checkpoint_convert.targets import frameworks
+from fsdp_migrate.checkpoint_convert.verification import verify
 
 
 FILE_EVENTS = ("open", "os.", "shutil.", "fcntl.")
@@ -127,7 +124,7 @@ if __name__ == "__main__":
         durable_file._is_on_local_disk = lambda fd: True
         durable_file.DIRECT_BYTES, durable_file.STAGE_BYTES = 0, durable_file._ALIGNMENT  # type: ignore[misc]
     # Imported before the fork.
-    stacks.__name__, verify.__name__  # noqa: B018
+    frameworks.__name__, verify.__name__  # noqa: B018
     reports = []
     for number, wish in enumerate(json.loads(wishes)):
         (folder / str(number)).mkdir()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fsdp_migrate.checkpoint_convert import SourceOptions
-from fsdp_migrate.outlines import outline_model
+from fsdp_migrate.sharding.outlines import outline_model
 from tests.rank_bodies.sources import RankNet, load_fsdp2
 from tests.ranks import run_ranks
 

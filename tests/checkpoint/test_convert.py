@@ -36,7 +36,7 @@ from tests.checkpoint.samples import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fsdp_migrate.checkpoint_convert.progress import ProgressEvent
+    from fsdp_migrate.checkpoint_convert.storage.progress import ProgressEvent
 
 
 WAYS: list[dict[str, Any]] = [{}, {"world_size": 1}, {"world_size": 3}, {"world_size": 8}]

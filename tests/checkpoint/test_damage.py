@@ -16,13 +16,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from fsdp_migrate.checkpoint_convert import (
+    SourceOptions,
     convert_checkpoint,
     execute_plan,
     inspect_checkpoint,
     plan_conversion,
     verify_checkpoints,
 )
-from fsdp_migrate.checkpoint_convert.tensor_stream import TensorSource
+from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
 from fsdp_migrate.errors import (
     CheckpointError,
     CheckpointFormatError,
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from fsdp_migrate.checkpoint_convert.items import TensorBytes
-    from fsdp_migrate.checkpoint_convert.metadata import Chunk, TensorEntry
+    from fsdp_migrate.checkpoint_convert.formats.dcp_items import TensorBytes
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, TensorEntry
 
 
 pytestmark = pytest.mark.any_torch
@@ -354,12 +355,40 @@ class _Foreign:
 def test_an_unknown_class_is_carried_over_byte_for_byte(tmp_path: Path) -> None:
     state = {"model": {"w": torch.ones(4, 2)}, "mine": _Foreign(), "step": 3}
     source = save_with_torch(state, tmp_path / "source")
-    report = inspect_checkpoint(source, deep=True)
-    (finding,) = [found for found in report.findings if found.code == "FM209"]
-    assert finding.subject == "mine"
-    assert "_Foreign" in finding.message
-    convert_checkpoint(source, tmp_path / "out", world_size=2)
+    for deep in (False, True):
+        (finding,) = [f for f in inspect_checkpoint(source, deep=deep).findings if f.code == "FM230"]
+        assert finding.subject == "mine"
+        assert "_Foreign" in finding.message
+    # To relink and to rewrite, and also where nothing has to change.
+    for world_size in (None, 2):
+        with pytest.raises(PlanError, match=r"FM230.*trust_pickle"):
+            convert_checkpoint(source, tmp_path / "out", world_size=world_size)
+    with pytest.raises(PlanError, match="FM230"):
+        convert_checkpoint(source)
+    trusted = SourceOptions(trust_pickle=True)
+    report = convert_checkpoint(source, tmp_path / "out", world_size=2, options=trusted)
+    assert [found.subject for found in report.findings if found.code == "FM209"] == ["mine"]
     assert verify_checkpoints(source, tmp_path / "out").is_same
+    convert_checkpoint(source, tmp_path / "weights", weights_only=True)
+
+
+def test_a_damaged_value_is_an_error_although_only_names_change(tmp_path: Path) -> None:
+    state = {"model": {"_orig_mod.w": torch.ones(4, 2)}, "note": "a text that is long enough to be found"}
+    source = save_with_torch(state, tmp_path / "source")
+    (file,) = source.glob("*.distcp")
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"long enough", b"wrong enoug"))
+    with pytest.raises(CheckpointFormatError, match=r"`note`.*checksum"):
+        inspect_checkpoint(source)
+
+
+def test_a_file_beside_that_asks_for_a_class_is_named(tmp_path: Path) -> None:
+    source = copy_of(PLAIN, tmp_path)
+    torch.save({"mine": _Foreign()}, source / "training_args.bin")
+    report = convert_checkpoint(source, tmp_path / "out")
+    (finding,) = [found for found in report.findings if found.code == "FM285"]
+    assert finding.subject == "training_args.bin"
+    assert "_Foreign" in finding.message
 
 
 def test_an_unknown_class_beside_names_that_must_change_is_refused(tmp_path: Path) -> None:

@@ -15,17 +15,18 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from fsdp_migrate.checkpoint_convert import torch_zip_writer
-from fsdp_migrate.checkpoint_convert.dtypes import DTYPES
-from fsdp_migrate.checkpoint_convert.item_values import TensorValue
-from fsdp_migrate.checkpoint_convert.items import load_item, tensor_bytes
-from fsdp_migrate.checkpoint_convert.metadata import BytesEntry, Chunk, Entry, Stored, TensorEntry
-from fsdp_migrate.checkpoint_convert.metadata_reader import read_metadata
-from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
-from fsdp_migrate.checkpoint_convert.reshard import shard_boxes
-from fsdp_migrate.checkpoint_convert.torch_zip import TorchZip
-from fsdp_migrate.checkpoint_convert.torch_zip_writer import tensor_archive
+from fsdp_migrate.checkpoint_convert.formats import zip_writer
+from fsdp_migrate.checkpoint_convert.formats.dcp_items import load_item, tensor_bytes
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import read_metadata
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
+from fsdp_migrate.checkpoint_convert.formats.zip_reader import TorchZip
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import small_archive, tensor_archive
+from fsdp_migrate.checkpoint_convert.manifest.boxes import shard_boxes
+from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Stored, TensorEntry
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
+from tests.checkpoint.fuzz import records_of
 from tests.checkpoint.samples import DATA, GOLDEN
 
 
@@ -97,7 +98,7 @@ def test_archives_beyond_four_gigabytes_are_written_in_the_wide_form(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensor = torch.arange(400.0)
-    monkeypatch.setattr(torch_zip_writer, "_LIMIT32", limit)
+    monkeypatch.setattr(zip_writer, "_LIMIT32", limit)
     tensor_archive.cache_clear()
     archive = tensor_archive("float32", (400,))
     item = archive.head + raw(tensor) + archive.tail(zlib.crc32(raw(tensor)))
@@ -162,6 +163,8 @@ def test_compressed_and_big_endian_archives_are_refused() -> None:
     with pytest.raises(UnsupportedFeatureError, match="compressed"):
         open_zip(buffer.getvalue())
     with pytest.raises(UnsupportedFeatureError, match="byte order"):
+        open_zip(small_archive({**records_of(saved(torch.ones(3))), "byteorder": b"big"}))
+    with pytest.raises(CheckpointFormatError, match="checksum"):
         open_zip(saved(torch.ones(3)).replace(b"little", b"big!!!"))
 
 

@@ -23,10 +23,10 @@ from safetensors.torch import save as save_safetensors
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from fsdp_migrate.checkpoint_convert import SourceOptions, convert_checkpoint, inspect_checkpoint
-from fsdp_migrate.checkpoint_convert.metadata import BytesEntry
-from fsdp_migrate.checkpoint_convert.safe_pickle import load_pickle
-from fsdp_migrate.checkpoint_convert.saved_file import read_saved_file
-from fsdp_migrate.checkpoint_convert.storage import open_folder
+from fsdp_migrate.checkpoint_convert.formats.pickle_reader import load_pickle
+from fsdp_migrate.checkpoint_convert.formats.torch_file import read_saved_file
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry
+from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.errors import CheckpointError, FSDPMigrateError, PlanError, UnsafePickleError
 from tests.checkpoint.bombs import BOMBS
 from tests.checkpoint.fuzz import legacy_with_pickle, mutate, safetensors_with_header, with_pickle
@@ -185,15 +185,14 @@ def test_the_watch_sees_what_runs(tmp_path: Path) -> None:
     assert "pickle.find_class" in seen
 
 
-def test_small_files_take_little_memory_and_time(tmp_path: Path) -> None:
+def test_small_files_take_little_memory_and_end(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.checkpoint.bombs", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
     lines = [line.split("|") for line in done.stdout.splitlines()]
     assert {line[0] for line in lines} == set(BOMBS)
     assert {line[2] for line in lines} <= {"done", "refused"}
-    assert [line for line in lines if float(line[3]) > 30] == []
-    assert [line for line in lines if int(line[4]) > 150] == []
+    assert [line for line in lines if int(line[3]) > 150] == []
 
 
 def test_a_global_is_no_more_than_a_name(tmp_path: Path) -> None:

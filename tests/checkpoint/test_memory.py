@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert.metadata import Chunk, Stored, TensorEntry
-from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
-from fsdp_migrate.checkpoint_convert.torch_zip_writer import tensor_archive
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import tensor_archive
+from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, Stored, TensorEntry
 from tests.ranks import ROOT
 
 
@@ -30,16 +30,16 @@ pytestmark = pytest.mark.any_torch
 MIB = 1 << 20
 BUFFER = 16
 ROWS, COLUMNS = 12800, 4096  # 200 MiB as float32
-# Less than the 512 MiB and a buffer that are promised, so that one copy of these 200 MiB breaks it. The
-# libraries take some 60 MiB, and torch, which only casts need, 120 to 220 more.
-BOUND, CAST_BOUND = 150, 340
+# Beside what the same work takes for a small source. Less than the 512 MiB and a buffer that are promised,
+# so that one copy of these 200 MiB breaks it.
+BOUND = 90
 TARGETS = ("torch", "composer", "accelerate", "lightning", "torchtitan", "hf")
 
 
-def distributed(folder: Path) -> Path:
+def distributed(folder: Path, rows: int = ROWS) -> Path:
     """Make a distributed checkpoint of 2 ranks, of zeros that take no room on the disk."""
     folder.mkdir(parents=True)
-    half = (ROWS // 2, COLUMNS)
+    half = (rows // 2, COLUMNS)
     archive, chunks = tensor_archive("float32", half), []
     for rank in range(2):
         with (folder / f"__{rank}_0.distcp").open("wb") as file:
@@ -48,7 +48,7 @@ def distributed(folder: Path) -> Path:
             file.write(archive.tail(0))
         at = Stored(f"__{rank}_0.distcp", 0, archive.length)
         chunks.append(Chunk((rank * half[0], 0), half, at))
-    entry = TensorEntry("model.weight", ("model", "weight"), "float32", (ROWS, COLUMNS), tuple(chunks))
+    entry = TensorEntry("model.weight", ("model", "weight"), "float32", (rows, COLUMNS), tuple(chunks))
     (folder / ".metadata").write_bytes(write_metadata([entry], checkpoint_id="x"))
     return folder
 
@@ -102,14 +102,15 @@ def accelerate(path: Path) -> Path:
 
 
 def peaks(jobs: list[tuple[Path, dict[str, Any]]], tmp_path: Path) -> list[int]:
-    """Convert one after the other in a process of their own; return the most private memory of each."""
+    """Convert one after the other in a process of their own; return the private memory that each took."""
     shown = json.dumps([(str(source), options) for source, options in jobs])
+    small = distributed(tmp_path / "small", rows=16)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.peak_memory", str(tmp_path / "out"), shown],
+        [sys.executable, "-m", "tests.checkpoint.peak_memory", str(tmp_path / "out"), str(small), shown],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -123,8 +124,7 @@ def test_no_source_is_ever_in_memory_as_a_whole(make: Callable[[Path], Path], tm
     ways: list[dict[str, Any]] = [{"to": "hf"}, {"to": "torch", "world_size": 3}]
     ways.append({**ways[1], "dtype": "bf16"})
     found = peaks([(source, {**way, "buffer_bytes": BUFFER * MIB}) for way in ways], tmp_path)
-    assert max(found[:2]) <= BOUND * MIB, found
-    assert found[2] <= CAST_BOUND * MIB, found
+    assert max(found) <= BOUND * MIB, found
 
 
 def test_no_target_ever_has_the_whole_in_memory(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint, file_writer
-from fsdp_migrate.checkpoint_convert.item_writer import ItemWriter
+from fsdp_migrate.checkpoint_convert import convert_checkpoint
+from fsdp_migrate.checkpoint_convert.execution import file_writer
+from fsdp_migrate.checkpoint_convert.execution.item_writer import ItemWriter
 from fsdp_migrate.errors import CheckpointError, OutputError, OutputExistsError
 from tests.checkpoint.samples import (
     PLAIN,
@@ -58,7 +59,7 @@ def kill_at(
     folder.mkdir()
     command = [sys.executable, "-m", "tests.checkpoint.kill_points", str(folder), str(source)]
     command += [json.dumps(wishes), "again" if again else "once", "64", str(every), *more]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -106,7 +107,8 @@ def test_killed_whoever_the_output_is_for(tmp_path: Path) -> None:
 def kill(source: Path, out: Path, seconds: float, **options: Any) -> None:
     """Start a conversion and kill it after some time, wherever it is."""
     code = (
-        "import json, sys; from fsdp_migrate.checkpoint_convert import convert_checkpoint, execute, convert;"
+        "import json, sys; from fsdp_migrate.checkpoint_convert import convert_checkpoint, convert;"
+        "from fsdp_migrate.checkpoint_convert.execution import execute;"
         "print('ready', flush=True); convert_checkpoint(*sys.argv[1:3], **json.loads(sys.argv[3]))"
     )
     command = [sys.executable, "-c", code, str(source), str(out), json.dumps(options)]

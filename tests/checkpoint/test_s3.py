@@ -17,13 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import (
-    convert_checkpoint,
-    inspect_checkpoint,
-    remote_journal,
-    verify_checkpoints,
-)
-from fsdp_migrate.checkpoint_convert.remote_output import FsspecOutput
+from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
+from fsdp_migrate.checkpoint_convert.outputs import object_store_journal
+from fsdp_migrate.checkpoint_convert.outputs.object_store import FsspecOutput
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import (
     CheckpointNotFoundError,
@@ -250,8 +246,10 @@ def test_a_service_that_cannot_be_reached_is_an_error(
 
 KILLED = """
 import json, os, signal, sys
-from fsdp_migrate.checkpoint_convert import convert_checkpoint, file_writer, remote_journal
-file_writer.MARK_BYTES, remote_journal.SAVE_SECONDS = 8 << 20, 0
+from fsdp_migrate.checkpoint_convert import convert_checkpoint
+from fsdp_migrate.checkpoint_convert.execution import file_writer
+from fsdp_migrate.checkpoint_convert.outputs import object_store_journal
+file_writer.MARK_BYTES, object_store_journal.SAVE_SECONDS = 8 << 20, 0
 def die(event):
     if event.done_bytes >= int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -262,7 +260,7 @@ convert_checkpoint(*sys.argv[1:3], buffer_bytes=1 << 20, progress=die, **json.lo
 def kill(source: Path, out: str, nbytes: int, **options: Any) -> None:
     """Convert in another process, which is killed once it has done so many bytes."""
     command = [sys.executable, "-c", KILLED, str(source), out, str(nbytes), json.dumps(options)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -313,7 +311,7 @@ def test_killed_at_every_request(
 
     out = f"s3://{BUCKET}/out"
     options: dict[str, Any] = {"world_size": 3, "overwrite": replaces}
-    monkeypatch.setattr(remote_journal, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(object_store_journal, "SAVE_SECONDS", 0)
     call, count, last = s3fs.S3FileSystem._call_s3, itertools.count(), 1 << 60
 
     async def counted(self: Any, method: str, *args: Any, **more: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
-from fsdp_migrate.checkpoint_convert.metadata import Chunk, Stored, TensorEntry
-from fsdp_migrate.checkpoint_convert.metadata_writer import write_metadata
-from fsdp_migrate.checkpoint_convert.torch_zip_writer import tensor_archive
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import tensor_archive
+from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, Stored, TensorEntry
 
 
 if TYPE_CHECKING:

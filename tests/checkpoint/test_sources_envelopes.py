@@ -16,9 +16,9 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     verify_checkpoints,
 )
-from fsdp_migrate.checkpoint_convert.source_options import SourceOptions
+from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.errors import PlanError
-from fsdp_migrate.outlines import outline_model
+from fsdp_migrate.sharding.outlines import outline_model
 from tests.checkpoint.samples import load_with_torch, save_with_torch
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -17,8 +19,10 @@ from fsdp_migrate.checkpoint_convert import (
     convert_checkpoint,
     inspect_checkpoint,
     plan_conversion,
+    read_model_files,
     verify_checkpoints,
 )
+from fsdp_migrate.cli import main
 from fsdp_migrate.errors import ConfigError, OutputExistsError, PlanError
 from tests.checkpoint.samples import (
     COMPOSER,
@@ -363,6 +367,105 @@ def test_what_is_said_of_an_optimizer_is_not_said_where_it_is_left_out(tmp_path:
     optimizer = {"state": {"w": own}, "param_groups": [{"params": ["w"], "lr": 0.1}]}
     torch.save({"model": {"w": torch.ones(4, 2)}, "optimizer": optimizer}, tmp_path / "full.pt")
     manifest = inspect_checkpoint(tmp_path / "full.pt")
-    assert "FM217" in codes(plan_conversion(manifest, to="torch"))
+    with pytest.raises(PlanError, match="FM217"):
+        plan_conversion(manifest, to="torch")
+    assert "FM217" not in codes(plan_conversion(manifest, to="torch", without_optimizer=True))
     assert "FM217" not in codes(plan_conversion(manifest, to="hf"))
     assert "FM217" not in codes(plan_conversion(manifest, weights_only=True))
+
+
+def corrupt_state(folder: Path) -> Path:
+    moment = torch.rand(4, 2)
+    own = {"step": torch.tensor(1.0), "exp_avg": moment, "exp_avg_sq": moment}
+    optimizer = {"state": {"w": own}, "param_groups": [{"params": ["w"], "lr": 0.1}]}
+    state = {"model": {"w": torch.ones(4, 2)}, "optimizer": optimizer, "epoch": 3}
+    torch.save(state, folder / "full.pt")
+    return folder / "full.pt"
+
+
+def test_a_corrupt_optimizer_is_refused_unless_told_otherwise(tmp_path: Path) -> None:
+    source = corrupt_state(tmp_path)
+    with pytest.raises(PlanError, match=r"FM217 .*--without-optimizer.*--keep-corrupt-optimizer"):
+        convert_checkpoint(source, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+    report = convert_checkpoint(source, tmp_path / "without", without_optimizer=True)
+    assert "FM217" not in codes(report)
+    loaded = load_with_torch(tmp_path / "without")
+    assert loaded["epoch"] == 3
+    assert "optimizer" not in loaded
+    assert verify_checkpoints(source, tmp_path / "without", without_optimizer=True).is_same
+    assert not verify_checkpoints(source, tmp_path / "without").is_same
+    kept = OutputOptions(keep_corrupt_optimizer=True)
+    report = convert_checkpoint(source, tmp_path / "kept", output_options=kept)
+    assert "FM291" in codes(report)
+    assert verify_checkpoints(source, tmp_path / "kept").is_same
+
+
+def test_the_command_refuses_a_corrupt_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(corrupt_state(tmp_path))
+    assert main(["convert", source, str(tmp_path / "out")]) == 1
+    assert "FM217" in capsys.readouterr().err
+    assert main(["inspect", source]) == 0
+    assert "FM217" in capsys.readouterr().out
+    assert main(["convert", source, str(tmp_path / "out"), "--without-optimizer"]) == 0
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("To compare them: "))
+    assert "--without-optimizer" in line
+    assert main(shlex.split(line)[4:]) == 0
+    assert main(["convert", source, str(tmp_path / "kept"), "--keep-corrupt-optimizer", "--strict"]) == 3
+    assert main(["convert", source, str(tmp_path / "kept"), "--keep-corrupt-optimizer"]) == 0
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "LICENSE").write_text("free")
+    (folder / "training_args.bin").write_bytes(b"PK a pickle")
+    (folder / "model.safetensors").write_bytes(b"old weights")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("size", [1 << 40, 64])
+def test_a_model_gets_its_configuration_and_tokenizer(tmp_path: Path, model_folder: Path, size: int) -> None:
+    files = read_model_files(model_folder)
+    assert set(files) == {"config.json", "tokenizer.json", "LICENSE"}
+    options = OutputOptions(model_files=files, max_shard_size=size)
+    report = convert_checkpoint(PLAIN, tmp_path / "out", to="hf", output_options=options, checksums=True)
+    assert "FM292" not in codes(report)
+    for name, data in files.items():
+        assert (tmp_path / "out" / name).read_bytes() == data
+        assert name in (tmp_path / "out" / "SHA256SUMS").read_text()
+    assert not (tmp_path / "out" / "training_args.bin").exists()
+    assert verify_checkpoints(PLAIN, tmp_path / "out").is_same
+    assert "FM292" not in codes(convert_checkpoint(PLAIN, tmp_path / "out", to="hf", overwrite=True))
+
+
+def test_what_a_published_model_lacks_is_said_and_no_pickle_comes_along(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(PLAIN, source)
+    for name in ("training_args.bin", "rng_state_0.pth", "other.pkl", "trainer_state.json"):
+        (source / name).write_bytes(b"\x80\x04K\x01.")
+    (source / "README.md").write_text("mine")
+    report = convert_checkpoint(source, tmp_path / "out", to="hf")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "model.safetensors"}
+    (finding,) = (each for each in report.findings if each.code == "FM292")
+    assert "`config.json` and the tokenizer" in finding.message
+    assert "--hf-config" in (finding.hint or "")
+    (left,) = (each for each in report.findings if each.code == "FM212")
+    assert "`training_args.bin`" in left.message
+    (source / "config.json").write_text("{}")
+    (source / "vocab.txt").write_text("a")
+    assert "FM292" not in codes(convert_checkpoint(source, tmp_path / "whole", to="hf"))
+
+
+def test_the_command_takes_the_folder_of_a_model(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["convert", str(PLAIN), str(tmp_path / "out"), "--to", "hf", "--hf-config"]
+    assert main([*arguments, str(model_folder)]) == 0
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert main([*arguments, str(tmp_path)]) == 1
+    assert "has no config.json" in capsys.readouterr().err

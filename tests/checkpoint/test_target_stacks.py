@@ -69,5 +69,5 @@ def test_torch_loads_what_accelerate_saved(fsdp1: tuple[Path, dict[str, Any]], t
 def test_composer_loads_what_plain_torch_saved(fsdp1: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     source, wanted = fsdp1
     convert_checkpoint(source, tmp_path / "out", to="composer", output_options=RENAMED)
-    for found in run_ranks(targets.load_composer, str(tmp_path / "out"), timeout=200):
+    for found in run_ranks(targets.load_composer, str(tmp_path / "out"), timeout=400):
         assert_loaded(found, wanted)

@@ -14,13 +14,13 @@ from hypothesis import given, settings, strategies as st
 from torch.distributed import HashStore
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, verify_checkpoints
-from fsdp_migrate.checkpoint_convert.metadata import Stored
-from fsdp_migrate.checkpoint_convert.outputs import open_output
-from fsdp_migrate.checkpoint_convert.placement import CopyItem
-from fsdp_migrate.checkpoint_convert.ranks import Ranks
-from fsdp_migrate.checkpoint_convert.segments import SEGMENT_BYTES, cut_segments, divide_segments
-from fsdp_migrate.checkpoint_convert.storage import open_folder
-from fsdp_migrate.checkpoint_convert.work import Work
+from fsdp_migrate.checkpoint_convert.execution.placement import CopyItem
+from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
+from fsdp_migrate.checkpoint_convert.execution.segments import SEGMENT_BYTES, cut_segments, divide_segments
+from fsdp_migrate.checkpoint_convert.execution.work import Work
+from fsdp_migrate.checkpoint_convert.manifest.manifest import Stored
+from fsdp_migrate.checkpoint_convert.outputs.opening import open_output
+from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from tests.checkpoint.samples import PLAIN, assert_nothing_left, contents, copy_of
 from tests.rank_bodies import shared_conversions
 from tests.ranks import ROOT, run_ranks
@@ -37,7 +37,7 @@ def torchrun(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
 

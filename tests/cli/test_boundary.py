@@ -41,6 +41,11 @@ CASES = [
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/a"), 1, "No space left on device: '/out/a'"),
     (CheckpointException(), 1, "rank 1 says: RuntimeError('Missing key in checkpoint')"),
     (KeyboardInterrupt(), 130, "Interrupted"),
+    (MemoryError(), 1, "there is not enough memory"),
+    (RuntimeError("can't start new thread"), 1, "there is not enough memory"),
+    (ImportError("libx.so: failed to map segment from shared object"), 1, "there is not enough memory"),
+    (RecursionError("maximum recursion depth exceeded"), 1, "nested too deeply"),
+    (OSError(errno.EIO, os.strerror(errno.EIO), "/x"), 1, "Input/output error: '/x'"),
     (EOFError("cut short"), 1, "This is a bug in fsdp-migrate"),
     (SystemExit(143), 143, "Terminated"),
     (ZeroDivisionError("division by zero"), 1, "This is a bug in fsdp-migrate"),
@@ -167,7 +172,7 @@ cli.app = app
 sys.exit(cli.main(["convert", "a", "b"]))
 """
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=400
     )
     assert result.returncode == code
     assert "cleaned up" in result.stderr
@@ -193,6 +198,6 @@ def test_the_package_runs_as_a_module() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=400,
     )
     assert result.stdout.startswith("fsdp-migrate ")

@@ -11,7 +11,7 @@ import torch
 from fsdp_migrate import inspect_checkpoint, plan_conversion, verify_checkpoints
 from fsdp_migrate.checkpoint_convert import OutputOptions
 from fsdp_migrate.cli import main
-from fsdp_migrate.cli.app import DType, Link, Target
+from fsdp_migrate.cli.options import DType, Link, Target
 from tests.checkpoint.samples import COMPOSER, NEWEST, PLAIN
 from tests.cli.conftest import fingerprint
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 def test_inspect_shows_the_parts(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(compiled)]) == 0
     printed = capsys.readouterr()
-    assert printed.out == ""
+    assert printed.err == ""
     for word in ("model", "optimizer", "float32", "relink", "_orig_mod."):
-        assert word in printed.err
+        assert word in printed.out
 
 
 def test_inspect_shows_how_a_part_is_divided_and_what_would_change(
     capsys: pytest.CaptureFixture[str], run_json: RunJson
 ) -> None:
-    assert main(["inspect", str(NEWEST)]) == 0
-    printed = capsys.readouterr().err
+    assert main(["inspect", str(NEWEST), "--all"]) == 0
+    printed = capsys.readouterr().out
     for word in ("2 ways, 1 whole", "2.15 or later", "FM208", "FM272", "would relink it"):
         assert word in printed
     _, document = run_json("inspect", NEWEST)
@@ -63,7 +63,7 @@ def test_a_report_names_every_entry(tmp_path: Path, run_json: RunJson, capsys: C
     assert "optimizer.param_groups.0.lr" in report["renamed"]
     assert set(report) >= {"rewritten", "split", "synthesised", "left_out", "extra_files", "files"}
     assert main([*map(str, arguments), "--overwrite"]) == 0
-    printed = capsys.readouterr().err
+    printed = capsys.readouterr().out
     for word in ("divided anew", "cast", "With --json every entry is named"):
         assert word in printed
 
@@ -72,7 +72,7 @@ def test_names_do_not_control_the_terminal(tmp_path: Path, capsys: pytest.Captur
     torch.save({"model": {"w\x1b]0;owned\x07": torch.ones(2, 2)}, "rng\x1b[2J": 3}, tmp_path / "m.pt")
     for arguments in (["inspect"], ["convert", "--to", "hf", "--dry-run"], ["verify"]):
         main([arguments[0], str(tmp_path / "m.pt"), *arguments[1:]])
-        printed = capsys.readouterr().err
+        printed = capsys.readouterr().out
         assert "\x1b" not in printed
         assert "\x07" not in printed
     main(["verify", str(tmp_path / "none\x1b[2J")])
@@ -81,7 +81,7 @@ def test_names_do_not_control_the_terminal(tmp_path: Path, capsys: pytest.Captur
 
 def test_inspect_says_that_nothing_is_needed(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(clean)]) == 0
-    assert "loads it as it is" in capsys.readouterr().err
+    assert "loads it as it is" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["--deep"]])
@@ -101,8 +101,8 @@ def test_convert_relinks_what_only_needs_names(
     before = fingerprint(compiled)
     assert main(["convert", str(compiled), str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "relink" in printed.err
+    assert printed.err == ""
+    assert "relink" in printed.out
     assert fingerprint(compiled) == before
     keys = inspect_checkpoint(tmp_path / "out").entries
     assert "model.0.linear.weight" in keys
@@ -151,7 +151,7 @@ def test_a_dry_run_writes_nothing(
     code, document = run_json("convert", compiled, out, "--dry-run")
     assert (code, document["dry_run"], document["plan"]["action"]) == (0, True, "relink")
     assert main(["convert", str(compiled), str(out), "--dry-run"]) == 0
-    assert "Nothing was written" in capsys.readouterr().err
+    assert "Nothing was written" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,7 +159,7 @@ def test_without_an_output_convert_says_whether_one_is_needed(
     clean: Path, compiled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["convert", str(clean)]) == 0
-    assert "loads it as it is" in capsys.readouterr().err
+    assert "loads it as it is" in capsys.readouterr().out
     assert main(["convert", str(compiled)]) == 1
     assert "relink" in capsys.readouterr().err
 
@@ -211,9 +211,9 @@ def test_verify_shows_the_first_differences(
     assert {difference["kind"] for difference in document["differences"]} == {"dtype"}
     assert main(["verify", str(clean), str(out)]) == 1
     printed = capsys.readouterr()
-    assert "model.2.weight" in printed.err
-    assert "Different" in printed.err
-    assert printed.out == ""
+    assert "model.2.weight" in printed.out
+    assert "Different" in printed.out
+    assert printed.err == ""
 
 
 def test_verify_of_one_checkpoint(
@@ -226,9 +226,9 @@ def test_verify_of_one_checkpoint(
     assert (document["hashed_files"], document["unprotected"]) == (3, 0)
     assert main(["verify", str(out)]) == 0
     printed = capsys.readouterr()
-    assert printed.out == ""
+    assert printed.err == ""
     for word in ("SHA256SUMS lists 3 files", "Whole", "entries"):
-        assert word in printed.err
+        assert word in printed.out
     file = max(out.glob("*.distcp"))
     data = bytearray(file.read_bytes())
     data[700] ^= 1
@@ -237,7 +237,7 @@ def test_verify_of_one_checkpoint(
     assert (code, document["is_whole"]) == (1, False)
     assert str(file) in document["damages"]
     assert main(["verify", str(out)]) == 1
-    assert "Damaged" in capsys.readouterr().err
+    assert "Damaged" in capsys.readouterr().out
 
 
 def test_a_target_with_its_options(clean: Path, tmp_path: Path, run_json: RunJson) -> None:
@@ -266,7 +266,7 @@ def test_inspect_shows_every_column_on_a_narrow_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["inspect", str(COMPOSER)]) == 0
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80
     for word in ("state.optimizers", "chunks", "divided", "dtypes", "float32"):
         assert word in said
@@ -275,13 +275,13 @@ def test_inspect_shows_every_column_on_a_narrow_terminal(
 def test_findings_say_what_their_code_means_and_what_was_left_out_for_whom(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["convert", str(PLAIN), str(tmp_path / "out"), "--to", "hf"]) == 0
-    said = capsys.readouterr().err
+    assert main(["convert", str(PLAIN), str(tmp_path / "out"), "--to", "hf", "--all"]) == 0
+    said = capsys.readouterr().out
     assert "files of safetensors hold the tensors of a model" in said
     assert "FM207" not in said
     assert said.index("FM257") < said.index("FM213")
-    assert main(["convert", str(PLAIN), str(tmp_path / "weights"), "--weights-only"]) == 0
-    assert "FM207" in capsys.readouterr().err
+    assert main(["convert", str(PLAIN), str(tmp_path / "weights"), "--weights-only", "--all"]) == 0
+    assert "FM207" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_the_command_that_compares_is_shown_and_finds_them_the_same(
     asked: list[str], compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["convert", str(compiled), str(tmp_path / "my out"), *asked]) == 0
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("To compare them: "))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("To compare them: "))
     program, *arguments = shlex.split(line.removeprefix("To compare them: "))
     assert program == "fsdp-migrate"
     assert main(arguments) == 0, capsys.readouterr().err
@@ -317,12 +317,12 @@ def test_a_command_to_copy_is_quoted(
     source = tmp_path / "my run"
     source.symlink_to(compiled)
     assert main(["inspect", str(source)]) == 0
-    assert f"convert '{source}' OUT" in " ".join(capsys.readouterr().err.split())
+    assert f"convert '{source}' OUT" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_cannot_be_converted_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flat = {"_fsdp_wrapped_module._flat_param": torch.zeros(4)}
     torch.save(flat, tmp_path / "flat.pt")
     assert main(["inspect", str(tmp_path / "flat.pt")]) == 0
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     assert said.count("cannot be converted") == 1

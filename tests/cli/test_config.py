@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +35,9 @@ def source(tmp_path: Path) -> Path:
 
 def test_the_default_is_a_diff_that_patch_takes(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", str(source)]) == 0
-    out, err = capsys.readouterr()
+    out = capsys.readouterr().out
     assert source.read_bytes() == EXAMPLE.read_bytes()
-    assert "FM344" in err
+    assert "FM354" in out
     subprocess.run(["patch", "-p0", str(source)], input=out, text=True, check=True, capture_output=True)
     assert main(["config", str(source), "--check"]) == 0
 
@@ -43,7 +45,7 @@ def test_the_default_is_a_diff_that_patch_takes(source: Path, capsys: pytest.Cap
 def test_check_writes_nothing_and_exits_with_1(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", str(source), "--check"]) == 1
     assert source.read_bytes() == EXAMPLE.read_bytes()
-    assert capsys.readouterr().out == ""
+    assert "+++ " not in capsys.readouterr().out
 
 
 def test_output_and_write(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,9 +55,11 @@ def test_output_and_write(source: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["config", str(source), "--write"]) == 0
     assert source.read_bytes() == out.read_bytes()
     assert source.with_name("config.yaml.bak").read_bytes() == EXAMPLE.read_bytes()
-    assert "config.yaml.bak" in capsys.readouterr().err
+    assert "config.yaml.bak" in capsys.readouterr().out
     assert main(["config", str(source)]) == 0  # FSDP2 already
-    assert capsys.readouterr().out == ""
+    shown = capsys.readouterr()
+    assert "+++ " not in shown.out
+    assert "Nothing to convert." in shown.out + shown.err
 
 
 def test_json_holds_everything(source: Path, run_json: Callable[..., tuple[int, dict[str, Any]]]) -> None:
@@ -110,3 +114,41 @@ def test_any_stack_becomes_a_call_in_plain_torch(source: Path, capsys: pytest.Ca
 def test_contradicting_options_are_wrong_usage(source: Path) -> None:
     assert main(["config", str(source), "--check", "--write"]) == 2
     assert main(["config", str(source), "--from", "nothing"]) == 2
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_names_are_not_broken_in_the_middle_of_a_word(
+    source: Path, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    name = "fsdp_transformer_layer_cls_to_wrap"
+    source.write_text(
+        f"distributed_type: FSDP\nfsdp_config:\n  {name}: Block\n  fsdp_use_orig_params: true\n"
+    )
+    assert main(["config", str(source), "--all"]) == 0
+    out = capsys.readouterr().out
+    report = out[out.index("changed") :]
+    assert name in report
+    assert "fsdp_use_orig_params" in report
+    assert max(map(len, report.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    "text", ["use_fsdp: false\n", "distributed_type: 'NO'\nfsdp_config: {fsdp_version: 1}\n"]
+)
+def test_that_fsdp_is_off_is_an_answer(source: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source.write_text(text)
+    assert main(["config", str(source), "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "FM351" in out
+    assert "Nothing to convert." in out
+
+
+def test_commands_that_are_shown_name_the_file_and_convert_it(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text("train:\n  fsdp: {sharding_strategy: FULL_SHARD, mixed_precision: true}\n")
+    assert main(["config", str(source)]) == 1
+    [command] = re.findall(r"`fsdp-migrate (config [^`]*)`", capsys.readouterr().err.replace("\n", " "))
+    assert main(shlex.split(command)) == 0
+    assert "reshard_after_forward: true" in capsys.readouterr().out

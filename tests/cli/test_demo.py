@@ -35,22 +35,22 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def test_the_run_goes_on_under_fsdp2(tmp_path: Path) -> None:
-    """Two demos at once: one for people, that keeps its files, and one for machines."""
+    """The one for people, that keeps its files; the one for machines is below."""
     kept = tmp_path / "kept"
-    with start("--dir", kept) as shown, start("--json", "--steps", 3) as told:
-        document = json.loads(finish(told)[0])
-        out, text = finish(shown)
-    assert out == ""
+    with start("--dir", kept) as shown:
+        text, said = finish(shown)
+    assert "FSDP1" not in text.partition("step")[0]
+    assert said.strip()
+    assert "identical" not in said
     assert text.split()[-1] == "identical"
     for word in ("FSDP1", "FSDP2", "relink", "_orig_mod.", "sharding_strategy", "fsdp-migrate convert"):
         assert word in text
     assert "Warning" not in text
     assert verify_checkpoints(kept / "fsdp1-checkpoint", kept / "fsdp2-checkpoint").is_same
-    check_numbers(document, world_size=2, num_steps=3)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
-    out, shown = process.communicate(timeout=110)
+    out, shown = process.communicate(timeout=400)
     assert process.returncode == 0, shown
     return out, shown
 
@@ -76,8 +76,8 @@ def check_numbers(document: dict[str, Any], *, world_size: int, num_steps: int) 
 
 @pytest.mark.slow
 def test_two_replicas_of_two_shards() -> None:
-    with start("--world-size", 4, "--steps", 4, "--json") as process:
-        check_numbers(json.loads(finish(process)[0]), world_size=4, num_steps=4)
+    with start("--world-size", 4, "--steps", 3, "--json") as process:
+        check_numbers(json.loads(finish(process)[0]), world_size=4, num_steps=3)
 
 
 # As if FSDP2 had gone on with two numbers a little off.
@@ -106,11 +106,11 @@ def test_any_difference_shows_and_exits_with_1() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=400,
     )
     assert result.returncode == 1
-    assert "identical" not in result.stderr
-    rows = {line[:16].strip(): line for line in result.stderr.splitlines()}
+    assert "identical" not in result.stdout
+    rows = {line[:16].strip(): line for line in result.stdout.splitlines()}
     assert "every bit is the same" in rows["loss"]
     assert "0.25, 1 differ, first head.weight" in rows["parameters"]
     assert "0.5, 1 differ, first state.tokens.weight.exp_avg" in rows["optimizer state"]
@@ -153,7 +153,7 @@ def test_a_process_that_fails_is_named_with_its_traceback(tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=400,
     )
     # Which rank fails first is chance; the launcher ends the other.
     assert re.search(r"^rank [01] \(exit code 1\):$", result.stdout, re.MULTILINE)
@@ -166,7 +166,7 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path, number: int, code: int)
     with start("--dir", tmp_path / "kept", "--steps", 100_000) as process:
         workers = wait_for_workers(process.pid)
         os.kill(process.pid, number)
-        shown = process.communicate(timeout=60)[1]
+        shown = process.communicate(timeout=400)[1]
     assert process.returncode == code, shown
     assert "Traceback" not in shown
     gone, alive = psutil.wait_procs(workers, timeout=20)

@@ -50,11 +50,14 @@ def test_the_plan_as_json(config: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_plan_for_people(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "tests.models:Net", "--config", str(config), "--world-size", "2"]) == 0
+    assert (
+        main(["plan", "--model", "tests.models:Net", "--config", str(config), "--world-size", "2", "--all"])
+        == 0
+    )
     shown = capsys.readouterr()
-    assert shown.out == ""
+    assert shown.err == ""
     for expected in ("3 units on 2 ranks", "blocks.1", "(root)", "unsharded peak", "bfloat16", "FM022"):
-        assert expected in shown.err
+        assert expected in shown.out
 
 
 def test_nodes_of_other_machines_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,11 +79,13 @@ def test_nodes_of_other_machines_are_told(tmp_path: Path, capsys: pytest.Capture
 
 def test_ties_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "tests.models:tied_net", "--world-size", "2"]) == 0
-    assert "tied: embed.weight, head.out.weight" in capsys.readouterr().err
+    assert "tied: embed.weight, head.out.weight" in capsys.readouterr().out
 
 
 def test_strict_stops_at_what_would_change(config: Path) -> None:
     arguments = ["plan", "--model", "tests.models:Net", "--config", str(config), "--world-size", "2"]
+    assert main([*arguments, "--strict"]) == 0
+    config.write_text(f"{CONFIG}backward_prefetch: BACKWARD_POST\n")
     assert main([*arguments, "--strict"]) == 3
 
 
@@ -89,7 +94,7 @@ def test_strict_stops_at_what_would_change(config: Path) -> None:
     [
         ("tests.models", CONFIG, "expected `package.module:factory`"),
         ("tests.nothing:Net", CONFIG, "cannot be imported"),
-        ("tests.models:Nett", CONFIG, "nothing that can be called"),
+        ("tests.models:Nett", CONFIG, "no function or class `Nett`. What can be called in it: `Block`"),
         ("tests.models:batch", CONFIG, "`batch()` raised TypeError: batch() missing 2 required positional"),
         ("tests.models:number", CONFIG, "makes a int; expected a torch module"),
         ("tests.models:Net", "sharding_stratgy: FULL_SHARD", "Did you mean `sharding_strategy`?"),

@@ -31,12 +31,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_scan_shows_each_use_and_a_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["scan", str(folder)]) == 0
+    assert main(["scan", str(folder), "--all"]) == 0
     out, err = capsys.readouterr()
-    assert out == ""
-    assert f"{folder / 'train.py'}:2:9: FM301 rewritten F(net) -> prepare_fully_shard(net, {{...}})" in err
-    assert "FM322 commented" in err
-    assert "3 uses in 1 file of 2." in err
+    assert err == ""
+    assert f"{folder / 'train.py'}:2:9: FM301 rewritten F(net) -> prepare_fully_shard(net, {{...}})" in out
+    assert "FM322 commented" in out
+    assert "3 uses in 1 file of 2." in out
 
 
 def test_scan_writes_one_document(folder: Path, run_json: Callable[..., tuple[int, dict[str, Any]]]) -> None:
@@ -49,7 +49,7 @@ def test_scan_writes_one_document(folder: Path, run_json: Callable[..., tuple[in
 
 def test_scan_without_fsdp1_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", str(folder / "other.py")]) == 0
-    assert "No FSDP1 in 1 file." in capsys.readouterr().err
+    assert "No FSDP1 in 1 file." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["scan", "rewrite"])
@@ -75,11 +75,11 @@ def test_rewrite_shows_a_diff_and_writes_nothing(folder: Path, capsys: pytest.Ca
 def test_check_tells_by_its_exit_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rewrite", str(folder), "--check"]) == 1
     assert (folder / "train.py").read_text() == CODE
-    assert "would change: " in capsys.readouterr().err
+    assert "would change: " in capsys.readouterr().out
     assert main(["rewrite", str(folder), "--write"]) == 0
     assert (folder / "train.py").read_text().startswith(TURNED)
     assert (folder / "train.py.fsdp1").read_text() == CODE
-    assert "Look for `# fsdp-migrate:` comments" in capsys.readouterr().err
+    assert "Look for `# fsdp-migrate:` comments" in capsys.readouterr().out
     assert main(["rewrite", str(folder), "--check"]) == 0
 
 
@@ -109,4 +109,4 @@ def test_scanning_loads_no_torch(folder: Path) -> None:
         "import sys\nfrom fsdp_migrate.cli import main\n"
         f"assert main(['scan', {str(folder)!r}]) == 0\nassert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)

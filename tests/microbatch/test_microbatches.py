@@ -12,6 +12,7 @@ from torch import nn
 
 from fsdp_migrate.errors import ConfigError, ModelError, ProcessGroupError
 from fsdp_migrate.microbatch import microbatches
+from fsdp_migrate.runtime import end_process_group
 from tests.rank_bodies import microbatches as bodies
 from tests.ranks import run_ranks
 
@@ -74,7 +75,7 @@ def test_gradients_are_those_of_fsdp1(comms: Comms, strategy: str) -> None:
 @pytest.mark.parametrize("comms", ["every", "last", "auto"])
 def test_replicas_sum_as_they_should(comms: Comms) -> None:
     counts = ((2, 1, 0, 3), (2, 2, 2, 2))
-    found = run_ranks(bodies.train, comms, counts, "HYBRID_SHARD", world_size=4, timeout=120)
+    found = run_ranks(bodies.train, comms, counts, "HYBRID_SHARD", world_size=4, timeout=400)
     check(found, unsharded("ranks" if comms == "last" else "replicas", counts))
 
 
@@ -83,15 +84,15 @@ def test_auto_is_fsdp1_with_replicas() -> None:
     """Where sums would wait in bf16 replicas all-reduce each time, to the last bit as FSDP1 did."""
     counts = ((3, 3, 3, 3), (2, 2, 2, 2))
     for strategy, tolerance in (("HYBRID_SHARD", 1e-8), ("HYBRID_SHARD, reduced in bf16", 0.0)):
-        expected = run_ranks(bodies.train_fsdp1, counts, strategy, False, world_size=4, timeout=120)
-        found = run_ranks(bodies.train, "auto", counts, strategy, world_size=4, timeout=120)
+        expected = run_ranks(bodies.train_fsdp1, counts, strategy, False, world_size=4, timeout=400)
+        found = run_ranks(bodies.train, "auto", counts, strategy, world_size=4, timeout=400)
         check(found, expected[0].gradients, tolerance=tolerance)
 
 
 @pytest.mark.slow
 def test_gathers_from_fewer_ranks_are_joined() -> None:
     counts = (2, 0, 1, 1)
-    for found in run_ranks(bodies.gathered_from_two_of_four, counts, world_size=4, timeout=120):
+    for found in run_ranks(bodies.gathered_from_two_of_four, counts, world_size=4, timeout=400):
         check([bodies.Steps([found])], unsharded("microbatches", (counts,)), tolerance=1e-7)
 
 
@@ -158,14 +159,14 @@ def test_a_model_that_is_not_sharded_is_an_error() -> None:
         with pytest.raises(ModelError, match="`Linear` holds no unit of FSDP2"):
             next(microbatches(nn.Linear(1, 1), [1]))
     finally:
-        dist.destroy_process_group()
+        end_process_group()
 
 
 @pytest.mark.slow
 def test_replicas_sum_what_only_some_microbatches_use() -> None:
     """Up to 2.14 torch loses what the last microbatch does not reach, and adds up unlike parameters."""
-    waited = run_ranks(bodies.unlike_microbatches, "every", world_size=4, timeout=120)
-    at_last = run_ranks(bodies.unlike_microbatches, "last", world_size=4, timeout=120)
+    waited = run_ranks(bodies.unlike_microbatches, "every", world_size=4, timeout=400)
+    at_last = run_ranks(bodies.unlike_microbatches, "last", world_size=4, timeout=400)
     assert "blocks.0.up.weight" in at_last[0]
     check([bodies.Steps([found]) for found in waited], [at_last[0]], tolerance=1e-6)
 

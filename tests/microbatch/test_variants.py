@@ -21,7 +21,7 @@ COUNTS = (1, 3)
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[tuple[str, str], Tensors]]:
-    return run_ranks(bodies.gradients_of_all, COUNTS, timeout=120)
+    return run_ranks(bodies.gradients_of_all, COUNTS, timeout=400)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_gradients_are_those_of_an_unsharded_model(
 
 @pytest.fixture(scope="module")
 def retries() -> list[dict[str, tuple[int, int, bool, bool, bool]]]:
-    return run_ranks(bodies.retries, timeout=120)
+    return run_ranks(bodies.retries, timeout=400)
 
 
 @pytest.mark.parametrize("name", sorted(bodies.VARIANTS))
@@ -78,5 +78,5 @@ def test_each_microbatch_communicates_what_it_must(
 def test_replicas_all_reduce_in_the_last_microbatch_only(
     comms: Comms, scatters: int, reductions: int
 ) -> None:
-    for counts in run_ranks(bodies.collectives, comms, "HYBRID_SHARD", 3, world_size=4, timeout=120):
+    for counts in run_ranks(bodies.collectives, comms, "HYBRID_SHARD", 3, world_size=4, timeout=400):
         assert (counts["reduce-scatter"], counts["all-reduce"]) == (scatters, reductions)

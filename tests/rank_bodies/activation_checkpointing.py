@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fsdp_migrate.activation_checkpointing import apply_activation_checkpointing
 from fsdp_migrate.errors import FSDPMigrateError
-from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
+from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
 from tests.models import Block, Net, batch, loss_of
 from tests.rank_bodies.parity import Run, full
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_migrate.adapters.composer_checkpoints import _from_rank0
+from fsdp_migrate.adapters.composer_trainer.checkpoints import _from_rank0
 
 
 def _fail() -> None:

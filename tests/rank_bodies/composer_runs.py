@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fsdp_migrate import torch_compat
+from fsdp_migrate.torch_compat import cpu_mends
 from tests.models import VOCABULARY, Net, batch
 
 
@@ -120,7 +120,7 @@ def _mend(model: nn.Module) -> None:
 
     sharded = next(param for param in model.parameters() if isinstance(param, DTensor))
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    torch_compat.mend_gloo_averaging(sharded.device_mesh, units)
+    cpu_mends.mend_gloo_averaging(sharded.device_mesh, units)
 
 
 def _whole(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor
 
-from fsdp_migrate import torch_compat
+from fsdp_migrate.torch_compat import cpu_mends
 from tests.models import batch
 from tests.rank_bodies.composer_models import (
     make_algorithm,
@@ -332,7 +332,7 @@ def _mend(model: nn.Module) -> None:
     """Mend gloo's averaging, which Composer's FSDP2 relies on and torch 2.7 gets wrong."""
     sharded = next(param for param in model.parameters() if isinstance(param, DTensor))
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    torch_compat.mend_gloo_averaging(sharded.device_mesh, units)
+    cpu_mends.mend_gloo_averaging(sharded.device_mesh, units)
 
 
 def clean(name: str) -> str:
@@ -383,13 +383,14 @@ def refusals(cases: list[tuple[Run, dict[str, Any]]]) -> list[str]:
 def _refusal(run: Run, sabotage: dict[str, Any]) -> str:
     from composer.core import State
 
-    from fsdp_migrate.adapters import composer_callback, composer_hooks
+    from fsdp_migrate.adapters import composer_callback
+    from fsdp_migrate.adapters.composer_trainer import hooks
 
-    check, module = composer_hooks.check_composer, vars(composer_callback)
+    check, module = hooks.check_composer, vars(composer_callback)
     if "version" in sabotage:
         module["check_composer"] = partial(check, version=sabotage["version"])
     if "hook" in sabotage:
-        moved = composer_hooks.Hook(State, sabotage["hook"], ("state",))
+        moved = hooks.Hook(State, sabotage["hook"], ("state",))
         module["check_composer"] = partial(check, hooks=(moved,))
     if sabotage.get("rank") == dist.get_rank():
         run = replace(run, **sabotage["run"])
@@ -407,7 +408,7 @@ def described() -> dict[str, Any]:
     prepare()
     from composer.loggers import LoggerDestination
 
-    from fsdp_migrate.prepare import shard_plan
+    from fsdp_migrate.sharding.prepare import shard_plan
 
     class Memory(LoggerDestination):  # type: ignore[misc,unused-ignore]
         def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:

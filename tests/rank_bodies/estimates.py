@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
+from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
 from tests.models import Net, batch, loss_of
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -52,9 +54,23 @@ def exit_on(rank: int, code: int) -> None:
     dist.barrier()
 
 
-def hang_on(rank: int) -> None:
+def hang_on(rank: int, lock_held: bool) -> None:
     if dist.get_rank() == rank:
+        if lock_held:
+            hang_in_c()
         time.sleep(600)
+
+
+def hang_in_c() -> None:
+    """Hang with Python's lock held, so that no signal handler of Python runs and no other thread."""
+    lock = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(lock)
+
+
+def tell_and_hang(folder: str) -> None:
+    (Path(folder) / str(os.getpid())).touch()
+    hang_in_c()
 
 
 def preloaded() -> bool:

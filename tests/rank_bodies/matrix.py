@@ -20,9 +20,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 
-from fsdp_migrate.clipping import clip_grad_norm_
-from fsdp_migrate.prepare import prepare_fully_shard
 from fsdp_migrate.runtime import no_sync
+from fsdp_migrate.runtime.clipping import clip_grad_norm_
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.models import Block, Net, batch, loss_of
 from tests.rank_bodies.parity import full
 

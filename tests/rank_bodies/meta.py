@@ -13,8 +13,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import FSDPMigrateError
-from fsdp_migrate.prepare import prepare_fully_shard
-from fsdp_migrate.tying import parameter_names
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
+from fsdp_migrate.sharding.tying import parameter_names
 from tests.models import Net, batch, loss_of
 from tests.rank_bodies.parity import Tensors, full
 

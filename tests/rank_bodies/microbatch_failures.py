@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_migrate import microbatch
-from fsdp_migrate.auto_microbatch import auto_microbatch
 from fsdp_migrate.errors import BatchError, FSDPMigrateError
 from fsdp_migrate.microbatch import microbatches
-from fsdp_migrate.prepare import prepare_fully_shard
-from fsdp_migrate.rollback import Rollback
-from fsdp_migrate.torch_compat import fsdp2_internals
-from fsdp_migrate.torch_compat_comms import parameter_groups
+from fsdp_migrate.microbatch.rollback import Rollback
+from fsdp_migrate.microbatch.search import auto_microbatch
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
+from fsdp_migrate.torch_compat.fsdp2 import fsdp2_internals
+from fsdp_migrate.torch_compat.param_groups import parameter_groups
 from tests.models import ConvNet, Net, batch, loss_of
 from tests.rank_bodies.microbatches import STRATEGIES, gradients, parts_of, prepared, same, settings
 

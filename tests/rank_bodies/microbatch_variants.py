@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdp_migrate.auto_microbatch import auto_microbatch
 from fsdp_migrate.microbatch import microbatches
-from fsdp_migrate.prepare import prepare_fully_shard
+from fsdp_migrate.microbatch.search import auto_microbatch
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.models import Block, Head, Net, batch
 from tests.rank_bodies.microbatch_failures import Bomb
 from tests.rank_bodies.microbatches import STRATEGIES, gradients, parts_of, prepared, same

@@ -21,9 +21,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from fsdp_migrate.microbatch import microbatches
-from fsdp_migrate.prepare import prepare_fully_shard
-from fsdp_migrate.torch_compat import fsdp2_internals, mend_fsdp2_on_cpu, mend_gloo_averaging
-from fsdp_migrate.torch_compat_comms import parameter_groups
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
+from fsdp_migrate.torch_compat.cpu_mends import mend_fsdp2_on_cpu, mend_gloo_averaging
+from fsdp_migrate.torch_compat.fsdp2 import fsdp2_internals
+from fsdp_migrate.torch_compat.param_groups import parameter_groups
 from tests.models import Block, ConvNet, Head, Net, batch, loss_of
 from tests.rank_bodies.parity import Tensors, full
 

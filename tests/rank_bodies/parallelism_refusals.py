@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from fsdp_migrate.errors import FSDPMigrateError
-from fsdp_migrate.prepare import prepare_fully_shard
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from fsdp_migrate.tensor_parallel import apply_tensor_parallel
 from tests.rank_bodies.parallelism import (
     BLOCKS,

@@ -26,7 +26,7 @@ from torch.distributed.fsdp.wrap import (
 )
 from torch.distributed.tensor import DTensor
 
-from fsdp_migrate.prepare import prepare_fully_shard
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.models import Block, ConvNet, Head, Net, batch, loss_of
 
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
 from fsdp_migrate.errors import FSDPMigrateError, OptimizerError
-from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
+from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
 from tests.models import Block, ConvNet, Net, batch, loss_of
 from tests.rank_bodies.parity import Tensors, full
 
@@ -143,13 +143,13 @@ def _of_fsdp1(module: Any) -> Any:
 
 REFUSED: dict[str, Callable[[Any], Call]] = {
     "scalar": _spoil("temperature", lambda net: nn.Parameter(torch.tensor(1.0))),
+    "rows without elements": _spoil("gain", lambda net: nn.Parameter(torch.zeros(3, 0))),
     "sharded already": _sharded_in_part,
     "wrapped by FSDP1": lambda net: Call(_of_fsdp1(net)),
     "part wrapped by FSDP1": _spoil("blocks.0", lambda net: _of_fsdp1(net.blocks[0])),
     "wrapped by DDP": lambda net: Call(DistributedDataParallel(net)),
     "several dtypes": _spoil("blocks.1.up", lambda net: net.blocks[1].up.to(torch.bfloat16)),
     "a container": lambda net: Call(net.blocks, dict(CPU)),
-    "not contiguous": _spoil("head.out.weight", lambda net: nn.Parameter(torch.zeros(6, 13).t())),
     "no reset_parameters": _spoil("gain", lambda net: nn.Parameter(torch.zeros(3, device="meta"))),
     "a buffer that nobody sets": _spoil("blocks.0.scale", lambda net: torch.zeros(1, device="meta")),
     "ignored on meta": _ignored_on_meta,
@@ -180,7 +180,6 @@ REFUSED: dict[str, Callable[[Any], Call]] = {
     ),
     "activation checkpointing": lambda net: Call(net, more={"activation_checkpointing": "Blok"}),
     "strict": lambda net: Call(net, {**BLOCKS, "backward_prefetch": "BACKWARD_POST"}, {"strict": True}),
-    "ignored of another model": _argue(ignored_states=[nn.Linear(1, 1)]),
     "parameters in ignored_modules": _argue(ignored_modules=[nn.Parameter(torch.zeros(1))]),
     "2-D mesh": lambda net: Call(net, more={"mesh": _mesh(dist.get_world_size(), 1)}),
     "1-D mesh for HYBRID_SHARD": lambda net: Call(

@@ -17,8 +17,8 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import FSDPMigrateError
-from fsdp_migrate.prepare import prepare_fully_shard
 from fsdp_migrate.runtime import clip_grad_norm_, grad_scaler, no_sync, register_forward_methods
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.models import Block, Head, Net, batch, loss_of
 from tests.rank_bodies.parity import Tensors, arguments_of, full, model_of
 

@@ -27,8 +27,6 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from fsdp_migrate import torch_compat
-from fsdp_migrate.prepare import prepare_fully_shard
 from fsdp_migrate.runtime import (
     clip_grad_norm_,
     clone_parameters,
@@ -39,6 +37,8 @@ from fsdp_migrate.runtime import (
     summon_full_params,
     swapped_parameters,
 )
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
+from fsdp_migrate.torch_compat import cpu_mends
 from tests.models import Block, Net, batch
 from tests.rank_bodies.parity import Tensors, full
 from tests.rank_bodies.runtime import BLOCKS, backward, error_of, fail, fsdp1, prepared, whole_of
@@ -368,7 +368,7 @@ def with_tensor_parallelism() -> dict[str, Any]:
             parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
             for layer in (model[0], model[2], model):
                 fully_shard(layer, mesh=mesh["dp"])
-            torch_compat.mend_gloo_averaging(mesh["dp"], [model[0], model[2], model])
+            cpu_mends.mend_gloo_averaging(mesh["dp"], [model[0], model[2], model])
         torch.autograd.backward(model(tokens).square().mean())
         norms = [clip_grad_norm_(model, 1e9, order).item() for order in (1.0, 2.0, math.inf)]
         with summon_full_params(model, with_grads=True):

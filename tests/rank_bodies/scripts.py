@@ -15,8 +15,8 @@ import torch.distributed as dist
 def run(script: str, *arguments: str) -> str:
     """Return what ``python SCRIPT ARGUMENTS`` writes to stdout.
 
-    The group that the script leaves is left alone: with torch 2.6 and 2.7 gloo hangs in it now and then, and
-    the rank ends by ``os._exit`` in any case. That it was left is seen to.
+    The group that the script ends is left alone, for the rank ends by ``os._exit``. That it was ended once is
+    seen to.
     """
     left: list[object] = []
     replaced: Any = dist

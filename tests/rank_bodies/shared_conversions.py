@@ -6,8 +6,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fsdp_migrate.checkpoint_convert import Ranks, convert_checkpoint, segments
-from fsdp_migrate.checkpoint_convert.item_writer import ItemWriter
+from fsdp_migrate.checkpoint_convert import Ranks, convert_checkpoint
+from fsdp_migrate.checkpoint_convert.execution import segments
+from fsdp_migrate.checkpoint_convert.execution.item_writer import ItemWriter
 
 
 def convert(source: str, out: str, store: str, options: dict[str, Any], segment_bytes: int) -> dict[str, Any]:

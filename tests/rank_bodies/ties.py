@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from fsdp_migrate.prepare import prepare_fully_shard, shard_plan
-from fsdp_migrate.tying import TieOwner, parameter_names
+from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
+from fsdp_migrate.sharding.tying import TieOwner, parameter_names
 from tests.models import Block, Head, Net, batch, loss_of
 from tests.rank_bodies.parity import full
 

@@ -21,7 +21,7 @@ from torch.distributed.fsdp.wrap import (
 )
 
 from fsdp_migrate.errors import WrapPolicyError
-from fsdp_migrate.plan import plan_fully_shard
+from fsdp_migrate.sharding.plan import plan_fully_shard
 from tests.models import Block, Head, Net
 
 

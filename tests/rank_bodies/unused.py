@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecis
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from fsdp_migrate.microbatch import microbatches
-from fsdp_migrate.prepare import prepare_fully_shard
 from fsdp_migrate.runtime import no_sync
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.rank_bodies.parity import Run, full
 
 

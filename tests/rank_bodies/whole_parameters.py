@@ -12,10 +12,10 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from fsdp_migrate.prepare import prepare_fully_shard
 from fsdp_migrate.runtime import (
     summon_full_params,
 )
+from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.models import Net, batch
 from tests.rank_bodies.parity import Tensors, full
 from tests.rank_bodies.runtime import BLOCKS, backward, error_of, fail, fsdp1, prepared, whole_of

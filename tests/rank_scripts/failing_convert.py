@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fsdp_migrate.checkpoint_convert.item_writer import ItemWriter
+from fsdp_migrate.checkpoint_convert.execution.item_writer import ItemWriter
 from fsdp_migrate.cli import main
 
 

@@ -1,6 +1,6 @@
 """Runs one case on one device and writes what it found as JSON: ``on_gpu.py CASE [KIND] [--device cuda]``.
 
-tests/prepare/test_gpu.py says what is expected of each case. ``--device cpu`` is for working on this file.
+tests/sharding/test_gpu.py says what is expected of each case. ``--device cpu`` is for working on this file.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from fsdp_migrate.runtime import end_process_group
+
 
 def run(scripts: list[str]) -> None:
     """Run each script as its own main module; only rank 0 says where one begins."""
@@ -31,7 +33,8 @@ def run(scripts: list[str]) -> None:
         runpy.run_path(script, run_name="__main__")
         sys.stdout.flush()
         dist.barrier()
-    leave()
+    replaced.destroy_process_group = leave
+    end_process_group()
 
 
 if __name__ == "__main__":

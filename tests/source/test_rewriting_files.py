@@ -169,7 +169,7 @@ def test_the_diff_is_one_that_git_applies(tmp_path: Path, monkeypatch: pytest.Mo
     for name, text in sources.items():
         Path(name).write_text(text)
     patch = "".join(file.diff for file in rewrite_paths(["."]).changed)
-    subprocess.run(["git", "apply", "-"], input=patch, text=True, check=True, timeout=60)
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, check=True, timeout=400)
     assert {name: Path(name).read_text() for name in sources} == {
         name: rewrite_source(text) for name, text in sources.items()
     }

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.nodes import dotted, short, walk_for
-from fsdp_migrate.source.rules.methods import (
+from fsdp_migrate.source.method_calls import (
     is_likely_made_elsewhere,
     on_model,
     renamed,
     sureness,
     unbound,
 )
+from fsdp_migrate.source.python.nodes import dotted, short, walk_for
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "clip-grad-norm"

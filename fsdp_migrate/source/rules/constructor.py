@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.layout import dict_argument
-from fsdp_migrate.source.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.python.layout import dict_argument
+from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "constructor"

@@ -13,7 +13,7 @@ from fsdp_migrate.source.uses import Found
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "other"
@@ -21,7 +21,7 @@ CODES = ("FM303", "FM306", "FM310")
 
 _CLASS = "FSDP1's class as a value: what is done with it is not seen. Call prepare_fully_shard(model, {...})."
 _ALIAS = "stays: another name of the class, whose uses are looked at themselves"
-_STATIC = "FSDP2 has no such function; see docs/runtime.md of fsdp-migrate for what takes its place."
+_STATIC = "FSDP2 has no such function."
 _WORD = "stays: torch still has it, and FSDP2 takes no notice of it"
 
 

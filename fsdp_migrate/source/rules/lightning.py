@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "lightning"
 CODES = ("FM319",)
 
 _MEANT = (
-    "take ModelParallelStrategy, and call prepare_fully_shard(self, {...}) in the module's configure_model: "
-    "`fsdp-migrate config` shows the settings."
+    "take ModelParallelStrategy, and call prepare_fully_shard(self, {...}) in the module's configure_model, "
+    "with the arguments that stand here."
 )
 _FABRIC = (
     "take ModelParallelStrategy(parallelize_fn=...), and call prepare_fully_shard(model, {...}) in that "
-    "function: `fsdp-migrate config` shows the settings."
+    "function, with the arguments that stand here."
 )
 _ASKED = (
     "this asks for Lightning's FSDP1 strategy: ask for ModelParallelStrategy, and see what depends on it."

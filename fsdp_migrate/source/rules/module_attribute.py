@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.nodes import dotted, short, text_of, walk_for
-from fsdp_migrate.source.rules.methods import MIXED, sureness
+from fsdp_migrate.source.method_calls import MIXED, sureness
+from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.uses import Found, Replace
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "module-attribute"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.nodes import arguments, call as make_call, dotted
+from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted
 from fsdp_migrate.source.rules.state_dicts import flag, settings_of_call
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -14,7 +14,7 @@ from fsdp_migrate.source.uses import Found, Need, Replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
     Given = dict[str, cst.BaseExpression]
 
@@ -53,7 +53,7 @@ _SHARDED_LOAD = (
     "load the sharded state by torch's own: get_optimizer_state_dict, torch.distributed.checkpoint.load, "
     "set_optimizer_state_dict."
 )
-_ODD = "these arguments have no twin in fsdp_migrate.runtime; see docs/runtime.md of fsdp-migrate."
+_ODD = "these arguments have no twin in fsdp_migrate.runtime."
 
 
 def find(source: Source) -> Iterator[Found]:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, walk_for
 from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.scopes import Binding
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.scopes import Binding
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "parameter-shapes"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.layout import dict_argument
+from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.rules.constructor import PREPARE
 from fsdp_migrate.source.uses import Found, Replace
 
@@ -15,7 +15,7 @@ from fsdp_migrate.source.uses import Found, Replace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "partial"

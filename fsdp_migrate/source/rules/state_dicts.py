@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.contexts import DEFAULT, Context, Flag, Settings, can_turn, is_not_a_model, names_in
-from fsdp_migrate.source.nodes import arguments, call as make_call, literal, short, text_of
-from fsdp_migrate.source.rules.methods import MIXED
+from fsdp_migrate.source.method_calls import MIXED
+from fsdp_migrate.source.python.contexts import (
+    DEFAULT,
+    Context,
+    Flag,
+    Settings,
+    can_turn,
+    is_not_a_model,
+    names_in,
+)
+from fsdp_migrate.source.python.nodes import arguments, call as make_call, literal, short, text_of
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "state-dict"
@@ -30,7 +38,7 @@ _SET = Need(_TORCH, "set_model_state_dict")
 _OPTIONS = Need(_TORCH, "StateDictOptions")
 _FULL = Need("fsdp_migrate.runtime", "full_state_dict")
 
-_HINT = "see docs/runtime.md of fsdp-migrate for what takes its place."
+_HINT = "`fsdp-migrate explain FM307` says what takes its place."
 _ELSEWHERE = (
     "what this gives was decided by contexts or types set in other places, and is sharded now; take "
     f"torch's get_model_state_dict or set_model_state_dict with the options that were meant: {_HINT}"

@@ -13,7 +13,7 @@ from fsdp_migrate.source.uses import Found
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "subclass"

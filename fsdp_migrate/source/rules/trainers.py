@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "trainers"
@@ -22,12 +22,16 @@ CODES = ("FM320", "FM327", "FM328")
 
 _PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
 _ACCELERATE = (
-    "give it fsdp_version=2 and reshard_after_forward for the strategy; what FSDP2 has no use for goes away: "
-    "`fsdp-migrate config` shows the settings."
+    "give it fsdp_version=2 and reshard_after_forward=True (False for SHARD_GRAD_OP) in place of "
+    "sharding_strategy; use_orig_params, sync_module_states and the prefetches go away."
 )
 _CLASS_ITSELF = "stays: the same class holds the settings of FSDP2"
 _ALREADY = "stays: it asks for FSDP2 already"
-_HF = "Hugging Face's Trainer takes FSDP2 by fsdp_config={'version': 2, ...}: see `fsdp-migrate config`."
+_HF = (
+    "Hugging Face's Trainer takes FSDP2 by fsdp_config={'version': 2, 'reshard_after_forward': True, ...} "
+    "(False for shard_grad_op); a file that fsdp_config names is converted by "
+    "`fsdp-migrate config FILE --from hf`."
+)
 _COMPOSER = (
     "Composer: add fsdp_migrate.adapters.composer_callback's callback to the Trainer, or give it an "
     "fsdp2_config under parallelism_config."

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source import catalog, imports
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python import imports
 from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "import"

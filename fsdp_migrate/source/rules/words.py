@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.rules.methods import renamed
+from fsdp_migrate.source.method_calls import renamed
 from fsdp_migrate.source.uses import Found, Need
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.text import Source
+    from fsdp_migrate.source.python.text import Source
 
 
 NAME = "argument-words"

@@ -1,0 +1,1 @@
+"""A text or a command of any framework, converted."""

@@ -1,0 +1,323 @@
+"""A shell command with FSDP flags: ``--fsdp`` and ``--fsdp_config`` of HF Trainer, or ``accelerate launch``.
+
+The flags become a document, which is converted like any other; what changes in it changes in the command.
+Quotes, line continuations and every other word stay. Nothing is run, and no variable is expanded. What stands
+before the name of the script is the launcher's, what stands behind it the script's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
+from fsdp_migrate.adapters.conversion.shell import OPERATOR, Word, commands_of, launch_of, words_of
+from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
+from fsdp_migrate.adapters.document.nodes import REFERENCE
+from fsdp_migrate.adapters.engine.base import Settings, by_name as keys_by_name, is_known, read_number
+from fsdp_migrate.adapters.engine.ownership import HF_WORDS
+from fsdp_migrate.adapters.hf_trainer import STRONG
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.words import bare_word
+
+
+_GAP = re.compile(r"(?:\s|\\\n)*\Z")
+_HF_FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
+_HF_FLAGS = frozenset({"fsdp", "fsdp_config", *_HF_FORMER})
+_RENAMED = {"fsdp_sharding_strategy": "fsdp_reshard_after_forward"}
+_BESIDE = ("num_processes", "num_machines", "mixed_precision")
+_ACCELERATE_FLAGS = frozenset(
+    {
+        "use_fsdp",
+        "config_file",
+        "use_parallelism_config",
+        *_BESIDE,
+        *(f"fsdp_{name}" for name in keys_by_name(ACCELERATE_KEYS)),
+    }
+)
+_FILES = (".json", ".yaml", ".yml")
+_FLAG = re.compile(r"--(?:use[-_])?fsdp\b|--fsdp[-_]")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: its name, its value (None where it has none), and where both stand in the command."""
+
+    name: str
+    value: str | None
+    start: int
+    end: int
+    value_start: int
+
+
+def read_flags(command: str) -> list[Flag]:
+    """Return the flags of a command, ``--name value`` and ``--name=value``; several words are one value.
+
+    Raises:
+        ConfigError: A quote is not closed.
+
+    Example:
+        >>> [(flag.name, flag.value) for flag in read_flags("python x.py --fsdp 'a b' --bf16")]
+        [('fsdp', 'a b'), ('bf16', None)]
+    """
+    words = words_of(command)
+    script_at = launch_of(words).script_at
+    flags = []
+    for index, word in enumerate(words):
+        if not word.value.startswith("--") or len(word.value) < 3:
+            continue
+        name, sign, inline = word.value[2:].partition("=")
+        if sign:
+            value_start = word.start + word.text.index("=") + 1
+            flags.append(Flag(_key(name), inline, word.start, word.end, value_start))
+            continue
+        last = index
+        while last + 1 < len(words) and not _ends_a_value(words[last + 1], script_at):
+            last += 1
+        taken = last if name == "fsdp" or last == index else index + 1
+        values = [word.value for word in words[index + 1 : taken + 1]]
+        value = " ".join(values) if values else None
+        value_start = words[index + 1].start if values else word.end
+        flags.append(Flag(_key(name), value, word.start, words[taken].end, value_start))
+    return flags
+
+
+def _ends_a_value(word: Word, script_at: int | None) -> bool:
+    """Tell whether a word is the next flag, the script, or the shell's: the end of a command or an array."""
+    return (
+        word.text.startswith("-") or word.start == script_at or re.fullmatch(OPERATOR, word.text) is not None
+    )
+
+
+def _key(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def convert_command(command: str, *, settings: Settings | None = None) -> TextConversion:
+    """Turn the FSDP1 flags in a shell command into FSDP2's.
+
+    Raises:
+        ConfigError: It cannot be read, or has no FSDP flags.
+
+    Example:
+        >>> command = "accelerate launch --use_fsdp --fsdp_sharding_strategy 2 x.py --lr 1"
+        >>> print(convert_command(command).text.partition("--use_fsdp ")[2])
+        --fsdp_reshard_after_forward false --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT x.py --lr 1
+    """
+    launch = launch_of(words_of(command))
+    text = command
+    blocks: list[BlockReport] = []
+    findings: list[Finding] = []
+    for stack in ("accelerate", "hf"):
+        done = _converted(stack, text, launch.runner, settings)
+        if done is not None:
+            text = done.text
+            blocks += done.blocks
+            findings += done.findings
+    own = [flag.name for flag in _own_flags(command, launch.runner)]
+    if not blocks:
+        listed = ", ".join(f"`--{name}`" for name in sorted(own))
+        why = "Expected `--fsdp` of HF Trainer, or flags such as `--fsdp_version` of `accelerate launch`."
+        if own:
+            why = f"{listed} must be the script's own. `fsdp-migrate scan` tells what it does with them."
+        elif _FLAG.search(command):
+            why = "They stand within quotes or in a variable, which is not looked into: give them alone."
+        msg = f"The command has no FSDP flags of HF Trainer or of `accelerate launch`: {why}"
+        raise ConfigError(msg)
+    text_of_own = "A flag of the script's own: left as it is. `fsdp-migrate scan` tells what the script does."
+    findings += [make_finding("FM345", f"--{name}", text_of_own) for name in own]
+    return TextConversion(command, text, tuple(blocks), tuple(findings))
+
+
+def convert_script(text: str, *, settings: Settings | None = None) -> TextConversion:
+    r"""Turn the FSDP1 flags in every command of a shell script into FSDP2's.
+
+    Raises:
+        ConfigError: No command in it has FSDP flags, or starts what reads FSDP settings.
+
+    Example:
+        >>> script = "set -e\naccelerate launch --use_fsdp --fsdp_state_dict_type FULL_STATE_DICT x.py\n"
+        >>> [(block.path, block.state) for block in convert_script(script).blocks]
+        [('line 2', 'converted')]
+    """
+    pieces: list[tuple[int, int, str]] = []
+    blocks: list[BlockReport] = []
+    findings: list[Finding] = []
+    for start, end in commands_of(text):
+        command = text[start:end]
+        if not _FLAG.search(command) and "--config" not in command:
+            continue
+        place = f"line {text.count(chr(10), 0, start) + 1}"
+        try:
+            done = convert_command(command, settings=settings)
+        except ConfigError as error:
+            if _FLAG.search(command):
+                hint = "Convert it by hand, or a command that has its flags with `--command`."
+                findings.append(make_finding("FM355", place, f"Left as it is. {error}", hint))
+            continue
+        pieces.append((start, end, done.text))
+        blocks += [replace(block, path=place) for block in done.blocks]
+        findings += [replace(finding, subject=f"{place}: {finding.subject}") for finding in done.findings]
+    if not blocks:
+        said = " ".join(f"{finding.subject}: {finding.message}" for finding in findings)
+        msg = f"No command in this script has FSDP flags of HF Trainer or of `accelerate launch`. {said}"
+        raise ConfigError(msg.strip())
+    result = text
+    for start, end, new in reversed(pieces):
+        result = result[:start] + new + result[end:]
+    return TextConversion(text, result, tuple(blocks), tuple(findings))
+
+
+def _converted(stack: str, command: str, runner: str, settings: Settings | None) -> TextConversion | None:
+    """Convert the flags of one framework in a command; None where it has none of FSDP's."""
+    flags = {flag.name: flag for flag in _flags_of_tool(stack, command, runner)}
+    if stack == "hf" and _is_hf(flags):
+        before = _hf_document(flags)
+    elif stack == "accelerate" and _ACCELERATE_FLAGS & {name for name in flags if name.startswith("fsdp_")}:
+        before = _accelerate_document(flags)
+    elif stack == "accelerate" and runner == "accelerate" and ({"use_fsdp", "config_file"} & set(flags)):
+        return _told(command, flags)
+    else:
+        return None
+    done = convert_text(json.dumps(before), stack=stack, is_json=True, settings=settings)
+    if not done.is_changed:
+        return TextConversion(command, command, done.blocks, done.findings)
+    old, new = (_as_flags(stack, json.loads(text)) for text in (json.dumps(before), done.text))
+    return TextConversion(command, _edited(command, flags, old, new), done.blocks, done.findings)
+
+
+def _told(command: str, flags: dict[str, Flag]) -> TextConversion | None:
+    """Say where the settings stand of a command that has none itself."""
+    given = flags.get("config_file")
+    if given is None:
+        document = json.dumps({"distributed_type": "FSDP"})
+        done = convert_text(document, stack="accelerate", is_json=True)
+        new = _as_flags("accelerate", json.loads(done.text))
+        return TextConversion(command, _edited(command, flags, {}, new), done.blocks, done.findings)
+    text = f"{given.value} is another file, which is not converted with this one."
+    hint = f"`fsdp-migrate config {given.value} --from accelerate`, if it has FSDP settings."
+    finding = make_finding("FM356", "--config_file", text, hint)
+    return TextConversion(
+        command, command, (BlockReport("accelerate", "--config_file", "unchanged"),), (finding,)
+    )
+
+
+def _flags_of_tool(stack: str, command: str, runner: str) -> list[Flag]:
+    """Return the flags that are one framework's: before the script Accelerate's, behind it the script's."""
+    flags = read_flags(command)
+    script_at = launch_of(words_of(command)).script_at
+    is_accelerate = stack == "accelerate"
+    if runner != "accelerate" and is_accelerate and (runner or script_at is not None):
+        return []
+    if script_at is not None and runner == "accelerate":
+        return [flag for flag in flags if (flag.start < script_at) is is_accelerate]
+    return [flag for flag in flags if not is_accelerate or flag.name in _ACCELERATE_FLAGS]
+
+
+def _is_hf(flags: dict[str, Flag]) -> bool:
+    """Tell whether ``--fsdp`` is HF Trainer's: by what it says, or by other flags of the Trainer."""
+    if "fsdp" not in flags:
+        return False
+    value = flags["fsdp"].value
+    words = {bare_word(word) for word in (value or "").replace(",", " ").split()}
+    is_told = bool(words & HF_WORDS) or (
+        value is not None and (REFERENCE.search(value) or value.endswith(_FILES))
+    )
+    return bool(is_told) or "fsdp_config" in flags or bool(STRONG & set(flags))
+
+
+def _own_flags(command: str, runner: str) -> list[Flag]:
+    """Return the FSDP flags of a command that are neither HF Trainer's nor Accelerate's."""
+    taken = {
+        flag.start
+        for flag in _flags_of_tool("accelerate", command, runner)
+        if flag.name in _ACCELERATE_FLAGS or flag.name.startswith("fsdp_")
+    }
+    of_script = _flags_of_tool("hf", command, runner)
+    if _is_hf({flag.name: flag for flag in of_script}):
+        taken |= {flag.start for flag in of_script if flag.name in _HF_FLAGS}
+    named = (flag for flag in read_flags(command) if flag.name.startswith(("fsdp", "use_fsdp")))
+    return [flag for flag in named if flag.start not in taken]
+
+
+def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
+    document: dict[str, Any] = {"output_dir": "", "fsdp": _words(flags["fsdp"])}
+    given = flags.get("fsdp_config")
+    text = given.value if given is not None else None
+    if text is not None and text.lstrip().startswith("{"):
+        try:
+            document["fsdp_config"] = json.loads(text)
+        except json.JSONDecodeError as error:
+            msg = f"`--fsdp_config` is no JSON: line {error.lineno}, column {error.colno}: {error.msg}."
+            raise ConfigError(msg, field="fsdp_config") from error
+    elif text is not None:
+        document["fsdp_config"] = text
+    former = {name: flags[name].value for name in _HF_FORMER if name in flags}
+    if former and not isinstance(document.get("fsdp_config"), str):
+        document["fsdp_config"] = {**former, **document.get("fsdp_config", {})}
+    for name in ("bf16", "fp16"):
+        if name in flags and str(flags[name].value).lower() in {"true", "none", "1"}:
+            document[name] = True
+    return document
+
+
+def _words(flag: Flag) -> Any:
+    return True if flag.value is None else flag.value
+
+
+def _accelerate_document(flags: dict[str, Flag]) -> dict[str, Any]:
+    block = {name: flag.value for name, flag in flags.items() if name.startswith("fsdp_")}
+    document: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": block}
+    if "config_file" in flags:
+        document["config_file"] = flags["config_file"].value
+    for name in _BESIDE:
+        if name in flags and is_known(flags[name].value):
+            number = read_number(flags[name].value)
+            document[name] = flags[name].value if number is None else number
+    return document
+
+
+def _as_flags(stack: str, document: dict[str, Any]) -> dict[str, str]:
+    """Return the flags that a document stands for, with their values as they stand in a command."""
+    if stack == "hf":
+        config = document.get("fsdp_config")
+        flags = {"fsdp": document["fsdp"]}
+        if config is not None:
+            flags["fsdp_config"] = config if isinstance(config, str) else json.dumps(config)
+        return {name: "true" if value is True else str(value) for name, value in flags.items()}
+    flags = {**document["fsdp_config"], **document.get("parallelism_config", {})}
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in flags.items()
+    }
+
+
+def _edited(command: str, flags: dict[str, Flag], old: dict[str, str], new: dict[str, str]) -> str:
+    pieces: list[tuple[int, int, str]] = []
+    former = [name for name in _HF_FORMER if name in flags and "fsdp" in flags and name not in new]
+    gone = [name for name in (*old, *former) if name not in new and name in flags]
+    renamed = {old_name: name for old_name, name in _RENAMED.items() if old_name in gone and name in new}
+    for old_name, name in renamed.items():
+        flag = flags[old_name]
+        sign = "=" if command[flag.start : flag.value_start].endswith("=") else " "
+        pieces.append((flag.start, flag.end, f"--{name}{sign}{shlex.quote(new[name])}"))
+    for name in dict.fromkeys(name for name in gone if name not in renamed):
+        gap = _GAP.search(command, 0, flags[name].start)
+        pieces.append((gap.start() if gap else flags[name].start, flags[name].end, ""))
+    for name, value in new.items():
+        given = flags.get(name)
+        is_same = value == old.get(name) and (name != "fsdp_config" or given is None or given.value == value)
+        if given is not None and not is_same and not (name == "fsdp" and given.value is None):
+            pieces.append((given.value_start, given.end, shlex.quote(value)))
+    there = {*flags, *renamed.values()}
+    added = "".join(f" --{name} {shlex.quote(value)}" for name, value in new.items() if name not in there)
+    if any(name.startswith("parallelism_config") for name in new):
+        added += " --use_parallelism_config"
+    last = max(flag.end for flag in flags.values() if flag.name.startswith(("fsdp", "use_fsdp")))
+    pieces.append((last, last, added))
+    for start, end, text in sorted(pieces, key=lambda piece: (piece[0], piece[1]), reverse=True):
+        command = command[:start] + text + command[end:]
+    return command

@@ -1,0 +1,62 @@
+"""What a project imports, where its config alone does not tell: found from the config's folder upwards."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
+_LIGHTNING = re.compile(r"^\s*(?:import|from)\s+(pytorch_lightning|lightning)\b", re.MULTILINE)
+_MOST_LEVELS = 6
+_MOST_FILES = 400
+_MOST_BYTES = 1 << 20
+
+
+def lightning_package(config: Path) -> str | None:
+    """Return the Lightning that a project's sources import most often, or None where nothing tells.
+
+    Example:
+        >>> lightning_package(Path("/")) is None
+        True
+    """
+    root = project_root(config)
+    if root is None:
+        return None
+    counts: Counter[str] = Counter()
+    for path in _sources(root):
+        if path.stat().st_size <= _MOST_BYTES:
+            counts.update(_LIGHTNING.findall(path.read_text(encoding="utf-8", errors="replace")))
+    if not counts:
+        return None
+    [(package, _)] = counts.most_common(1)
+    return "lightning.pytorch" if package == "lightning" else package
+
+
+def project_root(path: Path) -> Path | None:
+    """Return the nearest folder above a file that looks like a project's root."""
+    folders = path.resolve().parents[:_MOST_LEVELS]
+    return next((folder for folder in folders if any((folder / name).exists() for name in _ROOT)), None)
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    """Yield the project's Python files, so many at most; links, hidden folders and venvs are left out."""
+    count = 0
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(
+            n for n in folders if n[0] not in "._" and not (Path(folder) / n / "pyvenv.cfg").exists()
+        )
+        for name in sorted(names):
+            path = Path(folder) / name
+            if path.suffix == ".py" and path.is_file() and not path.is_symlink():
+                yield path
+                count += 1
+                if count == _MOST_FILES:
+                    return

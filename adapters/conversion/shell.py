@@ -1,0 +1,163 @@
+"""The commands in a shell script, and whose the words of a command are. Nothing is run or expanded."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+OPERATOR = r"\d*[<>]+&?\d*|[;&|()]+"
+_WORD = re.compile(
+    rf"{OPERATOR}|(?:\\(?!\n).|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\([^()]*\)|[^\s\\'\";&|()<>])+", re.DOTALL
+)
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+_SUFFIXES = frozenset({".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".sub", ".job", ".pbs"})
+_SHEBANG = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
+_RUNNERS = frozenset({"torchrun", "deepspeed", "srun", "mpirun", "python", "python3"})
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a command: what it means, what stands there, and where."""
+
+    value: str
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a command starts: ``accelerate`` or another runner, and where the script's name stands.
+
+    ``script_at`` is None where no name of a script is seen; ``runner`` is empty where none is.
+    """
+
+    runner: str
+    script_at: int | None
+
+
+def is_script(suffix: str, text: str) -> bool:
+    r"""Tell whether a file is a shell script: by its suffix, or by its first line.
+
+    Example:
+        >>> is_script(".slurm", ""), is_script("", "#!/usr/bin/env bash\n"), is_script(".yaml", "a: 1")
+        (True, True, False)
+    """
+    return suffix.lower() in _SUFFIXES or _SHEBANG.match(text) is not None
+
+
+def words_of(command: str) -> list[Word]:
+    """Return the words of a command.
+
+    Raises:
+        ConfigError: A quote is not closed.
+    """
+    try:
+        return [
+            Word(" ".join(shlex.split(match.group())), match.group(), match.start(), match.end())
+            for match in _WORD.finditer(command)
+        ]
+    except (ValueError, IndexError) as error:
+        msg = f"The command cannot be read: {error}."
+        raise ConfigError(msg) from error
+
+
+def launch_of(words: list[Word]) -> Launch:
+    """Return what a command starts."""
+    values = [word.value for word in words]
+    names = [value.rpartition("/")[2] for value in values]
+    runner, first = "", 0
+    for index, name in enumerate(names):
+        if name == "accelerate" and "launch" in values[index + 1 : index + 2]:
+            runner, first = "accelerate", index + 2
+            break
+        if name in {"accelerate-launch", "accelerate.commands.launch"}:
+            runner, first = "accelerate", index + 1
+            break
+        if name in _RUNNERS and not runner:
+            runner, first = name, index + 1
+    for index in range(first, len(values)):
+        is_module = values[index] in {"-m", "--module"} and names[index + 1 : index + 2] != [
+            "accelerate.commands.launch"
+        ]
+        if values[index].endswith(".py") or is_module:
+            return Launch(runner, words[index].start)
+    return Launch(runner, None)
+
+
+def commands_of(text: str) -> Iterator[tuple[int, int]]:
+    r"""Yield where each command of a script begins and ends; comments and here-documents are none.
+
+    Example:
+        >>> text = "cd x && run \\\n  --a 'b; c'  # d\ncat <<E\n--a\nE\n"
+        >>> [text[start:end].strip() for start, end in commands_of(text)]
+        ['cd x', "run \\\n  --a 'b; c'", 'cat <<E']
+    """
+    index = start = depth = 0
+    heredocs: list[str] = []
+    while index < len(text):
+        char = text[index]
+        if char == "\\":
+            index += 2
+        elif char in "'\"":
+            index = _closed(text, index)
+        elif char == "#" and (index == 0 or text[index - 1].isspace()):
+            end = _line_end(text, index)
+            if not depth:
+                yield from _trimmed(text, start, index)
+                start = end
+            index = end
+        elif char == "\n" and heredocs and not depth:
+            yield from _trimmed(text, start, index)
+            index = start = _after_heredoc(text, index, heredocs.pop(0))
+        elif (char == "\n" and not depth) or (_ends_command(text, index) and not depth):
+            yield from _trimmed(text, start, index)
+            index = start = index + 1
+        elif (match := _HEREDOC.match(text, index)) is not None:
+            heredocs.append(match.group(2))
+            index = match.end()
+        else:
+            depth = max(depth + (char == "(") - (char == ")"), 0)
+            index += 1
+    yield from _trimmed(text, start, len(text))
+
+
+def _trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    piece = text[start:end]
+    if piece.strip():
+        yield start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
+
+
+def _closed(text: str, index: int) -> int:
+    """Return what follows a quoted text; the end where it is not closed."""
+    quote = text[index]
+    index += 1
+    while index < len(text) and text[index] != quote:
+        index += 2 if text[index] == "\\" and quote == '"' else 1
+    return index + 1
+
+
+def _line_end(text: str, index: int) -> int:
+    end = text.find("\n", index)
+    return len(text) if end < 0 else end
+
+
+def _after_heredoc(text: str, index: int, word: str) -> int:
+    match = re.compile(rf"^\s*{word}\s*$", re.MULTILINE).search(text, index)
+    return match.end() if match else len(text)
+
+
+def _ends_command(text: str, index: int) -> bool:
+    """Tell whether a character ends a command: ``;``, ``|`` and ``&``, which in ``2>&1`` does not."""
+    if text[index] != "&":
+        return text[index] in ";|"
+    return text[index - 1 : index] not in {">", "<"} and text[index + 1 : index + 2] != ">"

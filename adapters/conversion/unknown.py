@@ -1,0 +1,197 @@
+"""What to say of a document in which no FSDP settings are known: whose they are, and what converts them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate import words
+from fsdp_migrate.adapters.document.nodes import (
+    Alias,
+    Mapping,
+    Node,
+    Sequence,
+    effective,
+    key_text,
+    plain,
+    target,
+)
+from fsdp_migrate.adapters.engine.base import mappings_of, plain_values
+from fsdp_migrate.adapters.torch_kwargs import TORCH_KEYS
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence as Many
+
+    from fsdp_migrate.adapters.engine.base import Block
+
+
+FILE = "FILE"
+"""Stands for the file in commands that are shown; who knows its name puts it there."""
+_FSDP = re.compile(r"fsdp|fully_?sharded", re.IGNORECASE)
+_OFF = frozenset({"", "false", "no", "off", "none", "null", "0"})
+_ARGUMENTS = frozenset(key.name for key in TORCH_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A framework whose settings are its own: what shows it, and how it runs FSDP2."""
+
+    title: str
+    classes: tuple[str, ...]
+    keys: tuple[str, ...]
+    says: str
+
+
+FOREIGN: tuple[Foreign, ...] = (
+    Foreign(
+        "verl",
+        ("verl",),
+        ("actor_rollout_ref",),
+        "verl runs FSDP2 with `strategy: fsdp2` for the actor and the critic",
+    ),
+    Foreign(
+        "torchtune",
+        ("torchtune",),
+        (),
+        "torchtune's distributed recipes run FSDP2 by themselves from 0.4 on, with `fsdp_cpu_offload` and "
+        "`fsdp_reshard_after_forward`",
+    ),
+    Foreign(
+        "fairseq2",
+        ("fairseq2",),
+        ("data_parallelism",),
+        "fairseq2 runs FSDP2 with `version: v2` in the `fsdp` of its trainer",
+    ),
+    Foreign(
+        "NeMo AutoModel",
+        ("nemo_automodel",),
+        (),
+        "NeMo AutoModel runs FSDP2 by its `FSDP2Manager`",
+    ),
+    Foreign(
+        "NeMo",
+        ("nemo", "nemo_run"),
+        ("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint", "megatron_amp_O2"),
+        "NeMo makes FSDP1 of them in its own code, which has no FSDP2; NeMo AutoModel runs FSDP2",
+    ),
+)
+
+
+def foreign_of(document: Node) -> Foreign | None:
+    """Return the framework whose settings a document holds, if it is one that has its own."""
+    names: set[str] = set()
+    packages: set[str] = set()
+    for _, mapping in mappings_of(document):
+        values = plain_values(mapping)
+        names |= set(values)
+        classes = (values.get(key) for key in ("_target_", "class_path", "_component_"))
+        packages |= {value.partition(".")[0] for value in classes if isinstance(value, str)}
+    return next((f for f in FOREIGN if packages & set(f.classes) or names & set(f.keys)), None)
+
+
+def off_paths(documents: Many[Node]) -> list[str]:
+    """Return the keys that switch FSDP off, where nothing else in the documents names it; or none."""
+    found = [(path, value) for document in documents for path, value in _fsdp_like(document)]
+    switches = [(path, value) for path, value in found if _is_switch(path)]
+    off = [path for path, value in switches if _is_off(value)]
+    return off if off and len(off) == len(switches) else []
+
+
+def _is_switch(path: str) -> bool:
+    return path.rpartition(".")[2].lower().replace("-", "_") in {"fsdp", "use_fsdp", "enable_fsdp", "is_fsdp"}
+
+
+def _is_off(value: Any) -> bool:
+    if isinstance(value, dict):
+        return not value or any(_is_off(value.get(name, True)) for name in ("enabled", "enable", "use"))
+    return value == [] or str("" if value is None else value).strip().lower() in _OFF
+
+
+def nothing_found(
+    documents: list[Node],
+    whose: str,
+    key: str | None,
+    uncertain: list[tuple[Block, str]],
+    converts: Callable[[str], bool],
+) -> ConfigError:
+    """Return the error that says why nothing was converted, and what to do about it.
+
+    Args:
+        documents: What was read.
+        whose: The framework that was asked for, in words, or nothing.
+        key: The path that was asked for.
+        uncertain: What may be a framework's, with the framework's title.
+        converts: Tells of the path of a mapping whether it converts as torch's own arguments.
+    """
+    if key is not None:
+        paths = sorted(
+            {".".join(path) for document in documents for path, _ in mappings_of(document) if path}
+        )
+        return ConfigError(f"There is no mapping at `{key}`.{words.closest(key, paths)}", field=key)
+    seen = list(dict.fromkeys(path for document in documents for path, _ in _fsdp_like(document)))
+    foreign = next((found for found in map(foreign_of, documents) if found), None)
+    if foreign and seen:
+        listed = ", ".join(f"`{path}`" for path in seen[:4])
+        msg = (
+            f"It configures FSDP for {foreign.title} ({listed}), whose settings are its own: {foreign.says}."
+        )
+        return ConfigError(f"{msg} There is nothing to convert.")
+    if uncertain:
+        return ConfigError(_uncertain(uncertain))
+    commands = [
+        f"`fsdp-migrate config {FILE} --from torch --key {path or '.'}`"
+        for path in _argument_paths(documents)
+        if converts(path or ".")
+    ]
+    if not seen and not commands:
+        return ConfigError(f"Nothing in it configures FSDP{whose}: there is nothing to convert.")
+    shown = ", ".join(f"`{path}`" for path in seen[:6]) + (", ..." if len(seen) > 6 else "")
+    msg = f"Nothing in it configures FSDP1{whose} in a way that is known here."
+    if shown:
+        msg += f" What names FSDP is {shown}."
+    if commands:
+        msg += f" Arguments of FullyShardedDataParallel for code of its own: {' or '.join(commands)}."
+    else:
+        msg += " If one of them is a mapping of FSDP settings, name it by `--key`, and its stack by `--from`."
+    return ConfigError(msg)
+
+
+def _uncertain(uncertain: list[tuple[Block, str]]) -> str:
+    command = f"fsdp-migrate config {FILE}"
+    parts = [
+        f"`{block.name}` may be {title}'s: `{command} --from {block.stack} --key {block.name}`"
+        for block, title in uncertain
+    ]
+    return f"Whose FSDP settings these are cannot be told from what stands around them. {'; '.join(parts)}."
+
+
+def _argument_paths(documents: list[Node]) -> Iterator[str]:
+    """Yield the paths of mappings that hold arguments of FSDP1: two of them, or one where FSDP is named."""
+    for document in documents:
+        for path, mapping in mappings_of(document):
+            count = len(_ARGUMENTS & set(effective(mapping)))
+            named = bool(path) and _FSDP.search(path[-1]) is not None
+            if count >= 2 or (count and named):
+                yield ".".join(path)
+
+
+def _fsdp_like(node: Node, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    """Return the paths of keys that have FSDP in their names, with the values."""
+    node = target(node) if not path else node
+    found: list[tuple[str, Any]] = []
+    if isinstance(node, Mapping):
+        for entry in node.entries:
+            name = key_text(entry)
+            if name is None or isinstance(entry.value, Alias):
+                continue
+            if _FSDP.search(name):
+                found.append((".".join((*path, name)), plain(entry.value)))
+            else:
+                found += _fsdp_like(entry.value, (*path, name))
+    elif isinstance(node, Sequence):
+        for index, item in enumerate(node.items):
+            found += _fsdp_like(item, (*path, str(index)))
+    return found

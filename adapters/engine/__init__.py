@@ -1,0 +1,1 @@
+"""What the adapters of all frameworks share: blocks, keys, drafts, and code that is written for people."""

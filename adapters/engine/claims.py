@@ -1,0 +1,122 @@
+"""What the adapters claim about frameworks: what a key does, and in which versions. One table for each.
+
+Findings take their words from here. ``tests/frameworks`` holds every claim against the framework that is
+installed, and ``make test-frameworks`` against other versions of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What holds from the version ``since`` on, and no longer in ``before``; empty: always.
+
+    Example:
+        >>> Claim("x", "5.0", "5.4").versions, Claim("x", since="5.10").versions, Claim("x").versions
+        ('5.0 to 5.3', '5.10 and later', 'every version')
+    """
+
+    says: str
+    since: str = ""
+    before: str = ""
+
+    def holds(self, version: str) -> bool:
+        """Tell whether it is claimed of a version, such as ``5.10.1``."""
+        number = _number(version)
+        return (not self.since or number >= _number(self.since)) and (
+            not self.before or number < _number(self.before)
+        )
+
+    @property
+    def versions(self) -> str:
+        """The versions of which it is claimed, in words."""
+        if self.since and self.before:
+            major, minor = _number(self.before)
+            return f"{self.since} to {f'{major}.{minor - 1}' if minor else f'before {major}.0'}"
+        if self.since:
+            return f"{self.since} and later"
+        return f"before {self.before}" if self.before else "every version"
+
+
+def _number(version: str) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    assert found is not None, version
+    return int(found.group(1)), int(found.group(2))
+
+
+TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
+    {
+        "version_read": Claim("`version: 2` in `fsdp_config` makes it FSDP2", since="5.0"),
+        "fsdp2_default": Claim("FSDP2 runs without `version`", since="5.10"),
+        "missing_reshard_is_false": Claim(
+            "under `version: 2`, no `reshard_after_forward` is taken for false",
+            since="5.0",
+            before="5.4",
+        ),
+        "state_dict_type_read": Claim("`state_dict_type` in `fsdp_config` is read", since="5.10"),
+        "cpu_offload_read": Claim("`cpu_offload` in `fsdp_config` is read", since="5.10"),
+        "auto_wrap_policy_read": Claim("`auto_wrap_policy` in `fsdp_config` is read", since="5.10"),
+        "size_needs_policy": Claim(
+            "`min_num_params` counts only beside `auto_wrap_policy: SIZE_BASED_WRAP`", since="5.10"
+        ),
+        "offload_word": Claim("`offload` in `fsdp` keeps parameters on the CPU"),
+        "hybrid_refused": Claim("`hybrid_shard` in `fsdp` is refused under FSDP2", since="5.10"),
+        "wrap_arguments": Claim(
+            "`fsdp_transformer_layer_cls_to_wrap` and `fsdp_min_num_params` are arguments of their own",
+            before="5.0",
+        ),
+        "no_prefetch": Claim("FSDP1 does not prefetch in backward unless `backward_prefetch` is given"),
+    }
+)
+ACCELERATE: Mapping[str, Claim] = MappingProxyType(
+    {
+        "fsdp2": Claim("`fsdp_version: 2` runs FSDP2", since="1.6"),
+        "full_state_dict": Claim("FSDP2 saves and loads FULL_STATE_DICT", since="1.7"),
+        "prefetch_policy_unread": Claim("`fsdp_backward_prefetch_policy` is not read", since="0.27"),
+        "no_prefetch": Claim("FSDP1 does not prefetch in backward unless `fsdp_backward_prefetch` is given"),
+        "precision_by_unit": Claim(
+            "FSDP2 casts the inputs of every unit, and outputs; FSDP1 the root's inputs, and buffers",
+            since="1.6",
+        ),
+        "size_counts_children": Claim(
+            "under SIZE_BASED_WRAP FSDP2 counts the parameters of wrapped children too", since="1.7"
+        ),
+        "forward_prefetch_refused": Claim("`forward_prefetch` is refused under FSDP2", since="1.6"),
+        "local_refused": Claim("LOCAL_STATE_DICT is refused under FSDP2", since="1.6"),
+    }
+)
+ACCELERATE_UNREAD = frozenset({"limit_all_gathers", "backward_prefetch_policy", "transformer_cls_to_wrap"})
+"""Keys of people's files that Accelerate's launcher has no flag for: they stand there without effect."""
+LIGHTNING: Mapping[str, Claim] = MappingProxyType(
+    {
+        "model_parallel": Claim("`ModelParallelStrategy` shards with FSDP2", since="2.4"),
+        "no_16_mixed": Claim("`ModelParallelStrategy` refuses `precision: 16-mixed`", since="2.4"),
+        "precision_casts": Claim(
+            "`FSDPStrategy` takes parameters', gradients' and buffers' dtype from the Trainer's `precision`"
+        ),
+    }
+)
+COMPOSER: Mapping[str, Claim] = MappingProxyType(
+    {
+        "buffers_cast": Claim("FSDP1 casts buffers under DEFAULT and PURE"),
+        "buffers_kept": Claim("FSDP2 leaves buffers in their own dtype", since="0.32"),
+        "inputs_of_every_unit": Claim("FSDP2 casts the inputs of every unit", since="0.32"),
+    }
+)
+AXOLOTL_REFUSED_OPTIMIZERS = frozenset({"adamw_8bit", "adamw_bnb_8bit"})
+"""What Axolotl refuses under FSDP2; other 8-bit optimizers it lets pass."""
+AXOLOTL: Mapping[str, Claim] = MappingProxyType(
+    {
+        "optimizers": Claim("FSDP2 with an 8-bit optimizer of bitsandbytes is refused", since="0.10"),
+        "bare_keys": Claim("keys of `fsdp_config` have no prefix", since="0.11"),
+    }
+)

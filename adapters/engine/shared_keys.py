@@ -1,0 +1,261 @@
+"""What the configs of several stacks have in common: keys, and what becomes of them under FSDP2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate import words
+from fsdp_migrate.adapters.engine.base import (
+    Block,
+    Draft,
+    Key,
+    Outcome,
+    bare_values,
+    is_known,
+    obsolete,
+    shown,
+    written_key,
+)
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.config import FSDP2Config
+
+
+WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+STATE_DICT_TYPES = {
+    "full_state_dict": "FULL_STATE_DICT",
+    "sharded_state_dict": "SHARDED_STATE_DICT",
+    "local_state_dict": "LOCAL_STATE_DICT",
+    "1": "FULL_STATE_DICT",
+    "2": "LOCAL_STATE_DICT",
+    "3": "SHARDED_STATE_DICT",
+}
+
+
+def strategy_of(value: Any, field: str = "value") -> str:
+    """Read a sharding strategy as Accelerate does: a word in any case, or the number 1 to 5.
+
+    Raises:
+        ConfigError: There is no such strategy.
+    """
+    if isinstance(value, bool):
+        return "FULL_SHARD" if value else "SHARD_GRAD_OP"
+    word = words.bare_word(value)
+    if word in {"true", "false"}:
+        return "FULL_SHARD" if word == "true" else "SHARD_GRAD_OP"
+    return words.read_strategy(value, field)
+
+
+def frees_after_forward(strategy: str) -> bool:
+    """Tell whether units are freed after their forward."""
+    return strategy in {"FULL_SHARD", "HYBRID_SHARD"}
+
+
+def freed(value: Any, frees: bool) -> Outcome:
+    """Return the outcome of a strategy: the boolean of FSDP2, which says whether units are freed."""
+    text = (
+        f"{shown(value)}: {'every unit but the root is freed' if frees else 'nothing is freed'} after "
+        "forward."
+    )
+    return Outcome("FM341", text, key="reshard_after_forward", value=frees, has_value=True)
+
+
+def kept_or_freed(value: Any, frees: bool) -> Outcome:
+    """Return the outcome of a strategy where the boolean itself may stand."""
+    return Outcome("FM340", "Kept: it is FSDP2's own.") if value is frees else freed(value, frees)
+
+
+def to_reshard(value: Any, block: Block) -> Outcome:
+    """Turn a strategy into the boolean of FSDP2; what it says about meshes is done elsewhere."""
+    del block
+    return kept_or_freed(value, frees_after_forward(strategy_of(value)))
+
+
+def to_reshard_unless_second(value: Any, block: Block) -> Outcome:
+    """Turn the newer spelling of a strategy into the boolean; FSDP1 reads the older one where both stand."""
+    assert block.node is not None
+    first = written_key(block.node, "sharding_strategy")
+    if first is None:
+        return to_reshard(value, block)
+    return Outcome("FM342", f"{shown(value)}: FSDP1 reads `{first}`, which stands beside it.", remove=True)
+
+
+def drop_prefetch(value: Any, block: Block) -> Outcome:
+    """Take out the backward prefetch: FSDP2 always prefetches, before the gradient computation."""
+    del block
+    prefetch = words.read_prefetch(value, "value")
+    if prefetch == "BACKWARD_PRE":
+        return Outcome("FM342", f"{shown(value)}: FSDP2 does so without being told.", remove=True)
+    text = (
+        f"{shown(value)}: FSDP2 prefetches before the gradient computation, whatever is asked for. One "
+        "more unit "
+        "is held in full during backward; values are the same."
+    )
+    return Outcome("FM343", text, remove=True)
+
+
+def read_state_dict_type(value: Any) -> str:
+    """Read the type of state dicts: a word in any case, or torch's number.
+
+    Raises:
+        ConfigError: There is no such type.
+    """
+    word = words.bare_word(value)
+    word = word if word in STATE_DICT_TYPES else f"{word}_state_dict"
+    if word not in STATE_DICT_TYPES:
+        msg = f"`value` is {value!r}, which is no type of state dict.{words.closest(word, STATE_DICT_TYPES)}"
+        raise ConfigError(msg, field="state_dict_type")
+    return STATE_DICT_TYPES[word]
+
+
+def keep_state_dict_type(value: Any, block: Block) -> Outcome:
+    """Keep FULL and SHARDED; LOCAL, which FSDP2 has no more, becomes SHARDED."""
+    del block
+    if value is None:
+        return Outcome("FM340", "Kept: it means the same.")
+    read = read_state_dict_type(value)
+    if read != "LOCAL_STATE_DICT" and (read == str(value).upper() or str(value).isdigit()):
+        return Outcome("FM340", "Kept: it means the same.")
+    if read != "LOCAL_STATE_DICT":
+        return Outcome("FM341", f"{shown(value)} is written as {read}.", value=read, has_value=True)
+    text = (
+        f"{shown(value)}: FSDP2 has no local state dicts. Sharded ones are saved, and loaded on any number "
+        "of ranks."
+    )
+    hint = "Checkpoints of LOCAL_STATE_DICT do not load into FSDP2: save once more under FSDP1, as SHARDED."
+    return Outcome("FM343", text, hint, value="SHARDED_STATE_DICT", has_value=True)
+
+
+def keep_wrap_policy(value: Any, block: Block) -> Outcome:
+    """Keep the policy's name; a policy by size wraps other modules under Accelerate's FSDP2."""
+    del block
+    if value is None:
+        return Outcome("FM340", "Kept: it means the same.")
+    word = words.bare_word(value).upper()
+    if word not in WRAP_POLICIES:
+        near = words.closest(word, WRAP_POLICIES)
+        msg = f"`value` is {value!r}; expected one of {', '.join(WRAP_POLICIES)}.{near}"
+        raise ConfigError(msg, field="auto_wrap_policy")
+    if word == "SIZE_BASED_WRAP":
+        text = (
+            f"{shown(value)}: Accelerate's FSDP2 wraps every module with that many parameters, those of "
+            "its wrapped "
+            "children counted too, where FSDP1 counts only what is left. There are more units; values are "
+            "the same."
+        )
+        hint = "TRANSFORMER_BASED_WRAP with the layers' class gives the same units in both."
+        return Outcome("FM343", text, hint)
+    return Outcome("FM340", "Kept: the same modules are units.")
+
+
+def keep_classes(value: Any, block: Block) -> Outcome:
+    """Keep the classes, as ``A,B``: Accelerate looks for a class with the spaces that stand around a name."""
+    del block
+    if value is None:
+        return Outcome("FM340", "Kept: it means the same.")
+    joined = ",".join(words.read_names(value, "value"))
+    if joined == value:
+        return Outcome("FM340", "Kept: the same classes are units.")
+    return Outcome("FM341", f"Written as {joined}, as Accelerate reads it.", value=joined, has_value=True)
+
+
+def drop_orig_params(value: Any, block: Block) -> Outcome:
+    """Take out ``use_orig_params``: FSDP2 always shows the original parameters."""
+    del block
+    off = value is not None and not words.read_bool(value, "value")
+    hint = (
+        "Code that counts parameters, or groups them by `ndim`, now sees the original ones." if off else None
+    )
+    return Outcome("FM342", f"{shown(value)}: FSDP2 always shows the original parameters.", hint, remove=True)
+
+
+def broadcasts_from_rank0(block: Block, keys: tuple[Key, ...], *, default: bool) -> bool:
+    """Tell whether rank 0 alone loads the weights, and so sends them to all ranks."""
+    loads = bare_values(block.node, keys).get("cpu_ram_efficient_loading")
+    return words.read_bool(loads, "cpu_ram_efficient_loading") if is_known(loads) else default
+
+
+def lost_sync(value: Any, hint: str) -> Outcome:
+    """Return the outcome of ``sync_module_states`` where the stack's FSDP2 sends nothing."""
+    text = (
+        f"{shown(value)}: FSDP2 does not send rank 0's weights to the other ranks unless "
+        "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
+    )
+    return Outcome("FM343", text, hint, remove=True)
+
+
+ORIG_PARAMS = Key(
+    "use_orig_params", "taken out: obsolete, FSDP2 always shows the original parameters", drop_orig_params
+)
+LIMIT_ALL_GATHERS = Key(
+    "limit_all_gathers",
+    "taken out: obsolete, FSDP2 bounds its memory without it",
+    obsolete("FSDP2 bounds its memory without it."),
+)
+
+
+def shard_config(block: Block, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the FSDP1 arguments of a block with Accelerate's keys, by their bare names."""
+    arguments: dict[str, Any] = {}
+    for name in ("sharding_strategy", "reshard_after_forward"):
+        if is_known(values.get(name)):
+            arguments["sharding_strategy"] = strategy_of(values[name], block.at(name))
+            break
+    plain_ones = {
+        "offload_params": "cpu_offload",
+        "forward_prefetch": "forward_prefetch",
+        "limit_all_gathers": "limit_all_gathers",
+        "use_orig_params": "use_orig_params",
+        "sync_module_states": "sync_module_states",
+    }
+    for name, argument in plain_ones.items():
+        if is_known(values.get(name)):
+            arguments[argument] = values[name]
+    prefetch = values.get("backward_prefetch")
+    arguments["backward_prefetch"] = prefetch if is_known(prefetch) else None
+    policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
+    classes, count = values.get("transformer_layer_cls_to_wrap"), values.get("min_num_params")
+    if policy == "transformer_based_wrap" and is_known(classes):
+        arguments["auto_wrap_policy"] = {"transformer_layer_cls": classes}
+    elif policy == "size_based_wrap" and is_known(count):
+        arguments["auto_wrap_policy"] = {"min_num_params": count}
+    return arguments
+
+
+def say_mixed_precision(
+    block: Block, config: FSDP2Config, draft: Draft, key: str = "mixed_precision"
+) -> None:
+    """Say how Accelerate's FSDP2 applies mixed precision otherwise than its FSDP1."""
+    if config.mp_policy.param_dtype is None:
+        return
+    dtype = config.mp_policy.param_dtype
+    text = (
+        f"{dtype}: Accelerate's FSDP2 leaves buffers in their own dtype where FSDP1 casts them, casts the "
+        "inputs of "
+        f"every unit where FSDP1 casts the root's, and casts outputs to {dtype}. Parameters and gradients "
+        "are cast alike."
+    )
+    hint = "Where buffers matter, such as rotary frequencies, the new run is the more exact one."
+    draft.say("FM354", block.beside(key), text, hint)
+
+
+def say_no_prefetch(
+    block: Block, draft: Draft, keys: tuple[Key, ...], title: str, name: str = "backward_prefetch"
+) -> None:
+    """Say that FSDP2 prefetches where FSDP1 was not told to, and so did not."""
+    if "backward_prefetch" in bare_values(block.node, keys):
+        return
+    text = f"Without it FSDP1 does not prefetch in {title}. FSDP2 always does: one more unit is held in full."
+    draft.say("FM343", block.at(name), text)
+
+
+def say_no_shard(draft: Draft, subject: str, ddp: str) -> None:
+    """Say what NO_SHARD becomes where a stack's FSDP2 always shards."""
+    text = (
+        "NO_SHARD: this FSDP2 cannot keep whole parameters on every rank between steps. It shards them and "
+        "frees nothing "
+        "after forward, as SHARD_GRAD_OP does: less memory, other communication, the same values."
+    )
+    draft.say("FM353", subject, text, f"{ddp}, is DistributedDataParallel, which is what NO_SHARD does.")

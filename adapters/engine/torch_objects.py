@@ -1,0 +1,65 @@
+"""torch's objects as configs write them: Hydra's ``_target_``, ``class_path``, resolvers (``${...:...}``).
+
+Nothing that they name is imported or called; only the words in them are read.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fsdp_migrate.adapters.document.nodes import Reference
+
+
+_RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:\s*['\"]?([A-Za-z_][\w.]*)['\"]?\s*\}\Z")
+
+
+def read_objects(value: Any) -> Any:
+    """Return a value with the objects in it as words and plain mappings; what is not understood stays.
+
+    Example:
+        >>> read_objects({"_target_": "torch.__dict__.get", "_args_": ["bfloat16"]})
+        'bfloat16'
+        >>> read_objects(Reference("${resolve_variable:torch.distributed.fsdp.ShardingStrategy.NO_SHARD}"))
+        'torch.distributed.fsdp.ShardingStrategy.NO_SHARD'
+        >>> read_objects({"class_path": "torch.CPUOffload", "init_args": {"offload_params": 1}})
+        {'offload_params': 1}
+    """
+    if isinstance(value, Reference):
+        match = _RESOLVER.match(value.text.strip())
+        return match.group(1) if match and "." in match.group(1) else value
+    if isinstance(value, list):
+        return [read_objects(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "class_path" in value:
+        return _instance(str(value["class_path"]), read_objects(value.get("init_args") or {}))
+    if "_target_" in value:
+        inner = {name: read_objects(item) for name, item in value.items() if not name.startswith("_")}
+        arguments = read_objects(value.get("_args_") or [])
+        return _instance(str(value["_target_"]), inner, arguments)
+    return {name: read_objects(item) for name, item in value.items()}
+
+
+def _instance(target: str, arguments: dict[str, Any], positional: list[Any] | None = None) -> Any:
+    """Return what a call or an object stands for: its name, its only argument, or its arguments."""
+    name = target.rpartition(".")[2]
+    if name in {"get", "getattr", "get_object", "get_class", "get_attr", "resolve_dtype"}:
+        given = [item for item in (positional or [*arguments.values()]) if isinstance(item, str)]
+        return given[-1] if given else target
+    if positional and not arguments and len(positional) == 1:
+        return positional[0]
+    if name == "ModuleWrapPolicy":
+        return arguments.get("module_classes", positional[0] if positional else [])
+    if name in {"transformer_auto_wrap_policy", "size_based_auto_wrap_policy"}:
+        kept = {k: v for k, v in arguments.items() if k in {"transformer_layer_cls", "min_num_params"}}
+        return kept or name
+    return arguments or ({} if name in {"MixedPrecision", "CPUOffload"} else target)
+
+
+def target_of(value: Any) -> str | None:
+    """Return the class that a mapping instantiates, or None."""
+    if not isinstance(value, dict):
+        return None
+    target = value.get("_target_", value.get("class_path"))
+    return target if isinstance(target, str) else None

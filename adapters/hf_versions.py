@@ -1,0 +1,113 @@
+"""HF Trainer's settings that not every version of transformers reads, or reads from another place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate import words
+from fsdp_migrate.adapters.document.edits import Change
+from fsdp_migrate.adapters.document.nodes import effective
+from fsdp_migrate.adapters.engine.base import bare_values, is_known, mapping_at, owner_of, plain_values
+from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
+from fsdp_migrate.adapters.engine.shared_keys import say_no_shard
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.adapters.engine.base import Block, Draft, Key
+    from fsdp_migrate.config import FSDP2Config
+
+
+FORMER = {
+    "fsdp_transformer_layer_cls_to_wrap": "transformer_layer_cls_to_wrap",
+    "fsdp_min_num_params": "min_num_params",
+}
+"""Arguments of their own before ``fsdp_config`` had them, and what they are there."""
+
+
+def former_values(block: Block) -> dict[str, Any]:
+    """Return what arguments beside ``fsdp_config`` say that now stand in it."""
+    if block.node is block.owner:
+        return {}
+    beside = plain_values(block.owner)
+    return {new: beside[old] for old, new in FORMER.items() if is_known(beside.get(old))}
+
+
+def take_former(block: Block, draft: Draft, keys: tuple[Key, ...]) -> dict[str, tuple[Any, str]]:
+    """Take these arguments out, and return what to write into ``fsdp_config``, each with why."""
+    wanted: dict[str, tuple[Any, str]] = {}
+    if block.node is block.owner:
+        return wanted
+    inside = bare_values(block.node, keys)
+    beside = plain_values(block.owner)
+    for old, new in FORMER.items():
+        entry = effective(block.owner).get(old)
+        if entry is None:
+            continue
+        subject = block.beside(old)
+        try:
+            value = _read(new, beside[old])
+        except ConfigError as error:
+            draft.say("FM348", subject, str(error), "Correct it, and convert again.")
+            continue
+        versions = TRANSFORMERS["wrap_arguments"].versions
+        if new in inside and value and _read(new, inside[new]) != value:
+            text = f"It says other than `{block.at(new)}`; transformers {versions} read both."
+            draft.say("FM348", subject, text, f"Put it into `{block.at(new)}`, and convert again.")
+            continue
+        draft.edits.change(owner_of(block.owner, entry), Change(entry, remove=True))
+        text = f"It moves into `{block.name}`: an argument of its own in transformers {versions} alone."
+        draft.say("FM341", subject, text)
+        if value and new not in inside:
+            wanted[new] = (value, f"`{old}`, where every version reads it.")
+    return wanted
+
+
+def _read(name: str, value: Any) -> Any:
+    if not is_known(value):
+        return None
+    return words.read_count(value, name) if name == "min_num_params" else list(words.read_names(value, name))
+
+
+def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple[Key, ...]) -> None:
+    """Say which versions of transformers do what the outcome says."""
+    values = bare_values(
+        block.node if block.node is not None else mapping_at(block.owner, "fsdp_config"), keys
+    )
+    reads, state = TRANSFORMERS["version_read"], TRANSFORMERS["state_dict_type_read"]
+    text = f"`version: 2` is read by transformers {reads.versions}; older ones stay with FSDP1."
+    if "SHARD" not in str(values.get("state_dict_type")).upper():
+        text += (
+            f" `state_dict_type` is read by {state.versions}: {reads.since} to {_before(state.since)} save "
+            "SHARDED_STATE_DICT instead of FULL_STATE_DICT."
+        )
+    offloads = {str(values.get(name)).lower() for name in ("cpu_offload", "offload_params")}
+    if "true" in offloads and "offload" not in items:
+        text += f" So is `cpu_offload`: give `offload` in `fsdp` to versions before {state.since}."
+    hint = f"transformers {state.since} or newer does all that this says."
+    draft.say("FM358", block.name, text, hint)
+
+
+def _before(version: str) -> str:
+    major, _, minor = version.partition(".")
+    return f"{major}.{int(minor) - 1}"
+
+
+def say_mesh(block: Block, strategy: str | None, config: FSDP2Config, draft: Draft) -> None:
+    """Say what the strategies become that need a mesh, or none."""
+    subject = block.beside("fsdp") if strategy else block.at("reshard_after_forward")
+    if config.mesh == "replicate":
+        say_no_shard(draft, subject, "No `fsdp` at all, under torchrun")
+    elif config.mesh == "hybrid" and block.settings.nodes == 1:
+        draft.say("FM341", subject, "HYBRID_SHARD on one node is one shard group: full sharding, the same.")
+    elif config.mesh == "hybrid":
+        text = (
+            "HYBRID_SHARD: HF Trainer takes no mesh from a file, and FSDP2 shards over all ranks of all "
+            "nodes."
+        )
+        hint = (
+            "On one node that is the same. Otherwise give "
+            "`parallelism_config=ParallelismConfig(dp_replicate_size="
+            "<nodes>, dp_shard_size=<ranks of a node>)` to TrainingArguments."
+        )
+        draft.say("FM355", subject, text, hint)

@@ -1,0 +1,67 @@
+"""The bytes of an output that are made in memory: changed values, and the files that say what the rest is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.formats.dcp_items import open_value
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE, read_metadata
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.formats.pickle_strings import replace_strings
+from fsdp_migrate.checkpoint_convert.formats.safetensors_writer import INDEX_FILE
+from fsdp_migrate.checkpoint_convert.formats.unflatten import build_nested, pick_value, read_value
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import small_archive
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, InlineValue, Stored
+from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedValue
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.execution.placement import Placement, ValueKey
+    from fsdp_migrate.checkpoint_convert.outputs.output import Output
+    from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
+
+
+def closing_files(plan: ConversionPlan, placement: Placement, output: Output) -> dict[str, bytes]:
+    """Return what is written last, and says what the rest is: metadata, read again, or an index."""
+    if not plan.is_distributed:
+        return {**plan.model_files, **({} if placement.index is None else {INDEX_FILE: placement.index})}
+    sizes = {new: plan.manifest.files[old] for old, new in placement.taken.items()}
+    for name, items in placement.files.items():
+        sizes[name] = sum(item.length for item in items)
+    found: dict[str, bytes] = {}
+    for folder, entries in placement.volumes.items():
+        start = f"{folder}/" if folder else ""
+        data = write_metadata(entries, checkpoint_id=f"{output.checkpoint_id}/{folder}".rstrip("/"))
+        own = {name.removeprefix(start): size for name, size in sizes.items() if name.startswith(start)}
+        read = read_metadata(data, own, where=f"{output.url}/{start}{METADATA_FILE}")
+        if tuple(read.entries.values()) != entries:
+            raise AssertionError("The metadata that was written does not say what was planned.")
+        found[f"{start}{METADATA_FILE}"] = data
+    return found
+
+
+def new_values(plan: ConversionPlan, source: Folder) -> dict[ValueKey, bytes]:
+    """Return the bytes of what changes, or is no item yet, and of the files beside the data."""
+    values: dict[ValueKey, bytes] = {}
+    for entry in plan.entries:
+        if isinstance(entry, PlannedValue) and entry.is_new:
+            values[entry.folder, entry.key] = _new_value(entry, source)
+    for file in plan.files:
+        made = BytesEntry(file.name, None, Stored(file.name, 0, 0), InlineValue(build_nested(file, source)))
+        archive = open_value(source, made, where=f"`{file.name}`")
+        values["", file.name] = small_archive({name: archive.read(name) for name in archive.records})
+    return values
+
+
+def _new_value(entry: PlannedValue, source: Folder) -> bytes:
+    where = f"`{entry.source.key}` in {source.url!r}"
+    stored = entry.source
+    if entry.pick:
+        found = pick_value(read_value(source, stored, where=where), entry.pick, where=where)
+        stored = replace(stored, inline=InlineValue(found))
+    archive = open_value(source, stored, where=where)
+    contents = {name: archive.read(name) for name in archive.records}
+    contents["data.pkl"] = replace_strings(contents["data.pkl"], entry.names, where=where)
+    return small_archive(contents)

@@ -1,0 +1,96 @@
+"""Is an output that stands already what a conversion would write, byte for byte?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.execution.item_writer import ItemWriter
+from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE
+from fsdp_migrate.checkpoint_convert.formats.stored_checksums import StoredChecks
+from fsdp_migrate.checkpoint_convert.storage.folders import LocalFolder
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from fsdp_migrate.checkpoint_convert.execution.placement import Item
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
+
+
+_BLOCK: Final = 8 << 20
+
+
+def is_what_stands(
+    path: Path,
+    source: Folder,
+    files: Mapping[str, Sequence[Item]],
+    linked: Mapping[str, str],
+    closing: Mapping[str, bytes],
+    *,
+    checksums: bool,
+) -> bool:
+    """Make every file again, and compare it with what is there; nothing is written.
+
+    Args:
+        path: Where the output stands.
+        source: The source.
+        files: The items of every file.
+        linked: The name in the source of each file that may be linked.
+        closing: What is written last.
+        checksums: Whether checksums are wanted, too.
+    """
+    sizes = {name: sum(item.length for item in items) for name, items in files.items()}
+    sizes.update({name: len(data) for name, data in closing.items()})
+    if checksums and not (path / CHECKSUMS_FILE).is_file():
+        return False
+    if any(_size(path / name) != size for name, size in sizes.items()):
+        return False
+    if any((path / name).read_bytes() != data for name, data in closing.items()):
+        return False
+    own = LocalFolder(path)
+    try:
+        return all(
+            _is_linked(path / name, source, linked.get(name)) or _is_same(own, source, name, items)
+            for name, items in files.items()
+        )
+    finally:
+        own.close()
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _is_linked(path: Path, source: Folder, name: str | None) -> bool:
+    return name is not None and isinstance(source, LocalFolder) and path.samefile(source.path / name)
+
+
+def _is_same(own: Folder, source: Folder, name: str, items: Sequence[Item]) -> bool:
+    sink = _Comparing(own, name)
+    writer = ItemWriter(source, _BLOCK, lambda nbytes: None, {}, StoredChecks(source))
+    for item in items:
+        writer.write(item, sink)
+        if not sink.is_same:
+            return False
+    return True
+
+
+class _Comparing:
+    """Takes the bytes of a file, and compares them with those that are there."""
+
+    def __init__(self, own: Folder, name: str) -> None:
+        self.is_same = True
+        self._own = own
+        self._name = name
+        self._at = 0
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Compare the next bytes."""
+        if self.is_same:
+            self.is_same = self._own.read(self._name, self._at, len(data)) == data
+        self._at += len(data)
+        return len(data)

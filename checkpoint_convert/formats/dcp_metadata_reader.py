@@ -1,0 +1,318 @@
+"""From the bytes of ``.metadata`` to entries: read without running it, and held against the files."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from fsdp_migrate.checkpoint_convert.formats.dcp_values import (
+    METADATA_GLOBALS,
+    BytesRecord,
+    ChunkRecord,
+    DTypeName,
+    IndexRecord,
+    MetadataRecord,
+    PropertiesRecord,
+    StorageRecord,
+    TensorRecord,
+)
+from fsdp_migrate.checkpoint_convert.formats.pickle_reader import load_pickle, paused_gc, show
+from fsdp_migrate.checkpoint_convert.manifest.boxes import Shape, tiling_problem
+from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
+from fsdp_migrate.checkpoint_convert.manifest.keys import Path, join_path
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Stored, TensorEntry
+from fsdp_migrate.errors import CheckpointFormatError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+METADATA_FILE: Final = ".metadata"
+# torch allows 64. A pickle can hand the same long tuple to a million chunks.
+_MAX_DIMENSIONS: Final = 64
+_MAX_SHOWN: Final = 20
+_DRIVE: Final = re.compile(r"^[A-Za-z]:")
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFile:
+    """The readable content of one ``.metadata``."""
+
+    entries: Mapping[str, Entry]
+    has_paths: bool
+    version: str | None
+    save_id: str | None
+    has_storage_meta: bool
+    has_modules: bool
+    property_sizes: frozenset[int]
+
+
+def read_metadata(data: bytes, files: Mapping[str, int], *, where: str) -> MetadataFile:
+    """Read a ``.metadata`` and check it against the sizes of the files beside it.
+
+    Args:
+        data: The bytes of the file.
+        files: The size of every file of the checkpoint.
+        where: The path of the file, for messages.
+
+    Raises:
+        UnsafePickleError: It asks for something that no ``.metadata`` needs. Nothing of it was executed.
+        CheckpointFormatError: It is damaged, or does not fit the files. The message holds every problem.
+    """
+    with paused_gc():
+        record = load_pickle(data, METADATA_GLOBALS, where=repr(where))
+        if not isinstance(record, MetadataRecord):
+            msg = f"{where!r} is a pickle, but not of checkpoint metadata."
+            raise CheckpointFormatError(msg, path=where)
+        builder = _Builder(files, record)
+        entries = builder.build()
+    if builder.problems:
+        raise _too_many_problems(builder.problems, where)
+    meta = record.storage_meta
+    return MetadataFile(
+        entries=entries,
+        has_paths=isinstance(record.planner_data, dict) and bool(record.planner_data),
+        version=record.version if isinstance(record.version, str) else None,
+        save_id=meta.save_id if meta is not None and isinstance(meta.save_id, str) else None,
+        has_storage_meta=meta is not None,
+        has_modules=meta is not None and meta.has_modules,
+        property_sizes=frozenset(builder.property_sizes),
+    )
+
+
+def _too_many_problems(problems: list[str], where: str) -> CheckpointFormatError:
+    shown = "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN])
+    more = f"\n  and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
+    count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+    msg = (
+        f"The checkpoint of {where!r} is damaged or incomplete ({count}):\n{shown}{more}\n"
+        "Copy it again from where it was saved, and see that every file is there."
+    )
+    return CheckpointFormatError(msg, path=where)
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Turns the records into entries and collects every problem on the way."""
+
+    files: Mapping[str, int]
+    record: MetadataRecord
+    problems: list[str] = field(default_factory=list)
+    property_sizes: set[int] = field(default_factory=set)
+
+    def build(self) -> dict[str, Entry]:
+        kinds, storage = self.record.state_dict_metadata, self.record.storage_data
+        if not isinstance(kinds, dict) or not isinstance(storage, dict):
+            self.problems.append("it lists no entries, or not where they are stored")
+            return {}
+        places = self._places(storage)
+        if self.problems:
+            return {}
+        paths = self._paths()
+        entries: dict[str, Entry] = {}
+        for key, kind in kinds.items():
+            if not isinstance(key, str):
+                self.problems.append(f"an entry is called {show(key)}, which is not text")
+                continue
+            entry = self._entry(key, kind, paths.get(key), places.pop(key, {}))
+            if entry is not None:
+                entries[key] = entry
+        self.problems += [f"`{key}` has stored data, but is no entry" for key in places]
+        self._check_overlaps(entries.values())
+        return entries
+
+    def _places(self, storage: dict[Any, Any]) -> dict[str, dict[Shape | None, Stored]]:
+        """Return the stored items by key and offsets, each checked against its file."""
+        places: defaultdict[str, dict[Shape | None, Stored]] = defaultdict(dict)
+        files = _FileCheck(self.files)
+        seen: set[str] = set()
+        for index, info in storage.items():
+            if not isinstance(index, IndexRecord) or not isinstance(index.fqn, str):
+                self.problems.append("an item is stored under something else than a name")
+                continue
+            problem = files.problem(info)
+            if problem is not None:
+                if problem not in seen:
+                    self.problems.append(f"`{index.fqn}`: {problem}")
+                seen.add(problem)
+                continue
+            if index.offset is not None and not _is_shape(index.offset):
+                self.problems.append(f"`{index.fqn}`: an item is stored at {show(index.offset)}")
+                continue
+            of_key = places[index.fqn]
+            if index.offset in of_key:
+                self.problems.append(f"`{index.fqn}`: two items are stored at {index.offset}")
+            of_key[index.offset] = Stored(info.relative_path, info.offset, info.length)
+        return dict(places)
+
+    def _paths(self) -> dict[Any, Path]:
+        planner = self.record.planner_data
+        if not isinstance(planner, dict):
+            return {}
+        paths: dict[Any, Path] = {}
+        for key, path in planner.items():
+            # A path is no longer than its key, however often the pickle refers to a longer one.
+            is_path = (
+                isinstance(key, str)
+                and isinstance(path, list | tuple)
+                and len(path) <= len(key) + 1
+                and all(type(p) in (str, int) for p in path)
+            )
+            # A planner of somebody's own may record something else; then the key alone counts.
+            if is_path and join_path(tuple(path)) == key:
+                paths[key] = tuple(path)
+        return paths
+
+    def _entry(
+        self, key: str, kind: object, path: Path | None, places: dict[Shape | None, Stored]
+    ) -> Entry | None:
+        if isinstance(kind, BytesRecord):
+            if len(places) != 1:
+                self.problems.append(f"`{key}`: {len(places)} items are stored, expected 1")
+                return None
+            return BytesEntry(key, path, next(iter(places.values())))
+        if not isinstance(kind, TensorRecord):
+            self.problems.append(f"`{key}` is neither a tensor nor a value")
+            return None
+        problem = self._tensor_problem(kind)
+        if problem is not None:
+            self.problems.append(f"`{key}`: {problem}")
+            return None
+        return self._tensor(key, kind, path, places)
+
+    def _tensor_problem(self, kind: TensorRecord) -> str | None:
+        properties = kind.properties
+        if not isinstance(properties, PropertiesRecord):
+            return "its properties are missing"
+        self.property_sizes.add(properties.state_size)
+        if not isinstance(properties.dtype, DTypeName) or properties.dtype not in DTYPES:
+            return f"its type is {show(properties.dtype)}, which is not known here"
+        if properties.layout != "torch.strided":
+            return f"its layout is {show(properties.layout)}, expected 'torch.strided'"
+        if not _is_shape(kind.size):
+            return f"its shape is {show(kind.size)}"
+        if not isinstance(kind.chunks, list):
+            return "its chunks are not a list"
+        return None
+
+    def _tensor(
+        self,
+        key: str,
+        kind: TensorRecord,
+        path: Path | None,
+        places: dict[Shape | None, Stored],
+    ) -> TensorEntry | None:
+        itemsize = DTYPES[kind.properties.dtype].itemsize
+        chunks: list[Chunk] = []
+        for chunk in kind.chunks:
+            if not (isinstance(chunk, ChunkRecord) and _is_shape(chunk.offsets) and _is_shape(chunk.sizes)):
+                self.problems.append(f"`{key}`: a chunk has no offsets or sizes")
+                return None
+            stored = places.pop(chunk.offsets, None)
+            if stored is None:
+                found = any(c.offsets == chunk.offsets for c in chunks)
+                what = "is listed twice" if found else "has no stored data"
+                self.problems.append(f"`{key}`: the chunk at {chunk.offsets} {what}")
+                return None
+            nbytes = math.prod(chunk.sizes) * itemsize
+            if stored.length < nbytes:
+                self.problems.append(
+                    f"`{key}`: the chunk at {chunk.offsets} needs {nbytes} bytes, and its item has "
+                    f"{stored.length}"
+                )
+                return None
+            chunks.append(Chunk(chunk.offsets, chunk.sizes, stored))
+        if places:
+            self.problems.append(f"`{key}`: data is stored at {next(iter(places))}, but no chunk is")
+        problem = tiling_problem(kind.size, [(c.offsets, c.sizes) for c in chunks])
+        if problem is not None:
+            self.problems.append(f"`{key}` of shape {list(kind.size)}: {problem}")
+            return None
+        return TensorEntry(
+            key=key,
+            path=path,
+            dtype=str(kind.properties.dtype),
+            shape=kind.size,
+            chunks=tuple(chunks),
+            requires_grad=kind.properties.requires_grad is True,
+            memory_format=_memory_format(kind.properties.memory_format),
+        )
+
+    def _check_overlaps(self, entries: Iterable[Entry]) -> None:
+        """Check that no two items share bytes of a file."""
+        items: list[tuple[Stored, str]] = []
+        for entry in entries:
+            if isinstance(entry, BytesEntry):
+                items.append((entry.stored, entry.key))
+            else:
+                items += [(chunk.stored, entry.key) for chunk in entry.chunks]
+        items.sort()
+        for (one, key), (other, other_key) in itertools.pairwise(items):
+            if one.file == other.file and one.offset + one.length > other.offset:
+                self.problems.append(
+                    f"`{key}` and `{other_key}` share bytes of {one.file!r}: {one.length} at "
+                    f"{one.offset}, and {other.length} at {other.offset}"
+                )
+
+
+def _memory_format(value: object) -> int:
+    return value if type(value) is int else 0
+
+
+def _is_shape(value: object) -> bool:
+    return (
+        type(value) is tuple
+        and len(value) <= _MAX_DIMENSIONS
+        and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+    )
+
+
+def _transforms(value: object) -> str:
+    return show(tuple(value[:16]) if isinstance(value, list) else value)
+
+
+class _FileCheck:
+    """Checks where items say they lie; each file name is checked once."""
+
+    def __init__(self, files: Mapping[str, int]) -> None:
+        self._files = files
+        self._names: dict[object, str | None] = {}
+
+    def problem(self, info: object) -> str | None:
+        if not isinstance(info, StorageRecord):
+            return "where it is stored is not described as torch does it"
+        if info.transform_descriptors:
+            return (
+                f"its data went through {_transforms(info.transform_descriptors)} when it was saved. Only "
+                "checkpoints without such transforms can be read"
+            )
+        name = info.relative_path
+        if not isinstance(name, str):
+            return "its file has no name"
+        if name not in self._names:
+            self._names[name] = self._name_problem(name)
+        problem = self._names[name]
+        if problem is not None:
+            return problem
+        offset, length = info.offset, info.length
+        if type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
+            return f"its place in {name!r} is {show(offset)}, {show(length)}"
+        if offset + length > self._files[name]:
+            return (
+                f"its item ends at byte {offset + length} of {name!r}, which has {self._files[name]}. The "
+                "file was cut off"
+            )
+        return None
+
+    def _name_problem(self, name: str) -> str | None:
+        parts = name.split("/")
+        if name.startswith(("/", "\\")) or _DRIVE.match(name) or ".." in parts or "\0" in name:
+            return f"its file {name!r} lies outside the checkpoint, so it is not opened"
+        if name not in self._files:
+            return f"its file {name!r} is missing"
+        return None

@@ -1,1 +1,0 @@
-"""What a source looks like on disk: one file per layout."""

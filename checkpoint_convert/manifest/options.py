@@ -1,0 +1,135 @@
+"""What a user can say about a source, and about an output beside its stack."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from fsdp_migrate.checkpoint_convert.manifest.keys import RenameRule, parse_rename
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsdp_migrate.checkpoint_convert.manifest.boxes import Shape
+    from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import FlatUnit
+
+
+DEFAULT_SHARD_SIZE: Final = 5 * 10**9
+_SIZE: Final = re.compile(r"^\s*(\d+)\s*([KMGT]?)(I?)B?\s*$", re.IGNORECASE)
+_POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """A model as far as its checkpoint needs it: the names and shapes of its parameters, in their order.
+
+    Attributes:
+        parameters: The shape of each parameter by name, as ``model.named_parameters()`` yields them: tied
+            ones once.
+        units: Its FSDP1 units, where the FSDP1 arguments are known too; only flat parameters need them.
+        numbered: What an optimizer of the FSDP1 model has numbers for, in their order: names of parameters,
+            or with ``use_orig_params=False`` of units and of parameters that are in none.
+        aliases: The further names of tied parameters, with the first one.
+        apart: The further names of parameters that are tied in the model, and that FSDP1 trained apart
+            because they are in different units, with the first name.
+        sharding: Over how many ranks a unit is divided: ``"all"``, ``"one"`` (NO_SHARD), or ``"some"``
+            (hybrid), which the sizes must tell.
+        buffers: The shape of each buffer that a state dict holds; None where nothing is said of them.
+        dtypes: The type of each parameter and buffer, where it is known.
+        trainable: The parameters that require a gradient; None where nothing is said of that.
+        groups: The parameters in each group of the optimizer that is to load the result, where one was given.
+
+    Example:
+        >>> list(ModelOutline({"up.weight": (4, 3), "up.bias": (4,)}).parameters)
+        ['up.weight', 'up.bias']
+    """
+
+    parameters: Mapping[str, Shape]
+    units: tuple[FlatUnit, ...] = ()
+    numbered: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    apart: Mapping[str, str] = field(default_factory=dict)
+    sharding: Literal["all", "one", "some"] = "all"
+    buffers: Mapping[str, Shape] | None = None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    trainable: tuple[str, ...] | None = None
+    groups: tuple[tuple[str, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How to read a source.
+
+    Attributes:
+        model: The model that it was saved from.
+        parameter_names: The name of every parameter that an optimizer knows by number, in the order of the
+            numbers.
+        trust_pickle: Carry objects over whose classes are on no list. Nothing of them is executed here, but
+            whoever loads the output without ``weights_only`` does.
+    """
+
+    model: ModelOutline | None = None
+    parameter_names: tuple[str, ...] | None = None
+    trust_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How an output is written.
+
+    Attributes:
+        optimizer_class: The class of the optimizer, by whose name Composer looks for its state.
+        max_shard_size: How many bytes of tensors a file of safetensors holds at most.
+        renames: Changes of parameters' names, each ``"regex=replacement"``, done one after the other in
+            models and optimizers alike, once wrappers' prefixes are off. Each must change a name.
+        model_files: What is to stand beside the weights of a Hugging Face model, by name, as
+            ``read_model_files`` gives it.
+        keep_corrupt_optimizer: Carry an optimizer over that torch saved corrupt (FM217), as it is.
+
+    Example:
+        >>> OutputOptions(max_shard_size=parse_size("2GB")).max_shard_size
+        2000000000
+    """
+
+    optimizer_class: str | None = None
+    max_shard_size: int = DEFAULT_SHARD_SIZE
+    renames: tuple[str, ...] = ()
+    model_files: Mapping[str, bytes] = field(default_factory=dict)
+    keep_corrupt_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.max_shard_size) is not int or self.max_shard_size < 1:
+            msg = f"`max_shard_size` is {self.max_shard_size!r}; expected a number of bytes of at least 1."
+            raise ConfigError(msg, field="max_shard_size")
+        for text in self.renames:
+            parse_rename(text)
+        name = self.optimizer_class
+        if name is not None and not name.isidentifier():
+            msg = f"`optimizer_class` is {name!r}; expected the name of a class, such as `DecoupledAdamW`."
+            raise ConfigError(msg, field="optimizer_class")
+
+    @property
+    def rules(self) -> tuple[RenameRule, ...]:
+        """Return the renames as rules."""
+        return tuple(map(parse_rename, self.renames))
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that a text such as ``5GB`` or ``512MiB`` says.
+
+    Raises:
+        ConfigError: It says none.
+
+    Example:
+        >>> parse_size("5GB"), parse_size("512MiB"), parse_size("4096")
+        (5000000000, 536870912, 4096)
+    """
+    match = _SIZE.match(text)
+    if match is None or int(match[1]) == 0:
+        msg = f"`max_shard_size` is {text!r}; expected a size such as '5GB' or '512MiB'."
+        raise ConfigError(msg, field="max_shard_size")
+    unit: int = (1024 if match[3] else 1000) ** _POWERS[match[2].upper()]
+    return int(match[1]) * unit

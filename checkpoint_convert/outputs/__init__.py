@@ -1,0 +1,1 @@
+"""Outputs on this machine and behind URLs. They appear whole or not at all."""

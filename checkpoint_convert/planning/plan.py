@@ -1,0 +1,488 @@
+"""From a manifest and a wish to a plan: what every entry becomes. Pure, and all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from fsdp_migrate.checkpoint_convert.formats.flatten import NumberKey
+from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, shard_boxes
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
+from fsdp_migrate.checkpoint_convert.manifest.dtypes import resolve_cast
+from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
+from fsdp_migrate.checkpoint_convert.manifest.manifest import (
+    BytesEntry,
+    InlineValue,
+    Manifest,
+    Stack,
+    TensorEntry,
+)
+from fsdp_migrate.checkpoint_convert.manifest.param_group_defaults import NEWER, with_newer_settings
+from fsdp_migrate.checkpoint_convert.manifest.planned import (
+    PlannedEntry,
+    PlannedFile,
+    PlannedTensor,
+    PlannedValue,
+)
+from fsdp_migrate.checkpoint_convert.planning.collisions import collision_findings
+from fsdp_migrate.checkpoint_convert.planning.model_fit import fit_findings
+from fsdp_migrate.checkpoint_convert.planning.renames import Renames, plan_renames
+from fsdp_migrate.checkpoint_convert.planning.source_findings import source_findings
+from fsdp_migrate.checkpoint_convert.targets.base import is_empty, without_empty
+from fsdp_migrate.checkpoint_convert.targets.frameworks import resolve_target
+from fsdp_migrate.errors import ConfigError, PlanError
+from fsdp_migrate.findings import Finding, counted, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
+    from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Target
+
+
+Action = Literal["none", "relink", "rewrite"]
+"""``none``: it loads as it is. ``relink``: new metadata, the same data files. ``rewrite``: new data files."""
+
+Link = Literal["auto", "hard", "copy"]
+Casts = Mapping[str, str | None]
+"""The type to which the tensors of parts of a kind are cast."""
+
+_MAX_SHOWN: Final = 20
+_UNNAMED_SHARE: Final = 64
+_AS_TEXT: Final = (
+    "What loads this into keys that are numbers has both; a scheduler that is built anew keeps the "
+    "milestones that it was given."
+)
+# torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX: what a module keeps of itself, in a form of its own.
+_EXTRA_STATE: Final = "_extra_state"
+CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionPlan:
+    """What a conversion will do.
+
+    Attributes:
+        manifest: The source.
+        action: How it is done.
+        stack: Who is to load the result.
+        entries: What the result holds, in the order of the source.
+        left_out: The keys of the source that it does not hold.
+        extra_files: Other files that are copied along.
+        world_size: How many ranks tensors are divided for; None as they are.
+        link: How data files are taken over by ``relink``.
+        findings: What there is to say about it.
+        files: Files of ``torch.save`` that stand beside the data.
+        is_distributed: Whether the result is one of torch.distributed.checkpoint; else it is of safetensors.
+        max_shard_size: How many bytes of tensors a file of safetensors holds at most.
+        model_files: What is put beside files of safetensors, by name.
+    """
+
+    manifest: Manifest
+    action: Action
+    stack: Stack
+    entries: tuple[PlannedEntry, ...]
+    left_out: tuple[str, ...]
+    extra_files: tuple[str, ...]
+    world_size: int | None
+    link: Link
+    findings: tuple[Finding, ...]
+    files: tuple[PlannedFile, ...] = ()
+    is_distributed: bool = True
+    max_shard_size: int = 0
+    model_files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> tuple[PlannedTensor, ...]:
+        """Return the tensors of the result."""
+        return tuple(e for e in self.entries if isinstance(e, PlannedTensor))
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Return the new key of every entry that gets one."""
+        return {e.source.key: e.key for e in self.entries if e.key != e.source.key}
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Return the folders of the result that are distributed checkpoints; "" is the result itself."""
+        return tuple(dict.fromkeys(entry.folder for entry in self.entries)) if self.is_distributed else ()
+
+    @property
+    def adds_only(self) -> bool:
+        """Tell whether only settings of a later torch are lacking: who loads in part needs no conversion."""
+        added = set(self.manifest.added)
+        kept = [entry for entry in self.entries if entry.source.key not in added]
+        is_same = all(e.key == e.source.key and not (isinstance(e, PlannedValue) and e.is_new) for e in kept)
+        return self.action == "relink" and bool(added) and is_same and self._changes_nothing_else
+
+    @property
+    def _changes_nothing_else(self) -> bool:
+        return not self.left_out and not self.files and self.manifest.is_portable
+
+    @property
+    def newer(self) -> list[str]:
+        """Return the settings of parameter groups that the result has for a later torch's sake."""
+        added, end = set(self.manifest.added), f".{NEWER}"
+        return [
+            entry.key
+            for entry in self.entries
+            if entry.source.key in added or (entry.key.endswith(end) and not _is_stored(entry))
+        ]
+
+    @property
+    def synthesised(self) -> list[str]:
+        """Return what the result holds and the source does not: keys, and values of files."""
+        return [
+            *self.newer,
+            *(
+                f"{file.name}: {join_path(path)}"
+                for file in self.files
+                for path, leaf in file.leaves
+                if isinstance(leaf, InlineValue)
+            ),
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors of the source that the result holds."""
+        return sum(entry.source.nbytes for entry in self.tensors)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {
+            "source": self.manifest.source,
+            "action": self.action,
+            "stack": self.stack,
+            "world_size": self.world_size,
+            "link": self.link,
+            "nbytes": self.nbytes,
+            "entries": len(self.entries),
+            "renamed": self.renamed,
+            "rechunked": [e.key for e in self.tensors if e.is_rechunked],
+            "cast": {e.key: {"from": e.source.dtype, "to": e.dtype} for e in self.tensors if e.is_cast},
+            "rewritten": [e.key for e in self.entries if isinstance(e, PlannedValue) and e.names],
+            "split": [e.key for e in self.entries if isinstance(e, PlannedValue) and e.pick],
+            "synthesised": self.synthesised,
+            "left_out": list(self.left_out),
+            "extra_files": list(self.extra_files),
+            "model_files": sorted(self.model_files),
+            "files": {file.name: [entry.key for entry in file.sources] for file in self.files},
+            "folders": list(self.folders),
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def plan_conversion(
+    manifest: Manifest,
+    *,
+    to: str = "auto",
+    world_size: int | None = None,
+    dtype: object = None,
+    optimizer_dtype: object = None,
+    weights_only: bool = False,
+    without_optimizer: bool = False,
+    link: str = "auto",
+    output_options: OutputOptions | None = None,
+) -> ConversionPlan:
+    """Decide what a conversion will do, and whether it can be done. Nothing is read or written.
+
+    Args:
+        manifest: What :func:`inspect_checkpoint` found.
+        to: The stack that is to load the result: ``"torch"``, ``"composer"``, ``"accelerate"`` (also for
+            the HF Trainer), ``"lightning"``, ``"torchtitan"``, ``"hf"``, or ``"auto"`` for the one that wrote
+            the source.
+        world_size: Divide every sharded tensor as ``fully_shard`` does on so many ranks; None leaves the
+            chunks as they are. Any number loads on any other.
+        dtype: Cast the floating-point tensors of models to ``"fp32"``, ``"bf16"`` or ``"fp16"``; None or
+            ``"keep"`` leaves them as they are.
+        optimizer_dtype: The same for the state of optimizers, but for step counts.
+        weights_only: Keep the model and leave the rest out.
+        without_optimizer: Leave optimizers out and keep the rest.
+        link: How ``relink`` takes data files over: ``"hard"`` links, ``"copy"``, or ``"auto"``, links
+            where they can be.
+        output_options: What else there is to say about the output.
+
+    Raises:
+        PlanError: It cannot be done; its ``findings`` hold every reason.
+        ConfigError: An argument is none of its words.
+
+    Example:
+        >>> from fsdp_migrate.checkpoint_convert import inspect_checkpoint
+        >>> manifest = inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp")
+        >>> plan_conversion(manifest).action
+        'none'
+        >>> plan_conversion(manifest, world_size=4).action
+        'rewrite'
+    """
+    _check_arguments(world_size, link)
+    casts = {
+        "model": resolve_cast(dtype, field="dtype"),
+        "optimizer": resolve_cast(optimizer_dtype, field="optimizer_dtype"),
+    }
+    left = ("other", "optimizer") if weights_only else ("optimizer",) if without_optimizer else ()
+    parts = [part for part in manifest.parts if part.kind not in left]
+    if to != "hf":
+        manifest, parts = with_newer_settings(manifest, parts)
+    target = resolve_target(manifest, to, parts=parts, options=output_options)
+    renames = plan_renames(manifest, parts, target.move, target.options.rules)
+    entries = _plan_entries(target, renames, casts, world_size)
+    extra_files = () if weights_only else tuple(filter(target.carries, manifest.extra_files))
+    findings = [
+        *source_findings(manifest, target, left),
+        *renames.findings,
+        # Where two parts have one place, their names are the same for no other reason.
+        *(target.refusals() or collision_findings(entries, renames, target)),
+        *_missing_part_findings(manifest, casts, weights_only=weights_only),
+        *_uncast_findings(entries, manifest, casts),
+        *fit_findings(manifest, parts, entries, renames.parameters),
+    ]
+    refused = [finding for finding in findings if finding.fidelity == "refused"]
+    if refused:
+        raise _plan_error(manifest, refused)
+    arrangement = target.arrange(entries)
+    # What is divided by parameter can meet where it was apart before.
+    if met := collision_findings(arrangement.entries, renames, target):
+        raise _plan_error(manifest, met)
+    if target.is_distributed:
+        arrangement = replace(arrangement, entries=without_empty(arrangement.entries))
+    left_out = _left_out(manifest, arrangement)
+    plan = ConversionPlan(
+        manifest=manifest,
+        action=_choose_action(target, arrangement, left_out),
+        stack=target.stack,
+        entries=arrangement.entries,
+        left_out=left_out,
+        extra_files=extra_files,
+        world_size=world_size,
+        link=link,  # type: ignore[arg-type]  # checked above
+        findings=(),
+        files=arrangement.files,
+        is_distributed=target.is_distributed,
+        max_shard_size=target.options.max_shard_size,
+        model_files={} if target.is_distributed else target.options.model_files,
+    )
+    return _with_findings(plan, [*findings, *arrangement.findings], target)
+
+
+def _left_out(manifest: Manifest, arrangement: Arrangement) -> tuple[str, ...]:
+    kept = {entry.source.key for entry in arrangement.entries}
+    kept |= {entry.key for file in arrangement.files for entry in file.sources}
+    return tuple(key for key in manifest.entries if key not in kept)
+
+
+def _check_arguments(world_size: object, link: str) -> None:
+    if world_size is not None and (type(world_size) is not int or world_size < 1):
+        msg = f"`world_size` is {world_size!r}; expected a whole number of at least 1."
+        raise ConfigError(msg, field="world_size")
+    if link not in get_args(Link):
+        msg = f"`link` is {link!r}; expected one of {', '.join(map(repr, get_args(Link)))}."
+        raise ConfigError(msg, field="link")
+
+
+def _plan_entries(
+    target: Target, renames: Renames, casts: Mapping[str, str | None], world_size: int | None
+) -> tuple[PlannedEntry, ...]:
+    manifest = target.manifest
+    part_of = {key: (part, target.folder(part)) for part in target.parts for key in part.keys}
+    is_whole = all(len(entry.chunks) == 1 for entry in manifest.tensors)
+    planned: list[PlannedEntry] = []
+    for key, entry in manifest.entries.items():
+        if key not in part_of:
+            continue
+        part, folder = part_of[key]
+        path = renames.paths[key]
+        new_key, new_path = join_path(path), None if entry.path is None else path
+        if isinstance(entry, BytesEntry):
+            planned.append(PlannedValue(new_key, new_path, entry, renames.names.get(key, {}), folder))
+            continue
+        boxes = _plan_boxes(entry, world_size, shard_whole=is_whole and part.kind != "other")
+        dtype = plan_dtype(entry, casts.get(part.kind))
+        planned.append(PlannedTensor(new_key, new_path, entry, dtype, boxes, folder))
+    return tuple(planned)
+
+
+def _plan_boxes(entry: TensorEntry, world_size: int | None, *, shard_whole: bool) -> tuple[Box, ...]:
+    """Divide a tensor if it is a sharded one.
+
+    A tensor in one chunk is a buffer or a scalar, except where the whole checkpoint was saved by one rank:
+    there nothing tells buffers from parameters, and every tensor of a model or an optimizer is divided, but
+    for what a module's ``get_extra_state`` returned.
+    """
+    old = tuple((chunk.offsets, chunk.sizes) for chunk in entry.chunks)
+    shard_whole = shard_whole and not _is_extra_state(entry)
+    if world_size is None or not (shard_whole or len(old) > 1):
+        return old
+    new = tuple(shard_boxes(entry.shape, world_size))
+    return old if set(new) == set(old) else new
+
+
+def _is_stored(entry: PlannedEntry) -> bool:
+    """Tell whether an entry is one of the source, or a part of one."""
+    return isinstance(entry, PlannedTensor) or bool(entry.pick or entry.source.key.endswith(NEWER))
+
+
+def _is_extra_state(entry: TensorEntry) -> bool:
+    return any(str(name).rpartition(".")[2] == _EXTRA_STATE for name in entry_path(entry))
+
+
+def plan_dtype(entry: TensorEntry, cast: str | None) -> str:
+    """Return the type that a tensor gets where ``cast`` was asked for; None asks for none."""
+    is_kept = entry_path(entry)[-1] == "step" or _is_extra_state(entry)
+    return entry.dtype if cast is None or is_kept or entry.dtype not in CASTABLE else cast
+
+
+def _missing_part_findings(
+    manifest: Manifest, casts: Mapping[str, str | None], *, weights_only: bool
+) -> list[Finding]:
+    kinds = {part.kind for part in manifest.parts}
+    tops = ", ".join(f"`{part.name}`" for part in manifest.parts)
+    wanted = [
+        (weights_only, "model", "weights_only"),
+        (casts["model"] is not None, "model", "dtype"),
+        (casts["optimizer"] is not None, "optimizer", "optimizer_dtype"),
+    ]
+    return [
+        make_finding("FM225", option, f"no {kind} was recognised. The checkpoint holds {tops or 'nothing'}.")
+        for is_wanted, kind, option in wanted
+        if is_wanted and kind not in kinds
+    ]
+
+
+def _plan_error(manifest: Manifest, refused: Sequence[Finding]) -> PlanError:
+    lines = [f"{manifest.source!r} cannot be converted as asked:"]
+    for finding in refused[:_MAX_SHOWN]:
+        hint = f" {finding.hint}" if finding.hint else ""
+        lines.append(f"  {finding.code} `{finding.subject}`: {finding.message}{hint}")
+    if len(refused) > _MAX_SHOWN:
+        lines.append(f"  and {len(refused) - _MAX_SHOWN} more")
+    return PlanError("\n".join(lines), findings=refused, path=manifest.source)
+
+
+def _choose_action(target: Target, arrangement: Arrangement, left_out: Sequence[str]) -> Action:
+    manifest, entries = target.manifest, arrangement.entries
+    tensors = [entry for entry in entries if isinstance(entry, PlannedTensor)]
+    is_changed = any(entry.is_cast or entry.is_rechunked for entry in tensors)
+    is_linkable = manifest.is_relinkable and target.is_distributed and not _shares_files(entries)
+    if is_changed or not is_linkable or _takes_up_space(manifest, left_out):
+        return "rewrite"
+    values = [entry for entry in entries if isinstance(entry, PlannedValue)]
+    is_renamed = any(
+        manifest.places.get(e.source.key, ("", e.source.key)) != (e.folder, e.key) for e in entries
+    )
+    is_new = bool(arrangement.files or left_out) or any(value.is_new for value in values)
+    return "relink" if is_renamed or is_new or not manifest.is_portable else "none"
+
+
+def _takes_up_space(manifest: Manifest, left_out: Sequence[str]) -> bool:
+    """Tell whether it matters that what is left out would stay in linked files, where nothing names it."""
+    lost = [manifest.entries[key] for key in left_out]
+    items = [item for e in lost for item in (e.chunks if isinstance(e, TensorEntry) else (e,))]
+    nbytes = sum(item.stored.length for item in items)
+    return nbytes * _UNNAMED_SHARE > sum(manifest.files.values())
+
+
+def _shares_files(entries: Sequence[PlannedEntry]) -> bool:
+    """Tell whether entries of two folders of the output lie in one data file of the source."""
+    folders: dict[str, str] = {}
+    for entry in entries:
+        items = entry.source.chunks if isinstance(entry, PlannedTensor) else (entry.source,)
+        if any(folders.setdefault(item.stored.file, entry.folder) != entry.folder for item in items):
+            return True
+    return False
+
+
+def _with_findings(plan: ConversionPlan, findings: Sequence[Finding], target: Target) -> ConversionPlan:
+    return replace(plan, findings=(*findings, *_plan_findings(plan, target)))
+
+
+def _uncast_findings(entries: Sequence[PlannedEntry], manifest: Manifest, casts: Casts) -> list[Finding]:
+    """Name the tensors that keep a type of floating-point numbers although a cast was asked for."""
+    part_of = manifest.part_of()
+    kept: dict[str, list[str]] = {}
+    for entry in entries:
+        part = part_of.get(entry.source.key)
+        cast = None if part is None else casts.get(part.kind)
+        source = entry.source if cast is not None and isinstance(entry, PlannedTensor) else None
+        if source is not None and source.is_float and source.dtype not in CASTABLE:
+            kept.setdefault(source.dtype, []).append(entry.key)
+    return [
+        make_finding(
+            "FM284",
+            keys[0],
+            f"{counted(len(keys), 'tensor')} of {dtype}: {_some(keys)}",
+            "Such weights are most often quantized, with scales beside them: dequantize them where they are "
+            "at home.",
+        )
+        for dtype, keys in kept.items()
+    ]
+
+
+def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
+    manifest, found = plan.manifest, []
+    cast = [e for e in plan.tensors if e.is_cast]
+    rechunked = [e for e in plan.tensors if e.is_rechunked]
+    others = [p.name for p in target.parts if p.kind == "other" and plan.is_distributed]
+    wanted = {key for part in target.parts for key in part.keys}
+    empty = [key for key in plan.left_out if is_empty(manifest.entries[key])]
+    unwanted = [key for key in plan.left_out if key not in wanted and key not in set(empty)]
+    numbers = [e.key for e in plan.entries if any(isinstance(name, NumberKey) for name in e.path or ())]
+    tensors = counted(len(rechunked), "tensor")
+    notes = [
+        (plan.action == "none", "FM201", manifest.source, "no entry has to change."),
+        (
+            not manifest.is_portable,
+            "FM208",
+            ".metadata",
+            f"written by torch {manifest.torch_hint}, in a form that torch 2.6 to 2.14 cannot read.",
+        ),
+        (
+            bool(rechunked),
+            "FM204",
+            manifest.source,
+            f"{tensors}, for {plan.world_size} ranks instead of {manifest.world_size}.",
+        ),
+        (bool(cast), "FM205", manifest.source, f"{counted(len(cast), 'tensor')} ({_cast_kinds(cast)})."),
+        (bool(unwanted), "FM207", manifest.source, f"{counted(len(unwanted), 'entry', 'entries')}."),
+        (bool(others), "FM210", ", ".join(others), "of the user or the framework."),
+        (bool(empty), "FM274", manifest.source, _some(empty)),
+        (bool(plan.newer), "FM279", manifest.source, _some(plan.newer)),
+        (bool(numbers), "FM275", manifest.source, f"{_some(numbers)} {_AS_TEXT}"),
+        (bool(plan.extra_files), "FM211", manifest.source, _some(plan.extra_files)),
+        (
+            len(plan.extra_files) < len(manifest.extra_files),
+            "FM212",
+            manifest.source,
+            _some([n for n in manifest.extra_files if n not in plan.extra_files]),
+        ),
+    ]
+    found += [make_finding(code, subject, text) for holds, code, subject, text in notes if holds]
+    if plan.stack != manifest.stack:
+        moved = counted(len(plan.renamed), "entry", "entries")
+        found.append(make_finding("FM213", manifest.source, f"{moved}."))
+        found += _without_place(plan, target)
+    return found
+
+
+def _without_place(plan: ConversionPlan, target: Target) -> Iterator[Finding]:
+    """Yield what is said about parts that the target's stack does not look for."""
+    kept = {entry.source.key: entry for entry in plan.entries}
+    for part in target.without_place():
+        here = [key for key in part.keys if key in kept]
+        if here:
+            where = f" in `{target.rest_folder}`" if target.rest_folder else ""
+            is_one = len(here) == 1
+            held = "its entry, which is under its name" if is_one else f"its {len(here)} entries"
+            rest = "" if is_one else ", which are under their names"
+            text = f"{plan.stack} does not look for {held}{rest}{where}."
+            yield make_finding("FM214", part.name, text)
+
+
+def _cast_kinds(cast: Sequence[PlannedTensor]) -> str:
+    return ", ".join(sorted({f"{e.source.dtype} to {e.dtype}" for e in cast}))
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:8])
+    return f"{shown}." if len(names) <= 8 else f"{shown} and {len(names) - 8} more."

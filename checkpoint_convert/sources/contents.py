@@ -1,0 +1,226 @@
+"""From the leaves of nested states, and the tensors of other files, to a :class:`Manifest`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from fsdp_migrate.checkpoint_convert.formats.dcp_items import place_tensor
+from fsdp_migrate.checkpoint_convert.formats.flatten import entries_of, text_of_key
+from fsdp_migrate.checkpoint_convert.formats.sharded_values import ShardedValue
+from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue, describe_type
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, find_parts
+from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
+from fsdp_migrate.checkpoint_convert.manifest.manifest import (
+    BytesEntry,
+    Chunk,
+    Entry,
+    InlineValue,
+    Manifest,
+    Part,
+    Stack,
+    Stored,
+    TensorEntry,
+)
+from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
+from fsdp_migrate.checkpoint_convert.sources.dcp import FLAT_PARAMETER, content_findings, read_name_lists
+from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
+from fsdp_migrate.errors import CheckpointFormatError
+from fsdp_migrate.findings import Finding, counted, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fsdp_migrate.checkpoint_convert.manifest.keys import Path
+    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
+
+
+# Where what is not the same on every rank stands, by the rank.
+BY_RANK: Final = "ranks"
+# What Lightning's Trainer writes beside `state_dict`; one of them tells it from somebody's own file.
+_LIGHTNING: Final = frozenset({"optimizer_states", "pytorch-lightning_version"})
+
+
+@dataclass
+class Contents:
+    """What a source was found to hold, on its way to a manifest."""
+
+    layout: str
+    evidence: str
+    torch_hint: str = ""
+    stack: Stack | None = None
+    entries: dict[str, Entry] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
+    is_portable: bool = True
+
+    @property
+    def is_relinkable(self) -> bool:
+        """Tell whether every tensor lies in data files that another distributed checkpoint can share."""
+        tensors = [entry for entry in self.entries.values() if isinstance(entry, TensorEntry)]
+        return bool(self.places) and all(chunk.stored.raw is None for e in tensors for chunk in e.chunks)
+
+
+def leaf_entries(leaves: Mapping[str, tuple[Path, object]], *, file: str, where: str) -> dict[str, Entry]:
+    """Return the entries of the leaves of a state that was read from one file.
+
+    Raises:
+        CheckpointFormatError: It is damaged; see ``place_tensor``.
+    """
+    return {key: leaf_entry(key, path, leaf, file=file, where=where) for key, (path, leaf) in leaves.items()}
+
+
+def leaf_entry(key: str, path: Path, leaf: object, *, file: str, where: str) -> Entry:
+    """Return the entry of one leaf.
+
+    Raises:
+        CheckpointFormatError: It is a part of a sharded tensor, which its rank alone saved here.
+    """
+    if isinstance(leaf, ShardedValue):
+        msg = f"{where}: `{key}` is what one rank has of a {leaf.kind}, and the file is not one of ranks."
+        raise CheckpointFormatError(msg)
+    if isinstance(leaf, TensorValue):
+        stored = place_tensor(leaf, where=f"{where}: `{key}`")
+        chunk = Chunk((0,) * len(leaf.shape), leaf.shape, stored)
+        return TensorEntry(key, path, leaf.dtype, leaf.shape, (chunk,))
+    return BytesEntry(key, path, Stored(file, 0, 0), InlineValue(leaf))
+
+
+def moved_entry(entry: Entry, prefix: Path) -> Entry:
+    """Return an entry under a path; what stands by rank stays so: ``ranks.1.<prefix>...``."""
+    path = entry_path(entry)
+    kept = 2 if path[0] == BY_RANK and len(path) > 2 else 0
+    changes: dict[str, Any] = {"path": (*path[:kept], *prefix, *path[kept:])}
+    changes["key"] = join_path(changes["path"])
+    return replace(entry, **changes) if prefix else entry
+
+
+def build_manifest(
+    folder: Folder, source: str, files: Mapping[str, int], contents: Contents, options: SourceOptions
+) -> Manifest:
+    """Put a manifest together.
+
+    Args:
+        folder: Where the files are.
+        source: What the user named.
+        files: Every file there; those that hold no entry are carried along.
+        contents: What they hold.
+        options: How the user wants it read.
+    """
+    entries = contents.entries
+    stack, evidence = _recognise_stack(entries)
+    if contents.stack is not None:
+        stack, evidence = contents.stack, f"the names of {contents.layout}"
+    parts = find_parts(entries)
+    name_lists = tuple(read_name_lists(folder, entries, parts))
+    findings = [
+        *contents.findings,
+        *_flat_findings(contents),
+        *content_findings(entries, parts, name_lists, is_distributed=False),
+        *unlisted_findings(folder, entries, trusted=options.trust_pickle),
+        *_key_findings(entries),
+        *_tie_findings(entries, parts),
+        *_moment_findings(entries, parts),
+        *beside_findings(folder, {name: n for name, n in files.items() if name not in contents.files}),
+    ]
+    return Manifest(
+        source=source,
+        layout=contents.layout,
+        stack=stack,
+        evidence=f"{contents.evidence}; {evidence}",
+        entries=entries,
+        files=contents.files,
+        extra_files={name: size for name, size in files.items() if name not in contents.files},
+        parts=parts,
+        name_lists=name_lists,
+        torch_hint=contents.torch_hint,
+        findings=tuple(findings),
+        is_portable=contents.is_portable,
+        is_relinkable=contents.is_relinkable,
+        places=contents.places,
+    )
+
+
+def _recognise_stack(entries: Mapping[str, Entry]) -> tuple[Stack, str]:
+    """Say who wrote a state, and by what it was recognised."""
+    paths = [entry_path(entry) for entry in entries.values()]
+    evidence = composer_evidence(paths)
+    if evidence is not None:
+        return "composer", evidence
+    tops = {path[0] for path in paths}
+    lightning = sorted(map(str, tops & _LIGHTNING))
+    if "state_dict" in tops and lightning:
+        return "lightning", f"it holds `state_dict` and `{lightning[0]}`"
+    return "torch", "no framework of its own"
+
+
+def _flat_findings(contents: Contents) -> Iterator[Finding]:
+    """Refuse flat parameters that nothing has refused or taken apart."""
+    flat = [key for key in contents.entries if FLAT_PARAMETER.search(key)]
+    if flat and not any(finding.code == "FM238" for finding in contents.findings):
+        text = f"{len(flat)} of them, in {contents.evidence}: what lies where in them is not told."
+        yield make_finding("FM238", flat[0], text, "Name the files of all ranks, and give `--model`.")
+
+
+def _key_findings(entries: Mapping[str, Entry]) -> Iterator[Finding]:
+    """Refuse mappings that were not walked: torch would look for their keys under names that nobody knows."""
+    for entry in entries.values():
+        inner = entries_of(entry.inline.value) if isinstance(entry, BytesEntry) and entry.inline else None
+        kinds = sorted({describe_type(key) for key, _ in inner or () if text_of_key(key) is None})
+        if kinds:
+            yield make_finding(
+                "FM287",
+                entry.key,
+                f"it has keys of the type {', '.join(f'`{kind}`' for kind in kinds[:4])}.",
+                "Save it with text for keys, or leave it out with `weights_only` (--weights-only).",
+            )
+
+
+def _tie_findings(entries: Mapping[str, Entry], parts: tuple[Part, ...]) -> Iterator[Finding]:
+    for part in parts:
+        names: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
+        for key in part.keys if part.kind == "model" else ():
+            entry = entries[key]
+            if isinstance(entry, TensorEntry) and entry.nbytes:
+                places = tuple(chunk.stored for chunk in entry.chunks)
+                names[entry.shape, entry.dtype, places].append(key)
+        tied = [keys for keys in names.values() if len(keys) > 1]
+        if tied:
+            shown = "; ".join(" and ".join(f"`{key}`" for key in keys) for keys in tied[:4])
+            yield make_finding("FM231", part.name, f"{len(tied)} of them: {shown}.")
+
+
+CORRUPT_REMEDY: Final = (
+    "Save it again with offload_to_cpu=False, or SHARDED_STATE_DICT; or leave it out with "
+    "`without_optimizer` (--without-optimizer). `keep_corrupt_optimizer` (--keep-corrupt-optimizer) carries "
+    "it over as it is."
+)
+
+
+def _moment_findings(entries: Mapping[str, Entry], parts: tuple[Part, ...]) -> Iterator[Finding]:
+    """Find both moments of an optimizer in the same bytes: torch gathered one over the other."""
+    for part in parts:
+        tensors = {
+            entry_path(entry): entry
+            for key in (part.keys if part.kind == "optimizer" else ())
+            if isinstance(entry := entries[key], TensorEntry) and entry.nbytes
+        }
+        pairs = [
+            (first, second)
+            for path, first in tensors.items()
+            if path[-1] == "exp_avg" and (second := tensors.get((*path[:-1], "exp_avg_sq"))) is not None
+        ]
+        same = [first.key for first, second in pairs if first.chunks == second.chunks]
+        if same:
+            yield make_finding(
+                "FM217",
+                part.name,
+                f"{len(same)} of {counted(len(pairs), 'parameter')}, such as `{same[0]}`: both are the same "
+                "bytes of the file. torch does that to a full optimizer state on CPU with "
+                "offload_to_cpu=True.",
+                CORRUPT_REMEDY,
+            )

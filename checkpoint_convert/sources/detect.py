@@ -1,0 +1,268 @@
+"""What lies at a path: a checkpoint of a known layout, or something else, which is then named."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
+from fsdp_migrate.checkpoint_convert.sources.framework_folders import (
+    find_components,
+    refuse_tensor_parallel,
+    stack_contents,
+)
+from fsdp_migrate.checkpoint_convert.sources.full_state import (
+    INDEX_SUFFIX,
+    find_indexes,
+    find_pieces,
+    indexed_contents,
+    pieces_contents,
+    safetensors_contents,
+    saved_file_contents,
+)
+from fsdp_migrate.checkpoint_convert.sources.paired_files import find_side_by_side, side_by_side_contents
+from fsdp_migrate.checkpoint_convert.sources.per_rank import find_rank_files, rank_contents
+from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, rank_of
+from fsdp_migrate.checkpoint_convert.sources.symlinks import follow_symlink_file
+from fsdp_migrate.checkpoint_convert.storage.compressed import UnpackedFolder
+from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location, is_url, local_path
+from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
+from fsdp_migrate.errors import (
+    CheckpointFormatError,
+    CheckpointNotFoundError,
+    UnsupportedFeatureError,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
+    from fsdp_migrate.checkpoint_convert.sources.contents import Contents
+
+
+_STATE_FILE: Final = re.compile(r"^[^/]+\.(?:pt|pth|bin|ckpt|th)$")
+# Names of files that may be those of ranks: they have a number, or are the first of those that have.
+_ENDS_RANKED: Final = re.compile(r"\d|\.(?:pt|pth|bin|ckpt|th)$")
+# What the HF Trainer and Accelerate write beside a model, and no model is called.
+_BESIDE: Final = re.compile(r"(?:training_args|scheduler|scaler|rng_state|random_states|sampler)[_\d]*\.\w+")
+# Far enough for save_folder/run/ep0-ba2, and not through the whole of somebody's disk.
+_LOOK_DEPTH: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Something that can be read.
+
+    Attributes:
+        folder: Where its files are.
+        url: What to open to get that folder again: the folder itself, or the one file.
+        files: The size of every file in it.
+        read: Reads what it holds; None for a folder of torch.distributed.checkpoint.
+    """
+
+    folder: Folder
+    url: str
+    files: Mapping[str, int]
+    read: Callable[[SourceOptions], Contents] | None = None
+
+
+def open_source(src: Location) -> Source:
+    """Open a checkpoint, whatever its layout.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing at ``src``, or a part of it is missing.
+        CheckpointFormatError: What is there is no checkpoint, or an incomplete one.
+        UnsupportedFeatureError: What is there is a checkpoint of another kind. The message says which.
+    """
+    src = follow_symlink_file(src)
+    url = os.fspath(src)
+    if url.endswith(INDEX_SUFFIX) and not is_url(src) and local_path(src).is_file():
+        index = local_path(src)
+        return _open_folder(str(index.parent), index.name)
+    family = _named_family(src)
+    if family is not None:
+        return family
+    folder = open_folder(src)
+    is_one = is_url(src) and list(folder.files(0)) == [url.rpartition("/")[2]]
+    if _is_file(src) or is_one or isinstance(folder, UnpackedFolder):
+        return _open_file(folder, url, folder.files(0))
+    if folder.has(METADATA_FILE):
+        return Source(folder, folder.url, folder.files())
+    folder.close()
+    return _open_folder(url, None)
+
+
+def _named_family(src: Location) -> Source | None:
+    """Return the source of a rank's file that is named, with those of the other ranks; None if it is alone.
+
+    Composer calls the one full file that it saves ``-rank0``.
+    """
+    url = os.fspath(src)
+    parent, _, name = url.rpartition("/")
+    if not _ENDS_RANKED.search(name) or not (is_url(src) or _is_file(src)):
+        return None
+    refuse_tensor_parallel([name], url)
+    folder = open_folder(parent or ".")
+    files = folder.files(0)
+    ranked = {found: size for found, size in files.items() if rank_of(found) is not None}
+    if name not in ranked:
+        counted = [f for f in find_counted(files) if name in f.files.values()]
+        ranked = {found: files[found] for family in counted for found in family.files.values()}
+    families = [f for f in find_rank_files(folder, ranked) if name in f.files.values()]
+    if not families or (len(families[0].files) == 1):
+        folder.close()
+        return None
+    own = {found: files[found] for found in families[0].files.values()}
+    return Source(folder, folder.url, own, lambda options: rank_contents(folder, families, own, options))
+
+
+def _is_file(src: Location) -> bool:
+    return not is_url(src) and local_path(src).is_file()
+
+
+def _open_file(folder: Folder, url: str, files: Mapping[str, int]) -> Source:
+    ((name, size),) = files.items()
+    try:
+        refuse_tensor_parallel([name], url)
+        kind = _kind_of_file(folder, url, name, size)
+    except BaseException:
+        folder.close()
+        raise
+    if kind == "safetensors":
+        return Source(folder, url, files, lambda _: safetensors_contents(folder, files))
+    return Source(folder, url, files, lambda _: saved_file_contents(folder, name, size))
+
+
+def _kind_of_file(folder: Folder, url: str, name: str, size: int) -> str:
+    if name == METADATA_FILE or name.endswith(".distcp"):
+        msg = f"{url!r} is one file of a distributed checkpoint. Name its folder instead: {folder.url!r}."
+        raise CheckpointFormatError(msg, path=url)
+    start = folder.read(name, 0, min(size, 16))
+    if is_saved_file(start):
+        return "saved"
+    if name.endswith(".safetensors"):
+        return "safetensors"
+    msg = (
+        f"{url!r} is no checkpoint: it starts with {start!r}. Expected a file of torch.save or safetensors, "
+        "or the folder that torch.distributed.checkpoint.save or Composer wrote, with `.metadata` in it."
+    )
+    raise CheckpointFormatError(msg, path=url)
+
+
+def _open_folder(url: str, index: str | None) -> Source:
+    """Open a folder that holds no distributed checkpoint: pieces of one state, with or without an index."""
+    folder = open_folder(url)
+    try:
+        files = folder.files(_LOOK_DEPTH)
+        read = _pieces_reader(folder, files, index)
+    except BaseException:
+        folder.close()
+        raise
+    if read is None:
+        folder.close()
+        raise _describe_folder(url, files)
+    return Source(folder, folder.url, folder.files(), read)
+
+
+def _pieces_reader(
+    folder: Folder, files: Mapping[str, int], index: str | None
+) -> Callable[[SourceOptions], Contents] | None:
+    refuse_tensor_parallel(files, folder.url)
+    components = find_components(files)
+    if components and index is None:
+        return lambda options: stack_contents(folder, components, files, options)
+    if any(name.rpartition("/")[2] == METADATA_FILE or name.endswith(".distcp") for name in files):
+        return None
+    indexes = [index] if index else find_indexes(files)
+    if len(indexes) == 1:
+        return lambda _: indexed_contents(folder, indexes[0], files)
+    if len(indexes) > 1:
+        msg = f"{folder.url!r} holds {len(indexes)} indexes: {_some(indexes)}. Name the one that you mean."
+        raise CheckpointFormatError(msg, path=folder.url)
+    families = find_rank_files(folder, files)
+    ranked = {name for family in families for name in family.files.values()}
+    pieces = find_pieces(folder.url, {name: size for name, size in files.items() if name not in ranked})
+    states = [name for name in files if _STATE_FILE.search(name) and not _BESIDE.fullmatch(name)]
+    # Pieces of one state are known by their names, and need not be read to be told apart.
+    is_divided = any(len(names) > 1 for names in pieces.values())
+    apart = [] if is_divided else [name for name in states if name not in ranked]
+    found = find_side_by_side(folder, apart, families, files)
+    if found is not None:
+        return lambda options: side_by_side_contents(folder, found, files, options)
+    if len(pieces) == 1:
+        (names,) = pieces.values()
+        return lambda _: pieces_contents(folder, names)
+    if families and not pieces:
+        return lambda options: rank_contents(folder, families, files, options)
+    alone = {name: size for name, size in files.items() if name.endswith(".safetensors") and "/" not in name}
+    if len(alone) == 1 and not pieces:
+        return lambda _: safetensors_contents(folder, alone)
+    if len(states) == 1 and not pieces and not alone:
+        return lambda _: saved_file_contents(folder, states[0], files[states[0]])
+    return None
+
+
+def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
+    if not files:
+        return CheckpointFormatError(f"{url!r} is an empty folder.", path=url)
+    inner = _checkpoints(files)
+    if inner:
+        return _describe_parent(url, inner)
+    names = [name for name in files if "/" not in name]
+    if any(name.endswith(".distcp") for name in files):
+        msg = (
+            f"{url!r} has {sum(n.endswith('.distcp') for n in files)} `.distcp` files, but no "
+            "`.metadata`. Without it nothing tells what they hold: the save did not finish, or the file "
+            "was not copied."
+        )
+        return CheckpointNotFoundError(msg, path=f"{url}/{METADATA_FILE}")
+    kind = _other_kind(names)
+    if kind is not None:
+        msg = f"{url!r} holds {kind}, not a distributed checkpoint. Such folders are not converted as one."
+        return UnsupportedFeatureError(msg, feature=kind)
+    msg = (
+        f"{url!r} holds no checkpoint: there is no `.metadata` among its {len(files)} files "
+        f"({_some(list(files))})."
+    )
+    return CheckpointFormatError(msg, path=url)
+
+
+def _checkpoints(files: Mapping[str, int]) -> list[str]:
+    """Return the folders that are distributed checkpoints, or a framework's folder that consists of some."""
+    found = {name.rpartition("/")[0] for name in files if name.endswith("/" + METADATA_FILE)}
+    for parent in {folder.rpartition("/")[0] for folder in found} - {""}:
+        start = f"{parent}/"
+        own = {name.removeprefix(start): size for name, size in files.items() if name.startswith(start)}
+        if find_components(own):
+            found = {folder for folder in found if not folder.startswith(start)} | {parent}
+    return sorted(found)
+
+
+def _describe_parent(url: str, inner: list[str]) -> Exception:
+    if len(inner) == 1:
+        msg = f"{url!r} is not a checkpoint itself; it holds one. Use {url.rstrip('/')}/{inner[0]}."
+    else:
+        msg = (
+            f"{url!r} is not a checkpoint itself; it holds {len(inner)}: {_some(inner, 12)}. Name the one "
+            "that you mean."
+        )
+    return CheckpointFormatError(msg, path=url)
+
+
+def _other_kind(names: list[str]) -> str | None:
+    if any(name.endswith(".safetensors") for name in names):
+        config = "config.json" in names
+        return "a Hugging Face model in safetensors" if config else "safetensors files"
+    weights = [name for name in names if name.endswith((".pt", ".pth", ".bin", ".ckpt"))]
+    if weights:
+        return f"{len(weights)} files ({_some(sorted(weights))}), each of which can be converted by itself"
+    return None
+
+
+def _some(names: list[str], count: int = 4) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:count])
+    return f"{shown} and {len(names) - count} more" if len(names) > count else shown

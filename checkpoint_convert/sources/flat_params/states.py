@@ -1,0 +1,236 @@
+"""What is flat in the states of ranks: found, computed by the model or what the files say, and replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
+from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import FlatGeometry, divide_units
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry, InlineValue
+from fsdp_migrate.checkpoint_convert.manifest.options import ModelOutline
+from fsdp_migrate.checkpoint_convert.sources.flat_params.described import Described, read_described
+from fsdp_migrate.checkpoint_convert.sources.flat_params.optimizer import (
+    NumberedOptimizer,
+    find_numbered,
+    name_pieces,
+    optimizer_entries,
+    parameters_of,
+)
+from fsdp_migrate.checkpoint_convert.sources.flat_params.tensors import (
+    FLAT_KEY,
+    FlatParts,
+    find_flat,
+    flat_model,
+    mismatch,
+)
+from fsdp_migrate.checkpoint_convert.sources.rank_merge import RankState
+from fsdp_migrate.errors import CheckpointMismatchError
+from fsdp_migrate.findings import Finding, counted, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fsdp_migrate.checkpoint_convert.manifest.keys import Path
+    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
+
+
+_REMEDY: Final = (
+    "Give the model (`--model pkg.mod:factory`) and the FSDP1 arguments of the run that saved it "
+    "(`--config FILE`, with `use_orig_params`, `auto_wrap_policy`, `mixed_precision`)."
+)
+
+
+@dataclass
+class FlatStates:
+    """Ranks' states without what is flat, and what became of that.
+
+    Attributes:
+        states: What is left to put together.
+        entries: What flat parameters and numbered state became.
+        names: By optimizer's path, the parameters that stand for each number.
+        findings: What there is to say about it.
+    """
+
+    states: Sequence[RankState]
+    entries: dict[str, Entry] = field(default_factory=dict)
+    names: dict[Path, dict[int, tuple[str, ...]]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def joined(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        """Return other entries together with these, with names for the numbers in parameter groups."""
+        found = dict(self.entries)
+        for key, entry in entries.items():
+            found[key] = self._named(entry)
+        return found
+
+    def _named(self, entry: Entry) -> Entry:
+        path = entry.path or ()
+        if not isinstance(entry, BytesEntry) or entry.inline is None or len(path) < 3:
+            return entry
+        names = self.names.get(path[:-3])
+        if names is None or path[-3] != "param_groups" or not isinstance(entry.inline.value, list):
+            return entry
+        if path[-1] == "params":
+            value = [name for number in entry.inline.value for name in names[number]]
+            return BytesEntry(entry.key, entry.path, entry.stored, InlineValue(value))
+        return entry
+
+
+def describe_flat(every: Sequence[Sequence[RankState]], folder: Folder) -> Described | None:
+    """Return what one of several sets of ranks' states says of flat parameters itself, if one does.
+
+    Raises:
+        CheckpointMismatchError: The ranks contradict each other.
+    """
+    found = (read_described(states, folder) for states in every)
+    return next((described for described in found if described is not None), None)
+
+
+def take_flat(
+    states: Sequence[RankState], described: Described | None, options: SourceOptions, folder: Folder
+) -> FlatStates:
+    """Take what is flat out of ranks' states, and return it whole where that can be computed.
+
+    Where it cannot, a finding refuses it and says what to give.
+
+    Raises:
+        CheckpointMismatchError: What is stored is not what was computed.
+    """
+    if described is not None and described.is_of(states):
+        rest = [RankState(s.rank, s.file, described.without(s.leaves)) for s in states]
+        return FlatStates(rest, dict(described.entries))
+    parts = find_flat(states, folder)
+    numbered = find_numbered(states, flat=bool(parts.units))
+    if not parts.units and not numbered:
+        return FlatStates(states)
+    if described is not None and not parts.units:
+        flat = FlatStates(_without(states, {key for optimizer in numbered for key in optimizer.keys}))
+        for optimizer in numbered:
+            _add_optimizer(flat, optimizer, described.geometry, ModelOutline({}), folder)
+        return flat
+    outline = options.model
+    if outline is None or not outline.units:
+        return _refused(states, parts, numbered)
+    return _by_model(states, parts, numbered, outline, folder)
+
+
+def _by_model(
+    states: Sequence[RankState],
+    parts: FlatParts,
+    numbered: Sequence[NumberedOptimizer],
+    outline: ModelOutline,
+    folder: Folder,
+) -> FlatStates:
+    ranks = len(states)
+    ways = {"all": [ranks], "one": [1]}.get(outline.sharding)
+    candidates = ways or [n for n in range(1, ranks + 1) if ranks % n == 0]
+    found: list[FlatStates] = []
+    problem: CheckpointMismatchError | None = None
+    for count in candidates:
+        geometry = divide_units(outline.units, ranks, count)
+        try:
+            found.append(_computed(states, parts, numbered, (outline, geometry), folder))
+        except CheckpointMismatchError as error:
+            problem = error
+    if len(found) == 1:
+        return found[0]
+    if problem is not None and (ways or not found):
+        raise problem
+    what = f"the sizes fit groups of {len(found)} different sizes, and nothing tells which it was"
+    raise mismatch(folder, what)
+
+
+def _computed(
+    states: Sequence[RankState],
+    parts: FlatParts,
+    numbered: Sequence[NumberedOptimizer],
+    given: tuple[ModelOutline, FlatGeometry],
+    folder: Folder,
+) -> FlatStates:
+    outline, geometry = given
+    prefix = _model_prefix(parts)
+    taken = {*parts.units, *(key for optimizer in numbered for key in optimizer.keys)}
+    if parts.units:
+        # With `use_orig_params=True` each rank's own elements stand there a second time, by name.
+        names = {
+            *geometry.shapes,
+            *(alias for alias, name in outline.aliases.items() if name in geometry.shapes),
+        }
+        taken |= {".".join(map(str, (*prefix, name))) for name in names}
+    flat = FlatStates(_without(states, taken))
+    if parts.units:
+        model = flat_model(parts, geometry, prefix, outline.aliases, folder)
+        flat.entries.update(model)
+        held = f"{counted(len(model), 'parameter')} of {counted(len(geometry.units), 'unit')}"
+        text = f"{held}, divided over {counted(geometry.ways, 'rank')}."
+        flat.findings.append(make_finding("FM240", ".".join(map(str, prefix)) or "(root)", text))
+    for optimizer in numbered:
+        _add_optimizer(flat, optimizer, geometry, outline, folder)
+    return flat
+
+
+def _add_optimizer(
+    flat: FlatStates,
+    optimizer: NumberedOptimizer,
+    geometry: FlatGeometry,
+    outline: ModelOutline,
+    folder: Folder,
+) -> None:
+    given = outline.groups or ()
+    owners = name_pieces(optimizer, geometry, outline.numbered, outline.parameters, folder, given)
+    flat.names[optimizer.prefix] = {
+        number: parameters_of(owner, geometry)[0] for number, owner in owners.items()
+    }
+    flat.entries.update(optimizer_entries(optimizer, owners, geometry, folder))
+    state = f"the state of {counted(len(optimizer.fields), 'number')}"
+    text = f"{state}, divided over {counted(geometry.ways, 'rank')}."
+    flat.findings.append(make_finding("FM240", ".".join(map(str, optimizer.prefix)) or "(root)", text))
+
+
+def _model_prefix(parts: FlatParts) -> Path:
+    """Return the path that flat parameters have in common."""
+    holders = next(iter(parts.units.items()), None)
+    if holders is None:
+        return ()
+    key, ((state, _), *_) = holders
+    return state.leaves[key][0][:-1]
+
+
+def _without(states: Sequence[RankState], taken: set[str]) -> list[RankState]:
+    return [
+        RankState(s.rank, s.file, {key: leaf for key, leaf in s.leaves.items() if key not in taken})
+        for s in states
+    ]
+
+
+def _refused(
+    states: Sequence[RankState], parts: FlatParts, numbered: Sequence[NumberedOptimizer]
+) -> FlatStates:
+    """Leave out what cannot be told apart, for the manifest's sake, and refuse the conversion."""
+    pieces = _pieces(states) if parts.units else set()
+    kept = {key for optimizer in numbered for key in optimizer.keys}
+    flat = FlatStates(_without(states, pieces | kept))
+    if parts.units:
+        units = counted(len(parts.units), "flat parameter")
+        text = f"{units}: no file says which names and shapes are where in them."
+        flat.findings.append(make_finding("FM238", next(iter(parts.units)), text, _REMEDY))
+    for optimizer in numbered:
+        subject = ".".join(map(str, optimizer.prefix)) or "(root)"
+        hint = f"{_REMEDY} Or leave it out with `weights_only` (--weights-only)."
+        state = f"the state of {counted(len(optimizer.fields), 'number')}"
+        text = f"{state}, of which each rank has its own elements only."
+        flat.findings.append(make_finding("FM239", subject, text, hint))
+    return flat
+
+
+def _pieces(states: Sequence[RankState]) -> set[str]:
+    """Return the keys of plain tensors that are not of the same shape on every rank."""
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for state in states:
+        for key, (_, leaf) in state.leaves.items():
+            if isinstance(leaf, TensorValue) and not FLAT_KEY.search(key):
+                shapes.setdefault(key, set()).add(leaf.shape)
+    return {key for key, found in shapes.items() if len(found) > 1}

@@ -1,0 +1,277 @@
+"""Put the parts of a state together that ranks saved each for itself, without a process group."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.formats.dcp_items import place_tensor
+from fsdp_migrate.checkpoint_convert.formats.pickle_writer import pickle_value
+from fsdp_migrate.checkpoint_convert.formats.sharded_values import LocalShards, ShardedValue, local_shards
+from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
+from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
+from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, tiling_problem
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, find_parts
+from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, TensorEntry
+from fsdp_migrate.checkpoint_convert.sources.contents import BY_RANK, leaf_entry
+from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError, UnsupportedFeatureError
+from fsdp_migrate.findings import Finding, make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fsdp_migrate.checkpoint_convert.manifest.keys import Path
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Part
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
+
+
+Leaves = dict[str, tuple["Path", object]]
+_BLOCK: Final = 8 << 20
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What one rank saved: its file, the leaves in it by key, and what there is to say of it."""
+
+    rank: int
+    file: str
+    leaves: Leaves
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass
+class Merged:
+    """What the ranks' states are together.
+
+    Attributes:
+        entries: The entries.
+        sharded: How many of them were put together from parts.
+        differing: The keys of what is not the same on every rank that has it, each with those of the others.
+        partial: The keys of what some ranks do not have, with one of these.
+        chosen: The keys of tensors of models that differed, and of which one rank's was kept.
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    sharded: int = 0
+    differing: dict[str, list[str]] = field(default_factory=dict)
+    partial: dict[str, RankState] = field(default_factory=dict)
+    chosen: list[str] = field(default_factory=list)
+
+
+def merge_states(folder: Folder, states: Sequence[RankState]) -> Merged:
+    """Put states together: sharded tensors from their parts, everything else once where it is the same.
+
+    Of what differs, that of the lowest rank keeps its name; those of other ranks stand under ``ranks``.
+
+    Raises:
+        CheckpointMismatchError: Ranks contradict each other: overlaps, holes, other shapes, other replicas.
+        CheckpointNotFoundError: The tensors are of more ranks than there are files.
+        CheckpointFormatError: A file contradicts itself.
+    """
+    merged = Merged()
+    merger = _Merger(folder, states, merged)
+    keys = dict.fromkeys(key for state in states for key in state.leaves)
+    for key in keys:
+        merger.add(key)
+    return merged
+
+
+class _Merger:
+    def __init__(self, folder: Folder, states: Sequence[RankState], merged: Merged) -> None:
+        self._folder = folder
+        self._states = states
+        self._merged = merged
+
+    def add(self, key: str) -> None:
+        holders = [state for state in self._states if key in state.leaves]
+        path = holders[0].leaves[key][0]
+        leaves = [state.leaves[key][1] for state in holders]
+        if len(holders) < len(self._states):
+            self._merged.partial[key] = next(s for s in self._states if key not in s.leaves)
+        if any(isinstance(leaf, ShardedValue) for leaf in leaves):
+            self._merged.entries[key] = self._sharded(key, path, holders)
+            self._merged.sharded += 1
+            return
+        self._merged.entries[key] = self._entry(key, path, holders[0], leaves[0])
+        for state, leaf in zip(holders[1:], leaves[1:], strict=True):
+            if not same_leaves(self._folder, key, leaves[0], leaf):
+                self._differs(key, path, state, leaf, holders[0])
+
+    def _differs(self, key: str, path: Path, state: RankState, leaf: object, first: RankState) -> None:
+        kept = self._merged.entries[key]
+        if isinstance(leaf, TensorValue) and isinstance(kept, TensorEntry) and leaf.shape != kept.shape:
+            raise _mismatch(
+                self._folder,
+                f"`{key}` has the shape {list(kept.shape)} in `{first.file}` and {list(leaf.shape)} in "
+                f"`{state.file}`, and nothing says which part of it is which",
+            )
+        own = (BY_RANK, str(state.rank), *path)
+        name = join_path(own)
+        self._merged.entries[name] = self._entry(name, own, state, leaf)
+        self._merged.differing.setdefault(key, []).append(name)
+
+    def _entry(self, key: str, path: Path, state: RankState, leaf: object) -> Entry:
+        return leaf_entry(key, path, leaf, file=state.file, where=self._at(state))
+
+    def _at(self, state: RankState) -> str:
+        return f"'{self._folder.url}/{state.file}'"
+
+    def _sharded(self, key: str, path: Path, holders: Sequence[RankState]) -> TensorEntry:
+        parts: list[tuple[RankState, LocalShards]] = []
+        for state in holders:
+            leaf = state.leaves[key][1]
+            if not isinstance(leaf, ShardedValue):
+                what = f"`{key}` is sharded in `{holders[0].file}` and not in `{state.file}`"
+                raise _mismatch(self._folder, what)
+            shards = local_shards(leaf, where=f"`{key}` in {self._at(state)}")
+            _check_rank(self._folder, key, state, shards)
+            parts.append((state, shards))
+        first = parts[0][1]
+        for state, shards in parts[1:]:
+            if (shards.dtype, shards.shape, shards.expected) != (first.dtype, first.shape, first.expected):
+                raise _mismatch(
+                    self._folder,
+                    f"`{key}` is {first.dtype} of shape {list(first.shape)} in `{parts[0][0].file}`, and "
+                    f"{shards.dtype} of shape {list(shards.shape)}, or divided in another way, in "
+                    f"`{state.file}`",
+                )
+        self._check_complete(key, parts)
+        return TensorEntry(key, path, first.dtype, first.shape, self._chunks(key, parts))
+
+    def _chunks(self, key: str, parts: Sequence[tuple[RankState, LocalShards]]) -> tuple[Chunk, ...]:
+        found: dict[Box, tuple[RankState, TensorValue]] = {}
+        for state, shards in parts:
+            for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
+                known = found.setdefault(box, (state, tensor))
+                if known[1] is not tensor and not _same_bytes(self._folder, key, known[1], tensor):
+                    raise _mismatch(
+                        self._folder,
+                        f"`{known[0].file}` and `{state.file}` hold the same part of `{key}`, at {box[0]}, "
+                        "and their bits differ",
+                    )
+        boxes = {box: holder for box, holder in found.items() if math.prod(box[1])}
+        kept = boxes or dict(list(found.items())[:1])
+        problem = tiling_problem(parts[0][1].shape, list(kept))
+        if problem is not None:
+            files = ", ".join(f"`{state.file}`" for state, _ in parts[:4])
+            more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
+            what = f"`{key}` of shape {list(parts[0][1].shape)}: {problem}, in {files}{more}"
+            raise _mismatch(self._folder, what)
+        return tuple(
+            Chunk(*box, place_tensor(tensor, where=f"`{key}` in {self._at(state)}"))
+            for box, (state, tensor) in sorted(kept.items())
+        )
+
+    def _check_complete(self, key: str, parts: Sequence[tuple[RankState, LocalShards]]) -> None:
+        """Check that no rank's part is missing, by what the others say."""
+        count = max(shards.ranks for _, shards in parts)
+        held = {box for _, shards in parts for box in shards.boxes}
+        expected = parts[0][1].expected
+        lost = [box for box in expected or () if box not in held]
+        if lost or (expected is None and len(self._states) < count):
+            at = f"its part at {lost[0][0]} is in none of them" if lost else "so some are missing"
+            msg = (
+                f"`{key}` in {self._folder.url!r} was saved by {count} ranks, and there are files of "
+                f"{len(self._states)} (`{parts[0][0].file}` ...): {at}. All of them are needed."
+            )
+            raise CheckpointNotFoundError(msg, path=self._folder.url)
+
+
+def same_leaves(folder: Folder, key: str, one: object, other: object) -> bool:
+    """Tell whether two leaves of states say the same, tensors bit for bit."""
+    if isinstance(one, TensorValue) and isinstance(other, TensorValue):
+        is_alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+        return is_alike and _same_bytes(folder, key, one, other)
+    if isinstance(one, TensorValue) or isinstance(other, TensorValue):
+        return False
+    try:
+        (first, tensors), (second, others) = (pickle_value(value, where=key) for value in (one, other))
+    except UnsupportedFeatureError:
+        return False
+    return first == second and all(
+        _same_bytes(folder, key, a, b) for a, b in zip(tensors, others, strict=True)
+    )
+
+
+def _same_bytes(folder: Folder, key: str, one: TensorValue, other: TensorValue) -> bool:
+    box = (0,) * len(one.shape), one.shape
+    readers = [TensorSource(folder, _BLOCK).read(_single(key, value), box) for value in (one, other)]
+    return all(a == b for a, b in zip(*readers, strict=True))
+
+
+def _single(key: str, value: TensorValue) -> TensorEntry:
+    stored = place_tensor(value, where=key)
+    return TensorEntry(
+        key, None, value.dtype, value.shape, (Chunk((0,) * len(value.shape), value.shape, stored),)
+    )
+
+
+def _check_rank(folder: Folder, key: str, state: RankState, shards: LocalShards) -> None:
+    if shards.rank is not None and shards.rank != state.rank:
+        raise _mismatch(
+            folder,
+            f"`{state.file}` is named as that of rank {state.rank}, and `{key}` in it says {shards.rank}",
+        )
+
+
+def _mismatch(folder: Folder, what: str) -> CheckpointMismatchError:
+    msg = f"The ranks' files in {folder.url!r} do not fit together: {what}. Are they of one save?"
+    return CheckpointMismatchError(msg, path=folder.url)
+
+
+def settle(merged: Merged, folder: Folder) -> None:
+    """Check that ranks agree in what they must, and keep one rank's buffers.
+
+    Raises:
+        CheckpointMismatchError: A parameter is missing on a rank, or optimizers are not the same.
+    """
+    common = {key: entry for key, entry in merged.entries.items() if entry_path(entry)[0] != BY_RANK}
+    for part in find_parts(common):
+        for key in part.keys if part.kind != "other" else ():
+            state = merged.partial.get(key)
+            if state is not None:
+                what = f"`{key}` is in the files of other ranks, and not in `{state.file}`"
+                raise _mismatch(folder, what)
+            if key not in merged.differing:
+                continue
+            if part.kind == "optimizer" or isinstance(merged.entries[key], BytesEntry):
+                raise _mismatch(folder, f"`{key}` is not the same in the files of all ranks")
+            for name in merged.differing.pop(key):
+                del merged.entries[name]
+            merged.chosen.append(key)
+        if part.kind == "model":
+            _check_chosen(merged, part, folder)
+
+
+def _check_chosen(merged: Merged, part: Part, folder: Folder) -> None:
+    """Refuse to take one rank's weights for those of all: only buffers differ between ranks of FSDP."""
+    whole = [k for k in part.keys if isinstance(e := merged.entries[k], TensorEntry) and e.is_float]
+    differing = [key for key in merged.chosen if key in set(whole)]
+    if len(differing) * 2 > len(whole):
+        raise _mismatch(
+            folder,
+            f"{len(differing)} of {len(whole)} tensors of `{part.name}`, such as `{differing[0]}`, are "
+            "whole in each file and differ, and nothing says that they are parts of one. They are of several "
+            "steps, or slices that tensor parallelism made, which only the model's classes can put together",
+        )
+
+
+def merge_findings(merged: Merged, files: str, ranks: int) -> Iterator[Finding]:
+    """Say what became of what ranks saved."""
+    if merged.sharded:
+        text = f"{merged.sharded} tensors were put together from the parts of {ranks} ranks."
+        yield make_finding("FM235", files, text)
+    if merged.chosen:
+        text = f"{_some(merged.chosen)}. That of the lowest rank is kept."
+        yield make_finding("FM236", merged.chosen[0], text)
+    if merged.differing:
+        keys = list(merged.differing)
+        text = f"{_some(keys)}. Those of other ranks are under `{BY_RANK}`."
+        yield make_finding("FM237", keys[0], text)
+
+
+def _some(keys: Sequence[str]) -> str:
+    return f"`{keys[0]}`" if len(keys) == 1 else f"{len(keys)} of them, such as `{keys[0]}`"

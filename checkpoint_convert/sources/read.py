@@ -1,0 +1,58 @@
+"""Read a source into a :class:`Manifest`, whatever its layout."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.formats.pickle_reader import paused_gc
+from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
+from fsdp_migrate.checkpoint_convert.sources.contents import build_manifest
+from fsdp_migrate.checkpoint_convert.sources.dcp import inspect_dcp
+from fsdp_migrate.checkpoint_convert.sources.detect import Source, open_source
+from fsdp_migrate.checkpoint_convert.sources.optimizer_names import name_numbers
+from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
+from fsdp_migrate.checkpoint_convert.storage.folders import refuse_links
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
+
+
+def read_manifest(src: Location, options: SourceOptions | None = None) -> Manifest:
+    """Return what a source holds."""
+    with reading_source(src, options) as (_, manifest):
+        return manifest
+
+
+@contextlib.contextmanager
+def reading_source(src: Location, options: SourceOptions | None = None) -> Iterator[tuple[Folder, Manifest]]:
+    """Open a source, and say what it holds; its folder is open in the block."""
+    source, options = open_source(src), options or SourceOptions()
+    folder = source.folder
+    try:
+        stamps, changes = folder.stamps(source.files), folder.changes(source.files)
+        with paused_gc():
+            manifest = replace(_read(source, options), stamps=stamps, changes=changes, outline=options.model)
+        refuse_links(folder, manifest.files)
+        yield folder, manifest
+    finally:
+        folder.close()
+
+
+def _read(source: Source, options: SourceOptions) -> Manifest:
+    if source.read is None:
+        found = inspect_dcp(source.folder, source.files)
+        findings = (
+            *found.findings,
+            *unlisted_findings(source.folder, found.entries, trusted=options.trust_pickle),
+            *beside_findings(source.folder, found.extra_files),
+        )
+        return replace(found, findings=findings)
+    contents = source.read(options)
+    name_numbers(contents, options)
+    return build_manifest(source.folder, source.url, source.files, contents, options)

@@ -1,0 +1,1 @@
+"""Where bytes lie: folders on this machine and behind URLs, and the threads that read them."""

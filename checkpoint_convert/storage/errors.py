@@ -1,0 +1,72 @@
+"""What the system and the clients of services say, as errors of this package."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.errors import CheckpointNotFoundError, CheckpointReadError, FSDPMigrateError, OutputError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def reading_from(url: str) -> Iterator[None]:
+    """Turn what the client of a service says into an error of this package."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"There is nothing at {url!r}.", path=url) from error
+    except Exception as error:
+        if _is_ours(error):
+            raise
+        wrapped = CheckpointReadError(_say(url, "read", error), path=url)
+        wrapped.errno = getattr(error, "errno", None)
+        raise wrapped from error
+
+
+@contextlib.contextmanager
+def writing_to(url: str) -> Iterator[None]:
+    """Turn what the client of a service says into an :class:`OutputError`."""
+    try:
+        yield
+    except Exception as error:
+        if _is_ours(error) or isinstance(error, FileExistsError):
+            raise
+        wrapped = OutputError(_say(url, "written", error), path=url)
+        wrapped.errno = getattr(error, "errno", None)
+        raise wrapped from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Tell whether an error is one of this package, or a mistake in it, and not of a service."""
+    is_builtin = type(error).__module__ == "builtins" and not isinstance(error, OSError)
+    return isinstance(error, FSDPMigrateError) or is_builtin
+
+
+def _say(url: str, what: str, error: Exception) -> str:
+    # The classes of botocore, aiohttp, gcsfs and others; none of them is a dependency.
+    kind = type(error).__name__
+    if isinstance(error, PermissionError):
+        return (
+            f"{url!r} could not be {what}: access is denied ({error}). Use credentials of somebody who may, "
+            "or have the permission given."
+        )
+    if "Credential" in kind or "TokenRetrieval" in kind:
+        return (
+            f"{url!r} could not be {what}: there are no credentials for it, or they have run out ({error}). "
+            "Give them as the service's own tools take them; for S3 in AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or by AWS_PROFILE."
+        )
+    if isinstance(error, FileNotFoundError):
+        return f"{url!r} could not be {what}: the bucket, or the folder, is not there ({error})."
+    return f"{url!r} could not be {what}: {kind}: {error}."
+
+
+def read_error(message: str, path: object, error: OSError) -> CheckpointReadError:
+    """Return the error for something that the system could not read, with the system's own number."""
+    wrapped = CheckpointReadError(message, path=path)
+    wrapped.errno = error.errno
+    return wrapped

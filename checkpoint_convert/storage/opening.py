@@ -1,0 +1,28 @@
+"""Open what a user names: a folder, a file, or a file that is packed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed, open_unpacked
+from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
+
+
+def open_folder(location: Location) -> Folder:
+    """Open a folder for reading, or one file as a folder that holds nothing else, unpacked if it is packed.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing there.
+        CheckpointFormatError: It is neither, or a packed file that is damaged.
+    """
+    folder = open_folder_at(location)
+    name = os.fspath(location).rstrip("/").rpartition("/")[2]
+    if is_packed(name) and getattr(folder, "only", None) == name:
+        folder.close()
+        return open_unpacked(location)
+    return folder

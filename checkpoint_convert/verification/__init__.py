@@ -1,0 +1,1 @@
+"""Is a checkpoint whole, and do two hold the same?"""

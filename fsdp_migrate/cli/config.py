@@ -1,0 +1,172 @@
+"""The command ``config``: from options to :mod:`fsdp_migrate.config_files` to what people see."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fsdp_migrate.cli.command_help import SOURCE, WRITING, words_of
+from fsdp_migrate.cli.document import write_document
+from fsdp_migrate.cli.options import All, Json, Overwrite, Strict
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.config_files import ConfigConversion
+
+
+class Stack(str, Enum):
+    """Whose config it is."""
+
+    auto = "auto"
+    accelerate = "accelerate"
+    axolotl = "axolotl"
+    composer = "composer"
+    hf = "hf"
+    lightning = "lightning"
+    torch = "torch"
+
+
+class Outcome(str, Enum):
+    """What to make of a config."""
+
+    same = "same"
+    torch = "torch"
+
+
+File = Annotated[
+    Path | None, typer.Argument(metavar="FILE", help="YAML, JSON, or a shell script.", show_default=False)
+]
+CommandText = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="A shell command with FSDP flags, in place of FILE.", rich_help_panel=SOURCE
+    ),
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="OUT", help="Write the outcome to this file.", rich_help_panel=WRITING
+    ),
+]
+Write = Annotated[
+    bool,
+    typer.Option("--write", "-w", help="Replace FILE, and keep a backup beside it.", rich_help_panel=WRITING),
+]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Write nothing; exit with 1 if FILE would change.", rich_help_panel=WRITING),
+]
+FromStack = Annotated[
+    Stack,
+    typer.Option(
+        "--from",
+        metavar="STACK",
+        help=f"Whose config it is: {words_of(Stack)}.",
+        rich_help_panel=SOURCE,
+    ),
+]
+ToWhat = Annotated[
+    Outcome,
+    typer.Option(
+        metavar="WHAT",
+        help="`same`: the same stack's FSDP2. `torch`: a call in plain torch, on stdout.",
+        rich_help_panel=WRITING,
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH", help="The mapping to convert, such as `trainer.fsdp`.", rich_help_panel=SOURCE
+    ),
+]
+RankNumber = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="The number of ranks.", rich_help_panel=SOURCE),
+]
+NodeNumber = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="The number of nodes.", rich_help_panel=SOURCE)
+]
+
+
+def config(
+    file: File = None,
+    command: CommandText = None,
+    output: OutputFile = None,
+    write: Write = False,
+    check: Check = False,
+    stack: FromStack = Stack.auto,
+    to: ToWhat = Outcome.same,
+    key: Key = None,
+    world_size: RankNumber = None,
+    nodes: NodeNumber = None,
+    overwrite: Overwrite = False,
+    strict: Strict = False,
+    everything: All = False,
+    json: Json = False,
+) -> int:
+    """Turn the FSDP1 settings in a config file, or a shell script's launch lines, into FSDP2's.
+
+    Shows the change as a diff, and writes nothing unless told where to.
+    Comments, order and everything else in the file stay as they are.
+    """
+    from fsdp_migrate.config_files import config_as_torch, convert_command_line, convert_config_file
+
+    _refuse_contradictions(output=output, write=write, check=check)
+    if (file is None) == (command is None):
+        raise typer.BadParameter("Give either FILE or --command TEXT.")
+    if command is not None:
+        if output is not None or write:
+            raise typer.BadParameter("A command is written to stdout: --output and --write are for FILE.")
+        report = convert_command_line(command, strict=strict, world_size=world_size, nodes=nodes)
+        return _show(report, check=check, everything=everything, json=json)
+    assert file is not None
+    if to is Outcome.torch:
+        return _show_code(file, config_as_torch(file, stack=stack.value, key=key), json=json)
+    report = convert_config_file(
+        file,
+        output,
+        in_place=write,
+        overwrite=overwrite,
+        strict=strict,
+        stack=stack.value,
+        key=key,
+        world_size=world_size,
+        nodes=nodes,
+    )
+    return _show(report, check=check, everything=everything, json=json)
+
+
+def _show_code(file: Path, code: str, *, json: bool) -> int:
+    if json:
+        write_document("config", {"path": str(file), "code": code})
+    else:
+        sys.stdout.write(code)
+    return 0
+
+
+def _show(report: ConfigConversion, *, check: bool, everything: bool, json: bool) -> int:
+    """Show what became of a config; return the exit code."""
+    if json:
+        write_document("config", report.as_dict())
+    else:
+        from fsdp_migrate.cli.render.config import show_config
+
+        if report.is_command and not check:
+            sys.stdout.write(f"{report.conversion.text}\n")
+        elif report.output is None and not check:
+            sys.stdout.write(report.diff())
+        sys.stdout.flush()
+        show_config(report, check=check, everything=everything)
+    return 1 if check and report.is_changed else 0
+
+
+def _refuse_contradictions(*, output: Path | None, write: bool, check: bool) -> None:
+    given = [
+        name for name, is_given in (("--output", output), ("--write", write), ("--check", check)) if is_given
+    ]
+    if len(given) > 1:
+        raise typer.BadParameter(f"{' and '.join(given)} exclude each other.")

@@ -1,0 +1,145 @@
+"""The command ``convert``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate.cli import torchrun
+from fsdp_migrate.cli.document import write_document
+from fsdp_migrate.cli.options import (
+    All,
+    Buffer,
+    Checkpoint,
+    Checksums,
+    DryRun,
+    DType,
+    HfConfig,
+    HowToLink,
+    Json,
+    KeepCorrupt,
+    Link,
+    ModelDType,
+    OptimizerClass,
+    OptimizerDType,
+    Output,
+    Overwrite,
+    RankCount,
+    Rename,
+    Resume,
+    ShardSize,
+    SourceConfig,
+    SourceModel,
+    Strict,
+    Target,
+    To,
+    TrustPickle,
+    WeightsOnly,
+    WithoutOptimizer,
+    output_options,
+    source_options,
+)
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert import ConversionReport, SourceOptions
+
+
+def convert(
+    source: Checkpoint,
+    output: Output = None,
+    to: To = Target.auto,
+    world_size: RankCount = None,
+    dtype: ModelDType = DType.keep,
+    optimizer_dtype: OptimizerDType = DType.keep,
+    weights_only: WeightsOnly = False,
+    without_optimizer: WithoutOptimizer = False,
+    max_shard_size: ShardSize = "5GB",
+    hf_config: HfConfig = None,
+    optimizer_class: OptimizerClass = None,
+    rename: Rename = None,
+    keep_corrupt_optimizer: KeepCorrupt = False,
+    model: SourceModel = None,
+    config: SourceConfig = None,
+    trust_pickle: TrustPickle = False,
+    link: HowToLink = Link.auto,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    checksums: Checksums = False,
+    buffer: Buffer = 64,
+    dry_run: DryRun = False,
+    strict: Strict = False,
+    everything: All = False,
+    json: Json = False,
+) -> int:
+    """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
+
+    CKPT is never written to. OUT appears whole or not at all. Without OUT
+    the answer is whether FSDP2 loads CKPT as it is. Under torchrun the
+    work is divided over the ranks, and rank 0 reports.
+    """
+    from fsdp_migrate.cli.render.convert import show_conversion, show_verify_command
+
+    wanted: dict[str, Any] = {
+        "to": to.value,
+        "world_size": world_size,
+        "dtype": dtype.value,
+        "optimizer_dtype": optimizer_dtype.value,
+        "weights_only": weights_only,
+        "without_optimizer": without_optimizer,
+        "link": link.value,
+        "output_options": output_options(
+            max_shard_size,
+            optimizer_class,
+            rename,
+            hf_config,
+            keep_corrupt_optimizer=keep_corrupt_optimizer,
+        ),
+    }
+    given = source_options(model, config, trust_pickle)
+    if dry_run:
+        _show_plan(source, given, wanted, strict=strict, everything=everything, json=json)
+        return 0
+    how = {"overwrite": overwrite, "resume": resume, "checksums": checksums, "buffer_bytes": buffer << 20}
+    report = _convert(source, output, {**wanted, **how, "strict": strict, "options": given})
+    if torchrun.is_quiet():
+        return 0
+    if json:
+        write_document("convert", {"dry_run": False, "report": report.as_dict()})
+    else:
+        show_conversion(report, everything=everything)
+        asked = {**wanted, "rename": rename, "model": model, "config": config, "trust_pickle": trust_pickle}
+        show_verify_command(source, report.output, asked)
+    return 0
+
+
+def _convert(source: str, output: str | None, asked: dict[str, Any]) -> ConversionReport:
+    """Convert, on this process or on the ranks that torchrun started."""
+    from fsdp_migrate.checkpoint_convert import convert_checkpoint
+    from fsdp_migrate.cli.render.progress import watch_progress
+
+    with torchrun.shared_ranks() as ranks, watch_progress("Converting") as progress:
+        shown = None if torchrun.is_quiet() else progress
+        return convert_checkpoint(source, output, **asked, progress=shown, ranks=ranks)
+
+
+def _show_plan(
+    source: str,
+    given: SourceOptions,
+    wanted: dict[str, Any],
+    *,
+    strict: bool,
+    everything: bool,
+    json: bool,
+) -> None:
+    from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
+    from fsdp_migrate.cli.render.convert import show_plan
+    from fsdp_migrate.findings import raise_on_findings
+
+    if torchrun.is_quiet():
+        return
+    plan = plan_conversion(inspect_checkpoint(source, options=given), **wanted)
+    raise_on_findings(plan.findings, strict=strict)
+    if json:
+        write_document("convert", {"dry_run": True, "plan": plan.as_dict()})
+    else:
+        show_plan(plan, everything=everything)

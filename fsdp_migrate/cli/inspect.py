@@ -1,0 +1,49 @@
+"""The command ``inspect``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fsdp_migrate.cli.document import write_document
+from fsdp_migrate.cli.options import (
+    All,
+    Checkpoint,
+    Json,
+    SourceConfig,
+    SourceModel,
+    TrustPickle,
+    source_options,
+)
+
+
+def inspect(
+    source: Checkpoint,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read and check every stored item.")] = False,
+    model: SourceModel = None,
+    config: SourceConfig = None,
+    trust_pickle: TrustPickle = False,
+    everything: All = False,
+    json: Json = False,
+) -> int:
+    """Show what a checkpoint is, what it holds, and whether FSDP2 loads it as it is."""
+    from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
+    from fsdp_migrate.cli.render.inspect import show_manifest, show_outlook
+    from fsdp_migrate.cli.render.progress import watch_progress
+    from fsdp_migrate.errors import PlanError
+
+    given = source_options(model, config, trust_pickle)
+    with watch_progress("Checking") as progress:
+        manifest = inspect_checkpoint(source, deep=deep, options=given, progress=progress)
+    try:
+        plan, problem = plan_conversion(manifest), None
+    except PlanError as error:
+        plan, problem = None, error
+    if json:
+        conversion = plan.as_dict() if plan else {"error": str(problem)}
+        write_document("inspect", {"manifest": manifest.as_dict(), "conversion": conversion})
+    else:
+        show_manifest(manifest)
+        show_outlook(manifest, plan, problem, everything=everything)
+    return 0

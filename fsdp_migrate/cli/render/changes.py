@@ -1,0 +1,43 @@
+"""What a conversion does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate.cli.render.screen import console, print_text
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+ACTIONS = {
+    "none": "FSDP2 loads it as it is",
+    "relink": "new metadata over the same data files; no tensor is rewritten",
+    "rewrite": "tensors are streamed into new files",
+}
+# How many entries of each kind of change are shown; all of them are in the document of `--json`.
+SHOWN = 3
+
+
+def show_changes(plan: Mapping[str, Any]) -> None:
+    """Show what of the entries changes, with the first names of each kind of change."""
+    changes = {
+        "renamed": [f"{old} -> {new}" for old, new in plan["renamed"].items()],
+        "divided anew": plan["rechunked"],
+        "cast": [f"{key}: {cast['from']} -> {cast['to']}" for key, cast in plan["cast"].items()],
+        "names inside": plan["rewritten"],
+        "taken apart": plan["split"],
+        "into other files": [f"{key} -> {name}" for name, keys in plan["files"].items() for key in keys],
+        "made anew": plan["synthesised"],
+        "left out": plan["left_out"],
+        "files copied": plan["extra_files"],
+    }
+    out = console()
+    for change, entries in changes.items():
+        if entries:
+            print_text(out, f"{change}: {len(entries)}")
+            for entry in entries[:SHOWN]:
+                print_text(out, entry, indent="    ", first="  ")
+    if any(len(entries) > SHOWN for entries in changes.values()):
+        out.print("With --json every entry is named.")

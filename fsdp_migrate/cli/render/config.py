@@ -1,0 +1,49 @@
+"""What people see of a converted config."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from fsdp_migrate.cli.render.findings import show_findings
+from fsdp_migrate.cli.render.screen import console
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.config_files import ConfigConversion
+
+
+STATES = {
+    "converted": "converted to FSDP2",
+    "fsdp2": "FSDP2 already, unchanged",
+    "unused": "not read by its stack, unchanged",
+    "unchanged": "nothing converted here; see above",
+}
+
+
+def show_config(report: ConfigConversion, *, check: bool, everything: bool = False) -> None:
+    """Show what became of each block of FSDP settings, what needs action, and what was written.
+
+    A converted command is on stdout alone; what is to be said of it goes to stderr.
+    """
+    aside = report.is_command and not check
+    out = console(aside=aside)
+    findings = [finding.as_dict() for finding in report.conversion.findings]
+    # Where nothing is converted, all of them are the answer why.
+    has_nothing = report.has_nothing and not report.is_changed
+    show_findings(findings, everything=everything or has_nothing, aside=aside)
+    for block in report.conversion.blocks:
+        state = STATES[block.state].replace("converted", "to be converted") if check else STATES[block.state]
+        out.print(escape(f"{block.stack}: `{block.path}`: {state}."))
+        if block.code:
+            out.print("This must stand in your code:")
+            out.print(escape(block.code), soft_wrap=True)
+    if report.backup is not None:
+        out.print(escape(f"{report.path} was replaced; as it was it is kept in {report.backup}."))
+    elif report.output is not None:
+        out.print(escape(f"Written to {report.output}."))
+    elif has_nothing:
+        out.print("Nothing to convert.")
+    elif report.is_changed and not report.is_command:
+        out.print("Nothing was written." if check else "Nothing was written: give `-o OUT`, or `--write`.")

@@ -1,0 +1,74 @@
+"""What the demo shows: both runs side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.cli.render.changes import ACTIONS, show_changes
+from fsdp_migrate.cli.render.findings import show_findings
+from fsdp_migrate.cli.render.screen import console, make_table
+
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fsdp_migrate.demo import DemoReport
+    from fsdp_migrate.demo.compare import Comparison
+
+
+def show_demo(report: DemoReport) -> None:
+    """Show both loss columns, the largest differences, the findings, and what to type next."""
+    out = console()
+    out.print()
+    out.print(_losses(report))
+    action = report.conversion.action
+    out.print(f"The checkpoint was converted by [bold]{action}[/]: {ACTIONS[action]}.")
+    show_changes(report.conversion.as_dict())
+    table = make_table("largest difference", "of", "", right=("of",))
+    for name, part in (
+        ("loss", report.loss),
+        ("parameters", report.parameters),
+        ("optimizer state", report.optimizer),
+    ):
+        table.add_row(name, str(part.num_values), _difference(part))
+    out.print(table)
+    out.print("What became of the FSDP1 arguments:")
+    show_findings(report.findings, everything=True)
+    out.print("Next, with a run of your own:")
+    out.print("  fsdp-migrate inspect CKPT               what is it, does FSDP2 load it as it is")
+    out.print("  fsdp-migrate convert CKPT OUT           make it one that does")
+    out.print("  model = prepare_fully_shard(model, {...the arguments of FSDP...})", markup=False)
+    if report.folder:
+        out.print(f"The checkpoints are in {report.folder}", markup=False)
+    out.print()
+    if report.identical:
+        out.print(f"After step {report.saved_at} the run went on under FSDP2: [bold green]identical[/]")
+    elif report.world_size not in (1, 2, 4):
+        out.print(
+            f"Sums over {report.world_size} ranks are made in another order under FSDP2, so that the last "
+            "bits [bold yellow]differ[/]. With 2 or 4 processes they do not."
+        )
+    else:
+        out.print("The runs [bold red]differ[/]. This is a bug in fsdp-migrate, or in this torch.")
+
+
+def _losses(report: DemoReport) -> Table:
+    columns = ("step", "FSDP1", "FSDP2", "difference")
+    table = make_table(*columns, right=columns)
+    for step, first in report.fsdp1_losses.items():
+        second = report.fsdp2_losses.get(step)
+        saved = step == report.saved_at
+        table.add_row(
+            str(step),
+            f"{first:.9f}",
+            f"{second:.9f}" if second is not None else "[dim]saved[/]" if saved else "",
+            f"{second - first:g}" if second is not None else "",
+            end_section=saved,
+        )
+    return table
+
+
+def _difference(part: Comparison) -> str:
+    if not part.num_different:
+        return "[green]0[/], every bit is the same"
+    return f"[red]{part.largest_difference:g}[/], {part.num_different} differ, first {part.first_different}"

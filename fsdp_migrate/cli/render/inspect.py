@@ -1,0 +1,132 @@
+"""What a checkpoint is and holds."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from rich.filesize import decimal
+
+from fsdp_migrate.cli.render.changes import ACTIONS, SHOWN, show_changes
+from fsdp_migrate.cli.render.findings import show_named_findings
+from fsdp_migrate.cli.render.screen import console, escape, make_table
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsdp_migrate.checkpoint_convert import (
+        ConversionPlan,
+        Manifest,
+    )
+    from fsdp_migrate.errors import PlanError
+
+
+MOST_SHOWN = 20
+LAYOUTS = {
+    "dcp": "Distributed checkpoint (DCP)",
+    "file": "Full state in one file",
+    "files": "Full state in several files",
+    "ranks": "One file per rank",
+    "safetensors": "Full state in safetensors",
+    **dict.fromkeys(
+        (
+            "accelerate",
+            "olmo",
+            "composer-parts",
+            "dpo",
+            "torchtune",
+            "llama2-accessory",
+            "llama-cookbook",
+            "states",
+        ),
+        "Model and optimizer apart, in one folder",
+    ),
+}
+WRITERS = {
+    "accelerate": "Accelerate",
+    "composer": "Composer",
+    "hf": "Hugging Face",
+    "lightning": "Lightning",
+    "torch": "plain torch",
+    "torchtitan": "torchtitan",
+}
+_WIDE = 100
+
+
+def show_manifest(manifest: Manifest) -> None:
+    """Show what a checkpoint is and what it holds, by part."""
+    out = console()
+    described = manifest.as_dict()
+    layout = LAYOUTS.get(manifest.layout, manifest.layout)
+    writer = WRITERS.get(manifest.stack, manifest.stack)
+    hint = f", torch {manifest.torch_hint}" if manifest.torch_hint else ""
+    out.print(f"[bold]{escape(manifest.source)}[/]")
+    out.print(escape(f"{layout}, saved by {writer}{hint}"))
+    out.print(escape(f"Recognised by: {manifest.evidence}"))
+    right = ("tensors", "other", "size", "chunks")
+    table = make_table("part", "name", *right, "divided", "dtypes", right=right)
+    # Collapsed padding would cut the widest header at 100 columns with rich 13.9.
+    table.padding = (0, 0) if out.width < _WIDE else (0, 1, 0, 0)
+    for part in described["parts"]:
+        held = bool(part["tensors"])
+        table.add_row(
+            part["kind"],
+            escape(part["name"]),
+            str(part["tensors"]),
+            str(part["values"]),
+            decimal(part["nbytes"]) if held else "",
+            str(part["chunks"]) if held else "",
+            _divided(part) if held else "",
+            ", ".join(part["dtypes"]),
+        )
+    out.print(table)
+    files = described["files"]
+    total = sum(files.values())
+    out.print(f"{len(files)} data file{'s' * (len(files) != 1)}, {decimal(total)}")
+    others = described["extra_files"]
+    if others:
+        out.print(f"{len(others)} other file{'s' * (len(others) != 1)}: {escape(_some(list(others)))}")
+
+
+def _divided(part: Mapping[str, Any]) -> str:
+    """Say how the tensors of a part are divided."""
+    if part["ways"] == 1:
+        return "whole"
+    whole = f", {part['whole']} whole" if part["whole"] else ""
+    return f"{part['ways']} ways{whole}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def show_outlook(
+    manifest: Manifest, plan: ConversionPlan | None, problem: PlanError | None, *, everything: bool = False
+) -> None:
+    """Show what a conversion of the checkpoint would do, or why there can be none; and every finding."""
+    out = console()
+    if plan is None:
+        out.print(escape(str(problem)))
+        refused = {finding.code for finding in problem.findings} if problem is not None else set()
+        others = (f.as_dict() for f in manifest.findings if f.code not in refused)
+        show_named_findings(others, manifest.source, everything=everything)
+        return
+    if plan.action == "none":
+        out.print("[green]FSDP2 loads it as it is.[/] Nothing needs to be converted.")
+    else:
+        out.print(
+            escape(f"`fsdp-migrate convert {shlex.quote(manifest.source)} OUT` would {plan.action} it: "),
+            end="",
+        )
+        out.print(f"{ACTIONS[plan.action]}.")
+    described = plan.as_dict()
+    if plan.action != "none" and plan.findings:
+        out.print("What a conversion would say:")
+    show_changes(described)
+    show_named_findings(described["findings"], described["source"], everything=everything)
+
+
+def _entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"

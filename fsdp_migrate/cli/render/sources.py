@@ -1,0 +1,177 @@
+"""Shows people what ``scan`` found and what ``rewrite`` does."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.syntax import Syntax
+from rich.table import Table
+
+from fsdp_migrate.cli.render.findings import COLOURS, FIDELITIES
+from fsdp_migrate.cli.render.screen import console, escape, print_text
+from fsdp_migrate.finding_codes import FINDING_CODES
+from fsdp_migrate.findings import counted
+from fsdp_migrate.source.uses import ACTIONS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fsdp_migrate.source import RewriteReport, ScanReport, Use
+    from fsdp_migrate.source.launchers import LaunchFound
+    from fsdp_migrate.source.steps import Step
+    from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
+
+
+_STYLES = {"rewritten": "green", "kept": "dim", "commented": "yellow", "mentioned": "dim"}
+_STATES = {
+    "changes": "would change",
+    "fsdp2": "is FSDP2 already",
+    "elsewhere": "stays: its settings stand in the file that it names",
+    "refused": "[red]cannot be converted[/]",
+    "unclear": "[yellow]not known[/]",
+    "broken": "[red]cannot be read[/]",
+}
+_SHOWN = 10
+_PLACES = 3
+
+
+def show_scan(report: ScanReport, *, everything: bool = False) -> None:
+    """Show what is left to people, and what ``rewrite`` does; with ``everything`` each use, file by file."""
+    out = console()
+    for file in report.files:
+        if file.problem:
+            out.print(f"[red]{escape(file.problem)}[/]", soft_wrap=True)
+    uses = report.uses
+    if not uses:
+        out.print(f"No FSDP1 in {counted(report.num_files, 'file')}.")
+        return
+    if everything:
+        for use in uses:
+            out.print(_line(use), soft_wrap=True)
+        out.print()
+        out.print(_summary(report))
+    else:
+        _show_what_is_left(uses)
+    files = len({use.path for use in uses})
+    out.print(f"{counted(len(uses), 'use')} in {counted(files, 'file')} of {report.num_files:,}.")
+
+
+def _show_what_is_left(uses: Sequence[Use]) -> None:
+    """Show by hand what has to be done by hand, what matters most first; the rest is counted."""
+    out = console()
+    by_hand = [use for use in uses if use.action == "commented"]
+    groups: dict[tuple[str, str, str], list[Use]] = {}
+    for use in sorted(by_hand, key=lambda use: FIDELITIES.index(FINDING_CODES[use.code].fidelity)):
+        groups.setdefault((use.code, use.text, use.becomes), []).append(use)
+    if by_hand:
+        out.print(f"[bold]To be done by hand: {counted(len(by_hand), 'place')}[/]")
+    for (code, text, becomes), found in groups.items():
+        colour = COLOURS[FINDING_CODES[code].fidelity]
+        places = ", ".join(use.place for use in found[:_PLACES])
+        more = f" and {counted(len(found) - _PLACES, 'more place')}" if len(found) > _PLACES else ""
+        out.print(f"  [bold]{escape(places)}[/]{more}: [{colour}]{code}[/] {escape(text)}", soft_wrap=True)
+        print_text(out, becomes, indent="    ")
+    if by_hand:
+        out.print(f"`fsdp-migrate explain {next(iter(groups))[0]}` says what a code means and what to do.\n")
+    rewritten = Counter(use.code for use in uses if use.action == "rewritten")
+    if rewritten:
+        out.print(f"[bold]Done by `fsdp-migrate rewrite`: {counted(rewritten.total(), 'use')}[/]")
+    for code, count in sorted(rewritten.items()):
+        print_text(out, FINDING_CODES[code].summary, indent=" " * 15, first=f"{count:>5} x {code}  ")
+    if rest := len(uses) - len(by_hand) - rewritten.total():
+        needs = "need" if rest > 1 else "needs"
+        out.print(f"{counted(rest, 'more use')} {needs} no action; --all shows every use.")
+
+
+def show_surroundings(
+    configs: Sequence[ConfigFound],
+    launches: Sequence[LaunchFound],
+    checkpoints: Sequence[CheckpointFound],
+    steps: Sequence[Step],
+    *,
+    everything: bool = False,
+) -> None:
+    """Show the configs, launch lines and checkpoints that were found, and what to do."""
+    out = console()
+    if configs or launches:
+        out.print("\n[bold]Configs[/]")
+        rows = [(config.path, config) for config in configs] + [(launch.place, launch) for launch in launches]
+        for place, each in rows:
+            said = f"{each.stack}: {_STATES[each.state]}" if each.stack else _STATES[each.state]
+            out.print(f"{escape(place)}: {said} {escape(each.message)}".rstrip(), soft_wrap=True)
+    if checkpoints:
+        _show_checkpoints(checkpoints, everything=everything)
+    if steps:
+        out.print("\n[bold]What to do[/]")
+    for number, step in enumerate(steps, 1):
+        out.print(f"{number}. {escape(step.text)}", soft_wrap=True)
+        for command in step.commands[:_SHOWN]:
+            out.print(f"   {escape(command)}", soft_wrap=True)
+        if len(step.commands) > _SHOWN:
+            out.print(f"   and likewise for {len(step.commands) - _SHOWN} more")
+
+
+def _show_checkpoints(checkpoints: Sequence[CheckpointFound], *, everything: bool) -> None:
+    """Show the latest checkpoint of each run; the others are counted."""
+    out = console()
+    out.print("\n[bold]Checkpoints[/]")
+    shown = [each for each in checkpoints if everything or each.is_latest]
+    for each in shown:
+        done = f", converted already: {each.target}" if each.is_converted else ""
+        read = f", named in {', '.join(each.read_by)}" if each.read_by else ""
+        text = f"{each.path}: {each.layout}, {decimal(each.nbytes)}{read}{done}"
+        out.print(escape(text), soft_wrap=True)
+    if rest := len(checkpoints) - len(shown):
+        out.print(
+            f"{counted(rest, 'older one')} of the same runs; --all shows {'it' if rest == 1 else 'them'}."
+        )
+
+
+def _line(use: Use) -> str:
+    style = _STYLES[use.action]
+    what = f"{use.code} [{style}]{use.action:9}[/] {escape(use.text)}"
+    return f"[bold]{escape(use.place)}[/]: {what} [dim]->[/] {escape(use.becomes)}"
+
+
+def _summary(report: ScanReport) -> Table:
+    table = Table("rule", *ACTIONS, box=None)
+    for rule, counts in report.by_rule.items():
+        table.add_row(rule, *(str(counts[action] or "") for action in ACTIONS))
+    return table
+
+
+def show_rewriting(report: RewriteReport, *, diff: bool) -> None:
+    """Show the changes as a diff, alone on stdout, or the names of the files; what went wrong on stderr."""
+    out = console(aside=diff)
+    wrong = console(aside=True)
+    for file in report.changed:
+        if diff:
+            _show_diff(file.diff)
+        elif report.written:
+            out.print(f"{escape(file.path)} [dim](before: {escape(file.backup or '')})[/]", soft_wrap=True)
+        else:
+            out.print(f"would change: {escape(file.path)}", soft_wrap=True)
+    for file in report.problems:
+        wrong.print(f"[red]{escape(file.problem or '')}[/]", soft_wrap=True)
+    done = "changed" if report.written else "would change"
+    out.print(f"{counted(len(report.changed), 'file')} of {report.num_files:,} {done}.")
+    if report.changed:
+        out.print(
+            "Look for `# fsdp-migrate:` comments: they say what is left to do, and stop a run until they are "
+            "settled and deleted. `fsdp-migrate scan` says what comes next, of configs and checkpoints too.",
+            soft_wrap=True,
+        )
+
+
+def _show_diff(text: str) -> None:
+    """Write a diff to stdout, where `git apply` can read it; coloured on a terminal."""
+    if sys.stdout.isatty():
+        Console(highlight=False).print(Syntax(text, "diff", background_color="default"))
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,52 @@
+"""The command ``rewrite``. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fsdp_migrate.cli.command_help import WRITING
+from fsdp_migrate.cli.document import write_document
+from fsdp_migrate.cli.options import (
+    Json,
+    Paths,
+)
+
+
+def rewrite(
+    paths: Paths,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Only name what would change; exit with 1 if anything would.",
+            rich_help_panel=WRITING,
+        ),
+    ] = False,
+    diff: Annotated[
+        bool,
+        typer.Option("--diff", help="Show the changes. This is the default.", rich_help_panel=WRITING),
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Change the files, and keep backups.", rich_help_panel=WRITING)
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Turn FSDP1 code into FSDP2 code, and set a comment above what cannot be turned with certainty.
+
+    By default it shows the changes and writes nothing. Exits with 1 if a file
+    cannot be read or written; the others are done all the same.
+    """
+    from fsdp_migrate.cli.render.sources import show_rewriting
+    from fsdp_migrate.source import rewrite_paths
+
+    if check + diff + write > 1:
+        msg = "--check, --diff and --write exclude each other."
+        raise typer.BadParameter(msg)
+    report = rewrite_paths(paths, write=write)
+    if json:
+        write_document("rewrite", report.as_dict())
+    else:
+        show_rewriting(report, diff=not check and not write)
+    return 1 if report.problems or (check and report.changed) else 0

@@ -1,0 +1,44 @@
+"""The command ``scan``. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from fsdp_migrate.cli.document import write_document
+from fsdp_migrate.cli.options import (
+    All,
+    Json,
+    Paths,
+)
+
+
+def scan(paths: Paths, everything: All = False, json: Json = False) -> int:
+    """Find FSDP1 in Python sources and notebooks, in configs and checkpoints, and say what to do.
+
+    Nothing is imported, run or changed. What .gitignore names is left out.
+    """
+    from fsdp_migrate.cli.render.sources import show_scan, show_surroundings
+    from fsdp_migrate.source import scan_paths
+    from fsdp_migrate.source.checkpoint_runs import with_readers
+    from fsdp_migrate.source.launchers import find_launches
+    from fsdp_migrate.source.pins import find_pins, packages_of
+    from fsdp_migrate.source.steps import next_steps
+    from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
+
+    report = scan_paths(paths)
+    configs, checkpoints = find_configs(paths), with_readers(find_checkpoints(paths), paths)
+    launches = find_launches(paths)
+    stacks = {config.stack for config in configs} | {launch.stack for launch in launches}
+    pins = find_pins(paths, packages_of(report, stacks))
+    steps = next_steps(paths, report, configs, checkpoints, launches, pins)
+    if json:
+        found = {
+            "configs": [config.as_dict() for config in configs],
+            "launches": [launch.as_dict() for launch in launches],
+            "pins": [pin.as_dict() for pin in pins],
+            "checkpoints": [checkpoint.as_dict() for checkpoint in checkpoints],
+            "steps": [step.as_dict() for step in steps],
+        }
+        write_document("scan", {**report.as_dict(), **found})
+    else:
+        show_scan(report, everything=everything)
+        show_surroundings(configs, launches, checkpoints, steps, everything=everything)
+    return 0

@@ -1,0 +1,93 @@
+"""The command ``verify``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from fsdp_migrate.cli.command_help import RESULT, words_of
+from fsdp_migrate.cli.document import write_document
+from fsdp_migrate.cli.options import (
+    DType,
+    Json,
+    Rename,
+    SourceConfig,
+    SourceModel,
+    TrustPickle,
+    WeightsOnly,
+    WithoutOptimizer,
+    source_options,
+)
+
+
+def verify(
+    first: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    second: Annotated[str | None, typer.Argument(metavar="B", help="Another.", show_default=False)] = None,
+    rename: Rename = None,
+    dtype: Annotated[
+        DType,
+        typer.Option(
+            metavar="DTYPE",
+            help=f"The dtype that A's weights were cast to: {words_of(DType)}.",
+            rich_help_panel=RESULT,
+        ),
+    ] = DType.keep,
+    optimizer_dtype: Annotated[
+        DType,
+        typer.Option(metavar="DTYPE", help="The same for optimizer state.", rich_help_panel=RESULT),
+    ] = DType.keep,
+    weights_only: WeightsOnly = False,
+    without_optimizer: WithoutOptimizer = False,
+    model: SourceModel = None,
+    config: SourceConfig = None,
+    trust_pickle: TrustPickle = False,
+    json: Json = False,
+) -> int:
+    """Check one checkpoint in itself, or two and compare them bit for bit, however they are divided.
+
+    Reads every stored item. Exits with 1 if one is damaged, or if the two
+    differ. What the conversion of A into B was asked to change is given
+    here too, and is done to A before it is compared.
+    """
+    from fsdp_migrate.cli.render.progress import watch_progress
+    from fsdp_migrate.cli.render.verify import show_check, show_verification
+
+    wanted: dict[str, Any] = {
+        "renames": tuple(rename or ()),
+        "dtype": dtype.value,
+        "optimizer_dtype": optimizer_dtype.value,
+        "weights_only": weights_only,
+        "without_optimizer": without_optimizer,
+    }
+    given = source_options(model, config, trust_pickle)
+    if second is None:
+        from fsdp_migrate.checkpoint_convert import check_checkpoint
+
+        _refuse_wishes(wanted)
+        with watch_progress("Checking") as progress:
+            checked = check_checkpoint(first, progress=progress, options=given)
+        if json:
+            write_document("verify", checked.as_dict())
+        else:
+            show_check(checked)
+        return 0 if checked.is_whole else 1
+    from fsdp_migrate.checkpoint_convert import verify_checkpoints
+
+    with watch_progress("Comparing") as progress:
+        report = verify_checkpoints(first, second, **wanted, options=given, progress=progress)
+    if json:
+        write_document("verify", report.as_dict())
+    else:
+        show_verification(report)
+    return 0 if report.is_same else 1
+
+
+def _refuse_wishes(wanted: dict[str, Any]) -> None:
+    """Refuse what says how two checkpoints differ where there is one."""
+    from fsdp_migrate.errors import ConfigError
+
+    for name, value in wanted.items():
+        if value not in ((), False, DType.keep.value):
+            option = "--" + name.removesuffix("s").replace("_", "-")
+            raise ConfigError(f"`{option}` is for comparing: name the second checkpoint too.", field=name)

@@ -1,0 +1,189 @@
+"""FM0xx and FM1xx: FSDP1's arguments, and the model as it is sharded."""
+
+from __future__ import annotations
+
+
+_NOTHING = "Nothing."
+
+EXPLANATIONS = {
+    "FM001": (
+        "FSDP1 chose by a strategy what is sharded and when it is freed. FSDP2 always shards, and `reshard_after_forward` says"
+        " whether a unit's parameters are freed after its forward. The root keeps its own, as under FSDP1.",
+        _NOTHING,
+    ),
+    "FM002": (
+        "FSDP2 has no unsharded mode. On a mesh of (world size, 1) each rank's shard is the whole parameter, and gradients are"
+        " averaged over the ranks, as `NO_SHARD` did.",
+        "Nothing. With several backward passes for each step, sums are made in another order, so that the last bits may differ."
+        " `DistributedDataParallel` is the usual choice for a model that is not sharded.",
+    ),
+    "FM003": (
+        "FSDP2 takes a `DeviceMesh` where FSDP1 took process groups. The mesh is made of the same ranks; a pair of groups"
+        " becomes the two dimensions (replicate, shard).",
+        "Nothing. Pass `mesh=` to choose another one.",
+    ),
+    "FM004": (
+        "FSDP2 takes the same `DeviceMesh`. It looks for the names of a 2-D mesh's dimensions, and an unnamed one gets them.",
+        _NOTHING,
+    ),
+    "FM005": (
+        "Without groups FSDP1 made each node a shard group, and the ranks of the same number on every node replicas of each other."
+        " The 2-D mesh says the same.",
+        "Nothing, where all nodes have equally many ranks. For other groups pass a 2-D `device_mesh`.",
+    ),
+    "FM006": (
+        "Both keep the sharded parameters, gradients and optimizer state on the CPU, and copy a unit to the device when its turn comes.",
+        "Nothing. The optimizer steps on the CPU, as before.",
+    ),
+    "FM007": (
+        "The policy is asked about every module in the order in which FSDP1 asked, and each module that it selects is a unit of `fully_shard`.",
+        "Nothing. `fsdp-migrate plan` shows the units.",
+    ),
+    "FM008": (
+        "FSDP2 gathers the next unit before the gradients of the current one are computed, which is `BACKWARD_PRE`. `None` is told by switching"
+        " prefetching off.",
+        _NOTHING,
+    ),
+    "FM009": (
+        "`BACKWARD_POST` gathers the next unit after the current gradients are computed: less memory, less overlap. FSDP2 has no such order and"
+        " prefetches as `BACKWARD_PRE` does. Values are the same; up to one more unit is held at once.",
+        "Compare the peak of memory with that of the old run. If it is too high, pass `backward_prefetch=None`, which holds less and is slower.",
+    ),
+    "FM010": (
+        "`MixedPrecision` becomes `MixedPrecisionPolicy`: parameters are cast when they are gathered, gradients when they are reduced, to the same dtypes.",
+        _NOTHING,
+    ),
+    "FM011": (
+        "FSDP1 casts buffers before the first forward; FSDP2 leaves them alone. So they are cast here, and have their own dtype again in state dicts.",
+        "Nothing. Where buffers matter, such as rotary frequencies, leaving `buffer_dtype` out keeps them exact.",
+    ),
+    "FM012": (
+        "FSDP1 could leave gradients in the low precision of the reduction. FSDP2 always casts them to the dtype of the sharded parameter, which an"
+        " optimizer in full precision needs anyway.",
+        "Count on gradients of the parameters' dtype: they take more memory, and code that expects bf16 gradients must be changed.",
+    ),
+    "FM013": (
+        "FSDP1's limiter stopped the CPU from asking for too many gathers at once. FSDP2 manages memory by streams and does not run into that.",
+        _NOTHING,
+    ),
+    "FM014": (
+        "FSDP2 shards each parameter by itself, so that the model always shows its own parameters, with their names and shapes.",
+        "Nothing after `True`. After `False`, look at code that counts parameters or groups them by `p.ndim`, such as weight decay for matrices only:"
+        " under FSDP1 it saw one flat parameter for each unit, now it sees the real ones.",
+    ),
+    "FM015": (
+        "FSDP1 casts the inputs of the root's forward, and those of every unit only if asked. `cast_forward_inputs` is set for each unit accordingly.",
+        _NOTHING,
+    ),
+    "FM016": (
+        "FSDP1 keeps modules of some classes, by default BatchNorm, out of mixed precision. They become units with a policy of full precision;"
+        " inputs are cast to float32, and outputs back.",
+        _NOTHING,
+    ),
+    "FM017": (
+        "The parameters in question are handed to `fully_shard` as `ignored_params`: they are not sharded, gathered or reduced.",
+        "Nothing. Their gradients are not averaged over the ranks, as under FSDP1; average them yourself if they are trained.",
+    ),
+    "FM018": (
+        "The function is called for each module on the meta device after sharding, unit by unit, so that no rank holds the whole model.",
+        _NOTHING,
+    ),
+    "FM019": (
+        "FSDP2 works on the device type of its mesh, and on the current device of the process.",
+        "Nothing, if `torch.cuda.set_device` is called as before.",
+    ),
+    "FM020": (
+        "Each rank shards what it holds. So rank 0's values are broadcast first, unit by unit, as FSDP1 did when it was built.",
+        "Nothing. Without it, all ranks must have the same initial values: set the same seed, or load a checkpoint.",
+    ),
+    "FM021": (
+        "FSDP1 gathers the next unit's parameters before the current forward, in the order of the first iteration. The same order is recorded in the"
+        " first forward, and set with `set_modules_to_forward_prefetch`.",
+        "Nothing. The forward must run its units in the same order each time, as under FSDP1.",
+    ),
+    "FM022": (
+        "Between two synchronisations FSDP2 keeps whole gradients in `reduce_dtype`, FSDP1 in the parameters' dtype. Without `no_sync`, nothing differs.",
+        "If you accumulate gradients under `no_sync`, expect slightly other losses. For the most exact sums choose `reduce_dtype=torch.float32`.",
+    ),
+    "FM101": (
+        "`fully_shard` hangs on a module's forward. A `ModuleList` or `ModuleDict` has none, so that it would never gather its parameters.",
+        "Nothing. Let the policy select the modules inside, if each is to be a unit.",
+    ),
+    "FM102": (
+        "All of the module's parameters belong to units inside it, or it has none. A unit without parameters does nothing.",
+        _NOTHING,
+    ),
+    "FM103": (
+        "FSDP2 refuses one parameter in two units. The nearest unit above all of its modules takes it, and modules that would share it are no units.",
+        'Nothing. Where that unit becomes too large, `tied="group"` (`--tied group`) makes one unit of just these modules.',
+    ),
+    "FM104": (
+        'You asked for `tied="group"`: `fully_shard` takes a list of modules, and gathers them together.',
+        _NOTHING,
+    ),
+    "FM105": (
+        "A size-based policy makes units of modules above a number of parameters, and no module but the root reaches it. FSDP1 did the same.",
+        "Nothing is wrong; but the whole model is gathered at once. Choose a smaller number, or wrap by class.",
+    ),
+    "FM106": (
+        "Ignored parameters are plain tensors, sharded ones are `DTensor`. The foreach kernels of torch's optimizers refuse a list of both.",
+        "Nothing, where the optimizer is passed to `prepare_fully_shard`. Otherwise build it with `foreach=False`, or give the ignored parameters"
+        " a parameter group of their own.",
+    ),
+    "FM107": (
+        "With shard groups of one rank, FSDP1 skipped the all-reduce between replicas, so that they went apart. FSDP2 averages them, as was surely meant.",
+        "Do not expect the old losses. Start from the weights of one rank, and consider whether the old run was what it seemed.",
+    ),
+    "FM120": (
+        "The parameters are `DTensor`s already, placed by `parallelize_module`. `fully_shard` shards them once more, over its own dimension of the mesh.",
+        "Nothing. Both meshes must be dimensions of one `DeviceMesh`.",
+    ),
+    "FM121": (
+        "Each rank of an expert-parallel group sees the data of all data-parallel ranks, so that the sum over fewer ranks is divided by the number of all.",
+        "Nothing.",
+    ),
+    "FM122": (
+        "`torch.nn.utils.clip_grad_norm_` stacks norms, which must lie on one mesh. Some optimizers' foreach kernels have the same limit.",
+        "Use `fsdp_migrate.runtime.clip_grad_norm_(model, max_norm)`.",
+    ),
+    "FM108": (
+        "FSDP1 took ignored modules and parameters by what is in the model, and left others alone without a word.",
+        _NOTHING,
+    ),
+    "FM109": (
+        "FSDP2 shards parameters whose elements follow each other. One in `channels_last`, or a view of another shape, is copied into that order,"
+        " and an operation may take another kernel for it.",
+        "Nothing, unless the last bits matter to you: then call `.contiguous()` on the parameters of the FSDP1 run as well.",
+    ),
+    "FM110": (
+        "`_apply_optimizer_in_backward` gives each parameter an optimizer. FSDP2 puts other parameters in their place, so the optimizers are given those.",
+        _NOTHING,
+    ),
+    "FM111": (
+        "A hook of `register_post_accumulate_grad_hook` moves to the sharded parameter, where FSDP2 calls it. Under FSDP1 it stood on a parameter"
+        " that autograd never reached.",
+        "Look at what the hook does: it runs now. Take it away if the run under FSDP1 did without it.",
+    ),
+    "FM112": (
+        "FSDP1 read the variable and gathered parameters in full precision in evaluation. FSDP2 has one precision for a unit.",
+        "Compare the evaluation with care: losses differ by the rounding of the low precision. For one in full precision load the checkpoint into a"
+        " model without mixed precision.",
+    ),
+    "FM113": (
+        "FSDP1 gave the optimizer plain tensors; here they are DTensors, for which some of torch's fused and foreach kernels have no version.",
+        "Nothing: the same values are computed by other kernels.",
+    ),
+    "FM114": (
+        "FSDP1 gave the optimizer pieces of flat parameters. Here it sees each parameter with its shape, and what it takes over a whole"
+        " tensor, such as a norm or a row, is another thing.",
+        "Expect another run, as a rule the one that the optimizer's authors meant. Compare it with a short run under FSDP1.",
+    ),
+    "FM115": (
+        "The optimizer uses operations that DTensors do not have.",
+        "Take another optimizer, or one that the page docs/prepare.md names in its place.",
+    ),
+    "FM116": (
+        "A hook of `register_hook` stands on the parameter of before. FSDP1 and FSDP2 both compute with others, so that autograd never comes to it.",
+        "Nothing, if the run did without under FSDP1. To have it called, register it on the sharded parameter by `register_post_accumulate_grad_hook`.",
+    ),
+}

@@ -1,0 +1,70 @@
+"""FM40x and FM41x: Composer."""
+
+from __future__ import annotations
+
+
+_NOTHING = "Nothing."
+
+EXPLANATIONS = {
+    "FM401": (
+        "The layers that the model marks are recomputed in the backward, without the wrapper that Composer puts around them: names stay clean.",
+        _NOTHING,
+    ),
+    "FM402": (
+        "What the marked layers keep for the backward is moved to the CPU meanwhile, as before.",
+        _NOTHING,
+    ),
+    "FM403": (
+        "Composer never read it: `_fsdp_wrap` and `fsdp_wrap_fn` of the model decide what is a unit.",
+        _NOTHING,
+    ),
+    "FM404": (
+        "TransformerEngine's checkpoint wrapper and its FP8 weights reach into FSDP1's classes.",
+        "Train in bf16 under FSDP2, or stay with FSDP1 as long as FP8 is needed.",
+    ),
+    "FM405": ("Under FSDP1, with these settings, it had no effect either.", "Nothing. You may take it out."),
+    "FM406": (
+        "Composer's two degrees are the two dimensions of the mesh: replicas, and shards in each.",
+        _NOTHING,
+    ),
+    "FM407": (
+        "With several replicas Composer turns FULL_SHARD into HYBRID_SHARD, and the like. It is done here in the same way.",
+        _NOTHING,
+    ),
+    "FM408": (
+        "`node`, `self`, `setK` and the others name ranks. The mesh is made of the same ranks.",
+        _NOTHING,
+    ),
+    "FM409": (
+        "Composer reads the degrees only where no `process_group` is given.",
+        "Nothing. You may take them out.",
+    ),
+    "FM410": ("The limit is one unit, which FSDP2 keeps, or prefetching is off.", _NOTHING),
+    "FM411": (
+        "FSDP2 gathers one unit ahead. A larger limit hid more communication, and held more memory.",
+        "Compare the time of a step with the old run. `set_modules_to_forward_prefetch` and its twin for the backward look further ahead.",
+    ),
+    "FM412": (
+        "Composer refuses the field under FSDP1. FSDP2 can do it.",
+        "Nothing; check that it is meant.",
+    ),
+    "FM413": ("It concerns saving and loading, which Composer does as before.", _NOTHING),
+    "FM414": ("PURE, DEFAULT and FULL stand for dtypes, together with the Trainer's `precision`.", _NOTHING),
+    "FM415": (
+        "Activation checkpointing is on, and no module has `_activation_checkpointing` or is chosen by `activation_checkpointing_fn`.",
+        "Nothing, as before. If it was meant to do something, mark the layers.",
+    ),
+    "FM416": (
+        "A child with `_fsdp_wrap = False` was left out of FSDP1 altogether, also by the averaging of gradients.",
+        "Nothing, if it is frozen. If it is trained, each rank trains its own, as before.",
+    ),
+    "FM417": ("Metrics hold counters of each rank, which are not to be sharded.", _NOTHING),
+    "FM418": (
+        "The checkpoint does not load into FSDP2 as it is. It was converted once, into a folder beside it or into `cache_folder`.",
+        "Nothing. The folder may be deleted when the run has saved a checkpoint of its own.",
+    ),
+    "FM419": (
+        "The checkpoint holds tensors that the model does not have, and Composer was told not to mind.",
+        "Make sure that it is the right model.",
+    ),
+}

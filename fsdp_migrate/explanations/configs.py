@@ -1,0 +1,83 @@
+"""FM34x and FM35x: configs in files."""
+
+from __future__ import annotations
+
+
+_NOTHING = "Nothing."
+
+EXPLANATIONS = {
+    "FM340": ("FSDP2 of this framework reads the key under the same name, and does the same.", _NOTHING),
+    "FM341": (
+        "FSDP2 of this framework says the same with another name or another value, such as `reshard_after_forward: true` for FULL_SHARD.",
+        _NOTHING,
+    ),
+    "FM342": (
+        "FSDP2 does it always, or does not need it. Some frameworks refuse the key, so that it is taken out.",
+        _NOTHING,
+    ),
+    "FM343": (
+        "The key asks for something that FSDP2 of this framework does not have, and it was taken out or changed. The finding says what differs.",
+        "Decide whether the difference matters to your run. `--strict` refuses to write while there is any.",
+    ),
+    "FM344": (
+        "A default of FSDP2 differs from FSDP1's, or the framework has to be told to use FSDP2 at all.",
+        _NOTHING,
+    ),
+    "FM345": (
+        "Neither this program nor, as far as it knows, the framework reads the key. It may be misspelt, or your own.",
+        "Compare it with the name that the finding suggests. If it is your own, ignore the finding.",
+    ),
+    "FM346": (
+        "The value is put in when the config is read, from the environment, another key or a template. It cannot be checked here.",
+        "Look at the place that it comes from: it must give a value that FSDP2 knows.",
+    ),
+    "FM347": ("The file asks for FSDP2 already.", _NOTHING),
+    "FM348": (
+        "FSDP1 would not accept the value either, or would take it for something else.",
+        "Correct the value; the finding names the nearest one.",
+    ),
+    "FM349": (
+        "YAML and JSON readers take the last of two equal keys.",
+        "Delete the first one, so that nobody is misled.",
+    ),
+    "FM350": (
+        "PyTorch/XLA has an FSDP of its own, for TPUs, which `fully_shard` does not replace.",
+        "Leave it as it is. torch_xla's guide says what its successor (SPMD) looks like.",
+    ),
+    "FM351": (
+        "Another setting switches FSDP off, such as `distributed_type: DEEPSPEED`, or the framework looks elsewhere for it.",
+        "Nothing, if FSDP is meant to be off.",
+    ),
+    "FM352": (
+        "HYBRID_SHARD makes replicas of nodes. FSDP2 needs both numbers, of replicas and of ranks in each, and the file does not hold them.",
+        "Give `--nodes N` and `--world-size N`.",
+    ),
+    "FM353": (
+        "NO_SHARD holds all parameters on every rank. FSDP2 of this framework always shards, over all ranks or within a replica.",
+        "If the model fits on a rank, use DDP. Otherwise nothing: sharding takes less memory and more communication, and trains the same.",
+    ),
+    "FM354": (
+        "Frameworks give FSDP2 a precision policy of their own. What is cast differs from FSDP1 in buffers, in the inputs of inner units or in the outputs.",
+        "Compare the first losses with the old run. Where they must agree, shard in code with `prepare_fully_shard`, which casts as FSDP1 did.",
+    ),
+    "FM355": (
+        "FSDP2 of this framework is told this in code or in the environment.",
+        "Do what the finding says; the printed code is to be put into your program.",
+    ),
+    "FM356": (
+        "The key names another file, which this run does not read.",
+        "Convert that file too: `fsdp-migrate config OTHER_FILE`.",
+    ),
+    "FM357": (
+        "The framework's FSDP2 knows fewer words for precision than its FSDP1.",
+        "Choose one of the words that the finding names.",
+    ),
+    "FM358": (
+        "Versions of a framework read the same key in different ways, or do not read it. The finding names them.",
+        "Look at the version that your run uses. What is written means as much as can be in all of them.",
+    ),
+    "FM359": (
+        "The file has FSDP settings that could belong to several frameworks, or to the project itself.",
+        "Name whose they are and where they stand: `fsdp-migrate config FILE --from torch --key KEY`.",
+    ),
+}

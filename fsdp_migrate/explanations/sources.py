@@ -1,0 +1,154 @@
+"""FM30x to FM33x and FM42x: Python sources."""
+
+from __future__ import annotations
+
+
+_NOTHING = "Nothing."
+
+EXPLANATIONS = {
+    "FM301": (
+        "FSDP1 wraps a model in an object, FSDP2 changes the model in place. `prepare_fully_shard` takes the arguments of FSDP1 and returns the model itself.",
+        "Nothing. `fsdp_migrate.shard_plan(model).findings` says what became of each argument.",
+    ),
+    "FM302": (
+        "The call unpacks a dict or takes a variable, whose keys are not seen in the source. Unknown names raise when the call runs.",
+        "Run it once on a small model, or `fsdp-migrate plan` with the same arguments, before a long run.",
+    ),
+    "FM303": (
+        "Which modules are wrapped, and in what order, is decided by code: `wrap` inside `enable_wrap`, calls inside calls, or the class passed around."
+        " `prepare_fully_shard` shards a whole model at once.",
+        'Build the model without wrapping. Call `prepare_fully_shard(model, {"auto_wrap_policy": ...})` once, with a policy that names the classes that were'
+        " wrapped; or `fully_shard` on each module, inner ones first, and the root last.",
+    ),
+    "FM304": (
+        "FSDP2 has no class to derive from: `fully_shard` gives the model's own class a mixin, `FSDPModule`.",
+        "Make the methods of the subclass functions that take the model, or put them into the model's own class.",
+    ),
+    "FM305": (
+        "A sharded model is an instance of `FSDPModule`, as it was one of `FullyShardedDataParallel`.",
+        "Nothing. Look at what stands below the check: `.module` and other attributes of the wrapper are gone.",
+    ),
+    "FM306": (
+        "FSDP1 was told by a context what kind of state dict it gives. torch's functions are told by `StateDictOptions` in each call.",
+        _NOTHING,
+    ),
+    "FM307": (
+        "In such a context a model's state dict is of another kind. Where code inside it is not seen, or the kind is known only when it runs, no call can be"
+        " put in its place with certainty.",
+        "Replace what is inside: a full state by `fsdp_migrate.runtime.full_state_dict(model)`, a sharded one by `get_model_state_dict(model)` of"
+        " `torch.distributed.checkpoint.state_dict`; loading by `load_full_state_dict` and `set_model_state_dict`. Then take the context away.",
+    ),
+    "FM308": (
+        "Of an FSDP2 model `state_dict()` holds `DTensor`s of this rank's shard. torch's functions give the full or sharded state that FSDP1 gave.",
+        "Nothing. Every rank must take part in the call, as before.",
+    ),
+    "FM309": (
+        "FSDP1's static methods turned the optimizer's state into names and back. The functions of `fsdp_migrate.runtime` do that for FSDP2.",
+        "Nothing where it was rewritten. Where a comment says that arguments have no twin, call `full_optimizer_state_dict(model, optimizer)`,"
+        " `sharded_state_dict` or `optim_state_dict_to_load` of `fsdp_migrate.runtime` with what they take, and do the rest to their result.",
+    ),
+    "FM310": (
+        "The classes are plain settings. `prepare_fully_shard` takes them, so that arguments need not be written anew.",
+        'Nothing, as long as torch has FSDP1. To be rid of the import, pass words: `"sharding_strategy": "FULL_SHARD"`.',
+    ),
+    "FM311": (
+        "The method belonged to the wrapper. The function computes the same norm, over all shards.",
+        "Nothing. The result is a plain tensor, the same on every rank.",
+    ),
+    "FM312": (
+        "FSDP2 has `set_requires_gradient_sync`, which stays as it is set. The context sets it and puts it back.",
+        _NOTHING,
+    ),
+    "FM313": (
+        "The context gathers whole parameters, and shards them again at its end, written back if asked.",
+        "Nothing. The model must not run inside it; FSDP2 does not allow that.",
+    ),
+    "FM314": (
+        "torch's own `GradScaler` works with `DTensor`, and FSDP1's subclass only with FSDP1. The function makes the right one.",
+        _NOTHING,
+    ),
+    "FM315": (
+        "FSDP1's wrapper kept the model as `.module`. FSDP2 has no wrapper: `model` is the model.",
+        "Check that no module of yours has an attribute `module` that was meant.",
+    ),
+    "FM316": (
+        "FSDP1 put `_fsdp_wrapped_module` into the names of parameters and modules. Under FSDP2 names are those of the model, so that a test for the"
+        " prefix is never true, and a lookup by it fails.",
+        "Use the names without the prefix. Code that only takes the prefix out may stay: it does nothing.",
+    ),
+    "FM317": (
+        "Flat parameters, handles and the wrapper's attributes are how FSDP1 works inside. FSDP2 has none of them.",
+        "Find out what the code was for. Shard and mesh: `p.to_local()`, `p.device_mesh` and `p.placements` of each parameter. Whole parameters:"
+        " `fsdp_migrate.runtime.summon_full_params`. Strategy and policy: `shard_plan(model)`.",
+    ),
+    "FM318": (
+        "Under FSDP1 with `use_orig_params=False` every parameter was flat, so that `p.ndim >= 2` was never true. Now parameters have their own shapes, and"
+        " the test does what it says: weight decay or an optimizer may come to other parameters than in the old run.",
+        "Decide which of the two is meant. To go on exactly as before, put all parameters into one group.",
+    ),
+    "FM319": (
+        "Lightning's `FSDPStrategy` is FSDP1. Its FSDP2 is `ModelParallelStrategy`, and the module shards itself in the hook `configure_model`.",
+        "Give the Trainer `ModelParallelStrategy(data_parallel_size=RANKS, tensor_parallel_size=1)`, and the module `def configure_model(self)` that calls"
+        ' `prepare_fully_shard(self, {...}, mesh=self.device_mesh["data_parallel"])` with the arguments that the strategy had. For settings in a file,'
+        " `fsdp-migrate config FILE` writes the strategy and prints the hook.",
+    ),
+    "FM320": (
+        "Accelerate's plugin is FSDP1 unless it is told `fsdp_version=2`; some of its arguments have other names then.",
+        "Write `FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True, ...)`, true for FULL_SHARD and false for SHARD_GRAD_OP, and leave"
+        " `sharding_strategy`, `use_orig_params`, `sync_module_states`, `backward_prefetch` and `forward_prefetch` out.",
+    ),
+    "FM321": (
+        "A hook of FSDP1 is handed the flat gradient of a unit. FSDP2's hooks are set on units and take other arguments.",
+        "Use `set_all_reduce_hook` of each unit (`for m in model.modules() if isinstance(m, FSDPModule)`), or, for low-precision reduction,"
+        " `reduce_dtype` of `MixedPrecision`.",
+    ),
+    "FM322": (
+        "FSDP1's `apply` gathered whole parameters for the function. Now the function sees `DTensor`s, of which this rank holds a part: initialisation"
+        " by position or by norm gives other values.",
+        "Initialise before sharding, or call `model.apply(fn)` in `fsdp_migrate.runtime.summon_full_params(model)`.",
+    ),
+    "FM323": (
+        "FSDP2 keeps state about units that cannot be copied, and `copy.deepcopy` of a sharded model raises.",
+        "Copy the model before sharding, and shard both. For an average of weights keep a state dict.",
+    ),
+    "FM324": (
+        "Around sharded modules the wrapper recomputes the forward hooks too, which gather the parameters once more in the backward.",
+        "Pass `activation_checkpointing=` to `prepare_fully_shard`, or apply it before sharding.",
+    ),
+    "FM325": ("It is text. Nothing runs it.", "Nothing; you may want to correct it."),
+    "FM326": (
+        "On FSDP1's parameters torch's function saw this rank's shard only, so that every rank clipped by its own norm. Under FSDP2 the norm is that of the"
+        " whole gradient: larger, and the same on every rank. Clipping sets in earlier.",
+        "It is right now. If the run was tuned to the old behaviour, choose a larger `max_norm`.",
+    ),
+    "FM327": (
+        "The Trainer makes FSDP from its arguments `fsdp` and `fsdp_config`. FSDP2 is asked for by `version: 2` in `fsdp_config`.",
+        'Where the settings stand in a file, `fsdp-migrate config FILE --write`. In Python, write `fsdp_config={"version": 2, "reshard_after_forward": True,'
+        " ...}`: true for full_shard, false for shard_grad_op.",
+    ),
+    "FM328": (
+        "Composer makes FSDP from its config when the Trainer starts. The callback changes that config before it is used.",
+        "Add `FSDP2Migration()` of `fsdp_migrate.adapters.composer_callback` to the Trainer's `callbacks`. The config stays.",
+    ),
+    "FM329": ("After the rewriting nothing uses the name any more.", "Nothing: the import is taken out."),
+    "FM331": (
+        "Every call of the partial gives it the model only, so that the arguments can stand in the partial.",
+        _NOTHING,
+    ),
+    "FM332": (
+        "Inside `summon_full_params` FSDP1's model ran on whole parameters. FSDP2's forward gathers by itself, and fails if that is done already.",
+        "Run the model outside the context. For generation, `model.unshard()` before and `model.reshard()` after it saves gathering in each forward.",
+    ),
+    "FM333": (
+        "The code serves FSDP and `DistributedDataParallel`. For DDP the call must stay as it is, for FSDP2 it must change.",
+        "Make two branches: `if isinstance(model, FSDPModule): ...` with the call for FSDP2, and the old one for DDP.",
+    ),
+    "FM420": (
+        "The source supports both versions. What is for FSDP1 alone must not be turned, or FSDP2 would take both branches.",
+        "When FSDP1 is given up, delete the branch.",
+    ),
+    "FM421": (
+        "Sharded states of FSDP1 hold `ShardedTensor`, those of FSDP2 `DTensor`.",
+        "`x.local_shards()[0].tensor` becomes `x.to_local()`, and `x.gather(...)` becomes `x.full_tensor()`.",
+    ),
+}

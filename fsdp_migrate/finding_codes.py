@@ -1,0 +1,430 @@
+"""The one table of codes of findings; ``docs/findings.md`` is the same table for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, get_args
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+Fidelity = Literal["exact", "equivalent", "obsolete", "changed", "refused"]
+"""How faithfully FSDP2 does what was asked.
+
+``exact``: the same. ``equivalent``: another mechanism, the same result. ``obsolete``: FSDP2 needs no such
+option. ``changed``: something that a user could notice differs. ``refused``: cannot be migrated.
+"""
+
+FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
+
+
+@dataclass(frozen=True)
+class FindingCode:
+    """One row of the table of codes: its fidelity and, in one line, what it says."""
+
+    fidelity: Fidelity
+    summary: str
+
+
+FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
+    {
+        # FM0xx: FSDP1 arguments
+        "FM001": FindingCode(
+            "exact", "`sharding_strategy`: FSDP2 shards and frees parameters in the same way."
+        ),
+        "FM002": FindingCode(
+            "equivalent", "`NO_SHARD` is a (world size, 1) mesh: every rank holds all parameters."
+        ),
+        "FM003": FindingCode("equivalent", "`process_group` becomes the `DeviceMesh` of the same ranks."),
+        "FM004": FindingCode(
+            "exact", "`device_mesh` is used as it is, or with names given to its dimensions."
+        ),
+        "FM005": FindingCode(
+            "equivalent", "`HYBRID_SHARD` without groups: one node per shard group, as a 2-D mesh."
+        ),
+        "FM006": FindingCode("exact", "`cpu_offload` becomes `CPUOffloadPolicy`."),
+        "FM007": FindingCode("exact", "`auto_wrap_policy` selects the same units."),
+        "FM008": FindingCode("exact", "`backward_prefetch` is FSDP2's own order, or switched off."),
+        "FM009": FindingCode(
+            "changed",
+            "`BACKWARD_POST`: FSDP2 prefetches before the gradient computation, not after.",
+        ),
+        "FM010": FindingCode(
+            "exact", "`mixed_precision`: parameters and gradients are cast in the same way."
+        ),
+        "FM011": FindingCode(
+            "equivalent",
+            "`buffer_dtype`: buffers are cast before the first forward, and back when saved.",
+        ),
+        "FM012": FindingCode(
+            "changed",
+            "`keep_low_precision_grads`: FSDP2 casts gradients to the parameters' own dtype.",
+        ),
+        "FM013": FindingCode("obsolete", "`limit_all_gathers`: FSDP2 bounds its memory without it."),
+        "FM014": FindingCode("obsolete", "`use_orig_params`: FSDP2 always keeps the original parameters."),
+        "FM015": FindingCode(
+            "exact", "Forward inputs are cast where FSDP1 cast them: by default at the root only."
+        ),
+        "FM016": FindingCode(
+            "equivalent",
+            "Modules whose classes mixed precision ignores are units of their own, in full precision.",
+        ),
+        "FM017": FindingCode(
+            "equivalent",
+            "`ignored_modules`, `ignored_states`: left out of sharding by `ignored_params`.",
+        ),
+        "FM018": FindingCode("exact", "`param_init_fn` initialises modules that are on the meta device."),
+        "FM019": FindingCode("equivalent", "`device_id`: parameters are moved to the mesh's device."),
+        "FM020": FindingCode(
+            "equivalent",
+            "`sync_module_states`: rank 0's parameters and buffers are broadcast before sharding.",
+        ),
+        "FM021": FindingCode(
+            "exact", "`forward_prefetch`: units are chained in the order of the first forward."
+        ),
+        "FM022": FindingCode(
+            "equivalent", "The same without `no_sync`; under it, gradients are added up in `reduce_dtype`."
+        ),
+        # FM1xx: the model, as it is sharded
+        "FM101": FindingCode(
+            "equivalent",
+            "A container without a forward is no unit; its parameters belong to the unit above.",
+        ),
+        "FM102": FindingCode("obsolete", "A selected module without parameters of its own needs no unit."),
+        "FM103": FindingCode(
+            "equivalent", "Tied parameters belong to the nearest unit above all of their modules."
+        ),
+        "FM104": FindingCode(
+            "equivalent", "The modules of tied parameters are sharded together, as one unit."
+        ),
+        "FM105": FindingCode(
+            "exact", "A size-based policy finds no module large enough: the whole model is one unit."
+        ),
+        "FM106": FindingCode(
+            "equivalent",
+            "Ignored parameters are trained beside sharded ones, which foreach optimizers refuse.",
+        ),
+        "FM107": FindingCode(
+            "changed",
+            "`HYBRID_SHARD` over shard groups of one rank: the replicas are averaged, as FSDP1's were not.",
+        ),
+        "FM108": FindingCode("exact", "What is ignored and not in the model has no effect, as under FSDP1."),
+        "FM109": FindingCode(
+            "changed", "Parameters that are not contiguous become so: sums may differ in the last bits."
+        ),
+        "FM110": FindingCode(
+            "equivalent", "Optimizers that step in backward step the sharded parameters, after the reduction."
+        ),
+        "FM111": FindingCode(
+            "changed", "Hooks for accumulated gradients are called after the reduction; FSDP1 called none."
+        ),
+        "FM112": FindingCode("changed", "`FSDP_USE_FULL_PREC_IN_EVAL=1`: evaluation stays in low precision."),
+        "FM113": FindingCode("equivalent", "Options of an optimizer that take no DTensors are switched off."),
+        "FM114": FindingCode("changed", "The optimizer computes otherwise than on FSDP1's flat shards."),
+        "FM115": FindingCode("refused", "The optimizer fails with DTensors."),
+        "FM116": FindingCode(
+            "exact", "Hooks of `register_hook` on parameters are not called, as under FSDP1."
+        ),
+        "FM120": FindingCode(
+            "equivalent", "What tensor or sequence parallelism has placed is sharded over FSDP's mesh too."
+        ),
+        "FM121": FindingCode(
+            "equivalent", "Expert-parallel gradients are divided by the number of all data-parallel ranks."
+        ),
+        "FM122": FindingCode(
+            "changed", "Parameters on several meshes: `torch.nn.utils.clip_grad_norm_` does not mix them."
+        ),
+        # FM2xx: checkpoints
+        "FM201": FindingCode("exact", "The checkpoint loads into FSDP2 as it is."),
+        "FM202": FindingCode("equivalent", "Wrappers' prefixes were taken out of names."),
+        "FM203": FindingCode("changed", "A leading `module.` was taken off every name of a part."),
+        "FM204": FindingCode("exact", "Tensors were divided anew, as `fully_shard` divides them."),
+        "FM205": FindingCode("exact", "Weights were cast, as asked."),
+        "FM206": FindingCode("changed", "A cast made values infinite that were finite."),
+        "FM207": FindingCode("exact", "Entries were left out, as asked."),
+        "FM208": FindingCode(
+            "equivalent", "Metadata that not every torch can read was written so that every one can."
+        ),
+        "FM209": FindingCode(
+            "exact", "An entry of an unknown class was carried over byte for byte, and not looked into."
+        ),
+        "FM210": FindingCode("exact", "Neither model nor optimizer: carried over as it is."),
+        "FM211": FindingCode("exact", "Other files of the folder were copied along."),
+        "FM212": FindingCode("changed", "Other files of the folder were left behind."),
+        "FM213": FindingCode("equivalent", "Entries were renamed to where the target looks for them."),
+        "FM214": FindingCode("changed", "The target has no place for an entry; it keeps its name."),
+        "FM215": FindingCode(
+            "exact", "Parameter groups saved whole, as before torch 2.4: every torch reads them."
+        ),
+        "FM216": FindingCode(
+            "exact", "A flattened optimizer: it loads with `flatten_optimizer_state_dict=True`."
+        ),
+        "FM217": FindingCode(
+            "refused", "`exp_avg` equals `exp_avg_sq`: torch saved this optimizer state corrupt."
+        ),
+        "FM218": FindingCode("equivalent", "Data files were copied, because they could not be linked."),
+        "FM221": FindingCode("refused", "Two names become one when wrappers' prefixes come off."),
+        "FM222": FindingCode(
+            "refused", "Optimizer state by parameter number: torch lost parts of it when it was saved."
+        ),
+        "FM223": FindingCode("refused", "Flat parameters of LOCAL_STATE_DICT: names and shapes are missing."),
+        "FM224": FindingCode("refused", "Names inside an entry must change, and it cannot be read safely."),
+        "FM225": FindingCode(
+            "refused", "What was asked for concerns a model or an optimizer, and none was recognised."
+        ),
+        "FM230": FindingCode(
+            "refused", "An entry holds objects of classes that are on no list of what may be read."
+        ),
+        "FM231": FindingCode("exact", "Entries of a model share their bytes: tied weights."),
+        "FM232": FindingCode("changed", "Text in the header of a safetensors file was left behind."),
+        "FM233": FindingCode(
+            "equivalent", "Optimizer state by parameter number was put under the parameters' names."
+        ),
+        "FM234": FindingCode(
+            "refused", "Optimizer state by parameter number, and nothing tells surely which number is which."
+        ),
+        "FM235": FindingCode("equivalent", "Tensors were put together from what each rank saved for itself."),
+        "FM236": FindingCode(
+            "changed",
+            "Tensors that are whole on every rank, such as buffers, are not the same on all of them.",
+        ),
+        "FM237": FindingCode("equivalent", "Values that differ by rank are all kept, by their rank."),
+        "FM238": FindingCode(
+            "refused", "Flat parameters: only the model and its FSDP1 arguments tell what lies where in them."
+        ),
+        "FM239": FindingCode(
+            "refused", "Optimizer state of flat parameters, which needs the model and its FSDP1 arguments."
+        ),
+        "FM240": FindingCode("equivalent", "Flat parameters were taken apart, as the FSDP1 arguments tell."),
+        "FM241": FindingCode("changed", "Other files in the archive of a checkpoint were left behind."),
+        # FM250 to FM264: targets
+        "FM250": FindingCode(
+            "equivalent", "Entries stand in a file beside the data, where the target looks."
+        ),
+        "FM251": FindingCode(
+            "refused", "The target loads one model or one optimizer, and there are several."
+        ),
+        "FM252": FindingCode(
+            "refused", "Parameter groups cannot be brought into the form that the target loads."
+        ),
+        "FM253": FindingCode(
+            "equivalent", "The optimizer was flattened: each parameter has the settings of its group."
+        ),
+        "FM254": FindingCode(
+            "refused", "Composer needs the class of the optimizer, and the source has none."
+        ),
+        "FM255": FindingCode("changed", "What only Composer writes is not there; it has to be told so."),
+        "FM256": FindingCode("changed", "Lightning's `meta.pt` was made up from what another stack kept."),
+        "FM257": FindingCode("changed", "Left out: files of safetensors hold the tensors of a model."),
+        "FM258": FindingCode("refused", "The model that was given has other names or shapes."),
+        "FM259": FindingCode("changed", "The model that was given has no place for some tensors."),
+        "FM260": FindingCode("changed", "The model that was given has another dtype: loading casts."),
+        "FM261": FindingCode("refused", "The optimizer that was given has other parameter groups."),
+        "FM262": FindingCode("refused", "The model that was given trains other parameters."),
+        "FM263": FindingCode("exact", "Names of parameters were changed, as asked."),
+        "FM264": FindingCode("equivalent", "A further name of a tied parameter was left out of safetensors."),
+        "FM265": FindingCode("exact", "The work was divided over the ranks that torchrun started."),
+        "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
+        "FM271": FindingCode(
+            "exact", "Data that has no checksums: no check can find a bit that flipped in it."
+        ),
+        "FM272": FindingCode("exact", "Tensors of a model hold the same bytes, as tied weights do."),
+        "FM273": FindingCode(
+            "changed", "FSDP1 trained a tied parameter apart: each name has values of its own."
+        ),
+        "FM274": FindingCode(
+            "equivalent", "Empty mappings were left out, as torch.distributed.checkpoint leaves them out."
+        ),
+        "FM275": FindingCode(
+            "changed", "Keys that are numbers became text, as torch.distributed.checkpoint makes them."
+        ),
+        "FM276": FindingCode(
+            "exact",
+            "`model.` came off every name: the model is the attribute of Composer's HuggingFaceModel.",
+        ),
+        "FM277": FindingCode(
+            "changed", "Objects of a framework's class were written as the plain values in them."
+        ),
+        "FM278": FindingCode(
+            "changed", "The weights are those of an adapter, under the names of PEFT's files."
+        ),
+        "FM279": FindingCode(
+            "equivalent", "Settings were added that torch from 2.7 looks for in the groups of Adam and AdamW."
+        ),
+        "FM282": FindingCode("exact", "Only the weights were replaced: what else was in OUT is as it was."),
+        "FM283": FindingCode("exact", "Data that was not compared with a stored checksum."),
+        "FM284": FindingCode("changed", "Tensors of a type that is not cast kept it."),
+        "FM285": FindingCode(
+            "exact", "A file beside the data asks for classes that are on no list; it was copied unread."
+        ),
+        "FM286": FindingCode(
+            "changed", "Mappings of other classes became plain ones, as a flat state has them."
+        ),
+        "FM287": FindingCode(
+            "refused", "A mapping has keys of which nothing tells what text torch makes of them."
+        ),
+        "FM288": FindingCode(
+            "changed", "Accelerate is told to load the full form, and this output is the sharded one."
+        ),
+        "FM289": FindingCode(
+            "exact", "Buffers of which every rank had its own: the checkpoint has those of one rank."
+        ),
+        "FM290": FindingCode("refused", "Safetensors have no type for some tensors."),
+        "FM291": FindingCode(
+            "changed", "An optimizer state that torch saved corrupt was carried over, as asked."
+        ),
+        "FM292": FindingCode(
+            "changed", "The folder lacks what `from_pretrained` looks for beside the weights."
+        ),
+        # FM3xx: Python sources
+        "FM301": FindingCode(
+            "equivalent",
+            "`FSDP(model, ...)` becomes `prepare_fully_shard(model, {...})`, with the same arguments.",
+        ),
+        "FM302": FindingCode(
+            "equivalent",
+            "The arguments of `FSDP(...)` are known only when it runs; their names are checked then.",
+        ),
+        "FM303": FindingCode(
+            "refused", "FSDP inside FSDP, `wrap`, or the class as a value: to be turned by hand."
+        ),
+        "FM304": FindingCode(
+            "refused", "A subclass of `FullyShardedDataParallel`: FSDP2 has no class to derive from."
+        ),
+        "FM305": FindingCode("exact", "Checks for the class, and annotations with it, name `FSDPModule`."),
+        "FM306": FindingCode("obsolete", "State dict types and their options: FSDP2 has no such contexts."),
+        "FM307": FindingCode(
+            "refused", "A state dict context in which not everything is seen, or of a kind that FSDP2 lacks."
+        ),
+        "FM308": FindingCode(
+            "equivalent",
+            "`model.state_dict()`, `load_state_dict()`: torch's functions for full or sharded states.",
+        ),
+        "FM309": FindingCode(
+            "equivalent", "`FSDP.optim_state_dict` and its kin: functions of `fsdp_migrate.runtime`."
+        ),
+        "FM310": FindingCode(
+            "exact", "What FSDP1's arguments are made of: `prepare_fully_shard` takes it as it is."
+        ),
+        "FM311": FindingCode(
+            "equivalent", "`model.clip_grad_norm_(...)` becomes `clip_grad_norm_(model, ...)`."
+        ),
+        "FM312": FindingCode("equivalent", "`model.no_sync()` becomes `no_sync(model)`."),
+        "FM313": FindingCode(
+            "equivalent", "`FSDP.summon_full_params(model)` becomes `summon_full_params(model)`."
+        ),
+        "FM314": FindingCode("equivalent", "`ShardedGradScaler(...)` becomes `grad_scaler(...)`."),
+        "FM315": FindingCode(
+            "equivalent", "`.module` of the wrapper: FSDP2 wraps nothing, so it is the model itself."
+        ),
+        "FM316": FindingCode("changed", "Names with `_fsdp_wrapped_module`: FSDP2 puts nothing into names."),
+        "FM317": FindingCode(
+            "refused",
+            "Private to FSDP1, or its wrapper's own: flat parameters, handles, `model.sharding_strategy`.",
+        ),
+        "FM318": FindingCode(
+            "changed", "Tests of parameters' dimensions: FSDP1's were flat, FSDP2's have their own shapes."
+        ),
+        "FM319": FindingCode(
+            "refused", "Lightning's `FSDPStrategy`: `ModelParallelStrategy` needs a hook in the module."
+        ),
+        "FM320": FindingCode("refused", "Accelerate's plugin: it takes FSDP2 by `fsdp_version=2`."),
+        "FM321": FindingCode("refused", "`register_comm_hook`: FSDP2's hooks take other arguments."),
+        "FM322": FindingCode(
+            "changed", "`model.apply(fn)`: FSDP1 showed whole parameters, now the function sees shards."
+        ),
+        "FM323": FindingCode("refused", "A copy of a sharded model: FSDP2 does not allow it."),
+        "FM324": FindingCode(
+            "changed", "Activation checkpointing after sharding gathers parameters once more."
+        ),
+        "FM325": FindingCode("obsolete", "FSDP1 in a comment or a string."),
+        "FM326": FindingCode(
+            "changed", "torch's `clip_grad_norm_`: the norm is that of the whole gradient now."
+        ),
+        "FM327": FindingCode("refused", "Hugging Face's Trainer: it takes FSDP2 by its `fsdp_config`."),
+        "FM328": FindingCode("refused", "Composer's Trainer: its `fsdp_config` is migrated by a callback."),
+        "FM329": FindingCode("obsolete", "An import of FSDP1's that nothing uses any more."),
+        "FM331": FindingCode("equivalent", "A partial of FSDP becomes one of `prepare_fully_shard`."),
+        "FM332": FindingCode(
+            "refused", "The model runs in `summon_full_params`, which FSDP2 does not allow."
+        ),
+        "FM333": FindingCode(
+            "refused", "A model that may be DistributedDataParallel's as well: to be turned by hand."
+        ),
+        # FM34x to FM36x: configs in files
+        "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),
+        "FM341": FindingCode("equivalent", "A config key got the name or the value that FSDP2 has for it."),
+        "FM342": FindingCode("obsolete", "A config key was taken out: FSDP2 needs no such option."),
+        "FM343": FindingCode("changed", "A config key asks for what this stack's FSDP2 does not do."),
+        "FM344": FindingCode("equivalent", "A config key was added, without which FSDP2 would do otherwise."),
+        "FM345": FindingCode(
+            "changed", "A config key that is not known here was kept; the nearest one is named."
+        ),
+        "FM346": FindingCode("changed", "A config value that is known only elsewhere (`${...}`) was kept."),
+        "FM347": FindingCode("exact", "The config is FSDP2 already."),
+        "FM348": FindingCode("refused", "A config value means nothing to FSDP1."),
+        "FM349": FindingCode("exact", "A config key stands twice; the last one counts."),
+        "FM350": FindingCode("refused", "PyTorch/XLA's FSDP, which is another one."),
+        "FM351": FindingCode("exact", "FSDP settings that the stack does not read were left as they are."),
+        "FM352": FindingCode("refused", "`HYBRID_SHARD` whose number of nodes and of ranks nothing tells."),
+        "FM353": FindingCode(
+            "changed", "`NO_SHARD`, or replicas alone, where this stack's FSDP2 always shards."
+        ),
+        "FM354": FindingCode("changed", "Mixed precision, as this stack's FSDP2 applies it."),
+        "FM355": FindingCode(
+            "changed", "What FSDP2 is told in code or in the environment, not in the config."
+        ),
+        "FM356": FindingCode("changed", "Settings in another file, which is not converted with this one."),
+        "FM357": FindingCode("refused", "A precision that this stack's FSDP2 does not have."),
+        "FM358": FindingCode("changed", "What not every version of the framework does; they are named."),
+        "FM359": FindingCode(
+            "changed", "FSDP settings whose framework cannot be told were left as they are."
+        ),
+        # FM401 to FM419: Composer
+        "FM401": FindingCode(
+            "equivalent", "Composer's `activation_checkpointing`: the same layers are recomputed."
+        ),
+        "FM402": FindingCode(
+            "equivalent", "Composer's `activation_cpu_offload`: what the same layers keep lies on the CPU."
+        ),
+        "FM403": FindingCode("obsolete", "Composer's `auto_wrap`: the model's own marks decide."),
+        "FM404": FindingCode("refused", "TransformerEngine's FP8 options hang on FSDP1's classes."),
+        "FM405": FindingCode(
+            "obsolete", "A field of Composer's config that has no effect under FSDP1 either."
+        ),
+        "FM406": FindingCode(
+            "equivalent", "Composer's degrees of data parallelism are the mesh (replicate, shard)."
+        ),
+        "FM407": FindingCode(
+            "equivalent", "The strategy is changed to fit the degrees, as Composer changes it under FSDP1."
+        ),
+        "FM408": FindingCode("equivalent", "Composer's word for a process group is the mesh of those ranks."),
+        "FM409": FindingCode(
+            "obsolete", "Degrees of data parallelism are not used, as under FSDP1: `process_group` is given."
+        ),
+        "FM410": FindingCode("exact", "A limit of prefetching that FSDP2 keeps, or that has no effect."),
+        "FM411": FindingCode("changed", "FSDP2 prefetches one unit ahead, whatever the limit was."),
+        "FM412": FindingCode("equivalent", "`cpu_offload`, which Composer refuses under FSDP1, works."),
+        "FM413": FindingCode("exact", "Composer itself reads the field, when it saves and loads."),
+        "FM414": FindingCode("exact", "Composer's words for mixed precision are these dtypes."),
+        "FM415": FindingCode(
+            "exact", "Composer finds no module marked for activation checkpointing, and so does nothing."
+        ),
+        "FM416": FindingCode(
+            "exact", "Parameters that Composer's FSDP1 leaves alone: not sharded, gradients not averaged."
+        ),
+        "FM417": FindingCode("exact", "Metrics of a ComposerModel are left alone."),
+        "FM418": FindingCode("equivalent", "A checkpoint was converted on the way, into a folder beside it."),
+        "FM419": FindingCode(
+            "equivalent", "Tensors of a checkpoint that the model has no place for, as before."
+        ),
+        # FM42x: sources, continued
+        "FM420": FindingCode(
+            "changed", "A branch for FSDP1's models alone, in a source that has one for FSDP2's as well."
+        ),
+        "FM421": FindingCode("changed", "`ShardedTensor`: FSDP2's states hold `DTensor`."),
+    }
+)

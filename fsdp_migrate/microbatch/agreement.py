@@ -1,0 +1,318 @@
+"""Agreement of ranks within a batch: on failures, on what comes next, and on who only joins in.
+
+Each collective of FSDP2 is preceded by a vote, an all-reduce of a few numbers between the CPUs: is every rank
+still well, and is it about to do the same? It is taken when everything that the collective needs is
+allocated, so that no rank can fail between the vote and the collective. A rank that has failed takes part in
+the next vote that the others come to, and then all of them stop.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from fsdp_migrate.errors import (
+    BatchError,
+    BatchOutOfMemoryError,
+    ModelError,
+    RankError,
+    RanksDivergedError,
+)
+from fsdp_migrate.torch_compat.collectives import watch_collectives
+from fsdp_migrate.torch_compat.param_groups import end_backward, initialise_lazily, parameter_groups
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from torch import nn
+
+    from fsdp_migrate.torch_compat.collectives import CollectiveKind
+    from fsdp_migrate.torch_compat.param_groups import ParameterGroup
+
+
+Step = Literal["all-gather", "all-gather from fewer ranks", "reduction", "end of a microbatch", "end"]
+
+_STEPS: tuple[Step, ...] = (
+    "all-gather",
+    "all-gather from fewer ranks",
+    "reduction",
+    "end of a microbatch",
+    "end",
+)
+_SILENT = -(2**40)
+"""The vote of a rank that does not say what comes next: the least of all, for MAX is taken."""
+
+_lines: WeakKeyDictionary[nn.Module, Line] = WeakKeyDictionary()
+
+
+class Line:
+    """A line between the ranks of a model, apart from those on which FSDP2 communicates."""
+
+    def __init__(self, groups: Sequence[ParameterGroup]) -> None:
+        ranks = max((group.ranks for group in groups), key=len)
+        for group in groups:
+            if not set(group.ranks) <= set(ranks):
+                msg = (
+                    f"The unit `{group.name}` is sharded over the ranks {list(group.ranks)} and another over "
+                    f"{list(ranks)}: one must hold the other, so that all of a model's ranks can agree."
+                )
+                raise ModelError(msg)
+        # On the CPU an answer is known without waiting for what the accelerator still has to do.
+        has_gloo = dist.is_gloo_available()
+        self.ranks = ranks
+        self.device = torch.device("cpu" if has_gloo else groups[0].device_type)
+        self.group = dist.new_group(
+            list(ranks), backend="gloo" if has_gloo else None, use_local_synchronization=True
+        )
+
+    def maximum(self, numbers: Sequence[int]) -> list[int]:
+        """Return the maximum over the ranks of each of the numbers, which must be equally many."""
+        votes = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.group)
+        result: list[int] = votes.tolist()
+        return result
+
+    def exchange(self, own: str | None) -> dict[int, str]:
+        """Return what each rank that has something to say says."""
+        said: list[Any] = [None] * len(self.ranks)
+        dist.all_gather_object(said, own, group=self.group)
+        return {rank: text for rank, text in zip(self.ranks, said, strict=True) if text is not None}
+
+    def raise_failures(self, own: str | None) -> None:
+        """Raise the error that all ranks raise when some have failed; ``own`` is this rank's reason."""
+        reasons = self.exchange(own)
+        kind = BatchOutOfMemoryError if all(map(_is_memory, reasons.values())) else BatchError
+        which = "; ".join(f"rank {rank}: {reason}" for rank, reason in reasons.items())
+        msg = f"Every rank stops in the middle of a batch, because of {which}"
+        raise kind(msg, reasons=reasons)
+
+
+def line_of(model: nn.Module) -> Line:
+    """Return the model's line; it is made by the first call, which is a collective call of its ranks.
+
+    Raises:
+        ModelError: The model holds no unit of FSDP2.
+    """
+    if model not in _lines:
+        groups = parameter_groups(model)
+        if not groups and isinstance(model, FSDPModule):
+            msg = (
+                f"`{type(model).__name__}` has no parameters, and so nothing to communicate. Iterate over "
+                "the parts themselves."
+            )
+            raise ModelError(msg)
+        if not groups:
+            msg = (
+                f"`{type(model).__name__}` holds no unit of FSDP2. Shard it by prepare_fully_shard or "
+                "fully_shard first."
+            )
+            raise ModelError(msg)
+        _lines[model] = Line(groups)
+    return _lines[model]
+
+
+_OUT_OF_MEMORY = "out of memory: "
+
+
+def describe_failure(error: BaseException | None) -> str:
+    """Say why a rank failed; None means that its loop was left without an error that could be seen."""
+    if error is None:
+        return "its loop was left before the last microbatch, by an error of its own or a `break`"
+    first_line = str(error).partition("\n")[0]
+    text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    return _OUT_OF_MEMORY + text if _ran_out_of_memory(error) else text
+
+
+def _ran_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # What libraries and the CPU's allocator raise has no class of its own.
+    signs = ("out of memory", "can't allocate memory", "_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def _is_memory(reason: str) -> bool:
+    return reason.startswith(_OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """What a rank is about to do, in a microbatch; ``used`` are the parameters that have gradients."""
+
+    step: Step
+    microbatch: int
+    group: int = 0
+    used: tuple[bool, ...] = ()
+
+
+class Agreement:
+    """The votes of one batch. Watches the model's collectives from ``start`` to ``stop``."""
+
+    def __init__(self, model: nn.Module, line: Line) -> None:
+        self._model = model
+        self._line = line
+        self._groups = parameter_groups(model)
+        self._places = {
+            id(parameter): (number, place)
+            for number, group in enumerate(self._groups)
+            for place, parameter in enumerate(group.parameters)
+        }
+        self._width = max(len(group.parameters) for group in self._groups)
+        self._watching = ExitStack()
+        self._prepared: _Operation | None = None
+        self._microbatch = 0
+        self._has_followers = False
+        self._is_following = False
+        self.is_active = False
+        self.failure: str | None = None
+
+    def start(self) -> None:
+        """Begin to watch; every rank must do so at the same place of the batch."""
+        if not self.is_active:
+            self._watching.enter_context(watch_collectives(self))
+            self.is_active = True  # first, so that what fails here is told to the others
+            initialise_lazily(self._model)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._watching.close()
+        self.is_active = False
+
+    def begin_microbatch(self, number: int, *, has_followers: bool) -> None:
+        """Tell which microbatch comes, and whether some ranks have none and must be told what to join."""
+        self._microbatch, self._has_followers = number, has_followers
+
+    def end_microbatch(self) -> None:
+        """Tell those that follow that this microbatch is over."""
+        if self._has_followers:
+            self._vote(_Operation("end of a microbatch", self._microbatch))
+
+    def end(self) -> None:
+        """Take the last vote of the batch."""
+        self._vote(_Operation("end", self._microbatch))
+        self.stop()
+
+    def fail(self, error: BaseException | None) -> None:
+        """Take part in the next vote of the others as one who failed.
+
+        Raises:
+            BatchError: Always: the error that all of them raise.
+        """
+        self.stop()
+        self._line.maximum([1, *[_SILENT] * (2 + 2 * self._width)])
+        self._line.raise_failures(describe_failure(error))
+
+    def follow(self) -> None:
+        """Take part, with nothing of its own, in the collectives of a microbatch of other ranks."""
+        self._is_following = True
+        try:
+            while (operation := self._vote(None)).step != "end of a microbatch":
+                group = self._groups[operation.group]
+                if operation.step == "reduction":
+                    if unexpected := group.join_reduction(operation.used):
+                        self._raise_unexpected(group, unexpected)
+                else:
+                    group.join_all_gather()
+            end_backward(self._model)
+        finally:
+            self._is_following = False
+
+    def before_allocating(self, kind: CollectiveKind, parameters: Sequence[Any]) -> bool:
+        """Tell followers what comes, if there are any. Called by the watch."""
+        places = [self._places.get(id(parameter)) for parameter in parameters]
+        if not places or places[0] is None:
+            return False
+        number = places[0][0]
+        group = self._groups[number]
+        step: Step = kind
+        if kind == "all-gather" and group.gathers_from_fewer_ranks:
+            step = "all-gather from fewer ranks"
+        used: tuple[bool, ...] = ()
+        if kind == "reduction":
+            present = {place for _, place in filter(None, places)}
+            used = tuple(place in present for place in range(len(group.parameters)))
+        self._prepared = _Operation(step, self._microbatch, number, used)
+        if self._has_followers and not self._is_following:
+            self._vote(self._prepared)
+        return True
+
+    def before_sending(self) -> None:
+        """Vote on the collective that is prepared. Called by the watch."""
+        self._vote(self._prepared)
+
+    def _vote(self, own: _Operation | None) -> _Operation:
+        votes = self._line.maximum([0, *self._encode(own)])
+        highest, lowest = votes[1 : 2 + self._width], votes[2 + self._width :]
+        try:
+            if votes[0]:
+                self._line.raise_failures(None)
+            if highest != [-number for number in lowest]:
+                self._raise_divergence(own)
+        except RankError as error:
+            self.stop()
+            # Not the error: its traceback leads back here, and such a cycle holds activations. Worse, torch
+            # 2.7 loses the insides of DTensors, such as gradients, that the garbage collector meets in one.
+            self.failure = str(error)
+            raise
+        return self._decode(highest)
+
+    def _encode(self, own: _Operation | None) -> list[int]:
+        """Return the operation as numbers, and their negatives: their maxima show whether all are equal."""
+        if own is None:
+            return [_SILENT] * (2 + 2 * self._width)
+        used = [int(flag) for flag in own.used] + [0] * (self._width - len(own.used))
+        code = (own.microbatch * len(_STEPS) + _STEPS.index(own.step)) * len(self._groups) + own.group
+        return [code, *used, -code, *[-flag for flag in used]]
+
+    def _decode(self, numbers: Sequence[int]) -> _Operation:
+        rest, group = divmod(numbers[0], len(self._groups))
+        microbatch, step = divmod(rest, len(_STEPS))
+        used = tuple(map(bool, numbers[1 : 1 + len(self._groups[group].parameters)]))
+        return _Operation(_STEPS[step], microbatch, group, used)
+
+    def _raise_divergence(self, own: _Operation | None) -> None:
+        operations = self._line.exchange(None if own is None else self._describe(own))
+        ranks_of = _invert(operations)
+        which = "; ".join(f"{_list_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
+        msg = (
+            f"The ranks do not run the same units. They were about to do different things: {which}. Every "
+            "rank must run the same units in the same order, whatever its data."
+        )
+        raise RanksDivergedError(msg, operations=operations)
+
+    def _raise_unexpected(self, group: ParameterGroup, names: Sequence[str]) -> None:
+        msg = (
+            f"`{group.name}` has gradients of {', '.join(f'`{name}`' for name in names)} on this rank, and "
+            "the ranks with more microbatches have none. Every rank must use the same parameters."
+        )
+        raise RanksDivergedError(msg, operations={})
+
+    def _describe(self, operation: _Operation) -> str:
+        where = f"microbatch {operation.microbatch}"
+        if operation.step in {"end of a microbatch", "end"}:
+            return f"nothing more in {where}"
+        group = self._groups[operation.group]
+        text = f"{operation.step} of `{group.name}` in {where}"
+        if operation.step == "reduction" and not all(operation.used):
+            text += f", {sum(operation.used)} of {len(operation.used)} parameters"
+        return text
+
+
+def _invert(operations: Mapping[int, str]) -> dict[str, list[int]]:
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank, text in operations.items():
+        ranks_of[text].append(rank)
+    return ranks_of
+
+
+def _list_ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,111 @@
+"""What stands sharded in an FSDP2 model: its units, and whole tensors out of shards and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+
+from fsdp_migrate.errors import ModelError, ModelStateError
+from fsdp_migrate.torch_compat import unit_state
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def units_of(model: nn.Module) -> list[FSDPModule]:
+    """Return the modules of a model that ``fully_shard`` has made units, the model itself first."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def require_units(model: nn.Module, call: str) -> list[FSDPModule]:
+    """Return the model's units.
+
+    Raises:
+        ModelError: There are none, so that ``call`` would do nothing.
+    """
+    units = units_of(model)
+    if not units:
+        msg = (
+            f"`{call}` was called with a {type(model).__name__} in which fully_shard has sharded nothing. "
+            "Give it the model that prepare_fully_shard returned."
+        )
+        raise ModelError(msg)
+    return units
+
+
+def show_shards(model: nn.Module, call: str) -> None:
+    """Make every unit's sharded parameters the model's parameters, as they are before a forward.
+
+    A unit that keeps its parameters after a forward (the root does, where no backward follows) would show
+    whole ones, and would go on computing with them after the shards have been changed. No communication.
+
+    Raises:
+        ModelStateError: A forward or a backward is under way.
+    """
+    units = units_of(model)
+    names = {module: name for name, module in model.named_modules()}
+    for unit in units:
+        if not unit_state.is_idle(unit):
+            name = names[cast("nn.Module", unit)]
+            msg = (
+                f"`{call}` was called in the middle of a forward or backward: unit `{name or 'the root'}` is "
+                "computing. Call it between steps. After an error in a forward, put FSDP2's state back first."
+            )
+            raise ModelStateError(msg)
+    for unit in units:
+        unit.reshard()
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor, sharing its memory; all of a plain one."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+@torch.no_grad()
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a tensor, in memory of its own; a collective call of the tensor's mesh.
+
+    It is on the mesh's device, also where the shards are offloaded to the CPU. A plain tensor is copied.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().clone()
+    on_mesh = cast("DTensor", tensor.detach())
+    if on_mesh.device.type != on_mesh.device_mesh.device_type:
+        on_mesh = cast("DTensor", on_mesh.to(on_mesh.device_mesh.device_type))
+    whole = on_mesh.full_tensor()
+    shared = whole.untyped_storage().data_ptr() == local_of(on_mesh).untyped_storage().data_ptr()
+    return whole.clone() if shared else whole
+
+
+@torch.no_grad()
+def shard_like(whole: torch.Tensor, like: DTensor) -> DTensor:
+    """Return a whole tensor, the same on every rank, sharded as another is; without communication."""
+    mesh = like.device_mesh
+    replicated = DTensor.from_local(
+        whole.detach().to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False
+    )
+    return replicated.redistribute(mesh, like.placements)
+
+
+@torch.no_grad()
+def write_back(sharded: torch.Tensor, whole: torch.Tensor) -> None:
+    """Copy this rank's part of a whole tensor into its shard, in place."""
+    part = shard_like(whole, sharded) if isinstance(sharded, DTensor) else whole
+    local_of(sharded).copy_(local_of(part))
+
+
+def is_first_rank(tensors: Iterable[torch.Tensor]) -> bool:
+    """Tell whether this is the lowest of the ranks that share the tensors; rank 0 of all if none do."""
+    ranks = [int(mesh.mesh.min()) for mesh in {t.device_mesh for t in _sharded(tensors)}]
+    return dist.get_rank() == min(ranks, default=0)
+
+
+def _sharded(tensors: Iterable[torch.Tensor]) -> Iterator[DTensor]:
+    return (tensor for tensor in tensors if isinstance(tensor, DTensor))

@@ -1,0 +1,318 @@
+"""Full and sharded state dicts of FSDP2 models and their optimizers, by the names that FSDP1 used."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+
+from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
+from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers
+from fsdp_migrate.runtime.sharded import gather, is_first_rank, show_shards
+from fsdp_migrate.sharding.tying import parameter_names
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
+"""What ``torch.compile`` and ``checkpoint_wrapper`` put into names; torch's state dicts leave it out."""
+
+
+def full_state_dict(
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    *,
+    rank0_only: bool = True,
+    offload_to_cpu: bool = True,
+) -> dict[str, Any]:
+    """Return the whole state of a sharded model, and of its optimizer, as plain tensors.
+
+    What ``FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT)`` and ``FSDP.optim_state_dict`` gave:
+    ``{"model": {name: tensor}, "optimizer": {"state": {name: {...}}, "param_groups": [...]}}``, the optimizer
+    keyed by parameter names. Tensors are gathered one after the other, so that beside the result there is one
+    whole tensor at a time on a device, and none stays where it is not wanted. All ranks must call it.
+
+    Changes nothing: torch's ``get_optimizer_state_dict`` makes a step where there is no state yet, and
+    counts it; this does not. Tied parameters are gathered once and stay one tensor.
+
+    Args:
+        model: The model, between steps.
+        optimizer: Its optimizer, or several, whose state becomes one.
+        rank0_only: Build it on the first rank only; the others return ``{}``.
+        offload_to_cpu: Put the result on the CPU.
+
+    Returns:
+        The state. It shares no memory with the model.
+
+    Raises:
+        ModelStateError: A forward or backward is under way.
+        OptimizerError: An optimizer holds parameters that are not the model's.
+
+    Example:
+        >>> from torch import nn
+        >>> import torch.distributed as dist
+        >>> from fsdp_migrate.runtime import end_process_group
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> model = nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> state = full_state_dict(model, optimizer)
+        >>> list(state["model"]), state["optimizer"]["param_groups"][0]["params"]
+        (['weight', 'bias'], ['weight', 'bias'])
+        >>> end_process_group()
+    """
+    show_shards(model, "full_state_dict")
+    wanted = not rank0_only or is_first_rank(model.parameters())
+
+    def whole(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return copy.deepcopy(value) if wanted else None
+        gathered = gather(value)
+        if not wanted:
+            return None
+        return gathered.cpu() if offload_to_cpu else gathered
+
+    state = _state(model, optimizer, whole)
+    return state if wanted else {}
+
+
+def sharded_state_dict(
+    model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None = None
+) -> dict[str, Any]:
+    """Return the state of a sharded model, and of its optimizer, as torch's checkpoints (DCP) save it.
+
+    What ``StateDictType.SHARDED_STATE_DICT`` gave: the structure of :func:`full_state_dict`, with DTensors
+    that share the model's memory. No communication; nothing is changed.
+
+    Args:
+        model: The model, between steps.
+        optimizer: Its optimizer, or several, whose state becomes one.
+
+    Returns:
+        The state, the same names on every rank.
+
+    Raises:
+        ModelStateError: A forward or backward is under way.
+        OptimizerError: An optimizer holds parameters that are not the model's.
+
+    Example:
+        >>> from torch import nn
+        >>> sorted(sharded_state_dict(nn.Linear(4, 2))["model"])
+        ['bias', 'weight']
+    """
+    show_shards(model, "sharded_state_dict")
+    return _state(model, optimizer, lambda value: value)
+
+
+def load_full_state_dict(
+    model: nn.Module,
+    state: Mapping[str, Any],
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    *,
+    strict: bool = True,
+) -> None:
+    """Load what :func:`full_state_dict` returned, or a full FSDP1 state of that structure.
+
+    The first rank of all gives the state and sends it, tensor by tensor; each rank keeps its part. All ranks
+    must call it.
+
+    Changes: the values of the model, and the optimizer's state and settings, but for ``foreach`` and
+    ``fused``. Gradients stay. A parameter that the state holds nothing of, because it was never stepped, has
+    no optimizer state afterwards.
+
+    Args:
+        model: The sharded model, of any world size.
+        state: The state on rank 0; ignored, and best ``{}``, on the others.
+        optimizer: The optimizer, or several, whose state ``state["optimizer"]`` holds. None: not loaded.
+        strict: Every name of the model must be there, and no other.
+
+    Raises:
+        CheckpointMismatchError: Rank 0's state lacks a part, or differs from the model in names, shapes or
+            parameter groups; raised on every rank, before anything is loaded.
+        ModelStateError: A forward or backward is under way.
+        OptimizerError: An optimizer holds parameters that are not the model's.
+
+    Example:
+        >>> from torch import nn
+        >>> import torch.distributed as dist
+        >>> from fsdp_migrate.runtime import end_process_group
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> model = nn.Linear(4, 2)
+        >>> load_full_state_dict(model, {"model": {"weight": torch.ones(2, 4), "bias": torch.zeros(2)}})
+        >>> model.weight.sum().item()
+        8.0
+        >>> end_process_group()
+    """
+    show_shards(model, "load_full_state_dict")
+    optimizers = _several(optimizer)
+    here = torch.distributed.get_rank() == 0
+    sent: list[Any] = [_outline(state) if here else None]
+    torch.distributed.broadcast_object_list(sent, src=0)
+    _check_fits(model, optimizers, sent[0], strict=strict)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
+    # torch takes the dicts that it is given apart.
+    set_model_state_dict(model, dict(state["model"]) if here else {}, options=options)
+    if optimizers:
+        mine = state["optimizer"]["state"] if here else None
+        load_optimizers(optimizers, _names(model), sent[0]["optimizer"], mine)
+
+
+def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what can be wrong with a state, without its values; an error, too, is for all ranks to know."""
+    try:
+        return {
+            "parts": sorted(state),
+            "shapes": {name: _shape(value) for name, value in state.get("model", {}).items()},
+            "optimizer": OptimizerOutline.of(state.get("optimizer", {})),
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _shape(value: Any) -> list[int] | None:
+    return list(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _check_fits(
+    model: nn.Module, optimizers: list[Optimizer], outline: Mapping[str, Any], *, strict: bool
+) -> None:
+    """Compare what rank 0 sends with what is here, on every rank alike: torch would hang on a difference."""
+    if "error" in outline:
+        msg = (
+            "The state of rank 0 has another structure than `full_state_dict` gives it, "
+            f'`{{"model": {{name: tensor}}, "optimizer": {{...}}}}` ({outline["error"]}). Nothing was loaded.'
+        )
+        raise CheckpointMismatchError(msg)
+    needed = ["model", "optimizer"] if optimizers else ["model"]
+    problems = [f"it has no part `{part}`" for part in needed if part not in outline["parts"]]
+    found, expected = (
+        outline["shapes"],
+        {k: _shape(v) for k, v in get_model_state_dict(model).items()},
+    )
+    if strict and "model" in outline["parts"]:
+        problems += [f"`{name}` is missing" for name in expected if name not in found]
+        problems += [f"`{name}` is nothing in the model" for name in found if name not in expected]
+    problems += [
+        f"`{name}` has the shape {found[name]}; expected {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    names = _names(model)
+    _check_owners(optimizers, names)
+    if "optimizer" in outline["parts"] and optimizers:
+        problems += _misfits(optimizers, names, outline["optimizer"])
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        msg = f"The state of rank 0 does not fit: {'; '.join(problems[:8])}{more}. Nothing was loaded."
+        raise CheckpointMismatchError(msg)
+
+
+def _misfits(
+    optimizers: list[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]], outline: OptimizerOutline
+) -> list[str]:
+    """Say what of a state is not of these optimizers: groups of other parameters, states of none."""
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    here = [sorted(names[param][0] for param in group) for group in groups]
+    sent = [sorted(group) for group in outline.params]
+    problems = []
+    if sent != here:
+        problems.append(_group_misfit(sent, here))
+    own = {name for group in groups for param in group for name in names[param]}
+    problems += [
+        f"`{name}` has a state, and is not in the optimizer" for name in outline.state if name not in own
+    ]
+    return problems
+
+
+def _group_misfit(sent: list[list[Any]], here: list[list[str]]) -> str:
+    """Say in what the groups of a state are not those of the optimizer."""
+    if any(not isinstance(name, str) for group in sent for name in group):
+        return (
+            "its parameters are numbered, as `optimizer.state_dict()` numbers them; expected names, as "
+            "`FSDP.optim_state_dict` gives and `fsdp-migrate convert --model` puts in the place of numbers"
+        )
+    sizes = [[len(group) for group in each] for each in (sent, here)]
+    if sizes[0] != sizes[1]:
+        return f"its parameter groups, of {sizes[0]} parameters, are not the optimizer's, of {sizes[1]}"
+    theirs, ours = ({name for group in each for name in group} for each in (sent, here))
+    if theirs == ours:
+        return "its parameter groups hold the same parameters divided in another way"
+    first = [f"`{name}`" for name in (*sorted(theirs - ours)[:3], *sorted(ours - theirs)[:3])]
+    return f"its parameter groups hold other parameters than the optimizer's: {', '.join(first)}, ..."
+
+
+def _names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
+    """Return every parameter with its names, as state dicts have them."""
+    return {param: tuple(map(_clean, every)) for param, every in parameter_names(model).items()}
+
+
+def _state(
+    model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None, value_of: Callable[[Any], Any]
+) -> dict[str, Any]:
+    optimizers = _several(optimizer)
+    names = _names(model)
+    _check_owners(optimizers, names)
+    first = {name: every[0] for every in names.values() for name in every}
+    state: dict[str, Any] = {"model": {}}
+    # torch's function refuses a model without anything to save.
+    for name, value in get_model_state_dict(model).items() if model.state_dict() else ():
+        # Under the first of its names a tied parameter comes first.
+        known = state["model"]
+        known[name] = known[first[name]] if first.get(name) in known else value_of(value)
+    if optimizers:
+        state["optimizer"] = _optimizer_state(optimizers, names, value_of)
+    return state
+
+
+def _several(optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    if optimizer is None:
+        return []
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+
+
+def _clean(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _check_owners(optimizers: list[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
+    """Check, on every rank and before the first collective call, that every parameter has a name."""
+    for position, optimizer in enumerate(optimizers):
+        for index, group in enumerate(optimizer.param_groups):
+            strangers = sum(param not in names for param in group["params"])
+            if strangers:
+                msg = (
+                    f"Optimizer {position} ({type(optimizer).__name__}) has {strangers} parameters in group "
+                    f"{index} that are not the model's. Build it from the sharded model, or pass it to "
+                    "prepare_fully_shard in `optimizers`."
+                )
+                raise OptimizerError(msg)
+
+
+def _optimizer_state(
+    optimizers: list[Optimizer],
+    names: Mapping[nn.Parameter, tuple[str, ...]],
+    value_of: Callable[[Any], Any],
+) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param in optimizer.state:
+                    own = optimizer.state[param]
+                    state[names[param][0]] = {key: value_of(value) for key, value in own.items()}
+            settings = {key: value_of(value) for key, value in group.items() if key != "params"}
+            groups.append({**settings, "params": [names[param][0] for param in group["params"]]})
+    return {"state": state, "param_groups": groups}

@@ -1,0 +1,183 @@
+"""What must be right about a model before anything of it is changed; each check raises a clear error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fsdp_migrate.errors import ModelError
+from fsdp_migrate.torch_compat import module_kinds, tensor_kinds
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Set as AbstractSet
+
+    from fsdp_migrate.sharding.units import UnitPlan
+
+
+_QUANTISERS = frozenset({"bitsandbytes", "torchao", "hqq", "optimum", "quanto"})
+"""Packages whose parameters are numbers with scales beside them; ``optimum`` holds quanto."""
+
+
+def check_is_module(model: object) -> None:
+    """Check that what is given for a model is one.
+
+    Raises:
+        ModelError: It is something else.
+    """
+    if not isinstance(model, nn.Module):
+        msg = (
+            f"The model is a {type(model).__name__}; expected a torch.nn.Module, and its arguments after it."
+        )
+        raise ModelError(msg)
+
+
+def check_model(model: nn.Module) -> None:
+    """Check that the model is one that nothing has sharded or wrapped yet.
+
+    Raises:
+        ModelError: It is wrapped by FSDP1 or DDP, is sharded already, or is a container without a forward.
+    """
+    check_is_module(model)
+    _check_unshared(model)
+    for fqn, module in model.named_modules():
+        where = f"`{fqn}`" if fqn else "The model"
+        if module_kinds.is_fsdp1_module(module):
+            msg = (
+                f"{where} is wrapped by FullyShardedDataParallel. Give prepare_fully_shard the model as it "
+                f"was before, in place of the FSDP call.{_one_call(model) if fqn else ''}"
+            )
+            raise ModelError(msg, fqn=fqn)
+        if isinstance(module, FSDPModule):
+            msg = (
+                f"{where} is sharded by fully_shard already. prepare_fully_shard shards a whole model, once, "
+                "after tensor parallelism, activation checkpointing and torch.compile."
+            )
+            raise ModelError(msg, fqn=fqn)
+        if isinstance(module, DistributedDataParallel):
+            msg = f"{where} is wrapped by DistributedDataParallel. Give prepare_fully_shard its `.module`."
+            raise ModelError(msg, fqn=fqn)
+    if not module_kinds.has_forward(model):
+        msg = (
+            f"The model is a {type(model).__name__}, which has no `forward` for FSDP2 to hang on. "
+            "Shard the module that contains it and is called."
+        )
+        raise ModelError(msg, fqn="")
+
+
+def _one_call(model: nn.Module) -> str:
+    """Say which call replaces those that a model's own code makes of FSDP1."""
+    wrapped = [getattr(m, "module", m) for m in model.modules() if module_kinds.is_fsdp1_module(m)]
+    names = ", ".join(sorted({type(module).__name__ for module in wrapped}))
+    return (
+        f" Where the model's own code wraps, take out its {len(wrapped)} `FSDP(...)` or `wrap(...)`; "
+        f"one call replaces them: `prepare_fully_shard(model, {{'auto_wrap_policy': {{{names}}}}})`, with "
+        "the other arguments that they had. Arguments that differ by module go into a `CustomPolicy`."
+    )
+
+
+# By module, and not by parameter: torch moves no parameter to another device that has a weak reference.
+_sharded: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+
+
+def remember_sharded(model: nn.Module) -> None:
+    """Remember the parameters of a model that has been sharded, for the sake of others that share them."""
+    for module in model.modules():
+        own = dict(module.named_parameters(recurse=False))
+        _sharded[module] = {name for name, param in own.items() if isinstance(param, DTensor)}
+
+
+def _check_unshared(model: nn.Module) -> None:
+    if isinstance(model, FSDPModule):
+        return
+    shared = [
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules()
+        for name, param in module.named_parameters(recurse=False)
+        if name in _sharded.get(module, ()) and isinstance(param, DTensor)
+    ]
+    if shared:
+        msg = (
+            f"`{shared[0]}` ({len(shared)} parameters in all) has been sharded already, by a call of "
+            "prepare_fully_shard for another model that shares it, or for a part of this one. A parameter is "
+            "sharded once. Put both models into one module, shard that in one call, and let the auto-wrap "
+            "policy select the shared part as a unit."
+        )
+        raise ModelError(msg, fqn=shared[0])
+
+
+def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSet[nn.Parameter]) -> None:
+    """Check that ``fully_shard`` takes every unit.
+
+    Raises:
+        ModelError: A parameter is a scalar, quantised, of integers, or of another dtype than its
+            unit.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in named.items():
+        if parameter in ignored:
+            continue
+        if parameter.ndim == 0:
+            msg = (
+                f"Parameter `{name}` is a scalar, which fully_shard cannot shard. Make it 1-D with one "
+                f"element, or pass it in `ignored_states`."
+            )
+            raise ModelError(msg, fqn=name)
+        if parameter.numel() == 0 and parameter.shape[0] > 0:
+            msg = (
+                f"Parameter `{name}` of shape {tuple(parameter.shape)} has rows without elements, of which "
+                "fully_shard loses the number. Pass it in `ignored_states`."
+            )
+            raise ModelError(msg, fqn=name)
+        _check_kind(name, parameter)
+    for unit in units:
+        _check_dtypes(unit, named)
+
+
+def _check_dtypes(unit: UnitPlan, named: dict[str, nn.Parameter]) -> None:
+    examples: dict[str, str] = {}
+    for name in unit.parameters:
+        examples.setdefault(str(named[name].dtype).removeprefix("torch."), name)
+    if len(examples) > 1:
+        found = ", ".join(f"{dtype} (`{name}`)" for dtype, name in examples.items())
+        msg = (
+            f"Unit `{unit.fqn or 'the root'}` would hold parameters of several dtypes: {found}. FSDP1 and "
+            "FSDP2 shard one dtype per unit. Select the modules of one dtype as units of their own by the "
+            "auto-wrap policy, or cast them."
+        )
+        raise ModelError(msg, fqn=unit.fqn)
+
+
+def _check_kind(name: str, parameter: nn.Parameter) -> None:
+    """Check that a parameter is one plain tensor of numbers, or tells FSDP2 itself how to gather it."""
+    tensors = (parameter, parameter.data)
+    if any(hasattr(tensor, "fsdp_pre_all_gather") for tensor in tensors):
+        return
+    what = "Pass it in `ignored_states`, or dequantise it."
+    kind = type(parameter).__name__
+    packages = {base.__module__.partition(".")[0] for tensor in tensors for base in type(tensor).__mro__}
+    quantiser = next(iter(packages & _QUANTISERS), None)
+    if quantiser is not None:
+        msg = (
+            f"Parameter `{name}` is quantised by {quantiser} ({kind}), which fully_shard would cut up "
+            f"without its scales. {what}"
+        )
+        raise ModelError(msg, fqn=name)
+    if any(tensor_kinds.is_made_of_tensors(tensor) for tensor in tensors):
+        msg = (
+            f"Parameter `{name}` is a {type(parameter).__module__}.{kind}, which is made of other tensors "
+            f"and does not tell FSDP2 how to gather it (`fsdp_pre_all_gather`). {what}"
+        )
+        raise ModelError(msg, fqn=name)
+    if not (parameter.is_floating_point() or parameter.is_complex()):
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        msg = (
+            f"Parameter `{name}` holds {dtype}: quantised weights, or no weights. FSDP1 refused it, and "
+            f"FSDP2 would cast it under mixed precision. {what}"
+        )
+        raise ModelError(msg, fqn=name)

@@ -1,0 +1,228 @@
+"""All ranks shard, or none does: what one rank finds wrong is an error on every rank, not a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError
+from fsdp_migrate.sharding.facts import differing, facts_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import nn
+
+    from fsdp_migrate.sharding.facts import Fact
+    from fsdp_migrate.sharding.plan import ShardPlan
+
+
+Groups: TypeAlias = Sequence["dist.ProcessGroup | None"]
+"""The groups over which ranks talk, one dimension of their mesh after the other; None is all ranks."""
+
+SaidT = TypeVar("SaidT")
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What one rank has to say before sharding: its plan's facts and meta tensors, or its error."""
+
+    rank: int
+    facts: tuple[tuple[str, str], ...] = ()
+    num_meta: int = 0
+    error: str | None = None
+
+
+def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: nn.Module) -> list[dist.ProcessGroup | None]:
+    """Return the groups over which the ranks that shard together talk; None is all ranks.
+
+    Ranks that another parallelism has joined depend on each other too. The config is looked at as it was
+    given: whether it can be read is what the ranks are to agree on.
+
+    Raises:
+        ConfigError: This rank is in none of the groups; the others do not wait for it.
+    """
+
+    def given(name: str) -> Any:
+        is_mapping = isinstance(fsdp1_config, Mapping)
+        return fsdp1_config.get(name) if is_mapping else getattr(fsdp1_config, name, None)
+
+    chosen = mesh if mesh is not None else given("device_mesh")
+    if isinstance(chosen, DeviceMesh):
+        if chosen.get_coordinate() is None:
+            raise ConfigError(_not_a_member("mesh", chosen.mesh.flatten().tolist()), field="mesh")
+        others = {param.device_mesh for param in model.parameters() if isinstance(param, DTensor)}
+        meshes = [chosen, *sorted(others, key=lambda other: str(other.mesh_dim_names))]
+        return [each.get_group(dim) for each in meshes for dim in range(each.ndim)]
+    groups = given("process_group")
+    several = groups if isinstance(groups, (tuple, list)) else [groups]
+    # What `dist.new_group` returns to ranks that it was not given.
+    if any(group is dist.GroupMember.NON_GROUP_MEMBER for group in several):
+        raise ConfigError(_not_a_member("process_group"), field="process_group")
+    found: list[dist.ProcessGroup | None] = [g for g in several if isinstance(g, dist.ProcessGroup)]
+    return found or [None]
+
+
+def _not_a_member(field: str, ranks: Sequence[int] = ()) -> str:
+    held = f", which holds the ranks {list(ranks)}" if ranks else ""
+    return (
+        f"Rank {dist.get_rank()} is not in its `{field}`{held}. Call prepare_fully_shard on those ranks "
+        "only, or give this rank a group of its own."
+    )
+
+
+def agree_on_plan(
+    make: Callable[[], ShardPlan],
+    model: nn.Module,
+    groups: Groups,
+    *,
+    more: Callable[[ShardPlan], Iterable[Fact]] = lambda plan: (),
+) -> ShardPlan:
+    """Make the plan on every rank, and return it if all ranks are to communicate the same.
+
+    ``more`` are facts that are not in the plan.
+
+    Raises:
+        Exception: This rank's own error, if it has one: one of ours, or of a policy that the user wrote.
+        ConfigError: The ranks were given different arguments; each is named, with who has what.
+        ModelError: Another rank has an error, the ranks' models differ, or some are on the meta
+            device and others are not, without ``sync_module_states`` from a real rank 0.
+    """
+    plan: ShardPlan | None = None
+    failure: Exception | None = None
+    facts: dict[str, Fact] = {}
+    own = Opinion(dist.get_rank())
+    try:
+        plan = make()
+        facts = {fact.name: fact for fact in (*facts_of(plan, model), *more(plan))}
+        digests = tuple((name, fact.digest) for name, fact in facts.items())
+        num_meta = sum(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+        own = Opinion(own.rank, digests, num_meta)
+    except Exception as error:
+        failure = error
+        own = Opinion(own.rank, error=_text_of(error))
+    opinions = _exchange(own, groups)
+    if failure is not None:
+        raise failure
+    _raise_failures(opinions, "cannot shard its model, so no rank does")
+    assert plan is not None
+    names = differing([dict(opinion.facts) for opinion in opinions])
+    if names:
+        own_parts = tuple((name, facts[name].parts if name in facts else ()) for name in names)
+        _raise_differences(names, _exchange((own.rank, own_parts), groups))
+    _check_meta(opinions, broadcasts=plan.config.broadcast_from_rank0)
+    return plan
+
+
+def together(work: Callable[[], None], groups: Groups, where: str) -> None:
+    """Do what may fail on this rank alone; if it does, it fails on every rank.
+
+    Raises:
+        Exception: This rank's own error, if it has one.
+        ModelError: Another rank has an error.
+    """
+    failure: Exception | None = None
+    try:
+        work()
+    except Exception as error:
+        failure = error
+    own = Opinion(dist.get_rank(), error=None if failure is None else _text_of(failure))
+    opinions = _exchange(own, groups)
+    if failure is not None:
+        raise failure
+    _raise_failures(opinions, where)
+
+
+def any_rank_says(word: bool, groups: Groups) -> bool:
+    """Tell whether any of the ranks says yes; a collective call."""
+    return any(said for _, said in _exchange((dist.get_rank(), word), groups))
+
+
+def _text_of(error: Exception) -> str:
+    own = isinstance(error, FSDPMigrateError)
+    return str(error) if own else f"{type(error).__name__}: {error}"
+
+
+def _raise_failures(opinions: Sequence[Opinion], where: str) -> None:
+    failed = [opinion for opinion in opinions if opinion.error is not None]
+    if failed:
+        others = f" (and ranks {[other.rank for other in failed[1:]]})" if failed[1:] else ""
+        msg = f"Rank {failed[0].rank}{others} {where}: {failed[0].error}"
+        raise ModelError(msg)
+
+
+def _exchange(own: SaidT, groups: Groups) -> list[SaidT]:
+    """Return what every rank has to say, in the order of the ranks."""
+    known: dict[int, SaidT] = {dist.get_rank(): own}
+    for group in groups:
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, known, group=group)
+        known = {rank: said for part in gathered for rank, said in part.items()}
+    return [known[rank] for rank in sorted(known)]
+
+
+def _raise_differences(
+    names: Sequence[str], said: Sequence[tuple[int, tuple[tuple[str, tuple[str, ...]], ...]]]
+) -> None:
+    """Name each thing in which the ranks differ, and who has what."""
+    by_rank = {rank: dict(facts) for rank, facts in said}
+    lines = [
+        f"  {name}: {_who_has_what({r: facts[name] for r, facts in by_rank.items()})}." for name in names
+    ]
+    listing = "\n".join(lines)
+    if any(name.startswith("`") for name in names):
+        field = next(name for name in names if name.startswith("`")).strip("`")
+        msg = (
+            f"The ranks were given different arguments, so no rank shards its model:\n{listing}\n"
+            "Give every rank the same: they would wait for each other in training."
+        )
+        raise ConfigError(msg, field=field)
+    msg = (
+        f"The ranks have different models, so no rank shards its own:\n{listing}\n"
+        "Names, shapes, dtypes, what is trained and the units must be the same on every rank."
+    )
+    raise ModelError(msg)
+
+
+def _who_has_what(parts: Mapping[int, tuple[str, ...]], limit: int = 3) -> str:
+    """Say which ranks have what, of several parts only those that not all ranks have."""
+    common = set.intersection(*map(set, parts.values()))
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for rank, own in parts.items():
+        alike.setdefault(tuple(part for part in own if part not in common), []).append(rank)
+    if len(alike) == 1:
+        return "in another order on " + ", ".join(f"rank {rank}" for rank in list(parts)[1:4])
+    texts = []
+    for own, ranks in alike.items():
+        rest = f" and {len(own) - limit} more" if len(own) > limit else ""
+        texts.append(f"{', '.join(own[:limit]) or 'nothing'}{rest} on {_listed(ranks)}")
+    return "; ".join(texts[:8])
+
+
+def _listed(ranks: Sequence[int], limit: int = 8) -> str:
+    more = f" and {len(ranks) - limit} more" if len(ranks) > limit else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:limit]))}{more}"
+
+
+def _check_meta(opinions: Sequence[Opinion], *, broadcasts: bool) -> None:
+    meta = [opinion.rank for opinion in opinions if opinion.num_meta]
+    real = [opinion.rank for opinion in opinions if not opinion.num_meta]
+    if not meta or not real or (broadcasts and opinions[0].rank in real):
+        return
+    what = (
+        "`sync_module_states=True` broadcasts from the first of them"
+        if broadcasts
+        else ("`sync_module_states` is not set")
+    )
+    msg = (
+        f"The models of ranks {meta} are on the meta device and those of ranks {real} are not, but {what}. "
+        f"Build the model of rank {opinions[0].rank} on a real device and pass `sync_module_states=True`, "
+        "or build all alike."
+    )
+    raise ModelError(msg)

@@ -1,0 +1,193 @@
+"""Models on the meta device: real tensors, unit by unit, with the values that FSDP1 would have given them.
+
+FSDP1 materialises each unit just before it flattens it, inner units first, and in a unit breadth first
+(``_init_utils._materialize_meta_module``); doing the same makes random initialisations the same to the last
+bit, and holds one unsharded unit at a time. Other than FSDP1 this keeps real tensors that stand among meta
+ones, restores ties, and refuses what nobody would initialise.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from fsdp_migrate.errors import ModelError
+from fsdp_migrate.torch_compat import module_kinds, tensor_kinds
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from fsdp_migrate.sharding.plan import ShardPlan
+    from fsdp_migrate.sharding.tying import Tie
+
+
+def has_meta(module: nn.Module) -> bool:
+    """Tell whether the module itself, not one below it, has a parameter or buffer on the meta device."""
+    return any(tensor.is_meta for _, tensor in own_tensors(module))
+
+
+def own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the module's own parameters and buffers with their names; persistent or not."""
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
+
+
+def modules_of_unit(roots: Iterable[nn.Module], stop: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    """Return the modules that a unit materialises, breadth first, not going below what ``stop`` says."""
+    found: dict[nn.Module, None] = dict.fromkeys(roots)
+    queue = collections.deque(found)
+    while queue:
+        for child in queue.popleft().children():
+            if child not in found and not stop(child):
+                found[child] = None
+                queue.append(child)
+    return list(found)
+
+
+def check_materialization(model: nn.Module, plan: ShardPlan) -> None:
+    """Check that every meta tensor will have a value, changing nothing.
+
+    A ``param_init_fn`` is trusted; what rank 0 broadcasts afterwards needs no value before.
+
+    Raises:
+        ModelError: A module has no ``reset_parameters``, or it leaves a parameter or buffer as it was, or
+            an ignored module is on the meta device.
+    """
+    init, overwritten = plan.config.param_init_fn, plan.config.broadcast_from_rank0
+    ignored = {model.get_submodule(fqn) for fqn in plan.ignored_modules}
+    checked: set[tuple[type, tuple[str, ...]]] = set()
+    for fqn, module in model.named_modules():
+        if not has_meta(module):
+            continue
+        if module in ignored:
+            msg = f"Module `{fqn}` is ignored, but on the meta device. Materialise ignored modules yourself."
+            raise ModelError(msg, fqn=fqn)
+        if init is not None or overwritten:
+            continue
+        if not callable(getattr(module, "reset_parameters", None)):
+            names = ", ".join(f"`{name}`" for name, tensor in own_tensors(module) if tensor.is_meta)
+            msg = (
+                f"Module `{fqn}` ({type(module).__name__}) has {names} on the meta device and no "
+                "`reset_parameters()` to initialise them. Give it one, or pass `param_init_fn`."
+            )
+            raise ModelError(msg, fqn=fqn)
+        kind = (type(module), tuple(name for name, tensor in own_tensors(module) if tensor.is_meta))
+        if kind not in checked:  # a thousand equal layers need one look
+            _check_reset(fqn, module)
+            checked.add(kind)
+
+
+def _check_reset(fqn: str, module: nn.Module) -> None:
+    """Call ``reset_parameters`` on a copy, on the meta device, and see what it does not write to."""
+    twin = module_kinds.meta_twin(module)
+    tensors = dict(own_tensors(twin))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        written = tensor_kinds.written_tensors(twin.reset_parameters, tensors)  # type: ignore[arg-type]
+    if written is None:
+        return
+    meta = [name for name, tensor in own_tensors(module) if tensor.is_meta and tensor.numel()]
+    untouched = [name for name in meta if name not in written]
+    if untouched:
+        names = ", ".join(f"`{fqn}.{name}`" for name in untouched)
+        msg = (
+            f"{names}: on the meta device, and `{type(module).__name__}.reset_parameters()` does not set it. "
+            "FSDP1 would have gone on with whatever was in memory. Build such buffers on a real device, set "
+            "them in `reset_parameters()`, pass `param_init_fn`, or broadcast them by `sync_module_states`."
+        )
+        raise ModelError(msg, fqn=fqn)
+
+
+@torch.no_grad()
+def materialize_modules(
+    modules: Iterable[nn.Module], device: torch.device, init: Callable[[nn.Module], Any] | None
+) -> None:
+    """Give the modules' meta tensors memory on the device, and values.
+
+    With ``init`` that is what it does, called for every module, as FSDP1 calls it; otherwise
+    ``reset_parameters``, where a module has it. Real tensors keep their values.
+    """
+    every = list(modules)
+    if not any(has_meta(module) for module in every):
+        return
+    for module in every:
+        kept = {name: tensor.clone() for name, tensor in own_tensors(module) if not tensor.is_meta}
+        if init is not None:
+            init(module)
+        elif has_meta(module):
+            _fill_empty(module, device)
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+        for name, value in kept.items():
+            current = getattr(module, name)
+            if current.shape == value.shape and not current.is_meta:
+                current.copy_(value)
+        left = [name for name, tensor in own_tensors(module) if tensor.is_meta]
+        if left:
+            msg = (
+                f"`param_init_fn` left {', '.join(left)} of a {type(module).__name__} on the meta device. "
+                "It must give them memory, for example by `module.to_empty(device=..., recurse=False)`."
+            )
+            raise ModelError(msg)
+
+
+def _fill_empty(module: nn.Module, device: torch.device) -> None:
+    """Replace the module's own meta tensors by tensors of NaN, or of zero where there is none."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if parameter.is_meta:
+            fresh = nn.Parameter(_unset(parameter, device), requires_grad=parameter.requires_grad)
+            vars(fresh).update(vars(parameter))
+            setattr(module, name, fresh)
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if buffer.is_meta:
+            setattr(module, name, _unset(buffer, device))
+
+
+def _unset(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    value: float = float("nan") if like.is_floating_point() or like.is_complex() else -1
+    if like.dtype in {torch.bool, torch.uint8}:
+        value = 1
+    return torch.full(like.shape, value, dtype=like.dtype, device=device)
+
+
+def restore_ties(model: nn.Module, ties: Iterable[Tie]) -> None:
+    """Make tied names one parameter again, the first one: each had memory of its own given to it."""
+    for tie in ties:
+        first = model.get_parameter(tie.names[0])
+        for name in tie.names[1:]:
+            owner, _, attribute = name.rpartition(".")
+            module = model.get_submodule(owner)
+            if getattr(module, attribute) is not first:
+                setattr(module, attribute, first)
+
+
+@torch.no_grad()
+def broadcast_from_rank0(modules: Iterable[nn.Module], skip: AbstractSet[Any], mesh: DeviceMesh) -> None:
+    """Give every rank the mesh's first rank's values of the modules' own tensors, one by one."""
+    device = torch.device(mesh.device_type)
+    done: set[torch.Tensor] = set()
+    for module in modules:
+        for _, tensor in own_tensors(module):
+            if tensor in skip or tensor in done:
+                continue
+            done.add(tensor)
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            value = local.detach().to(device)
+            for dim in reversed(range(mesh.ndim)):
+                dist.broadcast(value, group=mesh.get_group(dim), group_src=0)
+            if value.data_ptr() != local.data_ptr():
+                local.copy_(value)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Tell whether a module is a unit already, below which nothing is materialised again."""
+    return isinstance(module, FSDPModule)

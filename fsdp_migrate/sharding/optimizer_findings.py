@@ -1,0 +1,52 @@
+"""What optimizers that are given to be sharded do otherwise than under FSDP1, or cannot do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.findings import make_finding
+from fsdp_migrate.torch_compat import optimizer_kinds
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch.optim import Optimizer
+
+    from fsdp_migrate.findings import Finding
+
+
+_TEXTS = {
+    "Adafactor": (
+        "It works in place on the norms of rows, of which each rank has a part: DTensor stops at that, or up "
+        "to torch 2.12 may take a part for the whole without a word. FSDP1's result is no guide either: it "
+        "took each rank's flat shard for a parameter, and factored nothing."
+    ),
+    "LBFGS": (
+        "It makes one vector of all gradients, which DTensor cannot flatten. FSDP1 ran one LBFGS on each "
+        "rank, over that rank's shards."
+    ),
+    "Rprop": "It sets masked elements of gradients, which DTensor cannot do before torch 2.15.",
+    "Muon": (
+        "It works on whole matrices here, as on one device. It refused FSDP1's flat parameters, so that "
+        "there is no run to compare with."
+    ),
+}
+_HINT = "AdamW, Adam, SGD, Adagrad and torch's other element-wise optimizers give FSDP1's values."
+
+
+def optimizer_findings(optimizers: Iterable[Optimizer]) -> Iterator[Finding]:
+    """Tell, once for each class, of optimizers that differ from FSDP1's, or fail with DTensors."""
+    told: dict[str, Finding] = {}
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        options = optimizer_kinds.refused_options(optimizer) if hasattr(optimizer, "param_groups") else []
+        if options:
+            which = " and ".join(f"`{option}`" for option in options)
+            text = f"{which} is switched off: its kernels do not take DTensors. The values are the same."
+            told[f"{name} option"] = make_finding("FM113", f"optimizers.{name}", text)
+        known = optimizer_kinds.behaviour_of(optimizer)
+        if known is not None:
+            code = "FM115" if known[1] == "fails" else "FM114"
+            told[name] = make_finding(code, f"optimizers.{name}", _TEXTS[known[0]], _HINT)
+    yield from told.values()

@@ -1,0 +1,227 @@
+"""Optimizers built before sharding: their parameters and state, moved to the sharded parameters."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from fsdp_migrate.errors import OptimizerError
+from fsdp_migrate.findings import counted, make_finding
+from fsdp_migrate.torch_compat import device_meshes, optimizer_kinds, parameter_hooks
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from fsdp_migrate.findings import Finding
+
+
+_REPLACED = "_fsdp_migrate_replaced"
+_checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_is_watching = False
+
+
+def check_optimizers(optimizers: Iterable[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
+    """Check that every parameter of the optimizers is the model's, before anything is changed.
+
+    Raises:
+        OptimizerError: Some are not; the message says which group they are in. Or something is no optimizer.
+    """
+    for position, optimizer in enumerate(optimizers):
+        if not hasattr(optimizer, "param_groups"):
+            msg = f"`optimizers` holds {optimizer!r:.100}; expected optimizers of torch's kind."
+            raise OptimizerError(msg)
+        for index, group in enumerate(optimizer.param_groups):
+            strangers = [param for param in group["params"] if param not in names]
+            if not strangers:
+                continue
+            shapes = ", ".join(str(list(param.shape)) for param in strangers[:4])
+            msg = (
+                f"Optimizer {position} ({type(optimizer).__name__}) has "
+                f"{counted(len(strangers), 'parameter')} in group {index} that the model does not have, of "
+                f"the shapes {shapes}. Build it from this model's parameters, or shard the model that it "
+                "belongs to."
+            )
+            raise OptimizerError(msg)
+
+
+def repoint_optimizers(
+    optimizers: Iterable[Optimizer],
+    names: Mapping[nn.Parameter, tuple[str, ...]],
+    sharded: Mapping[str, nn.Parameter],
+) -> None:
+    """Put the sharded parameters in the place of the old ones, by name.
+
+    Groups, their order and their settings stay as they are, but for ``foreach`` and ``fused`` in groups that
+    hold ignored parameters too, or several meshes, where torch cannot have them. State that has a
+    parameter's shape is sharded like the parameter; other state, such as step counters, moves as it is.
+
+    Args:
+        optimizers: The optimizers, changed in place.
+        names: The parameters of before, with their names.
+        sharded: The parameters of now, by name.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [sharded[names[p][0]] if p in names else p for p in group["params"]]
+            _make_mixable(optimizer, group)
+        _repoint_lists(optimizer, names, sharded)
+        old_state: dict[Any, dict[str, Any]] = dict(optimizer.state)
+        optimizer.state.clear()
+        for param, state in old_state.items():
+            new = sharded[names[param][0]] if param in names else param
+            optimizer.state[new] = {key: _shard_like(value, param, new) for key, value in state.items()}
+
+
+def _repoint_lists(
+    optimizer: Optimizer, names: Mapping[nn.Parameter, tuple[str, ...]], sharded: Mapping[str, nn.Parameter]
+) -> None:
+    """Do the same in lists that an optimizer has made of its parameters, as LBFGS does."""
+    for value in vars(optimizer).values():
+        if isinstance(value, list) and value and all(isinstance(each, nn.Parameter) for each in value):
+            value[:] = [sharded[names[param][0]] if param in names else param for param in value]
+
+
+def move_steps_in_backward(
+    names: Mapping[nn.Parameter, tuple[str, ...]], sharded: Mapping[str, nn.Parameter]
+) -> None:
+    """Let what steps in backward go on with the sharded parameters, after each reduction.
+
+    ``_apply_optimizer_in_backward``, which FSDP1 heeded so; and hooks for accumulated gradients, which it
+    did not. The optimizers of both are pointed at the sharded parameters, and dicts in which a hook looks
+    its parameter up get the new ones as keys.
+
+    Args:
+        names: The parameters of before, with their names.
+        sharded: The parameters of now, by name.
+    """
+    replaced = {param: sharded[name] for param, (name, *_) in names.items() if sharded[name] is not param}
+    optimizers: dict[int, Optimizer] = {}
+    for old, new in replaced.items():
+        hooks = parameter_hooks.hooks_after_accumulation(old)
+        found = [each for hook in hooks for each in parameter_hooks.optimizers_of_hook(hook)]
+        for optimizer in (*parameter_hooks.optimizers_in_backward(old), *found):
+            optimizers[id(optimizer)] = optimizer
+        if new.requires_grad:
+            parameter_hooks.move_optimizers_in_backward(old, new)
+            parameter_hooks.move_hooks_after_accumulation(old, new)
+        for hook in hooks:
+            parameter_hooks.rekey_what_hook_names(hook, replaced)
+    repoint_optimizers(optimizers.values(), names, sharded)
+
+
+def steps_in_backward(params: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
+    """Tell what steps in backward, and what was told to FSDP1 in vain.
+
+    Raises:
+        OptimizerError: A parameter has a hook that uses an optimizer, and that nothing would call.
+    """
+    in_backward, after, never = 0, [], []
+    for name, param in params.items():
+        for hook in parameter_hooks.hooks_of_gradient(param) if param.requires_grad else ():
+            never.append(name)
+            if not parameter_hooks.optimizers_of_hook(hook):
+                continue
+            msg = (
+                f"Parameter `{name}` has the hook `{parameter_hooks.name_of(hook)}` (`register_hook`), which "
+                "uses an optimizer, and which nothing would call: FSDP1 did not call it either. Take it off, "
+                "or register it on the sharded parameter by `register_post_accumulate_grad_hook`, after "
+                "prepare_fully_shard."
+            )
+            raise OptimizerError(msg)
+        in_backward += bool(parameter_hooks.optimizers_in_backward(param))
+        after += [name] if parameter_hooks.hooks_after_accumulation(param) else []
+    if in_backward:
+        stepped = "1 parameter is" if in_backward == 1 else f"{in_backward} parameters are"
+        text = f"{stepped} stepped in backward, after each reduction, as under FSDP1."
+        yield make_finding("FM110", "_apply_optimizer_in_backward", text)
+    if after:
+        text = (
+            f"Hooks for the accumulated gradients of {len(after)} parameters, such as `{after[0]}`, are "
+            "called with the sharded parameter, after each reduction. FSDP1 did not call them."
+        )
+        hint = "If they step optimizers that were stepped otherwise under FSDP1, take the hooks off."
+        yield make_finding("FM111", "register_post_accumulate_grad_hook", text, hint)
+    if never:
+        text = f"Hooks of {counted(len(never), 'parameter')}, such as `{never[0]}`, are not called."
+        hint = "Register them on the sharded parameters by `register_post_accumulate_grad_hook`."
+        yield make_finding("FM116", "register_hook", text, hint)
+
+
+def watch_replaced(
+    names: Mapping[nn.Parameter, tuple[str, ...]], sharded: Mapping[str, nn.Parameter]
+) -> None:
+    """Let an optimizer that still holds parameters from before sharding fail at its first step.
+
+    FSDP1 with ``use_orig_params`` kept the parameters, so that an optimizer from before went on; FSDP2 puts
+    others in their place, and such an optimizer would train nothing without a word. Each optimizer is looked
+    at once, in the first step after a model was sharded, by torch's hook for the steps of all optimizers.
+
+    Args:
+        names: The parameters of before, with their names.
+        sharded: The parameters of now, by name.
+    """
+    global _is_watching  # noqa: PLW0603
+    for param, (name, *_) in names.items():
+        if sharded[name] is not param:
+            setattr(param, _REPLACED, name)
+    _checked.clear()
+    if not _is_watching:
+        register_optimizer_step_pre_hook(_refuse_replaced)
+        _is_watching = True
+
+
+def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Check an optimizer before its step; all ranks that run the same code fail alike."""
+    del args, kwargs
+    if optimizer in _checked:
+        return
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    old = [name for param in params if (name := getattr(param, _REPLACED, None)) is not None]
+    if old:
+        msg = (
+            f"This {type(optimizer).__name__} holds {counted(len(old), 'parameter')} from before the model "
+            f"was sharded, such as `{old[0]}`: it would train nothing. Give it to "
+            "`prepare_fully_shard(..., optimizers=optimizer)`, or build it from the sharded model's "
+            "parameters."
+        )
+        raise OptimizerError(msg)
+    _checked.add(optimizer)
+
+
+def _make_mixable(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Switch ``foreach`` and ``fused`` off where they do not take tensors of several kinds or meshes."""
+    meshes = {param.device_mesh if isinstance(param, DTensor) else None for param in group["params"]}
+    if meshes - {None}:
+        optimizer_kinds.switch_off(optimizer, group, optimizer_kinds.refused_options(optimizer))
+    if len(meshes) > 1:
+        refused = ("foreach", "fused") if None in meshes else device_meshes.OPTIONS_OF_ONE_MESH
+        optimizer_kinds.switch_off(optimizer, group, refused)
+
+
+def _shard_like(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
+    """Shard a state tensor of the old parameter's shape like the new parameter; without communication."""
+    if not isinstance(value, torch.Tensor) or not isinstance(new, DTensor) or value.shape != old.shape:
+        return value
+    local = value.to_local() if isinstance(value, DTensor) else value.detach()
+    # FSDP's dimensions come first; over those of another parallelism the old state is cut already.
+    ours = new.device_mesh.ndim - (old.device_mesh.ndim if isinstance(old, DTensor) else 0)
+    for dim, placement in enumerate(new.placements[:ours]):
+        rows = device_meshes.shard_dim(placement)
+        if rows is not None:
+            chunks = local.chunk(new.device_mesh.size(dim), rows)
+            mine = new.device_mesh.get_local_rank(dim)
+            local = chunks[mine] if mine < len(chunks) else local.narrow(rows, 0, 0)
+    return DTensor.from_local(
+        local.to(new.to_local().device).contiguous().clone(),
+        new.device_mesh,
+        new.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=new.stride(),
+    )

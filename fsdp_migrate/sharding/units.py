@@ -1,0 +1,210 @@
+"""From the modules that FSDP1 would wrap to the units that FSDP2 gets: no empty ones, no torn ties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.config import MixedPrecisionPolicy
+from fsdp_migrate.errors import ModelError
+from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.mapping import map_config
+from fsdp_migrate.sharding.tying import parameter_names, resolve_ties
+from fsdp_migrate.torch_compat import module_kinds
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import nn
+
+    from fsdp_migrate.config import FSDP1Config, FSDP2Config
+    from fsdp_migrate.sharding.estimates import UnitBytes
+    from fsdp_migrate.sharding.tying import TieDecision, TieOwner
+    from fsdp_migrate.sharding.wrap import WrapRequest, WrapUnit
+
+
+@dataclass(frozen=True)
+class UnitPlan:
+    """One unit: its module's name (empty for the root), what it manages, and how.
+
+    ``parameters`` are names in the model; ``numel`` counts their elements, unsharded. ``grouped`` are the
+    names of further modules that are sharded together with the first, as ``fully_shard([...])`` does.
+    ``bytes`` is what the unit costs.
+    """
+
+    fqn: str
+    module_class: str
+    parameters: tuple[str, ...]
+    numel: int
+    config: FSDP2Config
+    full_precision: bool = False
+    grouped: tuple[str, ...] = ()
+    bytes: UnitBytes | None = None
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the unit of the whole model."""
+        return not self.fqn
+
+    @property
+    def reshard_after_forward(self) -> bool | int | None:
+        """What ``fully_shard`` is told; None: torch's default, which keeps the root's parameters."""
+        return self.config.root_reshard_after_forward if self.is_root else self.config.reshard_after_forward
+
+    @property
+    def frees_after_forward(self) -> bool:
+        """Whether the parameters are freed after forward, and gathered again for backward."""
+        reshard = self.reshard_after_forward
+        return not self.is_root if reshard is None else reshard is not False
+
+    @property
+    def mp_policy(self) -> MixedPrecisionPolicy:
+        """The unit's mixed precision."""
+        if self.full_precision:
+            return MixedPrecisionPolicy(cast_forward_inputs=False)
+        return self.config.root_mp_policy if self.is_root else self.config.mp_policy
+
+
+def plan_units(
+    model: nn.Module, given: FSDP1Config, found: Iterable[WrapUnit], request: WrapRequest, tied: TieOwner
+) -> tuple[tuple[UnitPlan, ...], list[Finding]]:
+    """Plan the units of the modules that a policy has selected, in the order in which they are sharded.
+
+    Raises:
+        ModelError: A tie would pull a full-precision module into a unit of mixed precision, or a module to
+            which the policy gives settings of its own into a unit that has others.
+    """
+    every = list(found)
+    selected = [unit for unit in every if not unit.fqn or module_kinds.has_forward(unit.module)]
+    names = {unit.module: unit.fqn for unit in selected}
+    resolved = resolve_ties(model, names, request.ignored_params, tied)
+    for decision in resolved.decisions:
+        _check_decision(decision, selected)
+        _check_settings(decision, given, selected)
+    kept = [unit for unit in selected if resolved.names.get(unit.module) == unit.fqn]
+    units, own = _with_parameters(model, given, kept, request, resolved.grouped)
+    planned = {fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}
+    containers = [unit.fqn for unit in every if unit.module not in names]
+    vacant = [unit.fqn for unit in kept if unit.fqn not in planned]
+    findings = [*_left_out(containers, vacant), *map(_tie_finding, resolved.decisions), *own]
+    if not given.use_orig_params:
+        findings.extend(map(_trained_apart, resolved.decisions))
+    return units, findings
+
+
+def _check_decision(decision: TieDecision, selected: Sequence[WrapUnit]) -> None:
+    unmixed = {unit.fqn for unit in selected if unit.full_precision and unit.fqn}
+    for fqn in (*decision.given_up, *decision.grouped):
+        if fqn in unmixed and not unmixed.issuperset(decision.grouped or (decision.owner,)):
+            names = " and ".join(f"`{name}`" for name in decision.tie.names)
+            msg = (
+                f"{names} are one parameter, but module `{fqn}` stays in full precision and the others do "
+                "not. Untie them, or take the class out of `_module_classes_to_ignore`."
+            )
+            raise ModelError(msg, fqn=fqn)
+
+
+_SPEED_ONLY = frozenset({"sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers"})
+"""What a unit may lose to another without a change of values."""
+
+
+def _check_settings(decision: TieDecision, given: FSDP1Config, selected: Sequence[WrapUnit]) -> None:
+    """Check that the owner of a tied parameter has the settings of the units that are no units any more."""
+    overrides = {unit.fqn: unit.overrides for unit in selected}
+    owner = given.updated(**overrides[decision.owner])
+    for fqn in (*decision.given_up, *decision.grouped):
+        own = given.updated(**overrides[fqn])
+        keys = sorted({*overrides[fqn], *overrides[decision.owner]} - _SPEED_ONLY)
+        lost = next((key for key in keys if getattr(own, key) != getattr(owner, key)), None)
+        if lost is not None:
+            names = " and ".join(f"`{name}`" for name in decision.tie.names)
+            owning = f"unit `{decision.owner}`" if decision.owner else "the root unit"
+            msg = (
+                f"{names} are one parameter, which {owning} would own, but the auto-wrap policy gives module "
+                f"`{fqn}` another `{lost}`. Untie them, or give both the same."
+            )
+            raise ModelError(msg, fqn=fqn)
+
+
+def _trained_apart(decision: TieDecision) -> Finding:
+    """Tell of what FSDP1 did to a tie across units where it shows flat parameters: it tore it."""
+    names = " and ".join(f"`{name}`" for name in decision.tie.names)
+    text = (
+        f"{names} are one parameter in several units: with `use_orig_params=False` FSDP1 trained a copy in "
+        "each, which went apart. Here it stays one parameter."
+    )
+    hint = "To go on with what FSDP1 trained, untie them in the model: its checkpoint holds all copies."
+    return make_finding("FM273", "use_orig_params", text, hint)
+
+
+def _tie_finding(decision: TieDecision) -> Finding:
+    names = " and ".join(f"`{name}`" for name in decision.tie.names)
+    if decision.grouped:
+        group = ", ".join(f"`{fqn}`" for fqn in decision.grouped)
+        text = f"{names} are one parameter: its modules {group} are sharded together, as one unit."
+        return make_finding("FM104", "auto_wrap_policy", text)
+    owner = f"unit `{decision.owner}`" if decision.owner else "the root unit"
+    text = f"{names} are one parameter: {owner} owns it, and {_some(list(decision.given_up))} are no units."
+    return make_finding("FM103", "auto_wrap_policy", text)
+
+
+def _with_parameters(
+    model: nn.Module,
+    given: FSDP1Config,
+    kept: Sequence[WrapUnit],
+    request: WrapRequest,
+    groups: dict[str, tuple[str, ...]],
+) -> tuple[tuple[UnitPlan, ...], list[Finding]]:
+    names = {param: all_names[0] for param, all_names in parameter_names(model).items()}
+    claimed: set[nn.Parameter] = set(request.ignored_params)
+    units: list[UnitPlan] = []
+    findings: list[Finding] = []
+    for unit in kept:
+        grouped = groups.get(unit.fqn, ())
+        members = [unit.module, *(model.get_submodule(fqn) for fqn in grouped)]
+        params = dict.fromkeys(param for module in members for param in module.parameters())
+        managed = [param for param in params if param not in claimed]
+        if unit.fqn and not managed:
+            continue
+        claimed.update(managed)
+        config, own = _unit_config(given, unit)
+        findings.extend(own)
+        plan = UnitPlan(
+            fqn=unit.fqn,
+            module_class=type(unit.module).__name__,
+            parameters=tuple(names[param] for param in managed),
+            numel=sum(param.numel() for param in managed),
+            config=config,
+            full_precision=unit.full_precision and bool(unit.fqn),
+            grouped=grouped,
+        )
+        units.append(plan)
+    return tuple(units), findings
+
+
+def _unit_config(given: FSDP1Config, unit: WrapUnit) -> tuple[FSDP2Config, list[Finding]]:
+    """Map the unit's own FSDP1 arguments, which ``CustomPolicy`` can give, over those of the whole."""
+    if not unit.overrides:
+        return map_config(given)[0], []
+    config, findings = map_config(given.updated(**unit.overrides))
+    own = [
+        replace(finding, subject=f"auto_wrap_policy[{unit.fqn}].{finding.subject}")
+        for finding in findings
+        if finding.subject.partition(".")[0] in unit.overrides
+    ]
+    return config, own
+
+
+def _left_out(containers: list[str], empty: list[str]) -> Iterator[Finding]:
+    if containers:
+        text = f"{_some(containers)}: FSDP2 hangs on `forward`, which a container has not."
+        yield make_finding("FM101", "auto_wrap_policy", text)
+    if empty:
+        text = f"{_some(empty)}: selected, but without parameters that an inner unit has not."
+        yield make_finding("FM102", "auto_wrap_policy", text)
+
+
+def _some(names: list[str], limit: int = 4) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(f"`{name}`" for name in names[:limit]) + more

@@ -1,0 +1,92 @@
+"""What ``fsdp-migrate rewrite`` left to a person, looked for when a run starts rather than when it fails.
+
+A context of FSDP1 that is left fails at the first save, hours after the start, with ``KeyError: None``.
+So the comments that stand in the modules of a run stop it when its model is sharded.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import site
+import sys
+import sysconfig
+import tokenize
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.errors import SourceError
+from fsdp_migrate.finding_codes import FINDING_CODES
+from fsdp_migrate.findings import counted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_COMMENT = re.compile(r"^[ \t]*# fsdp-migrate: (FM\d{3})\b", re.MULTILINE)
+# What other programs than ours do at their start, or refuse themselves.
+_OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
+# Codes that stand above a use only where it is left as it was.
+_LEFT = frozenset({"FM308", "FM309"})
+_MOST_SHOWN = 8
+
+
+def refuse_unsettled() -> None:
+    """Stop a run whose modules hold uses of FSDP1 that ``rewrite`` left to a person.
+
+    The modules that are loaded are read, but for installed ones. A comment that is deleted counts as settled.
+
+    Raises:
+        SourceError: There is such a use; it says where each stands.
+    """
+    found = [(path, line, code) for path in _own_files() for line, code in unsettled_in(path)]
+    if not found:
+        return
+    lines = [f"  {path}:{line} {code} {FINDING_CODES[code].summary}" for path, line, code in found]
+    if len(lines) > _MOST_SHOWN:
+        lines[_MOST_SHOWN:] = [f"  and {len(lines) - _MOST_SHOWN} more"]
+    shown = "\n".join(lines)
+    msg = (
+        f"`fsdp-migrate rewrite` left {counted(len(found), 'use')} of FSDP1 to you, which would fail later "
+        f"in this run:\n{shown}\nSettle each, and delete its comment. "
+        f"`fsdp-migrate explain {found[0][2]}` says what to do."
+    )
+    raise SourceError(msg, path=found[0][0])
+
+
+def unsettled_in(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the code of each comment that ``rewrite`` left above what is to be settled."""
+    try:
+        text = path.read_text()
+        if not _COMMENT.search(text):
+            return
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            match = _COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
+            if match is not None and _stops(match[1]):
+                yield token.start[0], match[1]
+    except (OSError, UnicodeDecodeError, SyntaxError, tokenize.TokenError):
+        return
+
+
+def _stops(code: str) -> bool:
+    known = FINDING_CODES.get(code)
+    return code in _LEFT or (known is not None and known.fidelity == "refused" and code not in _OTHERS_DO)
+
+
+def _own_files() -> list[Path]:
+    """Return the files of the modules that are loaded, but for those that are installed."""
+    files = dict.fromkeys(
+        path
+        for module in list(sys.modules.values())
+        if isinstance(path := getattr(module, "__file__", None), str) and path.endswith(".py")
+    )
+    return [Path(path) for path in files if not path.startswith(_installed())]
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    places = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    own = str(Path(__file__).resolve().parent.parent)
+    return tuple({f"{Path(place)}/" for place in places} | {f"{own}/"})

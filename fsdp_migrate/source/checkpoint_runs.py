@@ -1,0 +1,115 @@
+"""Which checkpoints are of one run, which is the latest, who reads it, and where its conversion belongs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, read_source
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fsdp_migrate.source.surroundings import CheckpointFound
+
+
+_CONVERTED = "fsdp2"
+_NUMBER = re.compile(r"\d+")
+_SHORTEST_NAME = 4
+_MOST_PLACES = 5
+
+
+def placed(found: Sequence[CheckpointFound]) -> list[CheckpointFound]:
+    """Return checkpoints with sizes, targets and runs; what is the conversion of another is left out."""
+    taken: set[str] = set()
+    targets = [target_of(each.path, taken) for each in found]
+    outputs = {str(Path(target)) for target in targets}
+    kept = [
+        replace(each, nbytes=size_of(each.path), target=target, is_converted=Path(target).exists())
+        for each, target in zip(found, targets, strict=True)
+        if str(Path(each.path)) not in outputs
+    ]
+    latest = _latest(kept)
+    return [replace(each, is_latest=each.path in latest) for each in kept]
+
+
+def target_of(path: str, taken: set[str]) -> str:
+    """Return where the conversion of a checkpoint belongs: in a folder beside that of the run.
+
+    A name beside the source, such as ``step-10-fsdp2``, would be the newest of the old run for whoever looks
+    for ``step-*``.
+
+    Example:
+        >>> target_of("runs/step-10", set()), target_of("step-10.pt", set())
+        ('runs-fsdp2/step-10', 'fsdp2/step-10')
+    """
+    source = Path(path)
+    parent = source.parent
+    folder = (
+        parent / _CONVERTED if parent.name in {"", ".."} else parent.with_name(f"{parent.name}-{_CONVERTED}")
+    )
+    name = source.stem if source.suffix and not source.is_dir() else source.name
+    target = str(folder / name)
+    if target in taken:
+        target = str(folder / source.name.replace(".", "-"))
+    taken.add(target)
+    return target
+
+
+def size_of(path: str) -> int:
+    """Return the bytes of a file, or of all files below a folder."""
+    if Path(path).is_file():
+        return Path(path).stat().st_size
+    return sum(
+        file.stat().st_size
+        for folder, _, names in os.walk(path)
+        for file in (Path(folder, name) for name in names)
+        if file.is_file()
+    )
+
+
+def _latest(found: Iterable[CheckpointFound]) -> set[str]:
+    """Return the newest of each run: of names that differ in their numbers, the one with the highest."""
+    runs: defaultdict[tuple[str, str, bool], list[str]] = defaultdict(list)
+    for each in found:
+        path = Path(each.path)
+        runs[str(path.parent), _NUMBER.sub("#", path.name), path.is_dir()].append(each.path)
+    return {max(paths, key=_numbers) for paths in runs.values()}
+
+
+def _numbers(path: str) -> list[int]:
+    return [int(number) for number in _NUMBER.findall(Path(path).name)]
+
+
+def with_readers(
+    found: Sequence[CheckpointFound], paths: Iterable[str | os.PathLike[str]]
+) -> list[CheckpointFound]:
+    """Return checkpoints with the lines of sources and shell scripts that name them."""
+    if not found:
+        return []
+    names = {each.path: _names(each.path) for each in found}
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for file in find_sources(paths, SUFFIXES | SHELL):
+        try:
+            lines = read_source(file).splitlines() if file.suffix in SUFFIXES | SHELL else []
+        except FSDPMigrateError:
+            continue
+        for number, line in enumerate(lines, 1):
+            for path, pattern in names.items():
+                if pattern is not None and pattern.search(line) and len(places[path]) < _MOST_PLACES:
+                    places[path].append(f"{file}:{number}")
+    return [replace(each, read_by=tuple(places[each.path])) for each in found]
+
+
+def _names(path: str) -> re.Pattern[str] | None:
+    """Return what a line that names a checkpoint has in it, or None where its name says too little."""
+    name = Path(path).name
+    if len(name) < _SHORTEST_NAME:
+        return None
+    return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)")

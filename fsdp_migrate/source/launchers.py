@@ -1,0 +1,120 @@
+"""Launch lines in shell scripts: ``accelerate launch --use_fsdp``, ``train.py --fsdp full_shard``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fsdp_migrate.errors import FindingsError, FSDPMigrateError
+from fsdp_migrate.source.files import SHELL, find_sources, read_source
+
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+
+_SPEAKS_OF_FSDP = re.compile(r"--(?:use_)?fsdp\b|--fsdp_|--use-fsdp\b|--fsdp-")
+_NO_FLAGS = re.compile(r"no FSDP|nothing to convert|Nothing in it")
+
+
+@dataclass(frozen=True)
+class LaunchFound:
+    """A command in a script that asks for FSDP. ``state``: what ``config --command`` would do with it."""
+
+    path: str
+    line: int
+    command: str
+    stack: str
+    state: Literal["changes", "elsewhere", "fsdp2", "refused"]
+    message: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it is, as editors understand it."""
+        return f"{self.path}:{self.line}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as it stands in JSON documents."""
+        return {
+            "path": self.path,
+            "line": self.line,
+            "command": self.command,
+            "stack": self.stack,
+            "state": self.state,
+            "message": self.message,
+        }
+
+
+def find_launches(paths: Iterable[str | os.PathLike[str]]) -> list[LaunchFound]:
+    """Return the commands with FSDP flags in the shell scripts at and below paths. Nothing is run.
+
+    Raises:
+        SourceError: There is nothing at a path.
+
+    Example:
+        >>> find_launches(["fsdp_migrate/source"])
+        []
+    """
+    return [
+        found for path in find_sources(paths, SHELL) if path.suffix in SHELL for found in _of_script(path)
+    ]
+
+
+def _of_script(path: Path) -> Iterator[LaunchFound]:
+    try:
+        text = read_source(path)
+    except FSDPMigrateError:
+        return
+    for line, command in commands_of(text):
+        if _SPEAKS_OF_FSDP.search(command) and (found := _look_at(path, line, command)) is not None:
+            yield found
+
+
+def commands_of(text: str) -> Iterator[tuple[int, str]]:
+    r"""Yield each command of a shell script with its line; lines that go on are put together.
+
+    Example:
+        >>> list(commands_of("# no\na \\\n  -b\nc\n"))
+        [(2, 'a -b'), (4, 'c')]
+    """
+    parts: list[str] = []
+    start = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not parts:
+            start = number
+            if line.lstrip().startswith("#"):
+                continue
+        bare = line.strip()
+        parts.append(bare.removesuffix("\\").rstrip())
+        if bare.endswith("\\"):
+            continue
+        command = " ".join(filter(None, parts))
+        parts = []
+        if command:
+            yield start, command
+    if command := " ".join(filter(None, parts)):
+        yield start, command
+
+
+def _look_at(path: Path, line: int, command: str) -> LaunchFound | None:
+    from fsdp_migrate.config_files import convert_command_line
+
+    try:
+        report = convert_command_line(command)
+    except FindingsError as error:
+        return LaunchFound(str(path), line, command, "", "refused", str(error).partition("\n")[0])
+    except FSDPMigrateError as error:
+        message = " ".join(str(error).split())
+        return (
+            None
+            if _NO_FLAGS.search(message)
+            else LaunchFound(str(path), line, command, "", "refused", message)
+        )
+    stacks = ", ".join(dict.fromkeys(block.stack for block in report.conversion.blocks))
+    if report.is_changed:
+        return LaunchFound(str(path), line, command, stacks, "changes")
+    elsewhere = any(finding.code == "FM356" for finding in report.conversion.findings)
+    return LaunchFound(str(path), line, command, stacks, "elsewhere" if elsewhere else "fsdp2")

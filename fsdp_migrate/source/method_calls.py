@@ -1,0 +1,110 @@
+"""What methods of the model itself have in common: whose methods they are, and how sure that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.uses import Replace
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.text import Source
+
+
+Sureness = Literal["sure", "likely", "mixed", "unknown", "no"]
+
+# Objects of other packages that have methods of the same names.
+_OTHERS = frozenset({"accelerator", "engine", "fabric", "scaler", "strategy", "trainer", "utils"})
+
+MIXED = "this may be a DistributedDataParallel model as well: where it is sharded, "
+
+
+def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
+    """Tell how sure it is that a method is called on an FSDP1 model.
+
+    ``likely``: by its name, by what the source imports, and below a setting such as ``enable_fsdp``.
+    ``mixed``: or on DistributedDataParallel's, or what else the source makes.
+    """
+    if source.models.is_fsdp2(receiver) or source.models.is_guarded_fsdp2(receiver):
+        return "no"
+    if source.models.is_guarded(receiver):
+        return "sure"
+    certainty = source.models.certainty(receiver)
+    if certainty is not None:
+        return "sure" if certainty == "certain" else "mixed"
+    text = dotted(receiver)
+    names = set() if text is None else {part.lower().lstrip("_") for part in text.split(".")}
+    if not source.uses_fsdp1 or names & _OTHERS or source.index.qualified(receiver):
+        return "no"
+    last = (text or "").split(".")[-1].lower()
+    named = any(word in last for word in ("model", "module", "fsdp"))
+    return "likely" if named and _stands_below_a_switch(source, receiver) else "unknown"
+
+
+def is_likely_made_elsewhere(source: Source, receiver: cst.BaseExpression) -> bool:
+    """Tell whether an object may be an FSDP1 model that another source has made, by what it is called.
+
+    For methods that FSDP1's models alone have, in sources that speak of FSDP and import nothing of it.
+    """
+    text = dotted(receiver)
+    if text is None or source.uses_fsdp1 or "fsdp" not in source.code.lower():
+        return False
+    if source.index.qualified(receiver):
+        return False
+    if source.models.is_fsdp2(receiver) or source.models.is_guarded_fsdp2(receiver):
+        return False
+    if _is_made_by_a_class(source, receiver):
+        return False
+    *_, last = names = text.lower().split(".")
+    return not _OTHERS & set(names) and any(word in last for word in ("model", "module", "fsdp"))
+
+
+def _is_made_by_a_class(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a name holds what a class of another kind makes: ``model = Fairscale(net)``."""
+    if not isinstance(node, cst.Name) or node not in source.index.scopes:
+        return False
+    values = (binding.value for binding in source.index.scopes[node].lookup(node.value))
+    made = ((dotted(value.func) or "").split(".")[-1] for value in values if isinstance(value, cst.Call))
+    return any(name[:1].isupper() for name in made)
+
+
+def _stands_below_a_switch(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether code runs only where a setting such as ``config.enable_fsdp`` is true."""
+    below: cst.CSTNode = node
+    for above in source.index.ancestors(node):
+        if isinstance(above, (cst.If, cst.IfExp)) and below is above.body:
+            test = above.test
+            while isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+                test = test.left
+            name = (dotted(test) or "").split(".")[-1].lower()
+            if "fsdp" in name and "fsdp2" not in name:
+                return True
+        below = above
+    return False
+
+
+def unbound(source: Source, call: cst.Call, name: str) -> bool:
+    """Tell whether a call is ``FSDP.name(model, ...)``."""
+    return source.index.fsdp1(call.func) == f"{catalog.FSDP}.{name}"
+
+
+def renamed(node: cst.BaseExpression, name: str) -> Replace:
+    """Return the edit that puts a name in the place of an expression."""
+
+    def build(updated: cst.BaseExpression) -> cst.Name:
+        return cst.Name(name, updated.lpar, updated.rpar)
+
+    return Replace(node, build)
+
+
+def on_model(call: cst.Call, receiver: cst.BaseExpression, func: str) -> cst.Call:
+    """Return ``func(receiver, ...)`` for ``receiver.method(...)``, laid out as it was."""
+    comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" ")) if call.args else cst.MaybeSentinel.DEFAULT
+    space = call.whitespace_before_args
+    if call.args and isinstance(space, cst.ParenthesizedWhitespace):
+        comma = cst.Comma(whitespace_after=space)
+    return call.with_changes(func=cst.Name(func), args=[cst.Arg(receiver, comma=comma), *call.args])

@@ -1,0 +1,151 @@
+"""Requirements that keep out what FSDP2 needs: ``torch==2.1.2`` in a requirements file."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate.source.files import NEVER
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fsdp_migrate.source.uses import ScanReport
+
+
+NEEDED = {
+    "torch": (2, 6),
+    "accelerate": (1, 6),
+    "lightning": (2, 4),
+    "pytorch-lightning": (2, 4),
+    "transformers": (5, 0),
+    "mosaicml": (0, 32),
+}
+"""From which version on a package runs FSDP2 in the way that this program writes it."""
+
+_OF_STACKS = {
+    "accelerate": ("accelerate",),
+    "axolotl": ("accelerate", "transformers"),
+    "composer": ("mosaicml",),
+    "hf": ("accelerate", "transformers"),
+    "lightning": ("lightning", "pytorch-lightning"),
+}
+_OF_CODES = {
+    "FM319": ("lightning", "pytorch-lightning"),
+    "FM320": ("accelerate",),
+    "FM327": ("accelerate", "transformers"),
+    "FM328": ("mosaicml",),
+}
+_FILES = re.compile(
+    r"^(requirements.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.(py|cfg)|environment.*\.ya?ml|Pipfile)$"
+)
+_NAMES = "|".join(sorted(NEEDED, key=len, reverse=True))
+_PIN = re.compile(
+    rf"(?<![\w.-])({_NAMES})(?:\[[\w,\s-]*\])?\s*\(?\s*((?:(?:===?|~=|!=|<=?|>=?|=)\s*[\w.*+!-]+\s*,?\s*)+)",
+    re.IGNORECASE,
+)
+_BOUND = re.compile(r"(===?|~=|!=|<=?|>=?|=)\s*([\d.]+)(\.?\*)?")
+_MAX_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class PinFound:
+    """A requirement that excludes every version that FSDP2 needs."""
+
+    path: str
+    line: int
+    package: str
+    requirement: str
+    needed: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as it stands in JSON documents."""
+        return {
+            "path": self.path,
+            "line": self.line,
+            "package": self.package,
+            "requirement": self.requirement,
+            "needed": self.needed,
+        }
+
+
+def packages_of(report: ScanReport, stacks: Iterable[str]) -> set[str]:
+    """Return the packages that what was found needs in a version with FSDP2; none if nothing was found.
+
+    Args:
+        report: What was found in sources.
+        stacks: Whose configs and launch lines were found.
+    """
+    stacks = {name.strip() for each in stacks for name in each.split(",") if name.strip()}
+    codes = {use.code for use in report.uses}
+    if not stacks and not codes:
+        return set()
+    frameworks = [
+        *(_OF_STACKS.get(name, ()) for name in stacks),
+        *(_OF_CODES.get(code, ()) for code in codes),
+    ]
+    return {"torch"}.union(*frameworks)
+
+
+def find_pins(paths: Iterable[str | os.PathLike[str]], packages: Iterable[str]) -> list[PinFound]:
+    """Return the requirements at and below paths that keep out the versions that FSDP2 needs.
+
+    Args:
+        paths: Files and folders; files of requirements are known by their names.
+        packages: The packages that matter here.
+    """
+    wanted = {name.lower() for name in packages}
+    found = (pin for path in _files(paths) for pin in _of_file(path))
+    return [pin for pin in found if pin.package in wanted]
+
+
+def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if path.is_file() and _FILES.match(path.name):
+            yield path
+        for folder, folders, names in os.walk(path) if path.is_dir() else ():
+            folders[:] = sorted(name for name in folders if name not in NEVER)
+            yield from (Path(folder, name) for name in sorted(names) if _FILES.match(name))
+
+
+def _of_file(path: Path) -> Iterator[PinFound]:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for number, line in enumerate(lines, 1):
+        for match in _PIN.finditer(line.partition("#")[0]):
+            package, bounds = match[1].lower(), match[2].strip().rstrip(",")
+            if excludes(bounds, NEEDED[package]):
+                needed = ".".join(map(str, NEEDED[package]))
+                yield PinFound(str(path), number, package, f"{package}{bounds}", needed)
+
+
+def excludes(bounds: str, needed: tuple[int, ...]) -> bool:
+    """Tell whether a requirement keeps out ``needed`` and all that is newer.
+
+    Example:
+        >>> excludes("==2.1.2", (2, 6)), excludes(">=2.1", (2, 6)), excludes(">=2.0,<2.5", (2, 6))
+        (True, False, True)
+    """
+    for sign, text, any_end in _BOUND.findall(bounds):
+        version = tuple(int(part) for part in text.strip(".").split("."))
+        length = len(version)
+        if sign == "~=":
+            # Up to, and without, the next number before the last.
+            highest: tuple[float, ...] = (*version[:-1], float("inf"))
+        elif sign in {"==", "===", "="}:
+            highest = (*version, float("inf")) if any_end or length < len(needed) else version
+        elif sign in {"<", "<="}:
+            highest = version
+        else:
+            continue
+        if highest < needed or (sign == "<" and version <= needed):
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""What knows Python's syntax: trees, names, models, text."""

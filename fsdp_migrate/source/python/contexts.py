@@ -1,0 +1,245 @@
+"""State dict contexts: what they ask for, and whether all that happens in them is seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import arguments, dotted, literal, text_of, walk, walk_for
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.text import Source
+
+
+Flag = bool | cst.BaseExpression
+"""True or False, or an expression of the source that says which."""
+
+_CONTEXT = ("module", "state_dict_type", "state_dict_config", "optim_state_dict_config")
+_CONFIG = ("offload_to_cpu", "rank0_only")
+_OPTIM_CALLS = frozenset(
+    {
+        "optim_state_dict",
+        "optim_state_dict_to_load",
+        "full_optim_state_dict",
+        "sharded_optim_state_dict",
+        "shard_full_optim_state_dict",
+        "scatter_full_optim_state_dict",
+        "flatten_sharded_optim_state_dict",
+        "rekey_optim_state_dict",
+    }
+)
+# Objects whose state dicts are not those of a model.
+_NOT_MODELS = ("optim", "sched", "scaler", "sampler", "loader", "dataset", "tracker", "timer", "metric")
+_ASK_ONLY = frozenset({"isinstance", "hasattr", "getattr", "type", "id", "print", "len"})
+_SAVERS = frozenset({"push_to_hub", "save", "save_checkpoint", "save_model", "save_pretrained"})
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """The state dict type and its options, for the model and for the optimizer."""
+
+    kind: Literal["full", "sharded"]
+    offload: Flag = False
+    rank0: Flag = False
+    optim_offload: Flag = True
+    optim_rank0: Flag = False
+
+
+DEFAULT = Settings("full")
+"""What FSDP1 does without a context."""
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """One ``FSDP.state_dict_type(...)``; ``problem`` says why it cannot be turned."""
+
+    call: cst.Call
+    model: cst.BaseExpression | None
+    settings: Settings | None
+    problem: str | None
+    item: cst.WithItem | None = None
+    block: cst.With | None = None
+    calls: tuple[cst.Call, ...] = ()
+    """The calls of the model's own ``state_dict`` and ``load_state_dict`` in it."""
+    configs: tuple[cst.Name, ...] = ()
+    """The variables that hold its options."""
+
+
+@dataclass(eq=False)
+class Contexts:
+    """Every context of a source, and what was set for all of it by ``set_state_dict_type``."""
+
+    source: Source
+    every: list[Context] = field(default_factory=list)
+    setters: list[Context] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for call in self.source.calls:
+            name = self.source.class_function(call)
+            if name == "state_dict_type":
+                self.every.append(self._read(call))
+            elif name == "set_state_dict_type":
+                self.setters.append(self._read_setter(call))
+
+    def around(self, node: cst.CSTNode) -> Context | None:
+        """Return the innermost context that a node stands in."""
+        blocks = {context.block: context for context in self.every if context.block is not None}
+        below: cst.CSTNode = node
+        for above in self.source.index.ancestors(node):
+            if isinstance(above, cst.With) and above in blocks and below is above.body:
+                return blocks[above]
+            below = above
+        return None
+
+    def settings_at(self, node: cst.CSTNode) -> Settings | None:
+        """Return what a call outside of every context is told, or None where that is not known."""
+        own = self.source.index.function(node)
+        if any(c.problem is not None and self.source.index.function(c.call) is not own for c in self.every):
+            return None  # the call may run in a context that stands elsewhere
+        if not self.setters:
+            return DEFAULT
+        return self.setters[0].settings if self.setters[0].problem is None else None
+
+    def _read(self, call: cst.Call) -> Context:
+        model, settings, configs, problem = self._settings(call)
+        item = self.source.index.parents[call]
+        block = self.source.index.parents[item]
+        if not isinstance(item, cst.WithItem) or not isinstance(block, cst.With):
+            return Context(call, model, settings, problem or "the context is not entered where it is made")
+        inside: list[cst.Call] = []
+        if problem is None and (block.asynchronous is not None or item.asname is not None):
+            problem = "the context is entered in an unusual way"
+        if problem is None and model is not None:
+            problem = self._problem_inside(block, model, inside)
+        return Context(call, model, settings, problem, item, block, tuple(inside), configs)
+
+    def _read_setter(self, call: cst.Call) -> Context:
+        model, settings, configs, problem = self._settings(call)
+        others = [c for c in self.source.calls if c is not call and self._is_setter(c)]
+        if problem is None and (others or not isinstance(self.source.index.parents[call], cst.Expr)):
+            problem = "the type is set more than once, or what was set before is used"
+        inside = [c for c in self.source.calls if model is not None and self.is_state_call(c, model)]
+        if problem is None and not inside:
+            problem = "it decides what calls in other places do"
+        return Context(call, model, settings, problem, configs=configs)
+
+    def _is_setter(self, call: cst.Call) -> bool:
+        return self.source.class_function(call) == "set_state_dict_type"
+
+    def is_state_call(self, call: cst.Call, model: cst.BaseExpression) -> bool:
+        """Tell whether a call is the model's own ``state_dict()`` or ``load_state_dict(...)``."""
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value not in {"state_dict", "load_state_dict"}:
+            return False
+        return text_of(func.value) == text_of(model)
+
+    def _settings(
+        self, call: cst.Call
+    ) -> tuple[cst.BaseExpression | None, Settings | None, tuple[cst.Name, ...], str | None]:
+        given = arguments(call, _CONTEXT)
+        if given is None or "module" not in given or "state_dict_type" not in given:
+            return None, None, (), "its arguments are not seen"
+        model = given["module"]
+        kind = (self.source.index.fsdp1(given["state_dict_type"]) or "").split(".")[-1]
+        if kind == "LOCAL_STATE_DICT":
+            return model, None, (), "FSDP2 has no local state dict: it held flat parameters"
+        if kind not in {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}:
+            return model, None, (), "its type is known only when this runs"
+        read = [self._flags(given.get(name)) for name in _CONTEXT[2:]]
+        if read[0] is None or read[1] is None:
+            return model, None, (), "its options are known only when this runs"
+        (own, first), (optim, second) = read[0], read[1]
+        settings = Settings(
+            "full" if kind == "FULL_STATE_DICT" else "sharded",
+            own.get("offload_to_cpu", False),
+            own.get("rank0_only", False),
+            optim.get("offload_to_cpu", True),
+            optim.get("rank0_only", False),
+        )
+        return model, settings, tuple(name for name in (first, second) if name is not None), None
+
+    def _flags(self, node: cst.BaseExpression | None) -> tuple[dict[str, Flag], cst.Name | None] | None:
+        """Return the options of a config, made here or held by a variable that is assigned once."""
+        if node is None or (isinstance(node, cst.Name) and node.value == "None"):
+            return {}, None
+        variable = None
+        if isinstance(node, cst.Name):
+            bindings = self.source.index.scopes[node].lookup(node.value)
+            if len(bindings) != 1 or bindings[0].value is None or bindings[0].index is not None:
+                return None
+            variable, node = node, bindings[0].value
+        if not isinstance(node, cst.Call):
+            return None
+        name = self.source.index.fsdp1(node.func)
+        given = arguments(node, _CONFIG)
+        if name not in catalog.STATE_DICT_WORDS or given is None or set(given) - {*_CONFIG, "use_dtensor"}:
+            return None
+        flags: dict[str, Flag] = {}
+        for key, value in given.items():
+            plain = literal(value)
+            if plain is None and (variable is not None or key == "use_dtensor"):
+                return None
+            flags[key] = value if plain is None else plain
+        return flags, variable
+
+    def _problem_inside(
+        self, block: cst.With, model: cst.BaseExpression, inside: list[cst.Call]
+    ) -> str | None:
+        """Collect the model's calls in the block, and tell what else there may ask for its state."""
+        optim = 0
+        for node in walk(block.body):
+            if isinstance(node, (cst.Yield, cst.Await)):
+                return "other code runs in this context"
+            if not isinstance(node, cst.Call):
+                continue
+            if self.source.class_function(node) in _OPTIM_CALLS:
+                optim += 1
+                continue
+            problem = self._problem_of_call(node, model)
+            if problem is not None:
+                return problem
+            if self.is_state_call(node, model):
+                inside.append(node)
+        return None if inside or optim else "what asks for the state in it is not seen"
+
+    def _problem_of_call(self, call: cst.Call, model: cst.BaseExpression) -> str | None:
+        func, text = call.func, text_of(model)
+        name = dotted(func) or ""
+        if isinstance(func, cst.Attribute) and func.attr.value in {"state_dict", "load_state_dict"}:
+            if self.is_state_call(call, model):
+                return None if can_turn(call) else "`state_dict` is given arguments that have no twin"
+            # `dist_cp.load_state_dict(...)` is a function of a module, and asks no model.
+            if not is_not_a_model(func.value) and not self.source.index.qualified(func.value):
+                return f"whether `{name or 'this'}` belongs to the same model is not seen"
+            return None
+        if name in {f"{text}.{saver}" for saver in _SAVERS}:
+            given = {arg.keyword.value for arg in call.args if arg.keyword is not None}
+            return None if "state_dict" in given else f"`{name}` asks for the state itself"
+        if name.split(".")[-1] not in _ASK_ONLY and any(text_of(arg.value) == text for arg in call.args):
+            return f"`{name or 'a call'}` is given the model, and may ask for its state"
+        return None
+
+
+def can_turn(call: cst.Call) -> bool:
+    """Tell whether a ``state_dict`` or ``load_state_dict`` call has arguments that torch's functions have."""
+    assert isinstance(call.func, cst.Attribute)
+    if call.func.attr.value == "state_dict":
+        return not call.args
+    given = arguments(call, ("state_dict", "strict"))
+    return given is not None and "state_dict" in given and set(given) <= {"state_dict", "strict"}
+
+
+def is_not_a_model(node: cst.BaseExpression) -> bool:
+    """Tell, by its name, whether an object is an optimizer, a scheduler or the like."""
+    text = text_of(node).lower()
+    last = text.split(".")[-1]
+    return last == "opt" or last.endswith("_opt") or any(word in last for word in _NOT_MODELS)
+
+
+def names_in(node: cst.CSTNode) -> list[cst.CSTNode]:
+    """Return the names and attributes of an expression."""
+    return [*walk_for(node, cst.Name), *walk_for(node, cst.Attribute)]

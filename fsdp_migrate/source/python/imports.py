@@ -1,0 +1,133 @@
+"""Imports: those that rewritten code needs, and those that nothing needs any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import dotted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fsdp_migrate.source.python.scopes import Binding
+    from fsdp_migrate.source.python.text import Source
+    from fsdp_migrate.source.uses import Found, Need
+
+
+def missing(source: Source, needs: Iterable[Need]) -> list[Need]:
+    """Return what is needed and not imported by the module yet, sorted."""
+    own = {b.qualified for every in source.index.scope.bindings.values() for b in every}
+    wanted = {need for need in needs if f"{need.module}.{need.name}" not in own}
+    return sorted(wanted, key=lambda need: (need.module, need.name))
+
+
+def statements(source: Source, needs: list[Need]) -> list[cst.SimpleStatementLine]:
+    """Return the import statements for what is needed, one for each module."""
+    by_module: dict[str, list[str]] = {}
+    for need in needs:
+        local = source.local_name(need)
+        name = need.name if local == need.name else f"{need.name} as {local}"
+        by_module.setdefault(need.module, []).append(name)
+    lines = [f"from {module} import {', '.join(names)}" for module, names in by_module.items()]
+    return [cst.ensure_type(cst.parse_statement(line), cst.SimpleStatementLine) for line in lines]
+
+
+def anchor(source: Source) -> int:
+    """Return the place in the module's body before which new imports go.
+
+    Behind the module's import from ``torch.distributed.fsdp``; else behind its first block of imports.
+    """
+    last = 0
+    for place, statement in enumerate(source.module.body):
+        if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+            break
+        if not isinstance(statement, cst.SimpleStatementLine):
+            continue
+        for small in statement.body:
+            home = isinstance(small, cst.ImportFrom) and small.module is not None and dotted(small.module)
+            if home and home.startswith("torch.distributed.fsdp"):
+                return place + 1
+            if isinstance(small, (cst.Import, cst.ImportFrom)) or _is_docstring(small, place):
+                last = place + 1
+    return last
+
+
+def _is_docstring(small: cst.BaseSmallStatement, place: int) -> bool:
+    return place == 0 and isinstance(small, cst.Expr) and isinstance(small.value, cst.BaseString)
+
+
+def gone(found: Iterable[Found]) -> set[cst.CSTNode]:
+    """Return the references that go away when uses are rewritten."""
+    return {node for use in found if use.action == "rewritten" for node in use.covers}
+
+
+def alias_of(node: cst.CSTNode, name: str) -> cst.ImportAlias | None:
+    """Return the part of an import statement that binds a name."""
+    if not isinstance(node, (cst.Import, cst.ImportFrom)) or isinstance(node.names, cst.ImportStar):
+        return None
+    return next((alias for alias in node.names if _bound(node, alias) == name), None)
+
+
+def unneeded(source: Source, gone: set[cst.CSTNode]) -> set[tuple[cst.CSTNode, str]]:
+    """Return the imported names, with their statements, that only ``gone`` references have used.
+
+    A name that nothing used before stays: other modules may import it from here.
+    """
+    strings = {
+        str(node.evaluated_value)
+        for node in source.index.by_kind.get(cst.SimpleString, ())
+        if isinstance(node, cst.SimpleString)
+    }
+    removed = set()
+    gone_names = {_root(node) for node in gone}
+    for scope in set(source.index.scopes.values()):
+        for name, bindings in scope.bindings.items():
+            if name in strings or not all(map(_is_fsdp1_import, bindings)):
+                continue
+            loads = [
+                load
+                for load in source.loads
+                if load.value == name and source.index.scopes[load].find(name) is scope
+            ]
+            if loads and all(load in gone_names for load in loads):
+                removed |= {(binding.node, name) for binding in bindings}
+    return removed
+
+
+def _root(node: cst.CSTNode) -> cst.CSTNode:
+    while isinstance(node, cst.Attribute):
+        node = node.value
+    return node
+
+
+def _is_fsdp1_import(binding: Binding) -> bool:
+    if binding.qualified is None:
+        return False
+    name = catalog.fsdp1_name(binding.qualified)
+    aliased = binding.qualified.startswith("torch.distributed.fsdp") and isinstance(binding.node, cst.Import)
+    return name is not None or aliased
+
+
+def without(node: cst.Import | cst.ImportFrom, names: set[str]) -> cst.Import | cst.ImportFrom | None:
+    """Return an import statement without the names that it binds; None where nothing is left of it."""
+    if isinstance(node.names, cst.ImportStar):
+        return node
+    kept = [alias for alias in node.names if _bound(node, alias) not in names]
+    if not kept:
+        return None
+    if len(kept) == len(node.names):
+        return node
+    # What stood behind the last name, a closing parenthesis' line perhaps, stands behind the new last one.
+    kept[-1] = kept[-1].with_changes(comma=node.names[-1].comma)
+    return node.with_changes(names=kept)
+
+
+def _bound(node: cst.Import | cst.ImportFrom, alias: cst.ImportAlias) -> str:
+    if alias.asname is not None:
+        return dotted(alias.asname.name) or ""
+    full = dotted(alias.name) or ""
+    return full.split(".")[0] if isinstance(node, cst.Import) else full

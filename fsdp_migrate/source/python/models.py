@@ -1,0 +1,308 @@
+"""Which expressions are FSDP1 models: followed through assignments, calls and returns of one source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fsdp_migrate.source.python.scopes import Binding, Index
+
+
+Certainty = Literal["certain", "mixed"]
+"""Of an expression: only ever FSDP1's or a plain module, or DistributedDataParallel's as well."""
+
+Key = tuple[cst.CSTNode, str]
+
+# What makes, or is the class of, a model that FSDP2 has sharded already.
+_FSDP2 = frozenset(
+    {
+        "fsdp_migrate.prepare_fully_shard",
+        "fsdp_migrate.sharding.prepare.prepare_fully_shard",
+        "torch.distributed._composable.fsdp.fully_shard",
+        "torch.distributed.fsdp.fully_shard",
+        *catalog.FSDP2_CLASSES,
+    }
+)
+_DDP = frozenset(
+    {"torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel"}
+)
+# What gives back the model that it is called on, or with.
+_SAME_MODEL = frozenset({"bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"})
+_AROUND_MODEL = frozenset({"torch.compile"})
+_MAX_PASSES = 6
+
+
+@dataclass(eq=False)
+class Models:
+    """Finds the FSDP1 models of a source. Reads only; no code is imported or run."""
+
+    index: Index
+    facts: dict[Key, set[str]] = field(default_factory=dict)
+    made: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
+    """The targets of the assignments by which a name becomes a model."""
+    given: set[Key] = field(default_factory=set)
+    """Names that are models from elsewhere: by a call's argument, or by an annotation."""
+    returns: dict[tuple[cst.CSTNode, int | None], set[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._note_annotations()
+        before = -1
+        for _ in range(_MAX_PASSES):
+            self._pass()
+            size = sum(map(len, self.facts.values())) + sum(map(len, self.returns.values()))
+            if size == before:
+                break
+            before = size
+
+    def certainty(self, node: cst.CSTNode) -> Certainty | None:
+        """Tell whether an expression is an FSDP1 model, as far as this source shows."""
+        if not isinstance(node, cst.BaseExpression) or self._is_before_wrapping(node):
+            return None
+        kinds = self.kinds(node)
+        if "fsdp" not in kinds:
+            return None
+        return "certain" if kinds == {"fsdp"} else "mixed"
+
+    def _is_before_wrapping(self, node: cst.BaseExpression) -> bool:
+        """Tell whether a name is used before the statements, of the same function, that make it a model.
+
+        ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
+        """
+        key = self._key(node)
+        made = self.made.get(key, []) if key is not None else []
+        if key is None or not made or key in self.given:
+            return False
+        function, place = self.index.function(node), self.index.order[node]
+        for statement in made:
+            if self.index.function(statement) is not function or self.index.order[statement] < place:
+                return False
+            loops = {a for a in self.index.ancestors(statement) if isinstance(a, (cst.For, cst.While))}
+            if any(above in loops for above in self.index.ancestors(node)):
+                return False
+        return True
+
+    def is_fsdp2(self, node: cst.BaseExpression) -> bool:
+        """Tell whether an expression is a model that FSDP2 has sharded, and none of FSDP1's."""
+        kinds = self.kinds(node)
+        return "fsdp2" in kinds and "fsdp" not in kinds
+
+    def is_guarded(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where ``isinstance(it, FSDP)`` was found true."""
+        return self._stands_below_check(node, lambda asked: self.index.fsdp1(asked) == catalog.FSDP)
+
+    def is_guarded_fsdp2(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where ``isinstance(it, FSDPModule)`` was found true."""
+        return self._stands_below_check(node, lambda asked: bool(self.index.qualified(asked) & _FSDP2))
+
+    def _stands_below_check(self, node: cst.CSTNode, is_class: Callable[[cst.CSTNode], bool]) -> bool:
+        text, below = text_of(node), node
+        for above in self.index.ancestors(node):
+            if isinstance(above, (cst.If, cst.IfExp)) and below is above.body:
+                calls = (part for part in walk(above.test) if isinstance(part, cst.Call))
+                if any(self._is_check(call, text, is_class) for call in calls):
+                    return True
+            below = above
+        return False
+
+    def _is_check(self, call: cst.Call, text: str, is_class: Callable[[cst.CSTNode], bool]) -> bool:
+        if dotted(call.func) != "isinstance" or len(call.args) != 2 or text_of(call.args[0].value) != text:
+            return False
+        if not is_class(call.args[1].value):
+            return False
+        for above in self.index.ancestors(call):
+            if isinstance(above, cst.UnaryOperation):
+                return False
+            # `isinstance(x, FSDP) or isinstance(x, DDP)` lets others through.
+            if isinstance(above, cst.BooleanOperation) and isinstance(above.operator, cst.Or):
+                return False
+            if isinstance(above, (cst.If, cst.IfExp)):
+                break
+        return True
+
+    # How facts come about.
+
+    def kinds(self, node: cst.BaseExpression, index: int | None = None) -> set[str]:
+        """Return what an expression, or the element of its tuple, may be: ``fsdp``, ``ddp`` or neither."""
+        if isinstance(node, cst.Call):
+            return self._kinds_of_call(node, index)
+        if isinstance(node, cst.IfExp):
+            return self.kinds(node.body, index) | self.kinds(node.orelse, index)
+        if isinstance(node, cst.NamedExpr):
+            return self.kinds(node.value, index)
+        if isinstance(node, (cst.Tuple, cst.List)) and index is not None and index < len(node.elements):
+            return self.kinds(node.elements[index].value)
+        if isinstance(node, cst.Subscript) and self._gives_fsdp_modules(node.value):
+            return {"fsdp"}
+        key = self._key(node)
+        return set() if key is None or index is not None else set(self.facts.get(key, ()))
+
+    def _kinds_of_call(self, call: cst.Call, index: int | None) -> set[str]:
+        if self.is_constructor(call.func):
+            return {"fsdp", "other"} if self.index.is_ambiguous(call.func) else {"fsdp"}
+        names = self.index.qualified(call.func)
+        if names & _FSDP2 or self._is_partial_of(call.func, _FSDP2):
+            return {"fsdp2"}
+        if names & _DDP:
+            return {"ddp"}
+        first = call.args[0].value if call.args and not call.args[0].star else None
+        if names & _AROUND_MODEL and first is not None:
+            return self.kinds(first)
+        found: set[str] = set()
+        for function in self._functions(call.func):
+            found |= self.returns.get((function, index), set())
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value in _SAME_MODEL:
+            found |= self.kinds(call.func.value)
+        return found
+
+    def is_constructor(self, func: cst.CSTNode) -> bool:
+        """Tell whether calling an expression makes an FSDP1 model: the class, a subclass, a partial of it."""
+        if self.index.fsdp1(func) == catalog.FSDP:
+            return True
+        # A subclass, or a partial, of this source.
+        if not isinstance(func, cst.Name) or func not in self.index.scopes:
+            return False
+        return any(map(self._makes_fsdp, self.index.scopes[func].lookup(func.value)))
+
+    def _is_partial_of(self, func: cst.CSTNode, names: frozenset[str]) -> bool:
+        if not isinstance(func, cst.Name) or func not in self.index.scopes:
+            return False
+        for binding in self.index.scopes[func].lookup(func.value):
+            value = binding.value
+            if (
+                isinstance(value, cst.Call)
+                and value.args
+                and isinstance(value.func, (cst.Name, cst.Attribute))
+            ):
+                partial = "functools.partial" in self.index.qualified(value.func)
+                if partial and self.index.qualified(value.args[0].value) & names:
+                    return True
+        return False
+
+    def _makes_fsdp(self, binding: Binding) -> bool:
+        if isinstance(binding.node, cst.ClassDef):
+            return any(self.index.fsdp1(base.value) == catalog.FSDP for base in binding.node.bases)
+        value = binding.value
+        if not isinstance(value, cst.Call) or not self.index.qualified(value.func) & {"functools.partial"}:
+            return False
+        return bool(value.args) and self.index.fsdp1(value.args[0].value) == catalog.FSDP
+
+    def _functions(self, func: cst.CSTNode) -> Iterator[cst.FunctionDef]:
+        """Yield the functions of this source that a call may run."""
+        if isinstance(func, cst.Name) and func in self.index.scopes:
+            for binding in self.index.scopes[func].lookup(func.value):
+                if isinstance(binding.node, cst.FunctionDef):
+                    yield binding.node
+        elif isinstance(func, cst.Attribute) and dotted(func.value) in {"self", "cls"}:
+            owner = self.index.class_of(func)
+            for item in owner.body.body if owner is not None else ():
+                if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
+                    yield item
+
+    def _key(self, node: cst.CSTNode) -> Key | None:
+        text = dotted(node)
+        if text is None:
+            return None
+        root = text.split(".")[0]
+        if root in {"self", "cls"} and root != text:
+            owner: cst.CSTNode | None = self.index.class_of(node)
+            return None if owner is None else (owner, text)
+        scope = self.index.scopes.get(node)
+        found = scope.find(root) if scope is not None else None
+        return None if found is None else (found.node, text)
+
+    def _add(self, key: Key | None, kinds: set[str]) -> None:
+        if key is not None and kinds:
+            self.facts.setdefault(key, set()).update(kinds)
+
+    def _note_annotations(self) -> None:
+        for scope in set(self.index.scopes.values()):
+            for name, bindings in scope.bindings.items():
+                for binding in bindings:
+                    param = binding.node
+                    annotation = param.annotation if isinstance(param, cst.Param) else None
+                    if annotation is None:
+                        continue
+                    if self.index.fsdp1(annotation.annotation) == catalog.FSDP:
+                        self._add((scope.node, name), {"fsdp"})
+                        self.given.add((scope.node, name))
+                    elif self.index.qualified(annotation.annotation) & _FSDP2:
+                        self._add((scope.node, name), {"fsdp2"})
+
+    def _pass(self) -> None:
+        for kind in (cst.Assign, cst.AnnAssign, cst.NamedExpr):
+            for node in self.index.by_kind.get(kind, ()):
+                self._follow_assignment(node)
+        for node in (*self.index.by_kind.get(cst.For, ()), *self.index.by_kind.get(cst.CompFor, ())):
+            self._follow_loop(node)
+        for node in self.index.by_kind.get(cst.Return, ()):
+            self._follow_return(node)
+        for node in self.index.by_kind.get(cst.Call, ()):
+            self._follow_call(node)
+
+    def _follow_assignment(self, node: cst.CSTNode) -> None:
+        if isinstance(node, cst.Assign):
+            for target in node.targets:
+                self._assign(target.target, node.value, None)
+        elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)) and node.value is not None:
+            self._assign(node.target, node.value, None)
+
+    def _assign(self, target: cst.BaseExpression, value: cst.BaseExpression, index: int | None) -> None:
+        if isinstance(target, (cst.Tuple, cst.List)):
+            for place, element in enumerate(target.elements):
+                self._assign(element.value, value, place if index is None else index)
+        elif isinstance(target, (cst.Name, cst.Attribute)):
+            key, kinds = self._key(target), self.kinds(value, index)
+            self._add(key, kinds)
+            if key is not None and "fsdp" in kinds and target not in self.made.setdefault(key, []):
+                self.made[key].append(target)
+
+    def _follow_loop(self, node: cst.CSTNode) -> None:
+        """Note what ``for m in FSDP.fsdp_modules(model)`` goes through."""
+        assert isinstance(node, (cst.For, cst.CompFor))
+        if self._gives_fsdp_modules(node.iter):
+            key = self._key(node.target)
+            self._add(key, {"fsdp"})
+            if key is not None:
+                self.given.add(key)
+
+    def _gives_fsdp_modules(self, node: cst.BaseExpression) -> bool:
+        return isinstance(node, cst.Call) and self.index.fsdp1(node.func) == f"{catalog.FSDP}.fsdp_modules"
+
+    def _follow_return(self, node: cst.CSTNode) -> None:
+        function = self.index.function(node)
+        if function is None or not isinstance(node, cst.Return) or node.value is None:
+            return
+        places: list[int | None] = [None]
+        if isinstance(node.value, cst.Tuple):
+            places = list(range(len(node.value.elements)))
+        elif isinstance(node.value, cst.Call):
+            places += range(4)
+        for place in places:
+            kinds = self.kinds(node.value, place)
+            if kinds:
+                self.returns.setdefault((function, place), set()).update(kinds)
+
+    def _follow_call(self, node: cst.CSTNode) -> None:
+        assert isinstance(node, cst.Call)
+        for function in self._functions(node.func):
+            params = [param.name.value for param in function.params.params]
+            if isinstance(node.func, cst.Attribute) and params[:1] in (["self"], ["cls"]):
+                params = params[1:]
+            keywords = {*params, *(param.name.value for param in function.params.kwonly_params)}
+            for place, arg in enumerate(node.args):
+                if arg.star:
+                    break
+                name = arg.keyword.value if arg.keyword else (params[place] if place < len(params) else "")
+                if name in keywords:
+                    self._add((function, name), self.kinds(arg.value))
+                    if "fsdp" in self.kinds(arg.value):
+                        self.given.add((function, name))

@@ -1,0 +1,387 @@
+"""Names: where each is bound, and what thing of another module it stands for.
+
+LibCST's own ``ScopeProvider`` answers the same questions, and takes four times as long.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import children, dotted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+Kind = Literal["import", "assign", "def", "class", "param", "other"]
+ScopeNode = cst.Module | cst.FunctionDef | cst.ClassDef | cst.Lambda | cst.BaseComp
+
+
+@dataclass(frozen=True, eq=False)
+class Binding:
+    """One place at which a name gets a value."""
+
+    kind: Kind
+    node: cst.CSTNode
+    """The import statement, the definition, the parameter, or the assignment's target."""
+    scope: Scope
+    value: cst.BaseExpression | None = None
+    """What is assigned, where the source says it."""
+    index: int | None = None
+    """The place in the value, where a tuple is taken apart."""
+    qualified: str | None = None
+    """What an import brings."""
+
+
+@dataclass(eq=False)
+class Scope:
+    """A module, class, function, lambda or comprehension, and the names that are bound in it."""
+
+    node: ScopeNode
+    parent: Scope | None
+    bindings: dict[str, list[Binding]] = field(default_factory=dict)
+    elsewhere: dict[str, Scope] = field(default_factory=dict)
+    """Names that are declared ``global`` or ``nonlocal`` here, and the scope that they belong to."""
+
+    @property
+    def is_class(self) -> bool:
+        """Whether names bound here are not seen in the functions inside."""
+        return isinstance(self.node, cst.ClassDef)
+
+    @property
+    def root(self) -> Scope:
+        """The module's scope."""
+        return self if self.parent is None else self.parent.root
+
+    def bind(self, name: str, kind: Kind, node: cst.CSTNode, **details: object) -> None:
+        """Note that a name gets a value here."""
+        owner = self.elsewhere.get(name, self)
+        owner.bindings.setdefault(name, []).append(Binding(kind, node, owner, **details))  # type: ignore[arg-type]
+
+    def find(self, name: str) -> Scope | None:
+        """Return the scope that a name belongs to when it is used here, or None for one of nobody's."""
+        scope: Scope | None = self.elsewhere.get(name, self)
+        while scope is not None:
+            if name in scope.bindings and (scope is self or not scope.is_class):
+                return scope
+            scope = scope.parent
+        return None
+
+    def lookup(self, name: str) -> list[Binding]:
+        """Return every place that may have given its value to a name that is used here."""
+        owner = self.find(name)
+        return [] if owner is None else owner.bindings[name]
+
+
+@dataclass(eq=False)
+class Index:
+    """A source, walked once: parents, scopes, and the nodes that rules look at, in order."""
+
+    module: cst.Module
+    parents: dict[cst.CSTNode, cst.CSTNode] = field(default_factory=dict)
+    scopes: dict[cst.CSTNode, Scope] = field(default_factory=dict)
+    """The scope of each name and attribute, call, and definition."""
+    by_kind: dict[type, list[cst.CSTNode]] = field(default_factory=dict)
+    stars: set[str] = field(default_factory=set)
+    """The modules all of whose names are imported."""
+
+    def __post_init__(self) -> None:
+        self.scope = Scope(self.module, None)
+        self.scopes[self.module] = self.scope
+        for statement in self.module.body:
+            self.parents[statement] = self.module
+            self._visit(statement, self.scope)
+
+    def _visit(self, node: cst.CSTNode, scope: Scope) -> None:
+        kind = type(node)
+        self.by_kind.setdefault(kind, []).append(node)
+        self.scopes[node] = scope
+        binder = _BINDERS.get(kind)
+        if binder is not None:
+            binder(self, node, scope)
+        if kind in _OPENS_SCOPE:
+            self._visit_scope(node, scope)
+            return
+        for child in children(node):
+            self.parents[child] = node
+            self._visit(child, scope)
+
+    def _visit_scope(self, node: cst.CSTNode, scope: Scope) -> None:
+        inner = Scope(node, scope)  # type: ignore[arg-type]
+        outside = _evaluated_outside(node)
+        for child in children(node):
+            self.parents[child] = node
+            if child in outside:
+                self._visit(child, scope)
+            elif isinstance(child, cst.Parameters):
+                self._visit_parameters(child, scope, inner)
+            else:
+                self._visit(child, inner)
+
+    def _visit_parameters(self, node: cst.Parameters, scope: Scope, inner: Scope) -> None:
+        self.scopes[node] = inner
+        for param in children(node):
+            self.parents[param] = node
+            if not isinstance(param, cst.Param):
+                continue
+            self.scopes[param] = inner
+            inner.bind(param.name.value, "param", param)
+            for part in (param.annotation, param.default):
+                if part is not None:
+                    self.parents[part] = param
+                    self._visit(part, scope)
+
+    @functools.cached_property
+    def order(self) -> dict[cst.CSTNode, int]:
+        """The place of each node in the order of the source."""
+        return {node: place for place, node in enumerate(self.scopes)}
+
+    # What a name stands for.
+
+    def qualified(self, node: cst.CSTNode, depth: int = 0) -> set[str]:
+        """Return the dotted names that an expression may stand for, as its imports say."""
+        if isinstance(node, cst.Attribute):
+            return {f"{base}.{node.attr.value}" for base in self.qualified(node.value, depth)}
+        if not isinstance(node, cst.Name) or depth > 3:
+            return set()
+        bindings = self.bindings_of(node)
+        found = set()
+        for binding in bindings:
+            if binding.qualified is not None:
+                found.add(binding.qualified)
+            elif isinstance(binding.value, (cst.Name, cst.Attribute)) and binding.index is None:
+                alias = dotted(binding.value) != node.value
+                found |= self.qualified(binding.value, depth + 1) if alias else set()
+        if not bindings and node.value in catalog.PUBLIC_NAMES:
+            found |= {f"{module}.{node.value}" for module in self.stars}
+        return found
+
+    def bindings_of(self, node: cst.Name) -> list[Binding]:
+        """Return every place that may have given a name its value, those in other branches left out.
+
+        What ``else:`` imports is not what a call below ``if`` makes use of.
+        """
+        found = self.scopes[node].lookup(node.value)
+        if len(found) < 2:
+            return found
+        return [each for each in found if not self._excludes(each.node, node)] or found
+
+    def _excludes(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Tell whether two nodes stand in the two branches of one ``if``, so that never both are run."""
+        if self.function(one) is not self.function(other):
+            return False
+        side = dict(self._branches(other))
+        return any(side.get(choice, branch) is not branch for choice, branch in self._branches(one))
+
+    def _branches(self, node: cst.CSTNode) -> Iterator[tuple[cst.If, cst.CSTNode]]:
+        """Yield each ``if`` above a node, in its function and its loop, with the branch that it stands in."""
+        below = node
+        for above in self.ancestors(node):
+            if isinstance(above, (cst.FunctionDef, cst.For, cst.While, cst.Lambda)):
+                return
+            if isinstance(above, cst.If) and below in {above.body, above.orelse}:
+                yield above, below
+            below = above
+
+    def fsdp1(self, node: cst.CSTNode) -> str | None:
+        """Return the name of the thing of FSDP1's that an expression stands for, or None."""
+        names = {catalog.fsdp1_name(name) for name in self.qualified(node)} - {None}
+        return min(names, key=str) if names else self._inherited(node)
+
+    def _inherited(self, node: cst.CSTNode) -> str | None:
+        """Return the class's own function for ``Wrapper.function``, where a subclass has none."""
+        if not isinstance(node, cst.Attribute) or node.attr.value not in catalog.CLASS_FUNCTIONS:
+            return None
+        if not isinstance(node.value, cst.Name) or node.value not in self.scopes:
+            return None
+        for binding in self.scopes[node.value].lookup(node.value.value):
+            owner = binding.node
+            if isinstance(owner, cst.ClassDef) and any(
+                self.fsdp1(base.value) == catalog.FSDP for base in owner.bases
+            ):
+                own = {item.name.value for item in owner.body.body if isinstance(item, cst.FunctionDef)}
+                return None if node.attr.value in own else f"{catalog.FSDP}.{node.attr.value}"
+        return None
+
+    def is_ambiguous(self, node: cst.CSTNode) -> bool:
+        """Tell whether something other than FSDP1's may be bound to the name that an expression begins with.
+
+        What stands in for FSDP1 where torch lacks it (``except ImportError: FSDP = None``) does not count.
+        """
+        while isinstance(node, cst.Attribute):
+            node = node.value
+        if not isinstance(node, cst.Name):
+            return True
+        return any(self._is_foreign(binding, 0) for binding in self.bindings_of(node))
+
+    def _is_foreign(self, binding: Binding, depth: int) -> bool:
+        if binding.qualified is not None:
+            return binding.qualified.split(".")[0] != "torch"
+        if isinstance(binding.node, cst.ClassDef) and binding.kind == "class":
+            return not any(self.fsdp1(base.value) == catalog.FSDP for base in binding.node.bases)
+        if any(isinstance(above, cst.ExceptHandler) for above in self.ancestors(binding.node)):
+            return False
+        value = binding.value
+        if isinstance(value, cst.Name) and value.value == "None":
+            return False
+        if isinstance(value, (cst.Name, cst.Attribute)) and binding.index is None and depth < 3:
+            root: cst.CSTNode = value
+            while isinstance(root, cst.Attribute):
+                root = root.value
+            if isinstance(root, cst.Name):
+                found = self.scopes[root].lookup(root.value)
+                return not found or any(self._is_foreign(each, depth + 1) for each in found)
+        return True
+
+    # Where a node stands.
+
+    def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """Yield what a node stands in, from the inside out."""
+        above = self.parents.get(node)
+        while above is not None:
+            yield above
+            above = self.parents.get(above)
+
+    def statement(self, node: cst.CSTNode) -> cst.CSTNode:
+        """Return the innermost statement that a node belongs to and that a comment can stand above."""
+        for above in (node, *self.ancestors(node)):
+            if isinstance(above, _STATEMENTS) and not self._hangs_on_a_line(above):
+                return above
+        return self.module
+
+    def _hangs_on_a_line(self, node: cst.CSTNode) -> bool:
+        return isinstance(self.parents.get(node), cst.SimpleStatementSuite)
+
+    def function(self, node: cst.CSTNode) -> cst.FunctionDef | None:
+        """Return the innermost function that a node stands in."""
+        return next((above for above in self.ancestors(node) if isinstance(above, cst.FunctionDef)), None)
+
+    def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
+        """Return the innermost class that a node stands in."""
+        return next((above for above in self.ancestors(node) if isinstance(above, cst.ClassDef)), None)
+
+
+_OPENS_SCOPE = frozenset(
+    {
+        cst.FunctionDef,
+        cst.ClassDef,
+        cst.Lambda,
+        cst.ListComp,
+        cst.SetComp,
+        cst.DictComp,
+        cst.GeneratorExp,
+    }
+)
+_STATEMENTS = (cst.SimpleStatementLine, cst.BaseCompoundStatement, cst.Else, cst.ExceptHandler, cst.Finally)
+
+
+def _evaluated_outside(node: cst.CSTNode) -> set[cst.CSTNode]:
+    """Return the parts of a definition that are evaluated, and named, in the scope around it."""
+    if isinstance(node, cst.FunctionDef):
+        return {node.name, *node.decorators, *([node.returns] if node.returns else [])}
+    if isinstance(node, cst.ClassDef):
+        return {node.name, *node.decorators, *node.bases, *node.keywords}
+    return set()
+
+
+def _bind_import(index: Index, node: cst.CSTNode, scope: Scope) -> None:
+    assert isinstance(node, cst.Import)
+    for alias in node.names:
+        full = dotted(alias.name) or ""
+        if alias.asname is not None and isinstance(alias.asname.name, cst.Name):
+            scope.bind(alias.asname.name.value, "import", node, qualified=full)
+        else:
+            first = full.split(".")[0]
+            scope.bind(first, "import", node, qualified=first)
+
+
+def _bind_import_from(index: Index, node: cst.CSTNode, scope: Scope) -> None:
+    assert isinstance(node, cst.ImportFrom)
+    module = "." * len(node.relative) + ((dotted(node.module) or "") if node.module else "")
+    if isinstance(node.names, cst.ImportStar):
+        index.stars.add(module)
+        return
+    for alias in node.names:
+        name = alias.name.value if isinstance(alias.name, cst.Name) else ""
+        bound = alias.asname.name if alias.asname is not None else alias.name
+        if isinstance(bound, cst.Name):
+            scope.bind(bound.value, "import", node, qualified=f"{module}.{name}")
+
+
+def _bind_definition(index: Index, node: cst.CSTNode, scope: Scope) -> None:
+    assert isinstance(node, (cst.FunctionDef, cst.ClassDef))
+    scope.bind(node.name.value, "class" if isinstance(node, cst.ClassDef) else "def", node)
+
+
+def _bind_assign(index: Index, node: cst.CSTNode, scope: Scope) -> None:
+    assert isinstance(node, cst.Assign)
+    for target in node.targets:
+        _bind_target(target.target, node.value, scope)
+
+
+def _bind_target(
+    target: cst.BaseExpression, value: cst.BaseExpression | None, scope: Scope, index: int | None = None
+) -> None:
+    if isinstance(target, cst.Name):
+        scope.bind(target.value, "assign" if value is not None else "other", target, value=value, index=index)
+    elif isinstance(target, (cst.Tuple, cst.List)):
+        items = value.elements if isinstance(value, (cst.Tuple, cst.List)) and index is None else None
+        for place, element in enumerate(target.elements):
+            if items is not None and len(items) == len(target.elements):
+                _bind_target(element.value, items[place].value, scope)
+            else:
+                _bind_target(element.value, value if index is None else None, scope, place)
+
+
+def _bind_other(index: Index, node: cst.CSTNode, scope: Scope) -> None:
+    if isinstance(node, (cst.AnnAssign, cst.AugAssign)):
+        value = node.value if isinstance(node, cst.AnnAssign) else None
+        if value is not None or isinstance(node, cst.AugAssign):
+            _bind_target(node.target, value, scope)
+    elif isinstance(node, cst.NamedExpr):
+        while isinstance(scope.node, cst.BaseComp) and scope.parent is not None:
+            scope = scope.parent
+        _bind_target(node.target, node.value, scope)
+    elif isinstance(node, (cst.For, cst.CompFor)):
+        _bind_target(node.target, None, scope)
+    elif isinstance(node, cst.WithItem) and node.asname is not None:
+        _bind_target(node.asname.name, None, scope)
+    elif isinstance(node, cst.ExceptHandler) and node.name is not None:
+        _bind_target(node.name.name, None, scope)
+
+
+def _bind_elsewhere(index: Index, node: cst.CSTNode, scope: Scope) -> None:
+    assert isinstance(node, (cst.Global, cst.Nonlocal))
+    for item in node.names:
+        name = item.name.value
+        found = scope.parent.find(name) if isinstance(node, cst.Nonlocal) and scope.parent else None
+        scope.elsewhere[name] = found or scope.root
+
+
+_BINDERS = {
+    cst.Import: _bind_import,
+    cst.ImportFrom: _bind_import_from,
+    cst.FunctionDef: _bind_definition,
+    cst.ClassDef: _bind_definition,
+    cst.Assign: _bind_assign,
+    **dict.fromkeys(
+        (
+            cst.AnnAssign,
+            cst.AugAssign,
+            cst.NamedExpr,
+            cst.For,
+            cst.CompFor,
+            cst.WithItem,
+            cst.ExceptHandler,
+        ),
+        _bind_other,
+    ),
+    cst.Global: _bind_elsewhere,
+    cst.Nonlocal: _bind_elsewhere,
+}

@@ -1,0 +1,158 @@
+"""A Python source, parsed, with everything that rules ask it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.contexts import Contexts
+from fsdp_migrate.source.python.models import Models
+from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.parsing import parse_module
+from fsdp_migrate.source.python.positions import Positions
+from fsdp_migrate.source.python.scopes import Index
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.uses import Need
+
+
+_NOT_LOADS = (cst.ImportAlias, cst.AsName, cst.Param, cst.FunctionDef, cst.ClassDef, cst.AssignTarget)
+
+
+@dataclass(eq=False)
+class Source:
+    """One source. Rules read it and change nothing.
+
+    Raises:
+        SourceError: The text is no Python.
+    """
+
+    code: str
+    path: str = "<source>"
+    module: cst.Module = field(init=False)
+    index: Index = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.module = parse_module(self.code, self.path)
+        self.index = Index(self.module)
+
+    @functools.cached_property
+    def models(self) -> Models:
+        """Which expressions are FSDP1 models."""
+        return Models(self.index)
+
+    @functools.cached_property
+    def contexts(self) -> Contexts:
+        """The state dict contexts."""
+        return Contexts(self)
+
+    @functools.cached_property
+    def calls(self) -> list[cst.Call]:
+        """Every call."""
+        return [node for node in self.index.by_kind.get(cst.Call, ()) if isinstance(node, cst.Call)]
+
+    @functools.cached_property
+    def attributes(self) -> list[cst.Attribute]:
+        """Every attribute."""
+        return [n for n in self.index.by_kind.get(cst.Attribute, ()) if isinstance(n, cst.Attribute)]
+
+    @functools.cached_property
+    def assignments(self) -> list[cst.Assign]:
+        """Every plain assignment."""
+        return [node for node in self.index.by_kind.get(cst.Assign, ()) if isinstance(node, cst.Assign)]
+
+    @functools.cached_property
+    def loads(self) -> list[cst.Name]:
+        """Every name whose value is read."""
+        names = (node for node in self.index.by_kind.get(cst.Name, ()) if isinstance(node, cst.Name))
+        return [name for name in names if self._is_load(name)]
+
+    def _is_load(self, name: cst.Name) -> bool:
+        above = self.index.parents[name]
+        if isinstance(above, cst.Attribute):
+            return above.value is name and not self._is_imported(above)
+        if isinstance(above, cst.Arg):
+            return above.value is name
+        if isinstance(above, (cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.CompFor)):
+            return above.target is not name
+        return not isinstance(above, _NOT_LOADS)
+
+    def _is_imported(self, node: cst.CSTNode) -> bool:
+        return any(
+            isinstance(above, (cst.Import, cst.ImportFrom, cst.ImportAlias))
+            for above in self.index.ancestors(node)
+        )
+
+    @functools.cached_property
+    def references(self) -> dict[cst.BaseExpression, str]:
+        """Every expression that stands for something of FSDP1's, with the name of that."""
+        found: dict[cst.BaseExpression, str] = {}
+        for name in self.loads:
+            whole: cst.BaseExpression = name
+            above = self.index.parents[whole]
+            while isinstance(above, cst.Attribute) and above.value is whole:
+                whole, above = above, self.index.parents[above]
+            known = self.index.fsdp1(whole)
+            if known is not None:
+                found[whole] = known
+        return found
+
+    def class_function(self, call: cst.Call) -> str:
+        """Return which function of FSDP1's class a call runs, by the class or by a model; empty for others.
+
+        They are static: ``model.state_dict_type(model, ...)`` is ``FSDP.state_dict_type(model, ...)``.
+        """
+        known = self.index.fsdp1(call.func)
+        if known is not None:
+            return known.removeprefix(f"{catalog.FSDP}.") if known.startswith(f"{catalog.FSDP}.") else ""
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value not in catalog.CLASS_FUNCTIONS:
+            return ""
+        is_given = any(text_of(arg.value) == text_of(func.value) for arg in call.args)
+        is_model = self.models.certainty(func.value) is not None or self.models.is_guarded(func.value)
+        return func.attr.value if is_given and (is_model or self.uses_fsdp1) else ""
+
+    @functools.cached_property
+    def uses_fsdp1(self) -> bool:
+        """Whether anything of FSDP1's is imported here."""
+        if any(module.startswith("torch.distributed.fsdp") for module in self.index.stars):
+            return True
+        return any(
+            binding.qualified is not None
+            and (
+                catalog.fsdp1_name(binding.qualified) is not None
+                or binding.qualified == "torch.distributed.fsdp"
+            )
+            for scope in set(self.index.scopes.values())
+            for bindings in scope.bindings.values()
+            for binding in bindings
+        ) or bool(self.references)
+
+    @functools.cached_property
+    def _positions(self) -> Positions:
+        return Positions(self.module, self.code)
+
+    def position(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Return the line and the column of a node, both from 1."""
+        return self._positions.of(node)
+
+    @functools.cached_property
+    def _taken(self) -> set[str]:
+        bound = {name for scope in set(self.index.scopes.values()) for name in scope.bindings}
+        return bound | {name.value for name in self.loads}
+
+    def local_name(self, need: Need) -> str:
+        """Return the name under which rewritten code finds what it needs: its own, or one that is free."""
+        for name, bindings in self.index.scope.bindings.items():
+            if any(binding.qualified == f"{need.module}.{need.name}" for binding in bindings):
+                return name
+        return f"fsdp_{need.name}" if need.name in self._taken else need.name
+
+    def same(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Tell whether two expressions are written alike."""
+        return text_of(one) == text_of(other)

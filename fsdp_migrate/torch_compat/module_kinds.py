@@ -1,0 +1,66 @@
+"""What a module is to torch: wrapped, compiled, checkpointed, without a forward; and copies of it."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    ActivationWrapper,
+    checkpoint_wrapper,
+    offload_wrapper,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+
+def is_fsdp1_module(module: nn.Module) -> bool:
+    """Tell whether FSDP1 has wrapped the module."""
+    return isinstance(module, FullyShardedDataParallel)
+
+
+def is_flat_parameter(parameter: nn.Parameter) -> bool:
+    """Tell whether a parameter is one of FSDP1's flat parameters (2.6 to 2.15)."""
+    return bool(getattr(parameter, "_is_flat_param", False))
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Tell whether a module has a forward of its own, on which FSDP2 can hang its hooks."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def meta_twin(module: nn.Module) -> nn.Module:
+    """Copy a module without what is below it, with parameters and buffers of its own on the meta device."""
+    twin = copy.copy(module)
+    for table in ("_parameters", "_buffers"):
+        vars(twin)[table] = dict(vars(module)[table])
+    for name, tensor in list(twin.named_parameters(recurse=False)):
+        setattr(twin, name, nn.Parameter(tensor.to("meta").clone(), requires_grad=tensor.requires_grad))
+    for name, buffer in list(twin.named_buffers(recurse=False)):
+        setattr(twin, name, buffer.to("meta").clone())
+    return twin
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether a module is compiled: in place, or as the wrapper of ``torch.compile`` (2.6 to 2.15)."""
+    return "_orig_mod" in vars(module)["_modules"] or module._compiled_call_impl is not None
+
+
+def checkpoint_wrapped(model: nn.Module) -> set[nn.Module]:
+    """Return torch's wrappers of activation checkpointing, and what they wrap (2.6 to 2.15)."""
+    wrappers = [module for module in model.modules() if isinstance(module, ActivationWrapper)]
+    return {module for each in wrappers for module in (each, each._checkpoint_wrapped_module)}
+
+
+def read_checkpoint_wrapper(wrapper: Any) -> dict[str, Any] | None:
+    """Return the options in a ``checkpoint_wrapper``, ``offload_wrapper`` or partial of one; else None."""
+    bound: dict[str, Any] = {}
+    while isinstance(wrapper, partial):
+        bound = {**wrapper.keywords, **bound}
+        wrapper = wrapper.func
+    if wrapper is offload_wrapper:
+        return {"recompute": False, "offload_to_cpu": True}
+    if wrapper is not checkpoint_wrapper:
+        return None
+    return {key: value for key, value in bound.items() if value is not None}

@@ -1,0 +1,62 @@
+"""What torch's optimizers do with DTensors, and which of their options take none.
+
+A part of :mod:`fsdp_migrate.torch_compat`, and under its rule: no other file asks which torch this is or
+touches its privates. Run on 2.7, 2.13 and 2.15, against FSDP1 on 2 ranks.
+"""
+# Whether an optimizer takes DTensors shows only at its step, in collectives.
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import optim
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Behaviour = Literal["fails", "differs"]
+
+_VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+OPTIONS_WITHOUT_DTENSORS: tuple[tuple[str, str], ...] = (
+    ("SGD", "fused"),
+    ("Adagrad", "fused"),
+    ("Rprop", "foreach"),
+)
+"""Optimizers, and options of theirs whose kernels DTensor has no strategy for; 2.7 to 2.15."""
+
+
+def behaviour_of(optimizer: optim.Optimizer) -> tuple[str, Behaviour] | None:
+    """Return the class of torch's that an optimizer is of, and what it does to DTensors, if not FSDP1's."""
+    table: dict[str, Behaviour] = {
+        "Adafactor": "fails",
+        "LBFGS": "fails",
+        "Muon": "differs",
+    }
+    if _VERSION < (2, 15):
+        table["Rprop"] = "fails"
+    for name, behaviour in table.items():
+        kind = getattr(optim, name, None)
+        if kind is not None and isinstance(optimizer, kind):
+            return name, behaviour
+    return None
+
+
+def refused_options(optimizer: optim.Optimizer) -> list[str]:
+    """Return the options that an optimizer has switched on and that do not take DTensors."""
+    return [
+        option
+        for name, option in OPTIONS_WITHOUT_DTENSORS
+        if isinstance(optimizer, getattr(optim, name))
+        and any(group.get(option) for group in optimizer.param_groups)
+    ]
+
+
+def switch_off(optimizer: optim.Optimizer, group: dict[str, Any], options: Iterable[str]) -> None:
+    """Switch options of a group off; a scaler must not leave unscaling to an optimizer that is not fused."""
+    off = {name: False for name in options if name in group}
+    group.update(off)
+    if off and not any(each.get("fused") for each in optimizer.param_groups):
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

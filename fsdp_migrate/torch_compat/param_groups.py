@@ -1,0 +1,422 @@
+"""FSDP2's parameter groups: their collectives joined without computing, their sums mended, their state reset.
+
+A part of :mod:`fsdp_migrate.torch_compat`, and under its rule: no other file asks which torch this is
+or touches its privates. What is read here was checked on 2.6, 2.7, 2.9, 2.13 and 2.15.
+"""
+# What torch offers ends at setting flags.
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from fsdp_migrate.torch_compat.reduction_order import forget_forwards, reduce_when_passed
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import nn
+
+
+class ParameterGroup:
+    """What FSDP2 gathers and reduces together: the parameters of a unit, on one mesh."""
+
+    def __init__(self, group: Any, names: dict[nn.Module, str]) -> None:
+        self._group = group
+        self.name = " + ".join(names[module] or "the root unit" for module in group.modules)
+        self.parameters: list[Any] = list(group.fsdp_params)
+
+    @property
+    def sharded_parameters(self) -> list[nn.Parameter]:
+        """The sharded parameters, whether or not they are gathered at present."""
+        return [param.sharded_param for param in self.parameters]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the whole mesh: replicas, shards, and the dimensions of tensor parallelism."""
+        mesh: Any = self.parameters[0].sharded_param.device_mesh
+        return tuple(sorted(mesh.mesh.flatten().tolist()))
+
+    @property
+    def device_type(self) -> str:
+        """The type of the device on which the parameters are gathered."""
+        return str(self._group.device.type)
+
+    @property
+    def reduces(self) -> tuple[bool, bool]:
+        """Whether backward reduces gradients, and whether it all-reduces them between replicas."""
+        return bool(self._group.reduce_grads), bool(self._group.all_reduce_grads)
+
+    @reduces.setter
+    def reduces(self, value: tuple[bool, bool]) -> None:
+        self._group.reduce_grads, self._group.all_reduce_grads = value
+
+    @property
+    def sums_in_full_precision(self) -> bool:
+        """Whether sums of reduced gradients that wait for the all-reduce are as exact as gradients are."""
+        return all(
+            torch.finfo(_reduce_dtype(param)).bits >= torch.finfo(param.sharded_param.dtype).bits
+            for param in self.parameters
+            if param.sharded_param.dtype.is_floating_point
+        )
+
+    @property
+    def dtypes_of_gradients(self) -> set[tuple[str, str]]:
+        """The dtypes in which backward makes gradients, and in which they wait for a reduction."""
+        trained = [param for param in self.parameters if param.sharded_param.requires_grad]
+        return {
+            (
+                _name_of(param.mp_policy.param_dtype or param.sharded_param.dtype),
+                _name_of(_reduce_dtype(param)),
+            )
+            for param in trained
+        }
+
+    @property
+    def unsharded_gradient_bytes(self) -> int:
+        """The bytes of the group's gradients while they are not reduced."""
+        # Not the numel of the sharded parameter, which counts what tensor parallelism gave to other ranks.
+        return sum(
+            param._orig_size.numel() * _reduce_dtype(param).itemsize
+            for param in self.parameters
+            if param.sharded_param.requires_grad
+        )
+
+    @property
+    def gathers_from_fewer_ranks(self) -> bool:
+        """Whether the next all-gather is one of ``reshard_after_forward=<int>``, over a part of the ranks."""
+        return bool(self._group.is_sharded_post_forward)
+
+    def join_all_gather(self) -> None:
+        """Take part in an all-gather for the sake of the other ranks, and free its result."""
+        group = self._group
+        came_from_fewer = self.gathers_from_fewer_ranks
+        if group.is_unsharded:
+            group._to_sharded()
+        group.unshard(False)
+        group.wait_for_unshard()
+        if group._use_post_forward_mesh and not came_from_fewer:
+            group._to_sharded_post_forward()  # the backward's gather needs this rank's part
+        else:
+            group._to_sharded()
+
+    def join_reduction(self, used: Sequence[bool]) -> list[str]:
+        """Take part in a reduction with the gradients that are here, and zeros for the rest of ``used``.
+
+        Returns the names of parameters that have a gradient here and none elsewhere; then nothing is done.
+        """
+        group = self._group
+        if not all(hasattr(param, "_unsharded_param") for param in self.parameters):
+            group.unshard(False)  # sharded over one rank: nothing is sent
+            group.wait_for_unshard()
+        unexpected = []
+        dtypes = _pending_dtypes(self.parameters)
+        for param, is_used in zip(self.parameters, used, strict=True):
+            if _pending_gradient(param) is not None:
+                unexpected += [] if is_used else [str(param._param_fqn)]
+            elif is_used:
+                _set_zero_gradient(param, next(iter(dtypes), None))
+        if not unexpected:
+            group.post_backward()
+        return unexpected
+
+    def reduce_what_waits(self) -> None:
+        """Reduce what the last backward left: all of it, where there was none, and on 2.6 unused units."""
+        group = self._group
+        waits = group._partial_reduce_output is not None or any(map(_has_pending_gradient, self.parameters))
+        if waits and group.reduce_grads:
+            group.post_backward()
+            group._training_state = type(group._training_state).IDLE
+            group.finalize_backward()
+
+    def mend_partial_sums(self) -> None:
+        """Make sums that wait for the replicas right where microbatches use different parameters.
+
+        torch 2.15 keeps them by parameter. Before, each microbatch's flat output was added to the last one's
+        whatever was in either, and a unit that the last microbatch did not reach never all-reduced, so that
+        its gradient was lost and came up in the next batch.
+        """
+        if _has_replicas(self._group) and not hasattr(self._group, "_partial_reduce_output_layout"):
+            whole = getattr(vars(self._group).get("post_backward"), "__self__", None)
+            self._group.post_backward = _PartialSums(self._group, whole).post_backward
+
+    def unmend_partial_sums(self) -> None:
+        """Undo ``mend_partial_sums``."""
+        sums = getattr(vars(self._group).get("post_backward"), "__self__", None)
+        if isinstance(sums, _PartialSums):
+            del self._group.post_backward
+            if sums.whole is not None:
+                self._group.post_backward = sums.whole.post_backward
+
+    def reduce_whole(self) -> None:
+        """Reduce, from now on, the whole unit where backward has reached a part of it, as FSDP1 does.
+
+        FSDP1 reduces a unit's flat gradient, in which parameters that the loss did not use have zeros. FSDP2
+        leaves those out: their gradients stay None, which optimizers with momentum or weight decay tell from
+        zeros; and where ranks use different parameters of a unit, they reduce numbers that do not belong
+        together. torch 2.13's ``set_reduce_scatter_unused_params`` goes further: it reduces units of which
+        nothing was used.
+        """
+        self._group.post_backward = _WholeReduction(self._group).post_backward
+
+    def reshard(self) -> None:
+        """Free the gathered parameters, if there are any."""
+        self._group._to_sharded()
+
+    def forget(self) -> None:
+        """Drop gradients that wait for a reduction, and gathered parameters."""
+        for param in self.parameters:
+            if _accumulates_apart(param):
+                param.unsharded_accumulated_grad = None
+            if hasattr(param, "_unsharded_param"):
+                param._unsharded_param.grad = None
+        self._group._partial_reduce_output = None
+        self._group._to_sharded()
+        for param in self.parameters:
+            param.free_unsharded_param()  # what a gather that broke off had allocated
+
+
+def _reduce_dtype(param: Any) -> torch.dtype:
+    """Return the dtype in which a parameter's gradient is reduced; torch 2.15 has a policy for each."""
+    policy = param.mp_policy
+    dtype: torch.dtype = policy.reduce_dtype or policy.param_dtype or param.sharded_param.dtype
+    return dtype
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class _WholeReduction:
+    """The reduction of a unit's trained parameters together, in place of those that have a gradient."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def post_backward(self, *args: Any) -> None:
+        """Run torch's own, with zeros for what the loss did not use.
+
+        Of a unit that has never run, torch (to 2.14) asks for the gradients that wait, and fails.
+        """
+        group = self._group
+        if all(hasattr(param, "_unsharded_param") for param in group.fsdp_params):
+            self.fill()
+            type(group).post_backward(group, *args)
+        else:
+            group._training_state = type(group._training_state).POST_BACKWARD
+
+    def fill(self) -> None:
+        """Give gradients of zeros to the trained parameters without one, if others have one."""
+        group = self._group
+        _drop_empty_gradients(group.fsdp_params)
+        if not group.reduce_grads:
+            return
+        waiting = [param for param in group.fsdp_params if _has_pending_gradient(param)]
+        dtypes = _pending_dtypes(waiting)
+        if len(dtypes) > 1 and all(map(_accumulates_apart, waiting)):
+            # Earlier microbatches used some of the parameters, and the last one others.
+            for param in waiting:
+                param.to_accumulated_grad_if_needed()
+            dtypes = _pending_dtypes(waiting)
+        for param in group.fsdp_params if waiting else ():
+            has_gradient = param.sharded_param.requires_grad and param.sharded_param.numel() > 0
+            if param not in waiting and has_gradient:
+                _set_zero_gradient(param, next(iter(dtypes)))
+
+
+class _PartialSums:
+    """Which parameters a group's partial sums are of, in place of torch up to 2.14, which does not know."""
+
+    def __init__(self, group: Any, whole: _WholeReduction | None) -> None:
+        self._group = group
+        self.whole = whole
+        self._waiting: list[Any] = []
+
+    def post_backward(self, *args: Any) -> None:
+        """Run torch's own, with zeros for parameters of which only earlier microbatches had gradients."""
+        group = self._group
+        if self.whole is not None:
+            self.whole.fill()
+        if group.reduce_grads and self._waiting:
+            reduced = [param for param in group.fsdp_params if _has_pending_gradient(param)]
+            if reduced or group.all_reduce_grads:
+                self._fill(reduced)
+        before = group._partial_reduce_output
+        taken = [param for param in group.fsdp_params if _has_pending_gradient(param)]
+        type(group).post_backward(group, *args)
+        if group._partial_reduce_output is None:
+            self._waiting = []
+        elif group.reduce_grads and taken and (before is None or self._waiting):
+            self._waiting = taken
+
+    def _fill(self, reduced: list[Any]) -> None:
+        group, waiting = self._group, self._waiting
+        dtypes = _pending_dtypes(reduced)
+        for param in waiting:
+            if param not in reduced:
+                _set_zero_gradient(param, next(iter(dtypes), None))
+        union = [param for param in group.fsdp_params if param in reduced or param in waiting]
+        if len(union) > len(waiting):
+            stream = group.comm_ctx.reduce_scatter_stream
+            stream.wait_stream(group.device_handle.current_stream())
+            with torch.no_grad(), group.device_handle.stream(stream):
+                group._partial_reduce_output = _laid_out(group._partial_reduce_output, waiting, union)
+
+
+def _laid_out(sums: torch.Tensor, waiting: list[Any], union: list[Any]) -> torch.Tensor:
+    """Return flat sums of some parameters as those of more, with zeros for the others."""
+    sizes = [param.padded_sharded_param_size.numel() for param in waiting]
+    by_param = dict(zip(map(id, waiting), sums.split(sizes), strict=True))
+    parts = [
+        by_param[id(param)]
+        if id(param) in by_param
+        else sums.new_zeros(param.padded_sharded_param_size.numel())
+        for param in union
+    ]
+    return torch.cat(parts)
+
+
+def _has_replicas(group: Any) -> bool:
+    """Tell whether a group's gradients are all-reduced: HSDP, and replication alone since 2.12."""
+    return hasattr(group.mesh_info, "replicate_process_group")
+
+
+def _has_pending_gradient(param: Any) -> bool:
+    return hasattr(param, "_unsharded_param") and _pending_gradient(param) is not None
+
+
+def _drop_empty_gradients(params: Iterable[Any]) -> None:
+    """Drop gradients without elements, which torch cannot reduce; under FSDP1 there were none."""
+    for param in params:
+        if param.sharded_param.numel() == 0 and _has_pending_gradient(param):
+            param._unsharded_param.grad = None
+            if _accumulates_apart(param):
+                param.unsharded_accumulated_grad = None
+
+
+def _accumulates_apart(param: Any) -> bool:
+    """Tell whether gradients that wait in another dtype than theirs have a place of their own (to 2.14)."""
+    return not isinstance(inspect.getattr_static(param, "unsharded_accumulated_grad", None), property)
+
+
+def _set_zero_gradient(param: Any, dtype: torch.dtype | None) -> None:
+    """Give a parameter a gradient of zeros, in the dtype of the others that wait in its group."""
+    whole = param._unsharded_param
+    if not _accumulates_apart(param):
+        whole.grad = torch.zeros_like(whole, dtype=whole.grad_dtype)
+    elif dtype in {None, whole.dtype}:
+        whole.grad = torch.zeros_like(whole)
+    else:
+        param.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=dtype)
+
+
+def _pending_dtypes(params: Sequence[Any]) -> set[torch.dtype]:
+    return {grad.dtype for param in params if (grad := _pending_gradient(param)) is not None}
+
+
+def _pending_gradient(param: Any) -> torch.Tensor | None:
+    if getattr(param, "unsharded_accumulated_grad", None) is not None:
+        accumulated: torch.Tensor = param.unsharded_accumulated_grad
+        return accumulated
+    pending: torch.Tensor | None = param._unsharded_param.grad
+    return pending
+
+
+def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
+    """Return the model's parameter groups, each once, in the same order on every rank."""
+    names = {module: name for name, module in model.named_modules()}
+    groups = [group for state in _states(model) for group in _groups(state)]
+    return [ParameterGroup(group, names) for group in groups]
+
+
+def reduce_as_fsdp1(model: nn.Module) -> None:
+    """Reduce, from now on, each unit as a whole, once a backward, and leave its inputs alone."""
+    for group in parameter_groups(model):
+        group.reduce_whole()
+    reduce_when_passed(group for state in _states(model) for group in _groups(state))
+
+
+def _states(model: nn.Module) -> list[Any]:
+    """Return the FSDP2 states; a unit of several modules has one."""
+    modules = (module for module in model.modules() if isinstance(module, FSDPModule))
+    return list(dict.fromkeys(module._get_fsdp_state() for module in modules))
+
+
+def _groups(state: Any) -> list[Any]:
+    """Return a state's parameter groups: one or none before 2.12, several from then on."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def _roots(model: nn.Module) -> list[Any]:
+    return [state for state in _states(model) if state._is_root]
+
+
+def initialise_lazily(model: nn.Module) -> None:
+    """Do what the first forward would: find the root, on a rank that may never run one."""
+    for state in _states(model):
+        if state._is_root is None:
+            state._lazy_init()
+
+
+def end_backward(model: nn.Module) -> None:
+    """Do what FSDP2 does when a backward ends, on a rank that only joined its collectives."""
+    for root in _roots(model):
+        context = root._state_ctx
+        if getattr(context, "manual_backward_finalization_active", False) is None:
+            context.manual_backward_finalization_active = False
+        for state in context.all_states:
+            for group in _groups(state):
+                # As if its post-backward had run: without it, the callback would run it now.
+                group._training_state = type(group._training_state).POST_BACKWARD
+        root._root_post_backward_final_callback()
+
+
+def reset_after_failure(model: nn.Module) -> None:
+    """Put FSDP2 back to where it is between batches, after a forward or backward that broke off.
+
+    Gradients that wait for a reduction are dropped; sharded ones are left as they are. torch 2.13 resets a
+    part of this itself (``FSDPModule.reset_iter_state``). Only this rank is concerned.
+    """
+    groups = parameter_groups(model)
+    sharded = [(param, param.grad) for group in groups for param in group.sharded_parameters]
+    for root in _roots(model):
+        if hasattr(root, "_reset_iter_state"):
+            root._reset_iter_state()
+        else:
+            _reset_iteration(root)
+    forget_forwards(group for state in _states(model) for group in _groups(state))
+    for group in groups:
+        group.forget()
+    for param, grad in sharded:
+        param.grad = grad  # torch 2.15 drops these, too
+
+
+def _reset_iteration(root: Any) -> None:
+    if root._device.type != "cpu":
+        root._device_handle.synchronize()
+    comms, context = root._comm_ctx, root._state_ctx
+    comms.all_gather_state = None
+    for name in ("reduce_scatter_state", "all_reduce_state"):
+        if hasattr(comms, name):
+            setattr(comms, name, None)
+    for name in ("reduce_scatter_states", "_last_post_reduce_events"):
+        getattr(comms, name, []).clear()
+    comms.post_forward_order.clear()
+    for state in context.all_states:
+        state._modules_to_run_forward.clear()
+        state._training_state = type(state._training_state).IDLE
+        for group in _groups(state):
+            for name in ("_all_gather_result", "_post_reduce_event", "_all_reduce_state"):
+                setattr(group, name, None)
+            group._reshard_after_forward_event = None
+            group._post_forward_indices.clear()
+            group._training_state = type(group._training_state).IDLE
+    context.iter_forward_root = None
+    context.post_backward_final_callback_queued = False

@@ -1,0 +1,41 @@
+"""The example as a user has it, and what its diff makes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.rank_bodies.composer_training import run_examples
+from tests.ranks import ROOT, run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.composer
+
+SCRIPT, DIFF = (ROOT / "examples" / f"composer_finetune.{kind}" for kind in ("py", "diff"))
+
+
+def changed(source: str) -> str:
+    """Apply the diff: each hunk is a few lines, which stand once in the script."""
+    _, *hunks = DIFF.read_text().split("@@\n")
+    for hunk in hunks:
+        lines = hunk.splitlines()
+        before = "".join(f"{line[1:]}\n" for line in lines if line[0] != "+")
+        after = "".join(f"{line[1:]}\n" for line in lines if line[0] != "-")
+        assert source.count(before) == 1, before
+        source = source.replace(before, after)
+    return source
+
+
+def test_one_callback_goes_on_with_the_run(tmp_path: Path) -> None:
+    source = SCRIPT.read_text()
+    other = changed(source)
+    assert len(set(other.splitlines()) - set(source.splitlines())) == 2, "an import and the callback"
+    runs = [(source, ["--save", str(tmp_path)]), (other, ["--load", str(tmp_path / "ep0-ba3")])]
+    for before, after in run_ranks(run_examples, runs, timeout=400):
+        assert len(after) == 6
+        assert after == before[6:]

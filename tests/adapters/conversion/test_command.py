@@ -1,0 +1,123 @@
+"""FSDP flags in a shell command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from fsdp_migrate.adapters.conversion.command import convert_command, read_flags
+from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.errors import ConfigError
+from tools import config_tables
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def convert(command: str, **options: Any) -> str:
+    done = convert_command(command, **options)
+    assert convert_command(done.text, **options).text == done.text
+    return done.text
+
+
+def test_flags_of_hf_trainer() -> None:
+    command = (
+        'torchrun --nproc_per_node 8 train.py \\\n  --bf16 True --fsdp "full_shard auto_wrap" \\\n  --out x'
+    )
+    text = convert(command)
+    before, _, config = text.partition(" --fsdp_config ")
+    assert before == command.partition(" \\\n  --out")[0]
+    assert json.loads(shlex.split(config)[0]) == {
+        "version": 2,
+        "reshard_after_forward": True,
+        "state_dict_type": "FULL_STATE_DICT",
+    }
+    assert text.endswith(" \\\n  --out x")
+
+
+def test_json_in_a_flag_and_a_strategy_that_fsdp2_lacks() -> None:
+    text = convert(
+        """python x.py --fsdp='hybrid_shard auto_wrap' --fsdp_config '{"fsdp_use_orig_params": true}'"""
+    )
+    words = shlex.split(text)
+    assert words[2] == "--fsdp=full_shard auto_wrap"
+    assert json.loads(words[4])["version"] == 2
+    assert "use_orig_params" not in text
+
+
+def test_former_flags_of_hf_trainer_move_into_the_config() -> None:
+    text = convert(
+        "python x.py --fsdp full_shard auto_wrap --fsdp_transformer_layer_cls_to_wrap Block --lr 1"
+    )
+    assert "--fsdp_transformer_layer_cls_to_wrap" not in text
+    config = json.loads(shlex.split(text)[shlex.split(text).index("--fsdp_config") + 1])
+    assert config["fsdp_transformer_layer_cls_to_wrap"] == "Block"
+    assert text.endswith(" --lr 1")
+
+
+def test_another_file_is_kept_and_named() -> None:
+    done = convert_command("python x.py --fsdp 'full_shard auto_wrap' --fsdp_config fsdp.json")
+    assert not done.is_changed
+    assert "FM356" in {finding.code for finding in done.findings}
+
+
+def test_flags_of_accelerate_launch() -> None:
+    text = convert(
+        "accelerate launch --use_fsdp --num_processes=8 \\\n  --fsdp_sharding_strategy SHARD_GRAD_OP \\\n"
+        "  --fsdp_use_orig_params true --fsdp_offload_params TRUE train.py --lr 1e-5"
+    )
+    assert text == (
+        "accelerate launch --use_fsdp --num_processes=8 \\\n  --fsdp_reshard_after_forward false "
+        "--fsdp_offload_params true --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT "
+        "train.py --lr 1e-5"
+    )
+
+
+def test_hybrid_sharding_of_accelerate_launch() -> None:
+    command = "accelerate launch --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD x.py"
+    text = convert(command, settings=Settings(16, 2))
+    assert "--parallelism_config_dp_shard_size 8" in text
+    assert "--use_parallelism_config" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("python x.py --lr 1", "no FSDP flags"),
+        ("python x.py --fsdp_num_replicas 2 --fsdp_shard_degree 4", "the script's own"),
+        ("python x.py --fsdp full_shard --fsdp_config '{\"a\": }'", "line 1, column 7"),
+    ],
+)
+def test_bad_commands_are_errors(command: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        convert_command(command)
+
+
+@pytest.mark.parametrize("end", [")", " )", " && echo done", "; echo done", " > log.txt", " 2>&1 | tee log"])
+def test_what_the_shell_reads_ends_a_value(end: str) -> None:
+    text = convert(f"arguments+=( --bf16 --fsdp auto_wrap full_shard{end}")
+    assert text.startswith("arguments+=( --bf16 --fsdp auto_wrap full_shard --fsdp_config '{")
+    assert text.endswith(end)
+
+
+def test_a_substitution_is_one_word() -> None:
+    command = "accelerate launch --num_processes $(nproc --all) --fsdp_sharding_strategy $(cat x) y.py"
+    assert read_flags(command)[-1].value == "$(cat x)"
+
+
+def test_a_file_in_place_of_options_is_named() -> None:
+    done = convert_command("swift sft --fsdp conf/fsdp2.json")
+    assert not done.is_changed
+    assert any("'conf/fsdp2.json', a file" in str(finding.message) for finding in done.findings)
+
+
+def test_flags_without_values() -> None:
+    flags = read_flags("x --fsdp --bf16 --a=b\\ c -n 3")
+    assert [(flag.name, flag.value) for flag in flags] == [("fsdp", None), ("bf16", None), ("a", "b c")]
+
+
+def test_the_page_of_keys_is_up_to_date() -> None:
+    assert config_tables.main(["--check"]) == 0, "run `python tools/config_tables.py`"

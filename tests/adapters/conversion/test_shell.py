@@ -1,0 +1,261 @@
+"""Shell scripts: the launch lines in them, and whose flags are whose."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, read_flags
+from fsdp_migrate.adapters.conversion.shell import commands_of, launch_of, words_of
+from fsdp_migrate.cli import main
+from fsdp_migrate.config_files import convert_config_file
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=2
+# accelerate launch --use_fsdp --fsdp_sharding_strategy 3 old.py
+set -e; export WANDB_MODE=offline  # it's off
+cat > conf.json <<'EOF'
+{"a": "--fsdp full_shard"}
+EOF
+accelerate launch --use_fsdp --num_processes 8 \\
+    --fsdp_sharding_strategy SHARD_GRAD_OP \\
+    train.py --fsdp_shards 4 --lr 1e-5 2>&1 | tee log.txt
+
+for seed in 1 2; do
+  torchrun --nproc_per_node 8 hf.py --fsdp "full_shard auto_wrap" \\
+    --fsdp_transformer_layer_cls_to_wrap Block --seed $seed || echo "it's over"
+done
+python own.py --fsdp_sharding_strategy FULL_SHARD
+"""
+
+
+def test_launch_lines_are_found_and_nothing_else_changes() -> None:
+    done = convert_script(SCRIPT)
+    assert [(block.stack, block.path, block.state) for block in done.blocks] == [
+        ("accelerate", "line 8", "converted"),
+        ("hf", "line 13", "converted"),
+    ]
+    before, after = SCRIPT.splitlines(), done.text.splitlines()
+    new = [line for line in after if line not in before]
+    assert [line for line in before if line not in after] == [before[8], before[12], before[13]]
+    assert new[0] == (
+        "    --fsdp_reshard_after_forward false --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT \\"
+    )
+    start, _, rest = new[1].partition(" --fsdp_config ")
+    assert before[12].startswith(start)
+    assert json.loads(shlex.split(rest)[0])["fsdp_transformer_layer_cls_to_wrap"] == "Block"
+    assert rest.endswith('|| echo "it\'s over"')
+    assert subprocess.run(["bash", "-n"], input=done.text, text=True, check=False).returncode == 0
+    assert convert_script(done.text).text == done.text
+
+
+def test_flags_of_the_script_itself_are_named_and_left() -> None:
+    found = {(f.subject, f.code) for f in convert_script(SCRIPT).findings}
+    assert ("line 8: --fsdp_shards", "FM345") in found
+    assert ("line 16", "FM355") in found
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            "accelerate launch --fsdp_sharding_strategy 2 --use_fsdp train.py --x 1",
+            "--fsdp_reshard_after_forward false --use_fsdp {two} train.py --x 1",
+        ),
+        (
+            "accelerate launch --use_fsdp -m pkg.train --fsdp_offload_params true",
+            "--use_fsdp {two} -m pkg.train --fsdp_offload_params true",
+        ),
+        (
+            "python -m accelerate.commands.launch --use_fsdp --fsdp_use_orig_params 1 t.py",
+            "--use_fsdp {two} t.py",
+        ),
+    ],
+)
+def test_flags_of_one_tool_do_not_land_in_anothers(command: str, expected: str) -> None:
+    text = convert_command(command).text
+    assert text.endswith(expected.format(two="--fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT"))
+    assert convert_command(text).text == text
+
+
+def test_both_tools_in_one_command() -> None:
+    script = "t.py --fsdp 'full_shard auto_wrap' --bf16 True"
+    done = convert_command(f"accelerate launch --use_fsdp --fsdp_sharding_strategy 2 {script}")
+    before, _, after = done.text.partition(" t.py ")
+    assert "--fsdp_version 2" in before
+    assert "--fsdp_config" not in before
+    assert "--fsdp_version" not in after
+    assert json.loads(shlex.split(after)[3])["version"] == 2
+
+
+@pytest.mark.parametrize(
+    "command", ["python t.py --fsdp_sharding_strategy 2", "torchrun t.py --use_fsdp true"]
+)
+def test_a_scripts_own_flags_are_not_taken_for_accelerates(command: str) -> None:
+    with pytest.raises(ConfigError, match="must be the script's own"):
+        convert_command(command)
+
+
+@pytest.mark.parametrize("flags", ["--fsdp --output_dir x", "--fsdp $FSDP", "--fsdp full_shard"])
+def test_what_only_hf_trainer_takes_is_its_own(flags: str) -> None:
+    assert [block.stack for block in convert_command(f"torchrun t.py {flags}").blocks] == ["hf"]
+
+
+@pytest.mark.parametrize("text", ["bash -c 'accelerate launch --use_fsdp t.py'\n", 'A="--fsdp full_shard"\n'])
+def test_flags_within_quotes_are_told(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"line 1: .* within quotes or in a variable"):
+        convert_script(text)
+
+
+def test_an_empty_fsdp_is_off() -> None:
+    done = convert_command("python t.py --fsdp '' --output_dir x")
+    assert not done.is_changed
+    assert [block.state for block in done.blocks] == ["unused"]
+
+
+def test_a_config_file_keeps_what_it_says() -> None:
+    done = convert_command(
+        "accelerate launch --config_file c.yaml --fsdp_transformer_layer_cls_to_wrap 'A, B' t.py"
+    )
+    assert done.text == "accelerate launch --config_file c.yaml --fsdp_transformer_layer_cls_to_wrap A,B t.py"
+    assert "FM356" in {f.code for f in done.findings}
+    script = convert_script("accelerate launch --config_file c.yaml t.py\n")
+    assert [(block.path, block.state) for block in script.blocks] == [("line 1", "unchanged")]
+    assert ["c.yaml" in (f.hint or "") for f in script.findings] == [True]
+
+
+def test_fsdp_by_a_flag_alone_becomes_fsdp2() -> None:
+    text = convert_command("accelerate launch --use_fsdp t.py --use_fsdp").text
+    assert text == (
+        "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT t.py --use_fsdp"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["echo hello\n", "#!/bin/sh\n# --fsdp full_shard\n", "python t.py --fsdp_x 1\n"]
+)
+def test_a_script_without_launch_lines_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="No command in this script"):
+        convert_script(text)
+
+
+WORDS = {
+    "fsdp_sharding_strategy": "FULL_SHARD",
+    "fsdp_use_orig_params": "true",
+    "fsdp_forward_prefetch": "true",
+    "fsdp_offload_params": "true",
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    before=st.lists(st.sampled_from(sorted(WORDS)), unique=True),
+    behind=st.sets(st.sampled_from(sorted(WORDS))),
+)
+def test_what_stands_behind_the_script_stays_as_it_is(before: list[str], behind: set[str]) -> None:
+    def flags(names: list[str]) -> str:
+        return "".join(f" --{name} {WORDS[name]}" for name in names)
+
+    tail = f"train.py --lr 1{flags(sorted(behind))}"
+    done = convert_command(f"accelerate launch{flags(before)} --use_fsdp {tail}")
+    assert done.text.endswith(f" {tail}")
+    assert "fsdp_version" in {flag.name for flag in read_flags(done.text)}
+
+
+def test_the_parts_of_a_command() -> None:
+    def at(command: str) -> tuple[str, str | None]:
+        launch = launch_of(words_of(command))
+        return launch.runner, None if launch.script_at is None else command[launch.script_at :].partition(
+            " "
+        )[0]
+
+    assert at("accelerate launch --a b/c.py --d") == ("accelerate", "b/c.py")
+    assert at("CUDA_VISIBLE_DEVICES=0 /opt/bin/torchrun --x 1 -m pkg.mod") == ("torchrun", "-m")
+    assert at("accelerate launch $ARGS $SCRIPT") == ("accelerate", None)
+    assert at("--fsdp full_shard") == ("", None)
+
+
+def test_commands_end_where_the_shell_ends_them() -> None:
+    text = "a=(\n  --x 1  # one\n  --y\n)\nif true; then run 2>&1 &> log & fi\nz <<-A <<B\n1\nA\n2\nB\nlast"
+    assert [text[start:end] for start, end in commands_of(text)] == [
+        "a=(\n  --x 1  # one\n  --y\n)",
+        "if true",
+        "then run 2>&1 &> log",
+        "fi",
+        "z <<-A <<B",
+        "last",
+    ]
+
+
+def test_a_script_file_is_converted_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.slurm"
+    path.write_text(SCRIPT)
+    assert main(["config", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "+    --fsdp_reshard_after_forward false" in out
+    assert "line 8" in out
+    assert err == ""
+    assert main(["config", str(path), "--write"]) == 0
+    assert main(["config", str(path), "--check"]) == 0
+    assert convert_config_file(path).is_fsdp2
+
+
+LAUNCH_ARGS = {
+    "use_fsdp": True,
+    "fsdp_sharding_strategy": "HYBRID_SHARD",
+    "num_machines": 2,
+    "num_processes": 8,
+}
+
+
+def test_launch_arguments_in_json() -> None:
+    document = {"accelerate_launch_args": LAUNCH_ARGS, "output_dir": "x", "num_train_epochs": 1}
+    done = convert_config_text(document)
+    assert done["accelerate_launch_args"] == {
+        "use_fsdp": True,
+        "fsdp_reshard_after_forward": True,
+        "num_machines": 2,
+        "num_processes": 8,
+        "fsdp_version": 2,
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+        "use_parallelism_config": True,
+        "parallelism_config_dp_replicate_size": 2,
+        "parallelism_config_dp_shard_size": 4,
+        "parallelism_config_tp_size": 1,
+        "parallelism_config_cp_size": 1,
+    }
+
+
+def test_launch_arguments_beside_a_config_file_add_nothing() -> None:
+    given: dict[str, object] = {
+        "accelerate_launch_args": {"fsdp_transformer_layer_cls_to_wrap": "A, B", "config_file": "c.yaml"}
+    }
+    assert convert_config_text(given)["accelerate_launch_args"] == {
+        "fsdp_transformer_layer_cls_to_wrap": "A,B",
+        "config_file": "c.yaml",
+    }
+
+
+def convert_config_text(document: dict[str, object]) -> dict[str, object]:
+    from fsdp_migrate.adapters.conversion.text import convert_text
+
+    done = convert_text(json.dumps(document, indent=2))
+    assert [block.stack for block in done.blocks] == ["accelerate"]
+    assert convert_text(done.text).text == done.text
+    after: dict[str, object] = json.loads(done.text)
+    return after

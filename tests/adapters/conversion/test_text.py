@@ -1,0 +1,153 @@
+"""The checker that proves that no FSDP key is unaccounted for, over configs of every stack."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from ruamel.yaml import YAML
+
+from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text, find_blocks
+from fsdp_migrate.adapters.document.json_reader import read_json
+from fsdp_migrate.adapters.document.nodes import Mapping, effective
+from fsdp_migrate.adapters.engine.base import Block, bare, bare_values, mappings_of
+
+
+pytestmark = pytest.mark.any_torch
+
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "accelerate": {
+        "distributed_type": "FSDP",
+        "num_machines": 2,
+        "num_processes": 8,
+        "mixed_precision": "bf16",
+    },
+    "axolotl": {"base_model": "x", "sequence_len": 8, "bf16": True},
+    "hf": {"output_dir": "x", "fsdp": "full_shard auto_wrap", "bf16": True},
+    "composer": {"max_duration": "1ep", "precision": "amp_bf16"},
+    "lightning": {"devices": 8, "precision": "bf16-mixed"},
+    "torch": {},
+}
+AROUND = {**dict.fromkeys(BESIDE, "fsdp_config"), "lightning": "strategy", "torch": "fsdp"}
+WITHIN = {"lightning": {"_target_": "lightning.pytorch.strategies.FSDPStrategy"}}
+WORDS = """
+    true FULL_SHARD SHARD_GRAD_OP HYBRID_SHARD NO_SHARD 1e8 BACKWARD_PRE BACKWARD_POST NO_PREFETCH A,B bf16
+    odd     FULL_STATE_DICT LOCAL_STATE_DICT TRANSFORMER_BASED_WRAP SIZE_BASED_WRAP ${x.y} {{x}}
+"""
+OTHERS = [True, False, None, "", 1, 2, 5, 1000, ["A", "B"], {"param_dtype": "bf16"}]
+VALUES = st.sampled_from([*WORDS.split(), *OTHERS])
+
+
+def unaccounted(before: Block, done: TextConversion) -> list[str]:
+    """Return the keys of a block that no finding names."""
+    assert before.node is not None
+    named = {finding.subject for finding in done.findings}
+    return [key for key in effective(before.node) if before.at(key) not in named]
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[str, str]:
+    """A stack and a config of it: known keys, prefixed or not, and unknown ones, with values of all kinds."""
+    stack = draw(st.sampled_from(sorted(BESIDE)))
+    names = [key.name for key in ADAPTERS[stack].keys]
+    names += [alias for key in ADAPTERS[stack].keys for alias in key.aliases]
+    prefix = draw(st.sampled_from(["", "fsdp_"])) if stack in {"accelerate", "axolotl", "hf"} else ""
+    keys = draw(st.lists(st.sampled_from([*names, "unheard_of"]), max_size=8, unique=True))
+    block = {**WITHIN.get(stack, {}), **{prefix + key: draw(VALUES) for key in keys}}
+    document = {**BESIDE[stack], AROUND[stack]: block, "after": [1]}
+    indent = draw(st.sampled_from([None, 2]))
+    return stack, json.dumps(document, indent=indent)
+
+
+@settings(max_examples=200, deadline=None)
+@given(config=configs())
+def test_every_key_is_accounted_for_and_nothing_else_changes(config: tuple[str, str]) -> None:
+    stack, text = config
+    key = AROUND[stack] if stack in {"torch", "composer"} else None
+    [before] = find_blocks(read_json(text), stack, key)
+    done = convert_text(text, stack=stack, key=key, is_json=True)
+    if done.blocks[0].state != "converted":
+        assert done.text == text
+        return
+    assert unaccounted(before, done) == []
+    for name, value in json.loads(text).items():
+        if name not in {AROUND[stack], "fsdp", "fsdp_config"}:
+            assert json.loads(done.text)[name] == value
+    if not any(finding.fidelity == "refused" for finding in done.findings):
+        again = convert_text(done.text, stack=stack, key=key, is_json=True)
+        assert again.text == done.text
+
+
+def test_the_checker_can_fail() -> None:
+    text = json.dumps({**BESIDE["accelerate"], "fsdp_config": {"fsdp_offload_params": True}})
+    [before] = find_blocks(read_json(text))
+    done = convert_text(text)
+    assert unaccounted(before, done) == []
+    silent = TextConversion(done.source, done.text, done.blocks, ())
+    assert unaccounted(before, silent) == ["fsdp_config.fsdp_offload_params".partition(".")[2]]
+
+
+@pytest.mark.parametrize("stack", sorted(ADAPTERS))
+def test_the_tables_name_each_key_once(stack: str) -> None:
+    names = [name for key in ADAPTERS[stack].keys for name in (key.name, *key.aliases)]
+    assert len(names) == len(set(names))
+    assert [name for name in names if name != bare(name)] == []
+
+
+CORPUS = """\
+# several stacks in one file
+accelerate:
+  distributed_type: FSDP
+  fsdp_config: &shared
+    fsdp_sharding_strategy: FULL_SHARD   # all
+    fsdp_use_orig_params: 'true'
+second:
+  distributed_type: FSDP
+  fsdp_config: *shared
+hf: {output_dir: x, fsdp: "shard_grad_op auto_wrap", fsdp_config: {"fsdp_limit_all_gathers": yes}}
+---
+base_model: "x" # axolotl
+datasets: []
+sequence_len: 10
+fsdp: [full_shard, auto_wrap]
+fsdp_config: {fsdp_offload_params: true}
+"""
+
+
+def test_several_stacks_blocks_and_documents_in_one_file() -> None:
+    done = convert_text(CORPUS)
+    assert [(block.stack, block.state) for block in done.blocks] == [
+        ("accelerate", "converted"),
+        ("accelerate", "converted"),
+        ("hf", "converted"),
+        ("axolotl", "converted"),
+    ]
+    first, second = YAML(typ="safe").load_all(done.text)
+    assert first["accelerate"]["fsdp_config"] == first["second"]["fsdp_config"]
+    assert first["accelerate"]["fsdp_config"]["fsdp_version"] == 2
+    assert first["hf"]["fsdp_config"]["reshard_after_forward"] is False
+    assert second["fsdp_version"] == 2
+    assert convert_text(done.text).text == done.text
+
+
+def test_blocks_are_told_by_what_stands_around_them() -> None:
+    def stacks(document: dict[str, Any]) -> list[str]:
+        return [block.stack for block in find_blocks(read_json(json.dumps(document)))]
+
+    block = {"fsdp_offload_params": True}
+    assert stacks({"distributed_type": "FSDP", "fsdp_config": block, "output_dir": "x"}) == ["accelerate"]
+    assert stacks({"base_model": "x", "fsdp_config": block, "output_dir": "x"}) == ["axolotl"]
+    assert stacks({"output_dir": "x", "fsdp": "full_shard", "fsdp_config": block}) == ["hf"]
+    assert stacks({"fsdp": {"sharding_strategy": 1}}) == []
+    assert stacks({"output_dir": "x"}) == []
+
+
+def test_plain_values_are_found_by_bare_names() -> None:
+    node = read_json('{"fsdp_version": 1, "Offload-Params": true}')
+    assert isinstance(node, Mapping)
+    assert bare_values(node, ADAPTERS["accelerate"].keys) == {"version": 1, "offload_params": True}
+    assert [path for path, _ in mappings_of(node)] == [()]

@@ -1,0 +1,218 @@
+"""Text edits: what is asked for changes, and no other character does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from ruamel.yaml import YAML
+
+from fsdp_migrate.adapters.document.edits import Change, Edits
+from fsdp_migrate.adapters.document.json_reader import read_json
+from fsdp_migrate.adapters.document.nodes import Mapping, Reference, Sequence, effective, plain, target
+from fsdp_migrate.adapters.document.writing import block_lines, flow_text
+from fsdp_migrate.adapters.document.yaml_reader import read_yaml
+from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def edit(text: str, *, json: bool = False, at: str = "", **what: Any) -> str:
+    """Change keys of the mapping at a path: None takes a key out, a value replaces it, or adds it."""
+    root = read_json(text) if json else read_yaml(text)[0]
+    node = root
+    for part in filter(None, at.split(".")):
+        assert isinstance(node, Mapping)
+        node = target(effective(node)[part].value)
+    assert isinstance(node, Mapping)
+    edits = Edits(text, json)
+    for name, value in what.items():
+        entry = effective(node).get(name)
+        if entry is None:
+            edits.add(node, name, value)
+        elif value is None:
+            edits.change(node, Change(entry, remove=True))
+        else:
+            edits.change(node, Change(entry, value=value, has_value=True))
+    result = edits.apply()
+    again = read_json(result) if json else read_yaml(result)[0]
+    assert plain(again) == edits.expected(root)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "expected"),
+    [
+        ("a: 1\nb: 2\n", {"a": None}, "b: 2\n"),
+        ("a: 1\nb: 2", {"b": None}, "a: 1"),
+        ("a: 1  # why\nb: 2\n", {"a": None}, "# a: why\nb: 2\n"),
+        ("# above\na: 1\n\nb: 2\n", {"a": 5, "c": "x"}, "# above\na: 5\n\nb: 2\nc: x\n"),
+        ("a:\n  - x # one\n  - y\nb: 2\n", {"a": None}, "# a: one\nb: 2\n"),
+        ("a:\n- x\n- y\nb: 2\n", {"a": True}, "a: true\nb: 2\n"),
+        ("a: |\n  text\n  more\nb: 2\n", {"a": None}, "b: 2\n"),
+        ("a: >-\n  text\nb: 2\n", {"a": 7}, "a: 7\nb: 2\n"),
+        ("a:\nb: 2\n", {"a": 7}, "a: 7\nb: 2\n"),
+        ("a: 'x'\n", {"a": "y"}, "a: 'y'\n"),
+        ("a: 1\n", {"a": {"b": 1, "c": {"d": "e"}}}, "a:\n  b: 1\n  c:\n    d: e\n"),
+        ("a: 1\r\nb: 2\r\n", {"a": None, "c": 3}, "b: 2\r\nc: 3\r\n"),
+        ("a: 1\n", {"a": None, "b": 2}, "b: 2\n"),
+        ("{a: 1, b: 2, c: 3}\n", {"b": None}, "{a: 1, c: 3}\n"),
+        ("{a: 1, b: 2, c: 3}\n", {"b": None, "c": None, "d": 4}, "{a: 1, d: 4}\n"),
+        ("{a: 1}\n", {"a": None, "d": 4}, "{d: 4}\n"),
+        ("{}\n", {"d": [1, "x y"]}, "{d: [1, x y]}\n"),
+        ("k:\n  a: 1 # x", {"k": "v"}, "k: v # x"),
+        # A comment above is about what stands below it: it does not come to stand above another key.
+        ("# on a\na: 1\n\nb: 2\n", {"a": None}, "# a: on a\n\nb: 2\n"),
+        (
+            "# on a\n# still\na: 1  # x\n# on b\nb: 2\n",
+            {"a": None},
+            "# a: on a\n# still\n# a: x\n# on b\nb: 2\n",
+        ),
+        ("# on both\na: 1\nb: 2\n", {"a": None}, "# on both\nb: 2\n"),
+        ("# on both\na: 1\nb: 2\n\nc: 3\n", {"a": None, "b": None}, "# a: on both\n\nc: 3\n"),
+        ("c: 3\n# on a\na: 1", {"a": None}, "c: 3\n# a: on a"),
+        ("k:\n  c: 3\n  # on a\n  a: 1\nd: 4\n", {"d": 5}, "k:\n  c: 3\n  # on a\n  a: 1\nd: 5\n"),
+        ("a: 1\n# on b\nb: 2\n", {"a": None, "b": None, "c": 3}, "# b: on b\nc: 3\n"),
+    ],
+)
+def test_edits_of_yaml(text: str, what: dict[str, Any], expected: str) -> None:
+    assert edit(text, **what) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "expected"),
+    [
+        ('{"a": 1,\n "b": 2}', {"a": None}, '{"b": 2}'),
+        ('{\n  "a": 1,\n  "b": 2\n}\n', {"b": None}, '{\n  "a": 1\n}\n'),
+        ('{\n  "a": 1,\n  "b": 2\n}\n', {"b": None, "c": "x"}, '{\n  "a": 1,\n  "c": "x"\n}\n'),
+        ("{}", {"a": "b"}, '{"a": "b"}'),
+        ('{\n  "a": 1,\n\n  "b": 2,\n\n  "c": 3\n}', {"b": None}, '{\n  "a": 1,\n\n\n  "c": 3\n}'),
+        ('{\n  "a": 1,\n\n  "b": 2,\n  "c": 3\n}', {"a": None}, '{\n\n  "b": 2,\n  "c": 3\n}'),
+        (
+            '{\n  "a": 1,\n  "b": {\n    "x": 1\n  },\n\n  "c": 3\n}',
+            {"b": None},
+            '{\n  "a": 1,\n\n  "c": 3\n}',
+        ),
+    ],
+)
+def test_edits_of_json(text: str, what: dict[str, Any], expected: str | None) -> None:
+    result = edit(text, json=True, **what)
+    assert expected is None or result == expected
+
+
+def test_a_list_of_mappings_keeps_its_dashes() -> None:
+    text = "jobs:\n  - a: 1\n    b: 2\n  - a: 3\n"
+    [root] = read_yaml(text)
+    assert isinstance(root, Mapping)
+    jobs = root.entries[0].value
+    assert isinstance(jobs, Sequence)
+    first = jobs.items[0]
+    assert isinstance(first, Mapping)
+    edits = Edits(text)
+    edits.change(first, Change(first.entries[0], remove=True))
+    edits.add(first, "c", 4)
+    assert edits.apply() == "jobs:\n  - b: 2\n    c: 4\n  - a: 3\n"
+
+
+def test_an_inner_and_an_outer_mapping_grow_at_the_same_place() -> None:
+    text = "a: 1\nb:\n  c: 2\n"
+    [root] = read_yaml(text)
+    assert isinstance(root, Mapping)
+    inner = root.entries[1].value
+    assert isinstance(inner, Mapping)
+    edits = Edits(text)
+    edits.add(root, "z", 9)
+    edits.add(inner, "d", 3)
+    assert edits.apply() == "a: 1\nb:\n  c: 2\n  d: 3\nz: 9\n"
+
+
+def test_an_anchor_that_is_used_elsewhere_stays() -> None:
+    with pytest.raises(UnsupportedFeatureError, match="Line 1: `&x` would be taken out"):
+        edit("a: &x {b: 1}\nc: *x\n", a=None)
+
+
+def test_merged_entries_are_changed_where_they_stand() -> None:
+    text = "base: &b\n  a: 1\nk:\n  <<: *b\n  c: 2\n"
+    [root] = read_yaml(text)
+    assert isinstance(root, Mapping)
+    base = root.entries[0].value
+    assert isinstance(base, Mapping)
+    edits = Edits(text)
+    edits.change(base, Change(base.entries[0], value=5, has_value=True))
+    assert edits.apply() == text.replace("a: 1", "a: 5")
+    assert edits.expected(root) == {"base": {"a": 5}, "k": {"a": 5, "c": 2}}
+
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=12)
+VALUES = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | WORDS
+NESTED = st.recursive(
+    VALUES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(value=NESTED)
+def test_what_is_written_reads_back(value: Any) -> None:
+    yaml = "\n".join(block_lines("key", value, ""))
+    assert YAML(typ="safe", pure=True).load(yaml) == {"key": value}
+    again = plain(read_json(flow_text({"key": value}, json_style=True)))["key"]
+    assert _stripped(again) == _stripped(value)
+
+
+def _stripped(value: Any) -> Any:
+    """Return a value as the readers see it: keys without the spaces around them."""
+    if isinstance(value, dict):
+        return {name.strip(): _stripped(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_stripped(item) for item in value]
+    return str(value) if isinstance(value, Reference) else value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1\nb: 2\n", "Line 2"),
+        ("a: 1\n\tb: 2\n", "Line 2"),
+        ("a: *x\n", r"Line 1, column 4 is no YAML: there is no anchor `&x`"),
+        ("a: {% if x %}[{% endif %}\nb: [{{ y }}\nc: {{ z }}: 1\n", "template language"),
+        ("a: b: c\n", "Line 1, column"),
+    ],
+)
+def test_broken_yaml_is_told_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_yaml(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [('{"a": 1,}', "Line 1, column"), ('{"a": 1\n "b": 2}', "Line 2, column 2"), ("", "Line 1, column 1")],
+)
+def test_broken_json_is_told_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &x\n  b: *x\n", r"Line 2: `\*x` stands within"),
+        (
+            "a0: &a0 [1, 1]\n"
+            + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)),
+            "more than 200000 values",
+        ),
+    ],
+)
+def test_aliases_that_grow_without_end_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_yaml(text)
+
+
+@pytest.mark.parametrize("reader", [read_yaml, read_json])
+def test_what_is_nested_too_deeply_is_refused(reader: Any) -> None:
+    with pytest.raises(ConfigError):
+        reader('{"a":' * 5000 + "1" + "}" * 5000)

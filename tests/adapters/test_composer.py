@@ -1,0 +1,127 @@
+"""Composer's and llm-foundry's YAML, for Composer's own FSDP2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from fsdp_migrate.adapters.composer import COMPOSER_KEYS, FSDP2_FIELDS
+from fsdp_migrate.adapters.config_objects.composer import COMPOSER_FIELDS
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
+from fsdp_migrate.adapters.engine.base import Settings
+
+
+pytestmark = pytest.mark.any_torch
+
+
+HEAD = "max_duration: 1ep\nprecision: amp_bf16\n"
+
+
+def convert(text: str, **options: Any) -> TextConversion:
+    done = convert_text(text, **options)
+    assert {block.stack for block in done.blocks} == {"composer"}
+    assert convert_text(done.text, **options).text == done.text
+    return done
+
+
+EACH_KEY: list[tuple[str, str, Any, str]] = [
+    ("sharding_strategy", "SHARD_GRAD_OP", None, "FM341"),
+    ("mixed_precision", "PURE", "PURE", "FM354"),
+    ("mixed_precision", "DEFAULT", "DEFAULT", "FM354"),
+    ("mixed_precision", "FULL", "FULL", "FM340"),
+    ("mixed_precision", "{param_dtype: bf16}", {"param_dtype": "bf16"}, "FM348"),
+    ("state_dict_type", "sharded", "sharded", "FM340"),
+    ("state_dict_type", "local", "local", "FM348"),
+    ("activation_checkpointing", "true", True, "FM340"),
+    ("activation_checkpointing_reentrant", "false", None, "FM342"),
+    ("activation_checkpointing_reentrant", "true", None, "FM341"),
+    ("activation_cpu_offload", "'false'", False, "FM341"),
+    ("load_monolith_rank0_only", "true", True, "FM340"),
+    ("verbose", "true", True, "FM340"),
+    ("auto_wrap", "false", None, "FM343"),
+    ("backward_prefetch", "BACKWARD_PRE", None, "FM342"),
+    ("backward_prefetch_limit", "2", None, "FM343"),
+    ("forward_prefetch", "true", None, "FM343"),
+    ("forward_prefetch_limit", "1", None, "FM342"),
+    ("cpu_offload", "false", None, "FM342"),
+    ("data_parallel_shard_degree", "8", None, "FM342"),
+    ("data_parallel_replicate_degree", "2", None, "FM343"),
+    ("ignored_modules", "null", None, "FM342"),
+    ("keep_low_precision_grads", "true", None, "FM343"),
+    ("limit_all_gathers", "true", None, "FM342"),
+    ("process_group", "node", None, "FM343"),
+    ("sync_module_states", "true", None, "FM342"),
+    ("use_orig_params", "true", None, "FM342"),
+    ("te_checkpoint_wrapper", "true", None, "FM343"),
+    ("te_shard_fp8_weight", "false", None, "FM342"),
+    ("load_planner", "{x: {}}", None, "FM343"),
+    ("save_planner", "null", None, "FM342"),
+    ("sharded_ckpt_prefix_dir", "ba{batch}", None, "FM343"),
+    ("min_params", "1e8", None, "FM342"),
+    ("flatten_parameters", "true", None, "FM342"),
+    ("shardng_strategy", "FULL_SHARD", "FULL_SHARD", "FM345"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "after", "code"), EACH_KEY)
+def test_each_key(key: str, value: str, after: Any, code: str) -> None:
+    text = f"{HEAD}fsdp_config:\n  {key}: {value}\n"
+    done = convert_text(text, stack="composer", key="fsdp_config", settings=Settings(world_size=8))
+    found = YAML(typ="safe").load(done.text)["fsdp_config"]
+    assert found.pop(key, None) == after
+    assert found["reshard_after_forward"] is (key != "sharding_strategy")
+    assert {f.code for f in done.findings if f.subject == f"fsdp_config.{key}"} == {code}
+    assert "FM355" in {f.code for f in done.findings if f.subject == "fsdp_config"}
+
+
+def test_every_field_of_composer_is_tried_above() -> None:
+    tried = {key for key, *_ in EACH_KEY}
+    assert set(COMPOSER_FIELDS) <= tried
+    assert {key.name for key in COMPOSER_KEYS} - tried == {"reshard_after_forward"}
+
+
+def test_a_precision_that_casts_nothing_changes_nothing() -> None:
+    for head, code in (("precision: fp32", "FM340"), ("precision: amp_bf16", "FM354")):
+        done = convert(f"max_duration: 1ep\n{head}\nfsdp_config:\n  sharding_strategy: FULL_SHARD\n")
+        assert {f.code for f in done.findings if f.subject == "fsdp_config.mixed_precision"} == {code}
+
+
+def test_what_is_left_is_what_composers_fsdp2_takes() -> None:
+    given = {key: value for key, value, _, code in EACH_KEY if code not in {"FM345", "FM348"}}
+    lines = "".join(f"  {key}: {value}\n" for key, value in given.items())
+    done = convert_text(f"{HEAD}fsdp_config:\n{lines}", stack="composer", key="fsdp_config")
+    assert set(YAML(typ="safe").load(done.text)["fsdp_config"]) <= FSDP2_FIELDS
+
+
+def test_defaults_that_differ_are_written_out() -> None:
+    done = convert(f"{HEAD}fsdp_config:\n  mixed_precision: PURE\n")
+    assert YAML(typ="safe").load(done.text)["fsdp_config"] == {
+        "mixed_precision": "PURE",
+        "reshard_after_forward": True,
+        "state_dict_type": "full",
+    }
+    assert {f.code for f in done.findings if f.subject == "fsdp_config.backward_prefetch"} == {"FM343"}
+
+
+def test_nested_blocks_are_found() -> None:
+    text = (
+        f"name: x\nparameters:\n  {HEAD.replace(chr(10), chr(10) + '  ')}fsdp_config:\n    "
+        "sharding_strategy: 1\n"
+    )
+    assert convert(text).blocks[0].path == "parameters.fsdp_config"
+    text = "trainer:\n  parallelism_config:\n    fsdp:\n      sharding_strategy: FULL_SHARD\n"
+    assert convert(text).blocks[0].path == "trainer.parallelism_config.fsdp"
+
+
+def test_what_composers_fsdp2_cannot_do_is_told() -> None:
+    done = convert(
+        f"{HEAD}fsdp_config:\n  sharding_strategy: HYBRID_SHARD\n  data_parallel_replicate_degree: 2\n"
+    )
+    assert "FM353" in {f.code for f in done.findings}
+
+
+def test_fsdp2_is_left_alone() -> None:
+    done = convert(f"{HEAD}fsdp_config:\n  reshard_after_forward: true\n  mixed_precision: PURE\n")
+    assert [f.code for f in done.findings] == ["FM347"]

@@ -1,0 +1,200 @@
+"""Whose FSDP settings a file holds: what only one framework writes decides, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fsdp_migrate.adapters.conversion.text import convert_text, find_blocks
+from fsdp_migrate.adapters.document.yaml_reader import read_yaml
+from fsdp_migrate.config_files import convert_config_file
+from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def stacks(text: str) -> list[str]:
+    return [block.stack for document in read_yaml(text) for block in find_blocks(document)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # classes of other packages
+        ("_target_: nemo.lightning.FSDPStrategy\nsharding_strategy: FULL_SHARD\n", []),
+        ("trainer:\n  strategy:\n    class_path: mine.strategies.FSDPStrategy\n", []),
+        ("trainer:\n  strategy:\n    class_path: FSDPStrategy\n", ["lightning"]),
+        ("_target_: lightning.fabric.strategies.FSDPStrategy\n", ["lightning"]),
+        ("_target_: verl.workers.Actor\nstrategy: fsdp\ndevices: 8\n", []),
+        ("_target_: mine.Config\nfsdp_transformer_layer_cls_to_wrap: Block\n", []),
+        ("_target_: mine.Config\noutput_dir: x\nfsdp: full_shard auto_wrap\n", []),
+        ("_target_: transformers.TrainingArguments\noutput_dir: x\nfsdp: full_shard\n", ["hf"]),
+        ("_target_: mine.T\nmax_duration: 1ep\nfsdp_config: {sharding_strategy: FULL_SHARD}\n", []),
+        ("_target_: composer.Trainer\nmax_duration: 1ep\nfsdp_config: {verbose: true}\n", ["composer"]),
+        # words that others use too
+        ("defaults: [a]\nstrategy: fsdp\n", []),
+        ("max_steps: 10\nstrategy: fsdp\n", []),
+        ("precision: bf16\nstrategy: fsdp\n", []),
+        ("trainer:\n  strategy: fsdp\n", []),
+        ("accelerator: gpu\nstrategy: fsdp\n", ["lightning"]),
+        ("precision: bf16-mixed\nmax_steps: 10\nstrategy: fsdp\n", ["lightning"]),
+        (
+            "max_seq_len: 8\nfsdp_config: {sharding_strategy: FULL_SHARD, activation_checkpointing: true}\n",
+            [],
+        ),
+        ("max_steps: 8\nfsdp: true\n", []),
+        ("output_dir: x\nfsdp: true\n", ["hf"]),
+        ("base_model: x\nfsdp: {sharding_strategy: FULL_SHARD}\n", []),
+        # HF's own words
+        (
+            "max_seq_len: 8\nfsdp: full_shard auto_wrap\nfsdp_config: {activation_checkpointing: true}\n",
+            ["hf"],
+        ),
+        (
+            "train_dataset: x\nmax_steps: 1\nfsdp: [full_shard]\nfsdp_config: {limit_all_gathers: true}\n",
+            ["hf"],
+        ),
+    ],
+)
+def test_only_what_is_a_frameworks_own_decides(text: str, expected: list[str]) -> None:
+    assert stacks(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "stack", "key"),
+    [
+        ("max_steps: 10\nstrategy: fsdp\n", "lightning", "strategy"),
+        ("trainer:\n  strategy: fsdp\n", "lightning", "trainer.strategy"),
+        ("_target_: mine.Config\noutput_dir: x\nfsdp: full_shard auto_wrap\n", "hf", "fsdp_config"),
+        (
+            "max_seq_len: 8\nfsdp_config: {sharding_strategy: FULL_SHARD, activation_checkpointing: true}\n",
+            "composer",
+            "fsdp_config",
+        ),
+        (
+            "trainer:\n  strategy: {_target_: mine.FSDPStrategy, cpu_offload: true}\n",
+            "lightning",
+            "trainer.strategy",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_asked_for_by_a_command_that_works(text: str, stack: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"config FILE --from {stack} --key {key}`"):
+        convert_text(text)
+    done = convert_text(text, stack=stack, key=key)
+    assert [(block.stack, block.path) for block in done.blocks] == [(stack, key)]
+
+
+def test_what_cannot_be_told_beside_what_can_is_left_and_named() -> None:
+    sure = "a:\n  distributed_type: FSDP\n  fsdp_config: {fsdp_offload_params: true}\n"
+    done = convert_text(f"{sure}b:\n  max_steps: 1\n  strategy: fsdp\n")
+    assert [block.path for block in done.blocks] == ["a.fsdp_config"]
+    [told] = [f for f in done.findings if f.code == "FM359"]
+    assert told.subject == "b.strategy"
+    assert "strategy: fsdp\n" in done.text
+
+
+def test_what_two_frameworks_surely_read_is_asked_for() -> None:
+    text = "max_duration: 1ep\noutput_dir: x\nfsdp: ${fsdp}\nfsdp_config: {sharding_strategy: FULL_SHARD}\n"
+    with pytest.raises(ConfigError, match=r"Composer and HF Trainer's\. Name one of them with `--from`"):
+        convert_text(text)
+    assert convert_text(text, stack="composer").is_changed
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {_component_: torchtune.models.llama3_8b}\nfsdp_cpu_offload: true\n", "for torchtune"),
+        ("trainer:\n  data_parallelism: fsdp\n  fsdp: {granularity: layer}\n", "`version: v2`"),
+        (
+            "model:\n  fsdp: true\n  fsdp_sharding_strategy: full\n  fsdp_grad_reduce_dtype: bf16\n",
+            "for NeMo",
+        ),
+        ("distributed: {_target_: nemo_automodel.FSDP2Manager}\nuse_fsdp: true\n", "for NeMo AutoModel"),
+        (
+            "actor_rollout_ref:\n  actor: {strategy: fsdp, fsdp_config: {param_offload: true}}\n",
+            "strategy: fsdp2",
+        ),
+    ],
+)
+def test_frameworks_whose_settings_are_their_own_are_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        convert_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("fsdp: {sharding_strategy: FULL_SHARD, min_params: 5}\n", "fsdp"),
+        ("train:\n  sharding_strategy: FULL_SHARD\n  mixed_precision: true\n  lr: 1\n", "train"),
+        ("sharding_strategy: HYBRID_SHARD\nmixed_precision: bf16\nlr: 1\n", "."),
+        (
+            "fsdp_config: {mixed_precision: true, use_fp16: false, sharding_strategy: FULL_SHARD}\n",
+            "fsdp_config",
+        ),
+    ],
+)
+def test_settings_of_a_projects_own_come_with_the_command_that_converts_them(text: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"`fsdp-migrate config FILE --from torch --key {key}`"):
+        convert_text(text)
+    done = convert_text(text, stack="torch", key=key)
+    assert "reshard_after_forward: true" in done.text
+    assert not [f for f in done.findings if f.fidelity == "refused"]
+
+
+def test_no_command_is_named_that_does_not_work() -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert_text("fsdp: {sharding_strategy: SHARD_ALL}\n")
+    assert "--from torch" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"use_fsdp": False}, {"fsdp": ""}, {"train": {"fsdp": {"enabled": False, "x": 1}}}, {"fsdp": None}],
+)
+def test_fsdp_that_is_off_is_an_answer(document: dict[str, Any]) -> None:
+    done = convert_text(json.dumps(document))
+    assert not done.is_changed
+    assert {block.state for block in done.blocks} == {"unused"}
+    assert {f.code for f in done.findings} == {"FM351"}
+
+
+def test_fsdp_that_is_on_somewhere_is_not_off() -> None:
+    with pytest.raises(ConfigError):
+        convert_text("a: {use_fsdp: false}\nb: {use_fsdp: true}\n")
+
+
+PROJECT = "defaults: [default]\naccelerator: gpu\ndevices: 4\nstrategy: fsdp\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "package"),
+    [
+        ("import pytorch_lightning as pl\n", "pytorch_lightning"),
+        ("from lightning.pytorch import Trainer\n", "lightning.pytorch"),
+        ("import lightning as L\nimport lightning\n# not pytorch_lightning\n", "lightning.pytorch"),
+    ],
+)
+def test_the_package_that_the_project_uses_is_written(tmp_path: Path, source: str, package: str) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "configs" / "trainer").mkdir(parents=True)
+    config = tmp_path / "configs" / "trainer" / "fsdp.yaml"
+    config.write_text(PROJECT)
+    (tmp_path / "train.py").write_text(source)
+    done = convert_config_file(config).conversion
+    assert f"_target_: {package}.strategies.ModelParallelStrategy" in done.text
+
+
+def test_a_file_that_is_in_no_project_takes_the_newer_package(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import pytorch_lightning\n")
+    (tmp_path / "a").mkdir()
+    config = tmp_path / "a" / "fsdp.yaml"
+    config.write_text(PROJECT)
+    assert "lightning.pytorch.strategies" in convert_config_file(config).conversion.text

@@ -1,0 +1,288 @@
+"""Flat parameters of LOCAL_STATE_DICT and numbered flat optimizer state, taken apart by FSDP1 arguments."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import shutil
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
+
+from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
+from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import (
+    FlatUnit,
+    divide_units,
+    flat_boxes,
+    place_parameters,
+)
+from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
+from fsdp_migrate.cli import main
+from fsdp_migrate.errors import CheckpointMismatchError, ModelError, PlanError
+from fsdp_migrate.sharding.outlines import outline_model
+from tests.checkpoint.rank_sources import ARGUMENTS, POLICY, RankSources, assert_loads, flat_options
+from tests.checkpoint.samples import load_with_torch
+from tests.checkpoint.stack_folders import mmengine_local
+from tests.rank_bodies.flat_sources import (
+    TiedApart,
+    groups_of,
+    save_grouped,
+    save_plain_sgd,
+    save_tied_apart,
+)
+from tests.rank_bodies.sources import RankNet
+from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def local_source(sources: RankSources, kind: str, folder: Path) -> Path:
+    """Return a folder as Accelerate LOCAL or dinov2 leave it: flat parameters and a plain optimizer."""
+    sources.copy(kind, "local", folder, name="pytorch_model_fsdp_rank*.bin")
+    return sources.copy(kind, "optim", folder, name="optimizer_0_rank*.bin")
+
+
+def verl_source(sources: RankSources, kind: str, folder: Path) -> Path:
+    sources.copy(kind, "model", folder, name="model_world_size_2_rank_*.pt")
+    return sources.copy(kind, "optim", folder, name="optim_world_size_2_rank_*.pt")
+
+
+def test_torch_loads_what_was_flat(rank_sources: RankSources, tmp_path: Path) -> None:
+    outputs = {}
+    for kind in ARGUMENTS:
+        make = verl_source if kind == "mesh" else local_source
+        source = make(rank_sources, kind, tmp_path / kind)
+        report = convert_checkpoint(source, tmp_path / f"{kind}-out", options=flat_options(kind))
+        codes = [f.code for f in report.findings]
+        assert codes.count("FM240") == (1 if kind == "mesh" else 2)
+        assert "FM238" not in codes
+        outputs[tmp_path / f"{kind}-out"] = rank_sources.expected[kind]
+    assert_loads(outputs)
+    convert_checkpoint(tmp_path / "flat", tmp_path / "flat-3", world_size=3, options=flat_options("flat"))
+    chunks = FileSystemReader(tmp_path / "flat-3").read_metadata().state_dict_metadata
+    assert len(chunks["model.embed.weight"].chunks) == 3  # type: ignore[union-attr]
+
+
+def test_mmengine_keeps_flat_parameters_beside_named_moments(
+    rank_sources: RankSources, tmp_path: Path
+) -> None:
+    """``epoch_1.pth`` is a folder: LOCAL_STATE_DICT of the model, and FSDP.optim_state_dict."""
+    source = tmp_path / "epoch_1.pth"
+    source.mkdir()
+    mmengine_local(rank_sources, source)
+    with pytest.raises(PlanError, match="FM238"):
+        convert_checkpoint(source, tmp_path / "out")
+    convert_checkpoint(source, tmp_path / "out", options=flat_options("flat"))
+    loaded, expected = load_with_torch(tmp_path / "out"), rank_sources.expected["flat"]
+    found = {f"model.{name}": tensor for name, tensor in loaded["state_dict"].items()}
+    for name, moments in loaded["optimizer"]["state"].items():
+        found.update({f"optimizer.{name}.{moment}": tensor for moment, tensor in moments.items()})
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert loaded["meta"] == {"epoch": 1, "seed": 3}
+    assert loaded["param_schedulers"] == [{"last_step": 2}]
+
+
+def test_flat_parameters_that_describe_themselves(rank_sources: RankSources, tmp_path: Path) -> None:
+    source = tmp_path / "olmo"
+    shutil.copytree(rank_sources.folder / "plain" / "olmo", source)
+    report = convert_checkpoint(source, tmp_path / "out")
+    assert "FM240" in [f.code for f in report.findings]
+    loaded = load_with_torch(tmp_path / "out")
+    expected = rank_sources.expected["plain"]
+    parameters = {name for name, _ in RankNet().named_parameters()}
+    assert {*loaded["model"]} == parameters
+    for name in parameters:
+        assert torch.equal(loaded["model"][name], expected[f"model.{name}"])
+        for moment in ("exp_avg", "exp_avg_sq", "step"):
+            assert torch.equal(
+                loaded["optimizer"]["state"][name][moment], expected[f"optimizer.{name}.{moment}"]
+            )
+    assert loaded["optimizer"]["param_groups"][0]["params"] == [n for n, _ in RankNet().named_parameters()]
+    assert loaded["train"] == {"epoch": 3}
+    (source / "model" / "rank1.pt").unlink()
+    shutil.copy(source / "model" / "rank0.pt", source / "model" / "rank1.pt")
+    with pytest.raises(CheckpointMismatchError, match=r"overlap|are in no chunk"):
+        inspect_checkpoint(source)
+
+
+def test_without_the_model_it_is_refused_with_what_to_give(rank_sources: RankSources, tmp_path: Path) -> None:
+    source = local_source(rank_sources, "plain", tmp_path / "local")
+    codes = {f.code for f in inspect_checkpoint(source).findings}
+    assert {"FM238", "FM239"} <= codes
+    with pytest.raises(PlanError, match=r"FM238.*--config"):
+        convert_checkpoint(source, tmp_path / "out", weights_only=True)
+    verl = verl_source(rank_sources, "flat", tmp_path / "verl")
+    with pytest.raises(PlanError, match=r"FM239.*--config.*weights_only"):
+        convert_checkpoint(verl, tmp_path / "out")
+    with pytest.raises(PlanError) as caught:  # and no more: what else does not fit follows from it
+        convert_checkpoint(source, tmp_path / "out", options=SourceOptions(model=outline_model(RankNet())))
+    assert {finding.code for finding in caught.value.findings} == {"FM238", "FM239"}
+    convert_checkpoint(verl, tmp_path / "weights", weights_only=True)
+    assert set(load_with_torch(tmp_path / "weights")) == {"model"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "match"),
+    [
+        ("plain", {"use_orig_params": False}, "elements in .* were computed"),
+        ("flat", {"use_orig_params": True}, "elements in .* were computed"),
+        ("plain", {"auto_wrap_policy": None}, "3 flat parameters.* give 1 units"),
+        ("plain", {"auto_wrap_policy": "LayerNorm"}, "3 flat parameters"),
+        ("mixed", {"mixed_precision": None}, "were computed"),
+        ("flat", {"sharding_strategy": "NO_SHARD"}, "starts at"),
+        ("flat", {"ignored_states": ["gain"]}, "were computed"),
+    ],
+)
+def test_other_arguments_than_the_runs_are_an_error(
+    kind: str, changes: dict[str, Any], match: str, rank_sources: RankSources, tmp_path: Path
+) -> None:
+    for pattern, expected in (("local", match), ("optim", "no order of the model's|the optimizer knows")):
+        source = rank_sources.copy(kind, pattern, tmp_path / pattern)
+        with pytest.raises(CheckpointMismatchError, match=expected):
+            inspect_checkpoint(source, options=flat_options(kind, **changes))
+
+
+def test_ranks_that_lack_elements(rank_sources: RankSources, tmp_path: Path) -> None:
+    source = verl_source(rank_sources, "flat", tmp_path / "source")
+    path = source / "optim_world_size_2_rank_1.pt"
+    state = torch.load(path, weights_only=True)
+    del state["state"][1]["exp_avg"]
+    torch.save(state, path)
+    with pytest.raises(CheckpointMismatchError, match="rank 1 should hold"):
+        inspect_checkpoint(source, options=flat_options("flat"))
+    state["state"][1]["exp_avg"] = state["state"][1]["exp_avg_sq"]
+    state["state"][1]["step"] += 1
+    torch.save(state, path)
+    with pytest.raises(CheckpointMismatchError, match=r"step` is not the same"):
+        inspect_checkpoint(source, options=flat_options("flat"))
+    state["state"][1] = {"exp_avg": torch.ones(3)}
+    torch.save(state, path)
+    with pytest.raises(CheckpointMismatchError, match=r"rank 1|no order"):
+        inspect_checkpoint(source, options=flat_options("flat"))
+
+
+def test_the_command_takes_the_fsdp1_arguments(
+    rank_sources: RankSources, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = verl_source(rank_sources, "flat", tmp_path / "source")
+    config = tmp_path / "fsdp.json"
+    config.write_text(json.dumps(POLICY))
+    arguments = ["convert", str(source), str(tmp_path / "out")]
+    assert main([*arguments, "--config", str(config)]) == 1
+    assert "--model" in capsys.readouterr().err
+    model = "tests.rank_bodies.sources:RankNet"
+    assert main([*arguments, "--model", model, "--config", str(config)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("To compare them: "))
+    assert main(shlex.split(line)[4:]) == 0
+    loaded = load_with_torch(tmp_path / "out")
+    expected = rank_sources.expected["flat"]
+    assert torch.equal(
+        loaded["optimizer"]["state"]["blocks.1.up.weight"]["exp_avg"],
+        expected["optimizer.blocks.1.up.weight.exp_avg"],
+    )
+
+
+def test_what_is_not_recomputed_is_said() -> None:
+    with pytest.raises(
+        ModelError, match=r"in different FSDP1 units\. With `use_orig_params=True` FSDP1 cannot"
+    ):
+        outline_model(TiedApart(), {"auto_wrap_policy": "Linear", "use_orig_params": True})
+    turned = nn.Linear(3, 2)
+    turned.weight = nn.Parameter(torch.ones(3, 2).t())
+    with pytest.raises(ModelError, match="not contiguous"):
+        outline_model(turned, {})
+
+
+def test_a_tie_between_units_was_trained_apart(tmp_path: Path) -> None:
+    """FSDP1 flattens a copy in each unit: what it holds is the state of a model without the tie."""
+    wanted = run_ranks(save_tied_apart, str(tmp_path / "source"))[0]
+    assert not torch.equal(wanted["model"]["embed.weight"], wanted["model"]["head.weight"])
+    outline = outline_model(TiedApart(), {"auto_wrap_policy": "Linear"})
+    report = convert_checkpoint(tmp_path / "source", tmp_path / "out", options=SourceOptions(model=outline))
+    assert [f.subject for f in report.findings if f.code == "FM273"] == ["head.weight"]
+    state = load_with_torch(tmp_path / "out")
+    assert state["model"].keys() == wanted["model"].keys()
+    for name, tensor in wanted["model"].items():
+        assert torch.equal(state["model"][name], tensor), name
+    assert state["optim"]["state"].keys() == wanted["momentum"].keys()
+    for name, tensor in wanted["momentum"].items():
+        assert torch.equal(state["optim"]["state"][name]["momentum_buffer"], tensor), name
+
+
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_sgd_without_momentum_has_numbers_and_no_state(use_orig_params: bool, tmp_path: Path) -> None:
+    """So nothing but the flat parameters beside it tells that its numbers are those of flat parameters."""
+    wanted = run_ranks(save_plain_sgd, str(tmp_path / "source"), use_orig_params)[0]
+    arguments = {"auto_wrap_policy": "Linear", "use_orig_params": use_orig_params}
+    options = SourceOptions(model=outline_model(TiedApart(tied=False), arguments))
+    convert_checkpoint(tmp_path / "source", tmp_path / "out", options=options)
+    state = load_with_torch(tmp_path / "out")
+    for name, tensor in wanted.items():
+        assert torch.equal(state["model"][name], tensor), name
+    (group,) = state["optim"]["param_groups"]
+    assert sorted(group["params"]) == sorted(wanted)
+
+
+@pytest.mark.parametrize("kind", ["Adagrad", "AdamW"])
+def test_groups_and_steps_of_ranks_without_elements(kind: str, tmp_path: Path) -> None:
+    """Sizes cannot tell an order that is not the model's; Adagrad counts no steps without elements."""
+    wanted = run_ranks(save_grouped, str(tmp_path / "source"), kind)[0]
+    model = TiedApart(tied=False)
+    optimizer = torch.optim.SGD(groups_of(model), lr=0.1)
+    arguments = {"auto_wrap_policy": "Linear", "use_orig_params": True}
+    options = SourceOptions(model=outline_model(model, arguments, optimizer=optimizer))
+    convert_checkpoint(tmp_path / "source", tmp_path / "out", options=options)
+    state = load_with_torch(tmp_path / "out")["optim"]["state"]
+    assert state.keys() == wanted.keys()
+    for name, fields in wanted.items():
+        assert state[name].keys() == fields.keys()
+        assert all(torch.equal(state[name][field], value) for field, value in fields.items()), name
+
+
+def test_numbers_are_those_of_the_wrapped_model() -> None:
+    outline = outline_model(RankNet(), {**POLICY, "ignored_states": ["gain"]})
+    assert outline.numbered == ("gain", "", "blocks.0", "blocks.1")
+    assert outline.aliases == {"head.out.weight": "embed.weight"}
+    outline = outline_model(RankNet(), {**ARGUMENTS["plain"], "ignored_states": ["gain"]})
+    assert outline.numbered == tuple(outline.parameters)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_flat_elements_are_exactly_these_boxes(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), max_size=4)))
+    numel = math.prod(shape)
+    start = data.draw(st.integers(0, numel - 1))
+    count = data.draw(st.integers(1, numel - start))
+    whole = np.arange(numel).reshape(shape)
+    found: list[int] = []
+    for (offsets, sizes), before in flat_boxes(shape, start, count):
+        assert before == len(found)
+        index = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
+        found += whole[index].ravel().tolist()
+    assert found == list(range(start, start + count))
+
+
+@pytest.mark.parametrize(("ways", "alignment"), list(product((1, 2, 3, 5), (0, 4))))
+def test_ranks_hold_every_element_once(ways: int, alignment: int) -> None:
+    shapes = {"a": (3, 5), "b": (1,), "c": (), "d": (2, 2, 3), "e": (0, 4)}
+    unit = FlatUnit("u", shapes, alignment)
+    geometry = divide_units((unit,), ways * 2, ways)
+    starts, total = place_parameters(unit, ways)
+    for name, shape in shapes.items():
+        first = [piece for rank, piece in geometry.slices[name].items() if rank < ways]
+        assert sum(piece.numel for piece in first) == math.prod(shape)
+        for rank, piece in geometry.slices[name].items():
+            assert geometry.shard_start("u", rank) + piece.offset == starts[name] + piece.start
+            assert piece.offset + piece.numel <= geometry.shard_size("u")
+    assert geometry.shard_size("u") * ways >= total

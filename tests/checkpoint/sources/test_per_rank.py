@@ -1,0 +1,256 @@
+"""One file per rank: sharded tensors that each rank pickled, put together without a process group."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
+from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
+from fsdp_migrate.checkpoint_convert.sources.per_rank import read_rank
+from fsdp_migrate.checkpoint_convert.sources.rank_merge import RankState, merge_states
+from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
+from fsdp_migrate.errors import (
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    UnsupportedFeatureError,
+)
+from fsdp_migrate.sharding.outlines import outline_model
+from tests.checkpoint.rank_sources import RankSources, assert_loads
+from tests.checkpoint.samples import DATA, load_with_torch
+from tests.checkpoint.sources.test_full_state import assert_equal
+from tests.rank_bodies.sources import RankNet, save_hsdp_rank_files
+from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+GOLDEN_RANKS = sorted(path.relative_to(DATA).as_posix() for path in DATA.glob("torch-*/*.sharded_rank0.pt"))
+
+
+def test_torch_loads_what_ranks_saved_for_themselves(rank_sources: RankSources, tmp_path: Path) -> None:
+    outputs = {}
+    for kind in ("plain", "mesh", "flat", "mixed"):
+        source = rank_sources.copy(kind, "sharded", tmp_path / kind)
+        report = convert_checkpoint(source, tmp_path / f"{kind}-out")
+        assert {"FM235", "FM236"} <= {f.code for f in report.findings}
+        assert [f.subject for f in report.findings if f.code == "FM236"] == ["model.rank"]
+        outputs[tmp_path / f"{kind}-out"] = rank_sources.expected[kind]
+        convert_checkpoint(source, tmp_path / f"{kind}-4", world_size=4)
+        assert verify_checkpoints(source, tmp_path / f"{kind}-4").is_same
+    assert_loads(outputs)
+
+
+@pytest.mark.parametrize("name", GOLDEN_RANKS)
+def test_genuine_files_of_older_and_newer_torch(name: str, tmp_path: Path) -> None:
+    manifest = inspect_checkpoint(DATA / name)
+    assert (manifest.layout, [part.name for part in manifest.parts]) == ("ranks", ["model", "optimizer"])
+    convert_checkpoint(DATA / name, tmp_path / "out")
+    wanted = torch.load(DATA / name.replace("sharded_rank0", "expected"), weights_only=True)
+    assert_equal(load_with_torch(tmp_path / "out"), wanted)
+
+
+def test_verl_keeps_model_and_the_rest_apart(rank_sources: RankSources, tmp_path: Path) -> None:
+    source = tmp_path / "actor"
+    source.mkdir()
+    for rank in range(2):
+        file = f"world_size_2_rank_{rank}.pt"
+        extra = {"lr_scheduler": {"last_epoch": 3}, "rng": {"cpu": torch.full((4,), rank), "seed": rank}}
+        torch.save(extra, source / f"extra_state_{file}")
+    rank_sources.copy("mesh", "model", source, name="model_world_size_2_rank_*.pt")
+    (source / "fsdp_config.json").write_text('{"FSDP_version": 1, "world_size": 2}')
+    report = convert_checkpoint(source, tmp_path / "out")
+    loaded = load_with_torch(tmp_path / "out")
+    assert torch.equal(loaded["model"]["gain"], rank_sources.expected["mesh"]["model.gain"])
+    assert loaded["extra_state"]["lr_scheduler"] == {"last_epoch": 3}
+    assert loaded["extra_state"]["rng"]["seed"] == 0
+    assert loaded["ranks"]["1"]["extra_state"]["rng"]["seed"] == 1
+    assert torch.equal(loaded["ranks"]["1"]["extra_state"]["rng"]["cpu"], torch.ones(4))
+    assert [f.code for f in report.findings if f.code == "FM237"]
+    assert (tmp_path / "out" / "fsdp_config.json").exists()
+    (source / "model_world_size_2_rank_1.pt").unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"of 1 ranks, expected 2: those of rank 1"):
+        inspect_checkpoint(source)
+
+
+def test_composers_files_of_ranks(rank_sources: RankSources, tmp_path: Path) -> None:
+    source = tmp_path / "old"
+    source.mkdir()
+    for rank in range(2):
+        shutil.copy(rank_sources.folder / "plain" / f"ep0-ba2-rank{rank}.pt", source)
+    manifest = inspect_checkpoint(source / "ep0-ba2-rank0.pt")
+    assert (manifest.stack, manifest.layout) == ("composer", "ranks")
+    convert_checkpoint(source, tmp_path / "out", to="torch")
+    assert_loads({tmp_path / "out": rank_sources.expected["plain"]})
+
+
+def test_moments_that_torch_saved_as_one_are_told(rank_sources: RankSources, tmp_path: Path) -> None:
+    source = tmp_path / "optimizer.bin"
+    shutil.copy(rank_sources.folder / "plain" / "full-optimizer.pt", source)
+    for deep in (False, True):
+        told = [f for f in inspect_checkpoint(source, deep=deep).findings if f.code == "FM217"]
+        assert len(told) == 1
+        assert "exp_avg" in told[0].message
+    state = torch.load(source, weights_only=True)
+    for moments in state["state"].values():
+        moments["exp_avg_sq"] = moments["exp_avg_sq"] + 1
+    torch.save(state, source)
+    assert "FM217" not in {f.code for f in inspect_checkpoint(source).findings}
+
+
+@pytest.mark.slow
+def test_replicas_of_hybrid_sharding(tmp_path: Path) -> None:
+    expected = run_ranks(save_hsdp_rank_files, str(tmp_path / "hsdp"), world_size=4, timeout=400)[0]["hsdp"]
+    sources = RankSources(tmp_path / "hsdp", {"hsdp": expected})
+    sharded = sources.copy("hsdp", "sharded", tmp_path / "sharded")
+    convert_checkpoint(sharded, tmp_path / "out")
+    verl = sources.copy("hsdp", "model", tmp_path / "verl", name="model_world_size_4_rank_*.pt")
+    sources.copy("hsdp", "optim", verl, name="optim_world_size_4_rank_*.pt")
+    arguments = {"auto_wrap_policy": "Block", "use_orig_params": True, "sharding_strategy": "HYBRID_SHARD"}
+    options = SourceOptions(model=outline_model(RankNet(), arguments))
+    report = convert_checkpoint(verl, tmp_path / "verl-out", options=options)
+    assert "over 2 ranks" in next(f.message for f in report.findings if f.code == "FM240")
+    for output in ("out", "verl-out"):
+        loaded = load_with_torch(tmp_path / output)
+        for name, value in expected.items():
+            part, _, rest = name.partition(".")
+            if part == "model":
+                assert torch.equal(loaded["model"][rest], value)
+            else:
+                parameter, _, moment = rest.rpartition(".")
+                assert torch.equal(loaded["optimizer"]["state"][parameter][moment], value)
+    states = [
+        read_rank(open_folder(sharded), path.name, path.stat().st_size, rank)
+        for rank, path in enumerate(sorted(sharded.iterdir()))
+    ]
+    tensor: Any = states[3].leaves["model.embed.weight"][1]
+    other: Any = states[3].leaves["optimizer.state.embed.weight.exp_avg"][1]
+    tensor.state[1]["_local_tensor"] = other.state[1]["_local_tensor"]
+    with pytest.raises(CheckpointMismatchError, match=r"sharded_rank3.pt` hold the same part.*bits differ"):
+        merge_states(open_folder(sharded), states)
+
+
+def test_naming_one_ranks_file_means_all_of_them(rank_sources: RankSources, tmp_path: Path) -> None:
+    for kind in ("plain", "mesh"):
+        rank_sources.copy(kind, "sharded", tmp_path, name=f"{kind}-rank*.pt")
+    manifest = inspect_checkpoint(tmp_path / "plain-rank1.pt")
+    assert set(manifest.files) == {"plain-rank0.pt", "plain-rank1.pt"}
+    assert not manifest.extra_files
+    with pytest.raises(CheckpointFormatError, match="more than one set of rank files"):
+        inspect_checkpoint(tmp_path)
+
+
+def test_a_rank_that_is_missing_or_named_wrong(rank_sources: RankSources, tmp_path: Path) -> None:
+    for kind in ("plain", "mesh"):
+        alone = rank_sources.copy(kind, "sharded", tmp_path / f"{kind}-0")
+        (alone / "sharded_rank1.pt").unlink()
+        with pytest.raises(CheckpointNotFoundError, match=r"saved by 2 ranks.*files of 1 .*sharded_rank0"):
+            inspect_checkpoint(alone / "sharded_rank0.pt")
+        swapped = rank_sources.copy(kind, "sharded", tmp_path / f"{kind}-swapped")
+        shutil.copy(swapped / "sharded_rank0.pt", swapped / "sharded_rank1.pt")
+        with pytest.raises(CheckpointMismatchError, match=r"`sharded_rank1.pt`.*of rank 1.*says 0"):
+            inspect_checkpoint(swapped)
+    mixed = rank_sources.copy("plain", "sharded", tmp_path / "two-runs")
+    shutil.copy(rank_sources.folder / "mesh" / "sharded_rank1.pt", mixed / "sharded_rank1.pt")
+    with pytest.raises(CheckpointMismatchError, match="divided in another way"):
+        inspect_checkpoint(mixed)
+
+
+def _states(folder: Path) -> list[RankState]:
+    source = open_folder(folder)
+    return [
+        read_rank(source, name, (folder / name).stat().st_size, rank)
+        for rank, name in enumerate(("sharded_rank0.pt", "sharded_rank1.pt"))
+    ]
+
+
+def _shards(state: RankState, key: str) -> Any:
+    """Return the description of the first local shard in a ShardedTensor's pickle."""
+    value: Any = state.leaves[key][1]
+    return (
+        value.state[0][0].state[1] if isinstance(value.state[0][0].state, tuple) else value.state[0][0].state
+    )
+
+
+def _overlap(states: list[RankState], key: str) -> None:
+    for state in states:
+        value: Any = state.leaves[key][1]
+        for shard in (*value.state[1].state["shards_metadata"], _shards(states[1], key)["metadata"]):
+            fields = shard.state[1]
+            fields["shard_offsets"] = [min(6, *fields["shard_offsets"][:1]), 0]
+            fields["shard_offsets"][0] = 6 if fields["shard_offsets"][0] else 0
+
+
+def _other_dtype(states: list[RankState], key: str) -> None:
+    value: Any = states[1].leaves[key][1]
+    value.state[1].state["tensor_properties"].dtype = "float64"
+
+
+def _other_size(states: list[RankState], key: str) -> None:
+    value: Any = states[1].leaves[key][1]
+    value.state[1].state["size"] = (99, 6)
+
+
+def _cut_shard(states: list[RankState], key: str) -> None:
+    _shards(states[1], key)["tensor"].shape = (2, 6)
+
+
+def _no_list(states: list[RankState], key: str) -> None:
+    value: Any = states[0].leaves[key][1]
+    value.state[1].state["shards_metadata"] = None
+
+
+def _missing_key(states: list[RankState], key: str) -> None:
+    for state in states:
+        value: Any = state.leaves[key][1]
+        del value.state[1].state["shards_metadata"][1]
+    value = states[1].leaves[key][1]
+    value.state[0].clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (_overlap, CheckpointMismatchError, "overlap.*sharded_rank0.pt.*sharded_rank1.pt"),
+        (_other_dtype, CheckpointFormatError, "its local part is float32"),
+        (_other_size, CheckpointMismatchError, r"\[13, 6\] in `sharded_rank0.pt`.*\[99, 6\]"),
+        (_cut_shard, CheckpointFormatError, r"shape \[2, 6\], expected \[6, 6\]"),
+        (_no_list, CheckpointFormatError, "not described as any torch"),
+        (_missing_key, CheckpointMismatchError, "elements are in no chunk"),
+    ],
+)
+def test_ranks_that_contradict_each_other(
+    change: Callable[[list[RankState], str], None],
+    error: type[Exception],
+    match: str,
+    rank_sources: RankSources,
+    tmp_path: Path,
+) -> None:
+    folder = rank_sources.copy("plain", "sharded", tmp_path / "source")
+    states = _states(folder)
+    change(states, "model.embed.weight")
+    with pytest.raises(error, match=match):
+        merge_states(open_folder(folder), states)
+
+
+def test_placements_that_cannot_be_put_together(rank_sources: RankSources, tmp_path: Path) -> None:
+    folder = rank_sources.copy("mesh", "sharded", tmp_path / "source")
+    states = _states(folder)
+    value: Any = states[0].leaves["model.embed.weight"][1]
+    spec = value.state[1]["_spec"].state
+    shard = spec["placements"][0]
+    mesh = spec["mesh"].state
+    for fields in ({"dim": 0}, {"dim": 0, "split_factor": 2}):
+        shard.state = fields
+        spec["placements"] = (shard, shard)
+        mesh["mesh" if "mesh" in mesh else "_mesh"] = value.state[1]["_local_tensor"]
+        mesh["_coordinate_on_dim"] = [0, 0]
+        with pytest.raises((UnsupportedFeatureError, CheckpointFormatError)):
+            merge_states(open_folder(folder), states)

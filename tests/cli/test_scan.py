@@ -1,0 +1,246 @@
+"""One look at a whole repository: configs, checkpoints, and what to do."""
+
+from __future__ import annotations
+
+import pickle
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from fsdp_migrate.cli import main
+from fsdp_migrate.source.pins import excludes
+from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
+from tests.ranks import ROOT
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+CODE = "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(net)\nmodel.apply(f)\n"
+ACCELERATE = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 2\n"
+FSDP2 = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: true\n"
+CHECKPOINTS = ROOT / "tests" / "checkpoint" / "data" / "torch-2.13.0"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".gitignore").write_text("runs/\nsecret.yaml\n")
+    (tmp_path / "train.py").write_text(CODE)
+    (tmp_path / "old fsdp.yaml").write_text(ACCELERATE)
+    (tmp_path / "new.yaml").write_text(FSDP2)
+    (tmp_path / "secret.yaml").write_text(ACCELERATE)
+    (tmp_path / "broken.yml").write_text("fsdp_config: [1\n  x: 2\n")
+    (tmp_path / "other.json").write_text('{"learning_rate": 0.1}')
+    (tmp_path / "binary.yaml").write_bytes(b"fsdp\0\xff")
+    shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "runs" / "plain.dcp")
+    return tmp_path
+
+
+def test_configs_are_found_with_their_stack_and_what_would_become_of_them(repository: Path) -> None:
+    found = {Path(each.path).name: each for each in find_configs([repository])}
+    assert found.keys() == {"old fsdp.yaml", "new.yaml", "broken.yml", "binary.yaml"}
+    assert (found["old fsdp.yaml"].stack, found["old fsdp.yaml"].state) == ("accelerate", "changes")
+    assert found["new.yaml"].state == "fsdp2"
+    assert found["broken.yml"].state == "broken"
+    assert found["broken.yml"].message.startswith("Line 2, column 4 is no YAML")
+    assert found["binary.yaml"].state in {"broken", "unclear"}
+    assert (repository / "old fsdp.yaml").read_text() == ACCELERATE
+
+
+def _layouts(folder: Path) -> dict[str, str]:
+    return {
+        Path(each.path).relative_to(folder).as_posix(): each.layout for each in find_checkpoints([folder])
+    }
+
+
+def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
+    shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "step-10")
+    shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "ep0-ba5")
+    (tmp_path / "cut" / "sub").mkdir(parents=True)
+    (tmp_path / "cut" / "__0_0.distcp").write_bytes(b"x")
+    (tmp_path / "per-rank").mkdir()
+    for rank in range(2):
+        torch.save({"a": torch.ones(1)}, tmp_path / "per-rank" / f"model_world_size_2_rank_{rank}.pt")
+    torch.save({"a": torch.ones(1)}, tmp_path / "model.pt")
+    (tmp_path / "old.pth").write_bytes(pickle.dumps({}, protocol=2))
+    (tmp_path / "words.bin").write_bytes(b"no checkpoint")
+    (tmp_path / "venv").mkdir()
+    torch.save({}, tmp_path / "venv" / "x.pt")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text("{}")
+    (tmp_path / "one.safetensors").write_bytes(b"")
+    assert _layouts(tmp_path) == {
+        "cut": "distributed checkpoint (DCP) without its .metadata",
+        "ep0-ba5": "Composer's distributed checkpoint (DCP)",
+        "hf": "full state in several files",
+        "model.pt": "full state (torch.save)",
+        "old.pth": "full state (torch.save)",
+        "one.safetensors": "full state (safetensors)",
+        "per-rank": "one file for each of 2 ranks",
+        "step-10": "distributed checkpoint (DCP)",
+    }
+
+
+def test_the_steps_stand_in_order_with_commands_that_run(
+    repository: Path,
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (repository / "binary.yaml").unlink()
+    (repository / "broken.yml").unlink()
+    monkeypatch.chdir(repository)
+    code, document = run_json("scan", ".")
+    assert code == 0
+    assert [config["state"] for config in document["configs"]] == ["fsdp2", "changes"]
+    assert [checkpoint["path"] for checkpoint in document["checkpoints"]] == ["runs/plain.dcp"]
+    commands = [shlex.split(command) for step in document["steps"] for command in step["commands"]]
+    assert [command[:2] for command in commands] == [
+        ["fsdp-migrate", "rewrite"],
+        ["fsdp-migrate", "rewrite"],
+        ["grep", "-rn"],
+        ["fsdp-migrate", "config"],
+        ["fsdp-migrate", "inspect"],
+        ["fsdp-migrate", "convert"],
+        ["fsdp-migrate", "verify"],
+    ]
+    for command in commands:
+        if command[0] == "fsdp-migrate":
+            assert main(command[1:]) == 0
+    _, document = run_json("scan", ".")
+    assert document["totals"]["rewritten"] == 0
+    assert [config["state"] for config in document["configs"]] == ["fsdp2", "fsdp2"]
+
+
+def test_people_see_the_same(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", str(repository)]) == 0
+    shown = capsys.readouterr().out
+    for text in (
+        "Configs",
+        "accelerate: would change",
+        "is FSDP2 already",
+        "Checkpoints",
+        "1. Look at",
+        "grep -rn",
+    ):
+        assert text in shown
+
+
+def test_a_config_or_a_checkpoint_that_is_named_is_no_source(repository: Path) -> None:
+    code = main(["scan", str(repository / "new.yaml"), str(repository / "runs"), "--json"])
+    assert code == 0
+
+
+def test_a_repository_without_fsdp_has_nothing_to_do(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    _, document = run_json("scan", tmp_path)
+    assert (document["configs"], document["checkpoints"], document["steps"]) == ([], [], [])
+
+
+FSDP_CONFIG = '{"transformer_layer_cls_to_wrap": ["Block"], "backward_prefetch": "backward_pre"}'
+RUN = """#!/bin/bash
+# accelerate launch --use_fsdp in a comment
+torchrun train.py \\
+  --fsdp "full_shard auto_wrap" \\
+  --fsdp_config settings.json
+"""
+SLURM = "#SBATCH -N 2\nsrun accelerate launch --use_fsdp --fsdp_sharding_strategy 2 train.py\necho done\n"
+REQUIREMENTS = "numpy\ntorch==2.1.2  # the cluster's\naccelerate>=0.20,<1.0\ntransformers>=4.40\n"
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Path:
+    """A repository as those of the HF Trainer are: no word of FSDP in Python."""
+    (tmp_path / "settings.json").write_text(FSDP_CONFIG)
+    (tmp_path / "run.sh").write_text(RUN)
+    (tmp_path / "job.slurm").write_text(SLURM)
+    (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
+    (tmp_path / "resume.py").write_text('path = "runs/exp/step-10"\n')
+    runs = tmp_path / "runs" / "exp"
+    for step in (9, 10):
+        shutil.copytree(CHECKPOINTS / "plain.dcp", runs / f"step-{step}")
+    torch.save({"a": torch.ones(1)}, runs / "step-10.pt")
+    return tmp_path
+
+
+def test_a_repository_of_the_trainer_is_seen(
+    trainer: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trainer)
+    _, document = run_json("scan", ".")
+    assert [(each["path"], each["stack"], each["state"]) for each in document["configs"]] == [
+        ("settings.json", "hf", "changes")
+    ]
+    launches = [(each["path"], each["line"], each["stack"], each["state"]) for each in document["launches"]]
+    assert launches == [("job.slurm", 2, "accelerate", "changes"), ("run.sh", 3, "hf", "elsewhere")]
+    assert [(pin["line"], pin["requirement"], pin["needed"]) for pin in document["pins"]] == [
+        (2, "torch==2.1.2", "2.6"),
+        (3, "accelerate>=0.20,<1.0", "1.6"),
+    ]
+    steps = [step["text"] for step in document["steps"]]
+    assert "requirements.txt:2" in steps[0]
+    commands = [command for step in document["steps"] for command in step["commands"]]
+    assert main(shlex.split(next(command for command in commands if "--command" in command))[1:]) == 0
+
+
+def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_the_newest(
+    trainer: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trainer)
+    _, document = run_json("scan", ".")
+    found = {each["path"]: each for each in document["checkpoints"]}
+    assert {path for path, each in found.items() if each["is_latest"]} == {
+        "runs/exp/step-10",
+        "runs/exp/step-10.pt",
+    }
+    assert found["runs/exp/step-9"]["is_latest"] is False
+    assert len({each["target"] for each in found.values()}) == 3
+    assert all(each["nbytes"] > 500 for each in found.values())
+    assert found["runs/exp/step-10"]["read_by"] == ["resume.py:1"]
+    assert found["runs/exp/step-10.pt"]["read_by"] == []
+    target = found["runs/exp/step-10"]["target"]
+    assert main(["convert", "runs/exp/step-10", target]) == 0
+    assert sorted(map(str, Path("runs/exp").glob("step-*"))) == sorted(found)
+    _, document = run_json("scan", ".")
+    again = {each["path"]: each["is_converted"] for each in document["checkpoints"]}
+    assert again == {"runs/exp/step-10": True, "runs/exp/step-10.pt": False, "runs/exp/step-9": False}
+    commands = [command for step in document["steps"] for command in step["commands"]]
+    assert not any("runs/exp/step-10 " in command for command in commands)
+
+
+def test_people_see_the_latest_and_how_large_it_is(trainer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", str(trainer)]) == 0
+    said = capsys.readouterr().out
+    assert "1 older one of the same runs; --all shows it." in said
+    assert " kB, named in " in said
+    assert "A full state in a file need not be converted" in said
+    assert main(["scan", str(trainer), "--all"]) == 0
+    assert "step-9" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("bounds", "needed", "expected"),
+    [
+        ("==2.1.2", (2, 6), True),
+        ("==2.6", (2, 6), False),
+        ("==2.6.0", (2, 6), False),
+        ("==2.*", (2, 6), False),
+        ("==2.5.*", (2, 6), True),
+        ("~=2.5.1", (2, 6), True),
+        ("~=2.5", (2, 6), False),
+        ("<2.6", (2, 6), True),
+        ("<=2.6", (2, 6), False),
+        (">=2.0,<3", (2, 6), False),
+        (">=1.13", (2, 6), False),
+        ("!=2.1", (2, 6), False),
+    ],
+)
+def test_requirements_that_keep_fsdp2_out(bounds: str, needed: tuple[int, ...], expected: bool) -> None:
+    assert excludes(bounds, needed) is expected

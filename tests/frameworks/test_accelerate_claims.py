@@ -1,0 +1,108 @@
+"""What the installed Accelerate makes of its launcher's settings, against what is claimed of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
+from fsdp_migrate.adapters.engine.claims import ACCELERATE, ACCELERATE_UNREAD
+from tests.frameworks.claims import run, wrong
+
+
+pytestmark = pytest.mark.any_torch
+
+
+PLUGIN = """
+import json, os, sys
+from accelerate.utils import FullyShardedDataParallelPlugin
+found = []
+for environment in json.loads(sys.argv[1]):
+    for name in [name for name in os.environ if name.startswith("FSDP_")]:
+        del os.environ[name]
+    os.environ.update(environment)
+    try:
+        plugin = FullyShardedDataParallelPlugin()
+        found.append({"version": getattr(plugin, "fsdp_version", 1), "state": plugin.state_dict_type.name,
+                      "prefetch": plugin.backward_prefetch is not None})
+    except ValueError as error:
+        found.append({"error": str(error)})
+print(json.dumps(found))
+"""
+FLAGS = """
+import inspect, json
+from accelerate.commands.launch import launch_command_parser
+from accelerate.utils import launch
+flags = {action.dest for action in launch_command_parser()._actions}
+source = inspect.getsource(launch)
+print(json.dumps({"flags": sorted(flags), "read": source.count('"fsdp_ignored_modules"')}))
+"""
+
+
+POLICIES = """
+import inspect, json, os
+from torch import nn
+from accelerate.utils import FullyShardedDataParallelPlugin
+found = {}
+os.environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
+casts = {}
+for version in ("1", "2"):
+    os.environ["FSDP_VERSION"] = version
+    plugin = FullyShardedDataParallelPlugin()
+    plugin.set_mixed_precision("bf16")
+    casts[version] = plugin.mixed_precision_policy
+one, two = casts["1"], casts["2"]
+found["precision_by_unit"] = (
+    two.cast_forward_inputs and two.output_dtype is two.param_dtype is one.param_dtype is one.buffer_dtype
+    and one.cast_root_forward_inputs and not one.cast_forward_inputs
+)
+plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=10)
+from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(1, 1)))
+kind = {"auto_wrap_policy_type": "size"}  # an argument of older versions
+known = inspect.signature(fsdp2_prepare_auto_wrap_policy).parameters
+kind = {name: value for name, value in kind.items() if name in known}
+policy = fsdp2_prepare_auto_wrap_policy(plugin, model=model, **kind)
+try:
+    units = [policy(module) for module in (model[0], model[0][0], model[0][1])]
+except AttributeError:  # of `module.numel()`
+    units = []
+found["size_counts_children"] = units == [True, True, False]
+try:
+    FullyShardedDataParallelPlugin(forward_prefetch=True)
+    found["forward_prefetch_refused"] = False
+except ValueError:
+    found["forward_prefetch_refused"] = True
+print(json.dumps(found))
+"""
+
+
+def test_what_is_claimed_of_accelerate() -> None:
+    two = {"FSDP_VERSION": "2"}
+    one, sharded, full, local = run(
+        PLUGIN,
+        [
+            {"FSDP_VERSION": "1"},
+            {**two, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"},
+            {**two, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"},
+            {**two, "FSDP_STATE_DICT_TYPE": "LOCAL_STATE_DICT"},
+        ],
+    )
+    flags = set(run(FLAGS)["flags"])
+    found = {
+        "fsdp2": sharded.get("version") == 2,
+        "full_state_dict": full.get("state") == "FULL_STATE_DICT",
+        "prefetch_policy_unread": "fsdp_backward_prefetch_policy" not in flags,
+        "no_prefetch": one["prefetch"] is False,
+        "local_refused": "error" in local,
+        **run(POLICIES),
+    }
+    assert wrong(ACCELERATE, "accelerate", found) == []
+
+
+def test_the_launcher_has_a_flag_for_every_key_but_those_that_are_unread() -> None:
+    read = run(FLAGS)
+    flags = {name.removeprefix("fsdp_") for name in read["flags"]}
+    flags |= {"ignored_modules"} if read["read"] else set()
+    spellings = {name for key in ACCELERATE_KEYS for name in (key.name, *key.aliases)}
+    newer = {"activation_checkpointing_offload", "ignored_modules"}
+    assert spellings - flags - newer == ACCELERATE_UNREAD

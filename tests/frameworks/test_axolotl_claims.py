@@ -1,0 +1,45 @@
+"""Axolotl's own schema, against what is claimed of it: its files are read without its packages."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdp_migrate.adapters.axolotl import AXOLOTL_KEYS
+from fsdp_migrate.adapters.engine.claims import AXOLOTL, AXOLOTL_REFUSED_OPTIMIZERS
+from tests.frameworks.claims import wrong
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def schemas() -> Path:
+    spec = importlib.util.find_spec("axolotl")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "utils" / "schemas"
+
+
+def fields() -> set[str]:
+    spec = importlib.util.spec_from_file_location("axolotl_fsdp", schemas() / "fsdp.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config: Any = module.FSDPConfig
+    return set(config.model_fields)
+
+
+def test_what_is_claimed_of_axolotl() -> None:
+    text = (schemas() / "validation.py").read_text()
+    listed = ", ".join(f'"{name}"' for name in sorted(AXOLOTL_REFUSED_OPTIMIZERS))
+    found = {"optimizers": f"[{listed}]" in text, "bare_keys": "offload_params" in fields()}
+    assert wrong(AXOLOTL, "axolotl", found) == []
+
+
+def test_every_key_that_is_kept_is_a_field() -> None:
+    kept = {key.name for key in AXOLOTL_KEYS if key.becomes.startswith("kept")}
+    assert kept - fields() == set()

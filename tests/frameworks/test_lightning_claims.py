@@ -1,0 +1,42 @@
+"""What the installed Lightning does, against what is claimed of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.adapters.engine.claims import LIGHTNING
+from tests.frameworks.claims import run, wrong
+
+
+pytestmark = pytest.mark.any_torch
+
+
+PROBE = """
+import json, logging
+logging.disable()
+import torch
+import lightning.pytorch as pl
+from lightning.pytorch.plugins.precision.fsdp import FSDPPrecision
+found = {}
+try:
+    from lightning.pytorch.strategies import ModelParallelStrategy
+    found["model_parallel"] = True
+except ImportError:
+    found["model_parallel"] = False
+def trains(precision):
+    try:
+        pl.Trainer(accelerator="cpu", devices=1, precision=precision, logger=False,
+                   enable_progress_bar=False, strategy=ModelParallelStrategy())
+    except ValueError as error:
+        return "precision" not in str(error)
+    return True
+found["no_16_mixed"] = found["model_parallel"] and trains("bf16-mixed") and not trains("16-mixed")
+config = FSDPPrecision("bf16-mixed").mixed_precision_config
+dtypes = {config.param_dtype, config.reduce_dtype, config.buffer_dtype}
+found["precision_casts"] = dtypes == {torch.bfloat16}
+print(json.dumps(found))
+"""
+
+
+def test_what_is_claimed_of_lightning() -> None:
+    assert wrong(LIGHTNING, "lightning", run(PROBE)) == []

@@ -1,0 +1,86 @@
+"""What the installed transformers makes of ``fsdp`` and ``fsdp_config``, against what is claimed of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsdp_migrate.adapters.engine.claims import TRANSFORMERS, Claim
+from tests.frameworks.claims import run, wrong
+
+
+pytestmark = pytest.mark.any_torch
+
+
+# Before 5.0 the arguments set the environment, from which Accelerate's plugin reads.
+ARGUMENTS = """
+import json, os, sys
+from transformers import TrainingArguments
+found = []
+for case in json.loads(sys.argv[1]):
+    for name in [name for name in os.environ if name.startswith("FSDP_")]:
+        del os.environ[name]
+    try:
+        given = TrainingArguments(output_dir="x", use_cpu=True, report_to=[], **case)
+    except Exception as error:
+        found.append({"error": str(error) or type(error).__name__})
+        continue
+    names = ("fsdp_version", "reshard_after_forward", "cpu_offload", "auto_wrap_policy", "min_num_params",
+             "state_dict_type", "backward_prefetch", "transformer_cls_names_to_wrap")
+    if hasattr(given, "fsdp_plugin_args"):
+        found.append({name: given.fsdp_plugin_args.get(name) for name in names})
+    else:
+        read = {"fsdp_version": "VERSION", "cpu_offload": "OFFLOAD_PARAMS",
+                "transformer_cls_names_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
+        found.append({name: os.environ.get("FSDP_" + read.get(name, name.upper())) for name in names})
+print(json.dumps(found))
+"""
+WORDS = "full_shard auto_wrap"
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"fsdp": WORDS},
+    "two": {"fsdp": WORDS, "fsdp_config": {"version": 2}},
+    "state": {"fsdp": WORDS, "fsdp_config": {"version": 2, "state_dict_type": "FULL_STATE_DICT"}},
+    "offload": {"fsdp": WORDS, "fsdp_config": {"version": 2, "cpu_offload": True}},
+    "offload word": {"fsdp": f"{WORDS} offload", "fsdp_config": {"version": 2}},
+    "policy": {"fsdp": "full_shard", "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP"}},
+    "size": {"fsdp": WORDS, "fsdp_config": {"version": 2, "min_num_params": 5}},
+    "hybrid": {"fsdp": "hybrid_shard auto_wrap", "fsdp_config": {"version": 2}},
+    "class": {"fsdp": WORDS, "fsdp_transformer_layer_cls_to_wrap": "Block"},
+    "one": {"fsdp": WORDS, "fsdp_config": {"version": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def did() -> dict[str, dict[str, Any]]:
+    return dict(zip(CASES, run(ARGUMENTS, list(CASES.values())), strict=True))
+
+
+def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
+    """Return what each claim says, as the installed version does it."""
+    is_two = did["two"].get("fsdp_version") == 2
+    return {
+        "version_read": is_two,
+        "fsdp2_default": did["plain"]["fsdp_version"] == 2,
+        "missing_reshard_is_false": is_two and did["two"]["reshard_after_forward"] is False,
+        "state_dict_type_read": did["state"]["state_dict_type"] == "FULL_STATE_DICT",
+        "cpu_offload_read": did["offload"]["cpu_offload"] is True,
+        "auto_wrap_policy_read": did["policy"]["auto_wrap_policy"] == "SIZE_BASED_WRAP",
+        "size_needs_policy": did["size"]["auto_wrap_policy"] != "SIZE_BASED_WRAP",
+        "offload_word": str(did["offload word"]["cpu_offload"]).lower() == "true",
+        "hybrid_refused": "error" in did["hybrid"],
+        "wrap_arguments": did["class"].get("transformer_cls_names_to_wrap") == "Block",
+        "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
+    }
+
+
+def test_what_is_claimed_of_transformers(did: dict[str, dict[str, Any]]) -> None:
+    assert wrong(TRANSFORMERS, "transformers", facts(did)) == []
+
+
+def test_a_claim_that_does_not_hold_is_found(did: dict[str, dict[str, Any]]) -> None:
+    false = {**TRANSFORMERS, "offload_word": Claim("", before="4.0"), "other": Claim("")}
+    found = wrong(false, "transformers", facts(did))
+    assert [text.partition(":")[0] for text in found][:1] == ["other"]
+    assert any("offload_word is True, claimed for before 4.0" in text for text in found)
+    assert len(found) == 2

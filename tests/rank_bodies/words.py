@@ -1,0 +1,129 @@
+"""What is said at run time, and of models that share modules, have no parameters, or wrap by themselves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision
+
+from fsdp_migrate import microbatches
+from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.runtime import clip_grad_norm_, full_state_dict, no_sync, sharded_state_dict
+from fsdp_migrate.sharding.plan import FULL_PRECISION_EVALUATION
+from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
+from tests.models import Block, Net, batch, loss_of
+
+
+BLOCKS = {"device_id": "cpu", "auto_wrap_policy": {Block}}
+
+
+def _error(model: nn.Module, **more: Any) -> tuple[str, str]:
+    try:
+        prepare_fully_shard(model, {**BLOCKS, **more})
+    except FSDPMigrateError as error:
+        return type(error).__name__, str(error)
+    return "no error", ""
+
+
+class Wrapping(Net):
+    """Wraps its blocks itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for index, block in enumerate(self.blocks):
+            self.blocks[index] = FSDP(block, device_id=torch.device("cpu"))
+
+
+def refusals() -> dict[str, tuple[str, str]]:
+    """Prepare what cannot be; return the errors."""
+    warnings.simplefilter("ignore")
+    shared = nn.Linear(4, 4)
+    prepare_fully_shard(nn.Sequential(nn.Linear(4, 4), shared), {"device_id": "cpu"})
+    found = {"shared": _error(nn.Sequential(shared, nn.Linear(4, 4)), auto_wrap_policy=None)}
+    unit = nn.Linear(4, 4)
+    prepare_fully_shard(nn.Sequential(unit), {"device_id": "cpu", "auto_wrap_policy": {nn.Linear}})
+    found["shared unit"] = _error(nn.Sequential(unit, nn.Linear(4, 4)), auto_wrap_policy=None)
+    twice = prepare_fully_shard(Net(), BLOCKS)
+    found["twice"] = _error(twice)
+    found["wraps by itself"] = _error(Wrapping())
+    return found
+
+
+def without_parameters() -> dict[str, Any]:
+    """Use a model that has no parameters as any other."""
+    warnings.simplefilter("ignore")
+    model = nn.Sequential(nn.ReLU(), nn.Flatten())
+    prepare_fully_shard(model, {"device_id": "cpu"})
+    with no_sync(model):
+        out = model(torch.ones(2, 2))
+    text = ""
+    try:
+        next(iter(microbatches(model, [1, 2])))
+    except FSDPMigrateError as error:
+        text = str(error)
+    return {
+        "out": out,
+        "norm": clip_grad_norm_(model, 1.0),
+        "full": full_state_dict(model),
+        "sharded": sharded_state_dict(model),
+        "microbatches": text,
+    }
+
+
+def clip_without_gradients() -> list[str]:
+    """Clip where there is no gradient; return the warnings."""
+    model = prepare_fully_shard(Net(), BLOCKS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        norm = clip_grad_norm_(model, 1.0)
+        assert norm == 0
+    return [str(warning.message) for warning in caught if warning.filename == __file__]
+
+
+class _Log(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def where_gradients_add_up(way: str, reduce: str) -> list[list[str]]:
+    """Train strictly in mixed precision; return what is logged before, in, and in a second accumulation."""
+    warnings.simplefilter("ignore")
+    log = _Log()
+    logging.getLogger("fsdp_migrate").addHandler(log)
+    precision = MixedPrecision(torch.bfloat16, getattr(torch, reduce))
+    model: Any = prepare_fully_shard(Net(), {**BLOCKS, "mixed_precision": precision}, strict=True)
+    parts = [batch(part, dist.get_rank()) for part in range(2)]
+    found = []
+    for accumulates in (False, True, True):
+        log.lines.clear()
+        if not accumulates:
+            torch.autograd.backward(loss_of(model, parts[0]))
+        elif way == "no_sync":
+            with no_sync(model):
+                torch.autograd.backward(loss_of(model, parts[0]))
+            torch.autograd.backward(loss_of(model, parts[1]))
+        else:
+            for part in microbatches(model, parts, comms="last" if way == "last" else "every"):
+                torch.autograd.backward(loss_of(model, part))
+        found.append([line for line in log.lines if line.startswith("FM022")])
+    return found
+
+
+def evaluation_in_full_precision(value: str, precision: str | None) -> list[str]:
+    """Prepare with FSDP1's environment variable; return the codes of what changes."""
+    os.environ[FULL_PRECISION_EVALUATION] = value
+    try:
+        model = prepare_fully_shard(Net(), {**BLOCKS, "mixed_precision": precision})
+    finally:
+        del os.environ[FULL_PRECISION_EVALUATION]
+    return [finding.code for finding in shard_plan(model).findings if finding.fidelity == "changed"]

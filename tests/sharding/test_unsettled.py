@@ -1,0 +1,97 @@
+"""What ``rewrite`` left to a person stops a run at its start, not at its first save."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.cli import main
+from fsdp_migrate.sharding.unsettled import unsettled_in
+from fsdp_migrate.source.python.mentions import MARK
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+
+def save(model, kind):
+    with FSDP.state_dict_type(model, kind):
+        return model.state_dict()
+
+def train(kind):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = FSDP(nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True)
+    print("the run has started", flush=True)
+    state = save(model, kind)
+    from fsdp_migrate.runtime import end_process_group
+    end_process_group()
+
+if __name__ == "__main__":
+    train(StateDictType.FULL_STATE_DICT if len(__file__) > 3 else StateDictType.SHARDED_STATE_DICT)
+"""
+
+
+def run(script: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=400
+    )
+
+
+def test_what_is_left_stops_the_run_at_its_start(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    assert main(["rewrite", str(script), "--write"]) == 0
+    after = script.read_text()
+    (line,) = (number for number, text in enumerate(after.splitlines(), 1) if "# fsdp-migrate: FM307" in text)
+    done = run(script)
+    assert done.returncode != 0
+    assert "the run has started" not in done.stdout
+    assert f"{script}:{line} FM307" in done.stderr
+    assert "fsdp-migrate explain FM307" in done.stderr
+    assert "KeyError" not in done.stderr
+    # Settled, and the comment deleted.
+    settled = after.splitlines()
+    start = line - 1
+    settled[start : start + 3] = ["    return model.state_dict()"]
+    script.write_text("\n".join(settled))
+    done = run(script)
+    assert done.returncode == 0, done.stderr
+    assert "the run has started" in done.stdout
+
+
+def test_a_module_of_the_run_counts_and_what_is_installed_does_not(tmp_path: Path) -> None:
+    (tmp_path / "saving.py").write_text(f"{MARK}FM307 its type is known only when this runs.\nx = 1\n")
+    (tmp_path / "main.py").write_text(
+        "import saving\nfrom fsdp_migrate import prepare_fully_shard\nfrom torch import nn\n"
+        "prepare_fully_shard(nn.Linear(2, 2))\n"
+    )
+    done = run(tmp_path / "main.py")
+    assert "saving.py:1 FM307" in done.stderr
+    assert "left 1 use of FSDP1 to you" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{MARK}FM307 a\n    {MARK}FM317 b\n", [(1, "FM307")]),
+        (f"if x:\n    {MARK}FM317 b\n    y()\n", [(2, "FM317")]),
+        (f"{MARK}FM326 the norm is another one\n{MARK}FM315 note\n{MARK}FM302 note\n", []),
+        (f"{MARK}FM319 Lightning\n{MARK}FM328 Composer\n", []),
+        (f'text = """\n{MARK}FM307 in a string\n"""\n', []),
+        (f"{MARK}FM308 left\n", [(1, "FM308")]),
+        ("def broken(:\n", []),
+    ],
+)
+def test_what_counts_as_left(tmp_path: Path, text: str, expected: list[tuple[int, str]]) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    assert list(unsettled_in(path))[: len(expected) or None] == expected

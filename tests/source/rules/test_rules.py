@@ -1,0 +1,67 @@
+"""The page about rules, held against the rules."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fsdp_migrate.finding_codes import FINDING_CODES
+from fsdp_migrate.source import rewrite_source, scan_source
+from fsdp_migrate.source.python import mentions
+from fsdp_migrate.source.rules import RULES, leftovers, unused_imports
+from tests.ranks import ROOT
+from tests.source.samples import IMPORTS
+
+
+pytestmark = pytest.mark.any_torch
+
+
+PAGE = (ROOT / "docs" / "rules.md").read_text()
+ROWS = dict(re.findall(r"^\| `([a-z-]+)` \| (FM[^|]*) \|", PAGE, re.MULTILINE))
+EVERY = (*RULES, leftovers, unused_imports, mentions)
+
+
+def test_every_rule_is_documented_with_its_codes_and_no_other() -> None:
+    assert {name: tuple(codes.split(", ")) for name, codes in ROWS.items()} == {
+        rule.NAME: rule.CODES for rule in EVERY
+    }
+
+
+def test_every_code_of_sources_belongs_to_a_rule() -> None:
+    known = {code for rule in EVERY for code in rule.CODES}
+    assert {
+        code for code in FINDING_CODES if "FM301" <= code <= "FM333" or "FM420" <= code <= "FM429"
+    } == known
+
+
+EXAMPLES = list(
+    zip(
+        re.findall(r"```python before\n(.*?)```", PAGE, re.DOTALL),
+        re.findall(r"```python after\n(.*?)```", PAGE, re.DOTALL),
+        strict=True,
+    )
+)
+
+
+@pytest.mark.parametrize(("before", "after"), EXAMPLES)
+def test_the_examples_become_what_the_page_says(before: str, after: str) -> None:
+    assert rewrite_source(before) == after
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "action"),
+    [
+        ("m = MixedPrecision(param_dtype=torch.float16)\n", "FM310", "kept"),
+        ("w = functools.partial(FSDP, device_id=0)\nw(net)\n", "FM331", "rewritten"),
+        ("m = FSDP(net)\ntorch.nn.utils.clip_grad_norm_(m.parameters(), 1)\n", "FM326", "rewritten"),
+        ("m = FSDP(net)\nm.no_sync()\n", "FM312", "rewritten"),
+        ("with FSDP.summon_full_params(net):\n    pass\n", "FM313", "rewritten"),
+    ],
+)
+def test_codes_that_tables_elsewhere_show_by_their_text(body: str, code: str, action: str) -> None:
+    assert (code, action) in {(use.code, use.action) for use in scan_source(IMPORTS + body)}
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 2

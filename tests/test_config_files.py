@@ -1,0 +1,155 @@
+"""Config files: what is written, where, and when not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fsdp_migrate import convert_config_file
+from fsdp_migrate.config_files import read_config_file
+from fsdp_migrate.errors import ConfigError, FindingsError, OutputError, OutputExistsError
+from tests.ranks import ROOT
+
+
+pytestmark = pytest.mark.any_torch
+
+
+EXAMPLE = ROOT / "examples" / "configs" / "accelerate.yaml"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(EXAMPLE.read_bytes())
+    path.chmod(0o640)
+    return path
+
+
+def test_without_a_place_to_write_nothing_is_written(source: Path) -> None:
+    report = convert_config_file(source)
+    assert report.is_changed
+    assert "+  fsdp_version: 2" in report.diff()
+    assert [path.name for path in source.parent.iterdir()] == ["config.yaml"]
+    assert source.read_bytes() == EXAMPLE.read_bytes()
+
+
+def test_an_output_is_written_with_the_permissions_of_the_source(source: Path) -> None:
+    out = source.with_name("out.yaml")
+    report = convert_config_file(source, out)
+    assert out.read_text() == report.conversion.text
+    assert stat.S_IMODE(out.stat().st_mode) == 0o640
+    assert source.read_bytes() == EXAMPLE.read_bytes()
+    with pytest.raises(OutputExistsError, match="exists already"):
+        convert_config_file(source, out)
+    convert_config_file(source, out, overwrite=True)
+
+
+def test_the_source_is_no_output(source: Path) -> None:
+    with pytest.raises(OutputExistsError, match="the source itself"):
+        convert_config_file(source, source, overwrite=True)
+
+
+def test_in_place_keeps_every_backup(source: Path) -> None:
+    (source.parent / "config.yaml.bak").write_text("mine")
+    report = convert_config_file(source, in_place=True)
+    assert report.backup == str(source.with_name("config.yaml.bak1"))
+    assert Path(report.backup).read_bytes() == EXAMPLE.read_bytes()
+    assert source.read_text() == report.conversion.text
+    assert (source.parent / "config.yaml.bak").read_text() == "mine"
+    again = convert_config_file(source, in_place=True)
+    assert again.is_fsdp2
+    assert again.backup is None
+
+
+def test_in_place_through_a_link_keeps_the_link(source: Path) -> None:
+    link = source.with_name("link.yaml")
+    link.symlink_to(source)
+    convert_config_file(link, in_place=True)
+    assert link.is_symlink()
+    assert "fsdp_version: 2" in source.read_text()
+
+
+def test_a_disk_that_is_full_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        del descriptor
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left"):
+        convert_config_file(source, in_place=True)
+    assert [path.name for path in source.parent.iterdir()] == ["config.yaml"]
+    assert source.read_bytes() == EXAMPLE.read_bytes()
+
+
+def test_strict_stops_before_anything_is_written(source: Path) -> None:
+    with pytest.raises(FindingsError) as caught:
+        convert_config_file(source, in_place=True, strict=True)
+    assert {f.code for f in caught.value.findings} == {"FM354"}
+    assert source.read_bytes() == EXAMPLE.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"a: [1\n", "config.yaml': Line 2"),
+        (b"\x00\x01\x02", "is no text: it has zero bytes"),
+        (b"distributed_type: FSDP # \xff\n", "is no text in UTF-8: byte 0xff in line 1"),
+        (b"", "Nothing in it configures FSDP"),
+        (b"- 1\n- 2\n", "Nothing in it configures FSDP"),
+        (b"just words", "Nothing in it configures FSDP"),
+        (b"distributed_type: FSDP\nfsdp_config: text\n", "What names FSDP is `fsdp_config`"),
+        (b"model:\n  use_fsdp: true\n", "What names FSDP is `model.use_fsdp`"),
+    ],
+)
+def test_bad_files_are_errors_and_stay(source: Path, data: bytes, message: str) -> None:
+    source.write_bytes(data)
+    with pytest.raises(ConfigError, match=message):
+        convert_config_file(source, in_place=True)
+    assert source.read_bytes() == data
+    assert [path.name for path in source.parent.iterdir()] == ["config.yaml"]
+
+
+def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        convert_config_file(tmp_path)
+    with pytest.raises(ConfigError, match="There is no file"):
+        convert_config_file(tmp_path / "none.yaml")
+
+
+def test_a_file_that_is_too_large_is_not_read(source: Path) -> None:
+    os.truncate(source, 100 << 20)
+    with pytest.raises(ConfigError, match="no config is larger"):
+        convert_config_file(source)
+
+
+def test_a_key_that_is_not_there_is_an_error_with_the_nearest(source: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean `fsdp_config`"):
+        convert_config_file(source, key="fsdp_confg")
+
+
+def test_two_places_to_write_are_an_error(source: Path) -> None:
+    with pytest.raises(ConfigError, match="Give one of them"):
+        convert_config_file(source, source.with_name("x"), in_place=True)
+
+
+def test_arguments_are_read_from_a_stacks_config() -> None:
+    config = read_config_file(EXAMPLE)
+    assert config.sharding_strategy == "HYBRID_SHARD"
+    assert config.auto_wrap_policy.classes == ("LlamaDecoderLayer",)
+    assert config.mixed_precision is not None
+    assert config.mixed_precision.param_dtype == "bfloat16"
+
+
+def test_arguments_of_several_blocks_need_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "".join(f"{n}:\n  distributed_type: FSDP\n  fsdp_config: {{fsdp_sharding_strategy: {s}}}\n"
+                for n, s in (("a", 1), ("b", 2)))
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"`a\.fsdp_config`, `b\.fsdp_config`"):
+        read_config_file(path)
+    assert read_config_file(path, key="b.fsdp_config").sharding_strategy == "SHARD_GRAD_OP"

@@ -1,0 +1,66 @@
+"""The tools of `make`: lanes side by side, and the range of Pythons and torches."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.ranks import ROOT
+from tests.time_limit import is_gone
+from tools import run_lanes, run_range
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+PYTHON = shlex.quote(sys.executable)
+
+
+def test_lanes_run_side_by_side_and_failures_are_named_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    fails = f"{PYTHON} -c 'print(\"FAILED tests/x.py::y\"); exit(3)'"
+    assert run_lanes.main([f"good={PYTHON} -c 'print(1)'", f"bad={fails}"]) == 1
+    *shown, named, last = capsys.readouterr().out.splitlines()
+    assert sorted(shown) == ["[bad] FAILED tests/x.py::y", "[good] 1"]
+    assert named == "[bad] FAILED tests/x.py::y"
+    assert last.endswith("failed: bad")
+
+
+def test_a_lane_that_hangs_ends_with_all_that_it_has_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid = tmp_path / "pid"
+    script = tmp_path / "hang.py"
+    script.write_text(
+        "import os, pathlib, subprocess, sys, time\n"
+        "if len(sys.argv) > 1: subprocess.Popen([sys.executable, __file__], start_new_session=True)\n"
+        f"else: pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    assert run_lanes.main(["--limit", "10", f"lane={PYTHON} {shlex.quote(str(script))} parent"]) == 1
+    assert "[lane] ended after 10 s" in capsys.readouterr().out
+    assert is_gone(int(pid.read_text()))
+
+
+def test_the_range_is_the_one_that_the_package_declares() -> None:
+    declared = (ROOT / "pyproject.toml").read_text()
+    lower, upper = re.findall(r'"torch>=(\d\.\d+),<2\.(\d+)"', declared)[0]
+    assert list(run_range.ENDS) == [f"torch-{lower}", f"torch-2.{int(upper) - 1}"]
+    oldest = re.findall(r'requires-python = ">=(.*)"', declared)[0]
+    assert run_range.PYTHONS[0] == oldest
+    assert run_range.PYTHON_OF_ENDS in run_range.PYTHONS
+
+
+def test_an_unknown_run_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "run_range.py", "2.7"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "No such run: 2.7; expected 3.10," in done.stderr

@@ -1,0 +1,138 @@
+"""A limit for each test, kept by another process.
+
+A main thread that sits in C++ with Python's lock held hears no signal that Python handles, and lets no other
+thread of Python run. So a process beside this one keeps the time, and ends this one with all that it has
+started. Under pytest-xdist that is one failed test, with the stack; the other tests go on.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from tools.run_lanes import end_with_descendants
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 600.0
+"""Seconds, fixtures included. More than any `run_ranks` has, which shows where each rank stands."""
+_END_LIMIT = 60.0  # seconds for the end of the process, in which C++ is torn down
+_STACKS = "FSDP_MIGRATE_TEST_STACKS"
+_STACK_SIGNAL = signal.SIGUSR2
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--time-limit", type=float, default=LIMIT, help="seconds after which a test is ended, as failed"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make a folder for stacks, which the processes that pytest-xdist starts inherit."""
+    if _STACKS not in os.environ:
+        os.environ[_STACKS] = tempfile.mkdtemp(prefix="stacks-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(_STACKS)))
+
+
+class TimeLimit:
+    """What a process that runs tests tells its watcher."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.limit: float = config.getoption("--time-limit")
+        stack = stack_of(os.environ.get("PYTEST_XDIST_WORKER", "main"))
+        faulthandler.register(_STACK_SIGNAL, file=stack.open("w"), all_threads=True)
+        command = [sys.executable, "-m", "tests.time_limit", str(os.getpid()), str(stack)]
+        self.watcher = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
+
+    def tell(self, limit: float | None, name: str) -> None:
+        assert self.watcher.stdin is not None
+        self.watcher.stdin.write(json.dumps([limit, name]).encode() + b"\n")
+        self.watcher.stdin.flush()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.tell(self.limit, item.nodeid)
+        try:
+            return (yield)
+        finally:
+            self.tell(None, "")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        # A process that pytest-xdist has started waits here for the others, however long they take.
+        if not hasattr(session.config, "workerinput"):
+            self.tell(_END_LIMIT, "the end of the process")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the watcher, which inherits the real stderr: nothing is captured now."""
+    config = session.config
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(TimeLimit(config), "tests-time-limit")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: Any) -> None:
+    """Show the stack in the report of a test whose process was ended."""
+    stack = stack_of(report.node.gateway.id)
+    if stack.exists():
+        report.longrepr = f"{report.longrepr}\n{stack.read_text(errors='replace')}"
+
+
+def stack_of(worker: str) -> Path:
+    return Path(os.environ[_STACKS]) / worker
+
+
+def is_gone(pid: int) -> bool:
+    """Wait a little for a process to end; one that nobody has waited for is gone as well."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def keep_time(pid: int, stack: IO[str]) -> None:
+    """Read what runs and how long it may, a line each; end the process that takes longer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts all; this ends when stdin does
+    limit: float | None = None
+    name, since = "", 0.0
+    while True:
+        left = None if limit is None else max(0.0, since + limit - time.monotonic())
+        if not select.select([sys.stdin], [], [], left)[0]:
+            break
+        lines = os.read(sys.stdin.fileno(), 1 << 16).splitlines()
+        if not lines:
+            return
+        limit, name = json.loads(lines[-1])
+        since = time.monotonic()
+    os.kill(pid, _STACK_SIGNAL)
+    time.sleep(1)
+    number = end_with_descendants(pid)
+    said = f"\n{name} took longer than {limit:g} s. It was ended, with all that it had started: {number}."
+    sys.stderr.write(f"{said}\n{stack.read()}\n")
+    stack.write(said)
+
+
+if __name__ == "__main__":
+    # Opened now: at its end the watched process removes the folder.
+    with Path(sys.argv[2]).open("r+", errors="replace") as file:
+        keep_time(int(sys.argv[1]), file)

@@ -1,0 +1,89 @@
+"""Hold what is claimed of frameworks (adapters/engine/claims.py) against several versions of each.
+
+    python tools/run_frameworks.py [PACKAGE==VERSION ...]
+
+Without arguments all of VERSIONS are run, one after the other. Each is installed into a venv of its own in a
+temporary folder, over the packages of the venv that runs this; it is deleted again. Exits with 1 if a claim
+does not hold, or if a version cannot be installed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = (
+    *(f"accelerate=={version}" for version in ("1.6.0", "1.7.0", "1.10.1", "1.13.0")),
+    *(f"transformers=={version}" for version in ("4.57.6", "5.0.0", "5.3.0", "5.4.0", "5.9.0", "5.10.2")),
+    *(f"lightning=={version}" for version in ("2.4.0", "2.5.6")),
+    "accelerate",
+    "transformers",
+    "lightning",
+    "axolotl",
+)
+"""A name alone is the newest version."""
+# These would bring another torch, or what only a GPU's machine has; what they need is here.
+ALONE = frozenset({"accelerate", "lightning", "axolotl"})
+TESTS = {
+    "accelerate": "test_accelerate_claims.py",
+    "transformers": "test_transformers_claims.py",
+    "lightning": "test_lightning_claims.py",
+    "axolotl": "test_axolotl_claims.py",
+}
+
+
+def main(names: list[str]) -> int:
+    """Run what is asked for, and print a line for each; return the exit status."""
+    unknown = [name for name in names if name.partition("==")[0] not in TESTS]
+    if unknown:
+        sys.exit(f"No tests for {', '.join(unknown)}; expected {', '.join(TESTS)}, with ==VERSION.")
+    passed = True
+    for name in names or VERSIONS:
+        with tempfile.TemporaryDirectory(prefix="frameworks-") as folder:
+            passed = run(name, Path(folder)) and passed
+    return 0 if passed else 1
+
+
+def run(name: str, folder: Path) -> bool:
+    """Install one version, run its tests, and say what came of it."""
+    package = name.partition("==")[0]
+    python = make_venv(folder)
+    pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    wanted = [*(["--no-deps"] if package in ALONE else []), name]
+    upgrade = [] if "==" in name else ["--upgrade"]
+    installed = subprocess.run(
+        [*pip, *upgrade, *wanted], cwd=folder, capture_output=True, text=True, check=False
+    )
+    if installed.returncode:
+        print(f"{name}: not installed: {installed.stderr.strip()[-300:]}", flush=True)
+        return False
+    test = ROOT / "tests" / "frameworks" / TESTS[package]
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
+    print(f"{name}: {lines[-1] if lines else 'no output'}", flush=True)
+    if done.returncode:
+        print("\n".join(line for line in lines if line.startswith("E ")), flush=True)
+    return done.returncode == 0
+
+
+def make_venv(folder: Path) -> str:
+    """Make a venv whose packages come before those of this one, which it has as well."""
+    venv.create(folder, with_pip=True, symlinks=True)
+    python = folder / "bin" / "python"
+    here = sysconfig.get_path("purelib")
+    # Its .pth files count too: the package itself stands in one.
+    line = f"import site; site.addsitedir({here!r})\n"
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "below.pth").write_text(line)
+    return str(python)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
