@@ -164,7 +164,8 @@ def hook_of_a_gradient(kind: str) -> tuple[str, str]:
 
 def hooks_that_nothing_calls() -> tuple[list[str], list[float], list[float]]:
     """Train a model of which a parameter has a hook that raises where it is called: prepared, under FSDP1."""
-    losses = []
+    losses: list[list[float]] = []
+    codes: list[str] = []
     for prepared in (True, False):
         torch.manual_seed(0)
         model: Any = Net()
