@@ -24,12 +24,15 @@ pytestmark = pytest.mark.any_torch
 PYTHON = shlex.quote(sys.executable)
 
 
-def test_lanes_run_side_by_side_and_failures_are_named_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    fails = f"{PYTHON} -c 'print(\"FAILED tests/x.py::y\"); exit(3)'"
+@pytest.mark.parametrize("said", ["FAILED tests/x.py::y", "ERROR tests/x.py", "tests/x.py:3: error: Name z"])
+def test_lanes_run_side_by_side_and_failures_are_named_at_the_end(
+    said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails = f"{PYTHON} -c 'print(\"{said}\"); exit(3)'"
     assert run_lanes.main([f"good={PYTHON} -c 'print(1)'", f"bad={fails}"]) == 1
     *shown, named, last = capsys.readouterr().out.splitlines()
-    assert sorted(shown) == ["[bad] FAILED tests/x.py::y", "[good] 1"]
-    assert named == "[bad] FAILED tests/x.py::y"
+    assert sorted(shown) == [f"[bad] {said}", "[good] 1"]
+    assert named == f"[bad] {said}"
     assert last.endswith("failed: bad")
 
 

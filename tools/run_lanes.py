@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -23,6 +24,8 @@ import psutil
 
 
 WIDTH = 300
+FAILURE = re.compile(rb"FAILED |ERROR |\S+:\d+: error: ")
+"""How the line of a failed test begins in pytest's summary, and how mypy names a fault."""
 
 
 def main(arguments: list[str]) -> int:
@@ -95,8 +98,7 @@ def _show_lane(name: str, stream: IO[bytes], named: list[str]) -> None:
         for data in stream:
             line = f"[{name}] {data.decode(errors='replace').rstrip()}"
             print(line, flush=True)
-            # As pytest's summary begins its lines.
-            if data.startswith((b"FAILED ", b"ERROR ")):
+            if FAILURE.match(data):
                 named.append(line[:WIDTH])
 
 
