@@ -54,6 +54,28 @@ def counted(count: int, one: str, more: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
+def listed(texts: Iterable[object], limit: int = 4, *, between: str = ", ") -> str:
+    """Return the first of some texts, and how many more there are, for messages.
+
+    Example:
+        >>> listed(["`a`", "`b`", "`c`"], 2)
+        '`a`, `b` and 1 more'
+    """
+    every = [str(text) for text in texts]
+    more = f" and {len(every) - limit:,} more" if len(every) > limit else ""
+    return between.join(every[:limit]) + more
+
+
+def named(names: Iterable[str], limit: int = 4) -> str:
+    """Return the first names as :func:`listed` does, each marked as a name.
+
+    Example:
+        >>> named(["one", "two", "three"], 2)
+        '`one`, `two` and 1 more'
+    """
+    return listed((f"`{name}`" for name in names), limit)
+
+
 def make_finding(code: str, subject: str, message: str, hint: str | None = None) -> Finding:
     """Build a finding; its fidelity is that of its code.
 

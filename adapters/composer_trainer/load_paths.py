@@ -12,7 +12,7 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.sources.symlinks import SUFFIX, follow_symlink_file
 from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, listed, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -171,9 +171,8 @@ def compare_models(found: Mapping[str, tuple[int, ...]], model: nn.Module, sourc
         f"`{name}` has shape {list(found[name])} there and {list(expected[name])} here" for name in other
     ]
     parts += [f"`{name}` {list(expected[name])} is missing there" for name in missing]
-    more = f"; and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
     msg = (
-        f"{source!r} was not saved by this model: {'; '.join(parts[:_SHOWN])}{more}. It holds "
+        f"{source!r} was not saved by this model: {listed(parts, _SHOWN, between='; ')}. It holds "
         f"{len(found)} tensors such as {', '.join(f'`{name}`' for name in list(found)[:3])}. Build the model "
         "that saved it, or leave entries out by `load_ignore_keys`."
     )
@@ -186,9 +185,9 @@ def unused_finding(found: Iterable[str], model: nn.Module) -> tuple[Finding, ...
     unused = [name for name in found if name not in expected]
     if not unused:
         return ()
-    names = ", ".join(f"`{name}`" for name in unused[:_SHOWN])
-    more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
-    text = f"{names}{more}: not loaded, as under FSDP1, because this model has nothing of that name."
+    text = (
+        f"{named(unused, _SHOWN)}: not loaded, as under FSDP1, because this model has nothing of that name."
+    )
     hint = "Build the model that saved it, if they are to be kept: the next checkpoint has them no more."
     return (make_finding("FM419", "load_path", text, hint),)
 

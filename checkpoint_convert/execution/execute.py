@@ -31,7 +31,7 @@ from fsdp_migrate.checkpoint_convert.outputs.opening import join_output, open_ou
 from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG, is_tokenizer
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.errors import CheckpointMismatchError, OutputError
-from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -396,20 +396,19 @@ def _own_findings(run: _Run, outcome: _Outcome, url: str) -> list[Finding]:
     ]
     outside = [n for n in run.plan.extra_files if run.source.leads_outside(n)]
     if outside:
-        names = ", ".join(f"`{name}`" for name in outside)
-        found.append(make_finding("FM212", run.source.url, f"{names}: links to something outside."))
+        found.append(
+            make_finding(
+                "FM212", run.source.url, f"{named(outside, len(outside))}: links to something outside."
+            )
+        )
     unread = 0 if run.checksums else outcome.linked
     if unread or outcome.bare or outcome.unknown:
         found.append(make_finding("FM283", run.source.url, *_say_checks(outcome, unread)))
     if outcome.kept:
-        names = ", ".join(f"`{name}`" for name in outcome.kept[:8])
-        more = f" and {len(outcome.kept) - 8} more" if len(outcome.kept) > 8 else ""
-        found.append(make_finding("FM282", url, f"{names}{more}."))
+        found.append(make_finding("FM282", url, f"{named(outcome.kept, 8)}."))
     if outcome.shares:
-        shares = ", ".join(f"rank {rank}: {nbytes} bytes" for rank, nbytes in enumerate(outcome.shares[:8]))
-        more = f" and {len(outcome.shares) - 8} more" if len(outcome.shares) > 8 else ""
-        found.append(make_finding("FM265", url, f"{shares}{more}."))
+        shares = listed((f"rank {rank}: {nbytes} bytes" for rank, nbytes in enumerate(outcome.shares)), 8)
+        found.append(make_finding("FM265", url, f"{shares}."))
     if outcome.copied and run.plan.link == "auto":
-        names = ", ".join(f"`{name}`" for name in outcome.copied[:8])
-        found.append(make_finding("FM218", run.source.url, f"{names}."))
+        found.append(make_finding("FM218", run.source.url, f"{named(outcome.copied, 8)}."))
     return found

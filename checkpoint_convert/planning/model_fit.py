@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.checkpoint_convert.manifest.classify import Groups, entry_path, group_names, parameter_name
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.planning.renames import clean_name
-from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding, named
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest, Part
     from fsdp_migrate.checkpoint_convert.manifest.options import ModelOutline
@@ -72,14 +72,14 @@ def _model_findings(outline: ModelOutline, tensors: Mapping[str, PlannedEntry]) 
             "FM258",
             missing[0],
             f"{_count(missing)} of the model that was given {_are(missing)} not in the checkpoint: "
-            f"{_some(missing)}.",
+            f"{named(missing)}.",
             "torch would say that a key is missing, or, with `allow_partial_load`, leave the initial values. "
             "Is it the same model? `--rename` changes names.",
         )
     extra = [name for name in tensors if name not in known and _EXTRA_STATE not in name]
     if extra and outline.buffers is not None:
         yield make_finding(
-            "FM259", extra[0], f"{_count(extra)}: {_some(extra)}. Loading the checkpoint ignores them."
+            "FM259", extra[0], f"{_count(extra)}: {named(extra)}. Loading the checkpoint ignores them."
         )
     for alias, name in outline.apart.items():
         if {alias, name} <= tensors.keys():
@@ -109,7 +109,7 @@ def _dtype_findings(outline: ModelOutline, tensors: Mapping[str, PlannedEntry]) 
         yield make_finding(
             "FM260",
             names[0],
-            f"{_count(names)} {_are(names)} stored as {stored}, and the model has {wanted}: {_some(names)}.",
+            f"{_count(names)} {_are(names)} stored as {stored}, and the model has {wanted}: {named(names)}.",
             "torch casts without a word when it loads. Cast with --dtype, or make the model of that type.",
         )
 
@@ -138,7 +138,7 @@ def _optimizer_findings(
             "FM262",
             new[0],
             f"{_count(new)} of the model can be trained, and the optimizer of the checkpoint does not know "
-            f"{'it' if len(new) == 1 else 'them'}: {_some(new)}.",
+            f"{'it' if len(new) == 1 else 'them'}: {named(new)}.",
             "Freeze them (`requires_grad_(False)`), as they were in the run that saved, or leave the "
             "optimizer out with `weights_only` (--weights-only).",
         )
@@ -159,7 +159,7 @@ def _group_findings(groups: Groups, wanted: Groups, first: Mapping[str, str]) ->
         how = "other parameters are in them, and torch would fail with a `KeyError`"
     number = next((n for n, (a, b) in enumerate(zip(stored, model, strict=False)) if a != b), 0)
     odd = sorted(stored[number] ^ model[number]) if number < min(len(stored), len(model)) else []
-    where = f"; group {number} differs by {_some(odd)}" if odd else ""
+    where = f"; group {number} differs by {named(odd)}" if odd else ""
     yield make_finding(
         "FM261",
         "param_groups",
@@ -176,9 +176,3 @@ def _count(names: Collection[str]) -> str:
 
 def _are(names: Collection[str]) -> str:
     return "is" if len(names) == 1 else "are"
-
-
-def _some(names: Iterable[str], count: int = 4) -> str:
-    every = list(names)
-    shown = ", ".join(f"`{name}`" for name in every[:count])
-    return f"{shown} and {len(every) - count} more" if len(every) > count else shown

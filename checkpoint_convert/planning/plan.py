@@ -32,7 +32,7 @@ from fsdp_migrate.checkpoint_convert.planning.source_findings import source_find
 from fsdp_migrate.checkpoint_convert.targets.base import is_empty, without_empty
 from fsdp_migrate.checkpoint_convert.targets.frameworks import resolve_target
 from fsdp_migrate.errors import ConfigError, PlanError
-from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ Casts = Mapping[str, str | None]
 """The type to which the tensors of parts of a kind are cast."""
 
 _MAX_SHOWN: Final = 20
+_MOST_NAMED: Final = 8
 _UNNAMED_SHARE: Final = 64
 _AS_TEXT: Final = (
     "What loads this into keys that are numbers has both; a scheduler that is built anew keeps the "
@@ -411,7 +412,7 @@ def _uncast_findings(entries: Sequence[PlannedEntry], manifest: Manifest, casts:
         make_finding(
             "FM284",
             keys[0],
-            f"{counted(len(keys), 'tensor')} of {dtype}: {_some(keys)}",
+            f"{counted(len(keys), 'tensor')} of {dtype}: {named(keys, _MOST_NAMED)}.",
             "Such weights are most often quantized, with scales beside them: dequantize them where they are "
             "at home.",
         )
@@ -429,6 +430,7 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     unwanted = [key for key in plan.left_out if key not in wanted and key not in set(empty)]
     numbers = [e.key for e in plan.entries if any(isinstance(name, NumberKey) for name in e.path or ())]
     tensors = counted(len(rechunked), "tensor")
+    left = [name for name in manifest.extra_files if name not in plan.extra_files]
     notes = [
         (plan.action == "none", "FM201", manifest.source, "no entry has to change."),
         (
@@ -446,15 +448,15 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
         (bool(cast), "FM205", manifest.source, f"{counted(len(cast), 'tensor')} ({_cast_kinds(cast)})."),
         (bool(unwanted), "FM207", manifest.source, f"{counted(len(unwanted), 'entry', 'entries')}."),
         (bool(others), "FM210", ", ".join(others), "of the user or the framework."),
-        (bool(empty), "FM274", manifest.source, _some(empty)),
-        (bool(plan.newer), "FM279", manifest.source, _some(plan.newer)),
-        (bool(numbers), "FM275", manifest.source, f"{_some(numbers)} {_AS_TEXT}"),
-        (bool(plan.extra_files), "FM211", manifest.source, _some(plan.extra_files)),
+        (bool(empty), "FM274", manifest.source, f"{named(empty, _MOST_NAMED)}."),
+        (bool(plan.newer), "FM279", manifest.source, f"{named(plan.newer, _MOST_NAMED)}."),
+        (bool(numbers), "FM275", manifest.source, f"{named(numbers, _MOST_NAMED)}. {_AS_TEXT}"),
+        (bool(plan.extra_files), "FM211", manifest.source, f"{named(plan.extra_files, _MOST_NAMED)}."),
         (
-            len(plan.extra_files) < len(manifest.extra_files),
+            bool(left),
             "FM212",
             manifest.source,
-            _some([n for n in manifest.extra_files if n not in plan.extra_files]),
+            f"{named(left, _MOST_NAMED)}.",
         ),
     ]
     found += [make_finding(code, subject, text) for holds, code, subject, text in notes if holds]
@@ -481,8 +483,3 @@ def _without_place(plan: ConversionPlan, target: Target) -> Iterator[Finding]:
 
 def _cast_kinds(cast: Sequence[PlannedTensor]) -> str:
     return ", ".join(sorted({f"{e.source.dtype} to {e.dtype}" for e in cast}))
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:8])
-    return f"{shown}." if len(names) <= 8 else f"{shown} and {len(names) - 8} more."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -9,21 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
-from fsdp_migrate.checkpoint_convert.sources.framework_folders import (
-    find_components,
-    refuse_tensor_parallel,
-    stack_contents,
-)
+from fsdp_migrate.checkpoint_convert.sources.folder_layouts import FolderFiles, find_layout
+from fsdp_migrate.checkpoint_convert.sources.framework_folders import find_components, refuse_tensor_parallel
 from fsdp_migrate.checkpoint_convert.sources.full_state import (
     INDEX_SUFFIX,
-    find_indexes,
-    find_pieces,
-    indexed_contents,
-    pieces_contents,
     safetensors_contents,
     saved_file_contents,
 )
-from fsdp_migrate.checkpoint_convert.sources.paired_files import find_side_by_side, side_by_side_contents
 from fsdp_migrate.checkpoint_convert.sources.per_rank import find_rank_files, rank_contents
 from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, rank_of
 from fsdp_migrate.checkpoint_convert.sources.symlinks import follow_symlink_file
@@ -35,6 +28,7 @@ from fsdp_migrate.errors import (
     CheckpointNotFoundError,
     UnsupportedFeatureError,
 )
+from fsdp_migrate.findings import named
 
 
 if TYPE_CHECKING:
@@ -44,11 +38,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.sources.contents import Contents
 
 
-_STATE_FILE: Final = re.compile(r"^[^/]+\.(?:pt|pth|bin|ckpt|th)$")
 # Names of files that may be those of ranks: they have a number, or are the first of those that have.
 _ENDS_RANKED: Final = re.compile(r"\d|\.(?:pt|pth|bin|ckpt|th)$")
-# What the HF Trainer and Accelerate write beside a model, and no model is called.
-_BESIDE: Final = re.compile(r"(?:training_args|scheduler|scaler|rng_state|random_states|sampler)[_\d]*\.\w+")
 # Far enough for save_folder/run/ep0-ba2, and not through the whole of somebody's disk.
 _LOOK_DEPTH: Final = 3
 
@@ -158,52 +149,17 @@ def _open_folder(url: str, index: str | None) -> Source:
     folder = open_folder(url)
     try:
         files = folder.files(_LOOK_DEPTH)
-        read = _pieces_reader(folder, files, index)
+        refuse_tensor_parallel(files, folder.url)
+        found = FolderFiles(folder, files, index)
+        layout = find_layout(found)
     except BaseException:
         folder.close()
         raise
+    read = layout.read if layout is not None else None
     if read is None:
         folder.close()
         raise _describe_folder(url, files)
-    return Source(folder, folder.url, folder.files(), read)
-
-
-def _pieces_reader(
-    folder: Folder, files: Mapping[str, int], index: str | None
-) -> Callable[[SourceOptions], Contents] | None:
-    refuse_tensor_parallel(files, folder.url)
-    components = find_components(files)
-    if components and index is None:
-        return lambda options: stack_contents(folder, components, files, options)
-    if any(name.rpartition("/")[2] == METADATA_FILE or name.endswith(".distcp") for name in files):
-        return None
-    indexes = [index] if index else find_indexes(files)
-    if len(indexes) == 1:
-        return lambda _: indexed_contents(folder, indexes[0], files)
-    if len(indexes) > 1:
-        msg = f"{folder.url!r} holds {len(indexes)} indexes: {_some(indexes)}. Name the one that you mean."
-        raise CheckpointFormatError(msg, path=folder.url)
-    families = find_rank_files(folder, files)
-    ranked = {name for family in families for name in family.files.values()}
-    pieces = find_pieces(folder.url, {name: size for name, size in files.items() if name not in ranked})
-    states = [name for name in files if _STATE_FILE.search(name) and not _BESIDE.fullmatch(name)]
-    # Pieces of one state are known by their names, and need not be read to be told apart.
-    is_divided = any(len(names) > 1 for names in pieces.values())
-    apart = [] if is_divided else [name for name in states if name not in ranked]
-    found = find_side_by_side(folder, apart, families, files)
-    if found is not None:
-        return lambda options: side_by_side_contents(folder, found, files, options)
-    if len(pieces) == 1:
-        (names,) = pieces.values()
-        return lambda _: pieces_contents(folder, names)
-    if families and not pieces:
-        return lambda options: rank_contents(folder, families, files, options)
-    alone = {name: size for name, size in files.items() if name.endswith(".safetensors") and "/" not in name}
-    if len(alone) == 1 and not pieces:
-        return lambda _: safetensors_contents(folder, alone)
-    if len(states) == 1 and not pieces and not alone:
-        return lambda _: saved_file_contents(folder, states[0], files[states[0]])
-    return None
+    return Source(folder, folder.url, folder.files(), functools.partial(read, found))
 
 
 def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
@@ -226,7 +182,7 @@ def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
         return UnsupportedFeatureError(msg, feature=kind)
     msg = (
         f"{url!r} holds no checkpoint: there is no `.metadata` among its {len(files)} files "
-        f"({_some(list(files))})."
+        f"({named(list(files))})."
     )
     return CheckpointFormatError(msg, path=url)
 
@@ -247,7 +203,7 @@ def _describe_parent(url: str, inner: list[str]) -> Exception:
         msg = f"{url!r} is not a checkpoint itself; it holds one. Use {url.rstrip('/')}/{inner[0]}."
     else:
         msg = (
-            f"{url!r} is not a checkpoint itself; it holds {len(inner)}: {_some(inner, 12)}. Name the one "
+            f"{url!r} is not a checkpoint itself; it holds {len(inner)}: {named(inner, 12)}. Name the one "
             "that you mean."
         )
     return CheckpointFormatError(msg, path=url)
@@ -259,10 +215,5 @@ def _other_kind(names: list[str]) -> str | None:
         return "a Hugging Face model in safetensors" if config else "safetensors files"
     weights = [name for name in names if name.endswith((".pt", ".pth", ".bin", ".ckpt"))]
     if weights:
-        return f"{len(weights)} files ({_some(sorted(weights))}), each of which can be converted by itself"
+        return f"{len(weights)} files ({named(sorted(weights))}), each of which can be converted by itself"
     return None
-
-
-def _some(names: list[str], count: int = 4) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:count])
-    return f"{shown} and {len(names) - count} more" if len(names) > count else shown

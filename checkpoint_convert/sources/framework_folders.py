@@ -88,6 +88,16 @@ _TENSOR_PARALLEL: Final = re.compile(
     r"|consolidated\.(?P<last>\d\d)\.pth"
     r"|(?:.*[_\-.])?[mt]p_rank_?(?P<rank>\d+)(?:_\w*)?(?:/.*)?\.pt"
 )
+_TITLES: Final = {
+    "accelerate": "Accelerate, also under the HF Trainer,",
+    "olmo": "OLMo",
+    "composer-parts": "Composer's `checkpoint.save_checkpoint_to_disk`",
+    "dpo": "direct-preference-optimization",
+    "torchtune": "torchtune",
+    "llama2-accessory": "LLaMA2-Accessory",
+    "llama-cookbook": "llama-cookbook",
+}
+FRAMEWORK_FOLDERS: Final = tuple(_TITLES)
 _COOKBOOK: Final = re.compile(r"optimizer-(?P<run>.+)\.pt")
 # Findings that a distributed component has by itself; the others are made of the whole.
 _OF_COMPONENT: Final = frozenset({"FM222", "FM223"})
@@ -252,17 +262,6 @@ def stack_contents(
     for own, prefix in _beside(folder, components, files, options):
         _join(whole, own, prefix, next(iter(own.files)), folder)
     return whole
-
-
-_TITLES: Final = {
-    "accelerate": "Accelerate, also under the HF Trainer,",
-    "olmo": "OLMo",
-    "composer-parts": "Composer's `checkpoint.save_checkpoint_to_disk`",
-    "dpo": "direct-preference-optimization",
-    "torchtune": "torchtune",
-    "llama2-accessory": "LLaMA2-Accessory",
-    "llama-cookbook": "llama-cookbook",
-}
 
 
 def _beside(

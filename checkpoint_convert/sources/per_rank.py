@@ -24,6 +24,7 @@ from fsdp_migrate.checkpoint_convert.sources.rank_merge import (
     settle,
 )
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
+from fsdp_migrate.findings import listed
 
 
 if TYPE_CHECKING:
@@ -148,4 +149,4 @@ def _sets(families: Sequence[RankFamily]) -> str:
     folders = dict.fromkeys(family.stem.rpartition("/")[0] for family in families)
     names = [f"`{name}/`" if name else "`.`" for name in folders] if len(folders) > 1 else []
     names = names or [f"`{family.stem}`" for family in families]
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    return listed(names, 12)

@@ -17,7 +17,7 @@ from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, TensorEntry
 from fsdp_migrate.checkpoint_convert.sources.contents import BY_RANK, leaf_entry
 from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError, UnsupportedFeatureError
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -156,9 +156,8 @@ class _Merger:
         kept = boxes or dict(list(found.items())[:1])
         problem = tiling_problem(parts[0][1].shape, list(kept))
         if problem is not None:
-            files = ", ".join(f"`{state.file}`" for state, _ in parts[:4])
-            more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
-            what = f"`{key}` of shape {list(parts[0][1].shape)}: {problem}, in {files}{more}"
+            files = named(state.file for state, _ in parts)
+            what = f"`{key}` of shape {list(parts[0][1].shape)}: {problem}, in {files}"
             raise _mismatch(self._folder, what)
         return tuple(
             Chunk(*box, place_tensor(tensor, where=f"`{key}` in {self._at(state)}"))

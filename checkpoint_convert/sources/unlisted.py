@@ -14,7 +14,7 @@ from fsdp_migrate.checkpoint_convert.formats.torch_values import Record
 from fsdp_migrate.checkpoint_convert.formats.whole_files import SAVED_SUFFIXES
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -104,7 +104,5 @@ def beside_findings(folder: Folder, files: Mapping[str, int]) -> Iterator[Findin
         except (CheckpointFormatError, UnsupportedFeatureError):
             continue
         if names:
-            shown = ", ".join(f"`{found}`" for found in names[:4])
-            more = f" and {len(names) - 4} more" * (len(names) > 4)
-            text = f"it asks for {shown}{more}, which whoever opens it without `weights_only` executes."
+            text = f"it asks for {named(names)}, which whoever opens it without `weights_only` executes."
             yield make_finding("FM285", name, text)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.findings import named
 
 
 _MOST_NAMED = 12
@@ -84,9 +85,11 @@ def _no_factory(name: str, module_name: str, attribute: str) -> str:
         for each, value in vars(module).items()
         if callable(value) and not each.startswith("_") and getattr(value, "__module__", "") == module_name
     ]
-    shown = ", ".join(f"`{each}`" for each in sorted(own)[:_MOST_NAMED])
-    more = f" and {len(own) - _MOST_NAMED} more" if len(own) > _MOST_NAMED else ""
-    has = f"What can be called in it: {shown}{more}." if own else "It defines no function and no class."
+    has = (
+        f"What can be called in it: {named(sorted(own), _MOST_NAMED)}."
+        if own
+        else "It defines no function and no class."
+    )
     return f"`--model` is {name!r}, but `{module_name}` has no function or class `{attribute}`. {has}"
 
 

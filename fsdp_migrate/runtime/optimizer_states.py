@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import CheckpointMismatchError
+from fsdp_migrate.findings import named
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, receive_value
 from fsdp_migrate.runtime.sharded import gather, is_first_rank, shard_like, show_shards
 from fsdp_migrate.runtime.state_dicts import WRAPPERS, sharded_state_dict
@@ -161,9 +162,8 @@ def _refuse_strangers(outline: OptimizerOutline, own: list[str]) -> None:
     strangers = sorted(set(outline.state) - set(own))
     if strangers:
         msg = (
-            f"The optimizer's state has `{strangers[0]}`"
-            + (f" and {len(strangers) - 1} more" if strangers[1:] else "")
-            + ", which the optimizer does not hold. Is it of the same model, and keyed by names?"
+            f"The optimizer's state has {named(strangers, 1)}, which the optimizer does not hold. "
+            "Is it of the same model, and keyed by names?"
         )
         raise CheckpointMismatchError(msg)
 

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
+from fsdp_migrate.findings import listed
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers
 from fsdp_migrate.runtime.sharded import gather, is_first_rank, show_shards
 from fsdp_migrate.sharding.tying import parameter_names
@@ -214,8 +215,8 @@ def _check_fits(
     if "optimizer" in outline["parts"] and optimizers:
         problems += _misfits(optimizers, names, outline["optimizer"])
     if problems:
-        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
-        msg = f"The state of rank 0 does not fit: {'; '.join(problems[:8])}{more}. Nothing was loaded."
+        shown = listed(problems, 8, between="; ")
+        msg = f"The state of rank 0 does not fit: {shown}. Nothing was loaded."
         raise CheckpointMismatchError(msg)
 
 

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError
+from fsdp_migrate.findings import listed
 from fsdp_migrate.sharding.facts import differing, facts_of
 
 
@@ -200,14 +201,12 @@ def _who_has_what(parts: Mapping[int, tuple[str, ...]], limit: int = 3) -> str:
         return "in another order on " + ", ".join(f"rank {rank}" for rank in list(parts)[1:4])
     texts = []
     for own, ranks in alike.items():
-        rest = f" and {len(own) - limit} more" if len(own) > limit else ""
-        texts.append(f"{', '.join(own[:limit]) or 'nothing'}{rest} on {_listed(ranks)}")
+        texts.append(f"{listed(own, limit) or 'nothing'} on {_ranks(ranks)}")
     return "; ".join(texts[:8])
 
 
-def _listed(ranks: Sequence[int], limit: int = 8) -> str:
-    more = f" and {len(ranks) - limit} more" if len(ranks) > limit else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:limit]))}{more}"
+def _ranks(ranks: Sequence[int], limit: int = 8) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, limit)}"
 
 
 def _check_meta(opinions: Sequence[Opinion], *, broadcasts: bool) -> None:

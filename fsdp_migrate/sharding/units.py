@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.config import MixedPrecisionPolicy
 from fsdp_migrate.errors import ModelError
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, make_finding, named
 from fsdp_migrate.mapping import map_config
 from fsdp_migrate.sharding.tying import parameter_names, resolve_ties
 from fsdp_migrate.torch_compat import module_kinds
@@ -145,7 +145,7 @@ def _tie_finding(decision: TieDecision) -> Finding:
         text = f"{names} are one parameter: its modules {group} are sharded together, as one unit."
         return make_finding("FM104", "auto_wrap_policy", text)
     owner = f"unit `{decision.owner}`" if decision.owner else "the root unit"
-    text = f"{names} are one parameter: {owner} owns it, and {_some(list(decision.given_up))} are no units."
+    text = f"{names} are one parameter: {owner} owns it, and {named(list(decision.given_up))} are no units."
     return make_finding("FM103", "auto_wrap_policy", text)
 
 
@@ -198,13 +198,8 @@ def _unit_config(given: FSDP1Config, unit: WrapUnit) -> tuple[FSDP2Config, list[
 
 def _left_out(containers: list[str], empty: list[str]) -> Iterator[Finding]:
     if containers:
-        text = f"{_some(containers)}: FSDP2 hangs on `forward`, which a container has not."
+        text = f"{named(containers)}: FSDP2 hangs on `forward`, which a container has not."
         yield make_finding("FM101", "auto_wrap_policy", text)
     if empty:
-        text = f"{_some(empty)}: selected, but without parameters that an inner unit has not."
+        text = f"{named(empty)}: selected, but without parameters that an inner unit has not."
         yield make_finding("FM102", "auto_wrap_policy", text)
-
-
-def _some(names: list[str], limit: int = 4) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(f"`{name}`" for name in names[:limit]) + more

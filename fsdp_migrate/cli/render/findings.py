@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.cli.render.screen import console, print_text
 from fsdp_migrate.finding_codes import FINDING_CODES
+from fsdp_migrate.findings import listed
 
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def show_findings(
         key = (finding["code"], finding["message"], finding["hint"] or "")
         groups.setdefault(key, []).append(finding["subject"])
     for (code, message, hint), subjects in groups.items():
-        named = ", ".join(subjects[:MOST_OF_ONE_CODE])
-        more = f" and {len(subjects) - MOST_OF_ONE_CODE} more" if len(subjects) > MOST_OF_ONE_CODE else ""
-        _head(out, code, f"{named}{more}")
+        _head(out, code, listed(subjects, MOST_OF_ONE_CODE))
         for text in filter(None, (message, hint)):
             print_text(out, text, indent="  ")
     _end(out, shown, rest)

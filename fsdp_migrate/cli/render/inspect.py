@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
+from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
 from fsdp_migrate.cli.render.changes import ACTIONS, SHOWN, show_changes
 from fsdp_migrate.cli.render.findings import show_named_findings
 from fsdp_migrate.cli.render.screen import console, escape, make_table
+from fsdp_migrate.findings import listed
 
 
 if TYPE_CHECKING:
@@ -23,26 +25,6 @@ if TYPE_CHECKING:
 
 
 MOST_SHOWN = 20
-LAYOUTS = {
-    "dcp": "Distributed checkpoint (DCP)",
-    "file": "Full state in one file",
-    "files": "Full state in several files",
-    "ranks": "One file per rank",
-    "safetensors": "Full state in safetensors",
-    **dict.fromkeys(
-        (
-            "accelerate",
-            "olmo",
-            "composer-parts",
-            "dpo",
-            "torchtune",
-            "llama2-accessory",
-            "llama-cookbook",
-            "states",
-        ),
-        "Model and optimizer apart, in one folder",
-    ),
-}
 WRITERS = {
     "accelerate": "Accelerate",
     "composer": "Composer",
@@ -58,7 +40,7 @@ def show_manifest(manifest: Manifest) -> None:
     """Show what a checkpoint is and what it holds, by part."""
     out = console()
     described = manifest.as_dict()
-    layout = LAYOUTS.get(manifest.layout, manifest.layout)
+    layout = layout_title(manifest.layout)
     writer = WRITERS.get(manifest.stack, manifest.stack)
     hint = f", torch {manifest.torch_hint}" if manifest.torch_hint else ""
     out.print(f"[bold]{escape(manifest.source)}[/]")
@@ -86,7 +68,7 @@ def show_manifest(manifest: Manifest) -> None:
     out.print(f"{len(files)} data file{'s' * (len(files) != 1)}, {decimal(total)}")
     others = described["extra_files"]
     if others:
-        out.print(f"{len(others)} other file{'s' * (len(others) != 1)}: {escape(_some(list(others)))}")
+        out.print(f"{len(others)} other file{'s' * (len(others) != 1)}: {escape(listed(others, SHOWN))}")
 
 
 def _divided(part: Mapping[str, Any]) -> str:
@@ -95,11 +77,6 @@ def _divided(part: Mapping[str, Any]) -> str:
         return "whole"
     whole = f", {part['whole']} whole" if part["whole"] else ""
     return f"{part['ways']} ways{whole}"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def show_outlook(
