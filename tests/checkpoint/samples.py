@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import pickle
 import shutil
+import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-DATA = Path(__file__).parent / "data"
+def _own_copy(folder: Path) -> Path:
+    """Return a copy for this process and those that it starts.
+
+    The system notes links as changes of a file, and conversions make them. Tests that run beside this one
+    would change what is being converted here.
+    """
+    if _COPY not in os.environ:
+        copy = tempfile.mkdtemp(prefix="checkpoint-data-")
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        os.environ[_COPY] = copy
+        atexit.register(_remove, copy, os.getpid())
+    return Path(os.environ[_COPY])
+
+
+def _remove(copy: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+_COPY = "FSDP_MIGRATE_TEST_DATA"
+DATA = _own_copy(Path(__file__).parent / "data")
 GOLDEN = sorted(path.relative_to(DATA).as_posix() for path in DATA.glob("torch-*/*.dcp"))
 PLAIN = DATA / "torch-2.13.0" / "plain.dcp"
 FLAT = DATA / "torch-2.13.0" / "flat.dcp"

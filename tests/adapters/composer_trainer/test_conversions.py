@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.checkpoint.samples import DATA
 from tests.rank_bodies.composer_conversions import (
     FULL,
     NAME,
@@ -17,7 +18,7 @@ from tests.rank_bodies.composer_conversions import (
     go_on,
     loading,
 )
-from tests.ranks import ROOT, run_ranks
+from tests.ranks import run_ranks
 
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.composer
 
-DATA = ROOT / "tests" / "checkpoint" / "data"
 OLD = {"2.1.2": "flat", "2.3.1": "mesh"}
 AUTO: dict[str, Any] = {"autoresume": True, "save_folder": "resumed", "save_overwrite": False}
 CONVERTED = {

@@ -31,12 +31,13 @@ from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoi
 from fsdp_migrate.errors import CheckpointMismatchError, ConfigError
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.runtime import end_process_group
+from tests.checkpoint.samples import DATA
 from tests.rank_bodies import composer_rank0
 from tests.rank_bodies.composer_conversions import composer_of_old_torch
 from tests.ranks import run_ranks
 
 
-GOLDEN = Path(__file__).parents[2] / "checkpoint" / "data" / "torch-2.1.2" / "flat.dcp"
+GOLDEN = DATA / "torch-2.1.2" / "flat.dcp"
 
 
 @pytest.fixture
