@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_rank_returns_its_result(world_size: int) -> None:
     results = run_ranks(harness.sum_of_ranks, 10, world_size=world_size)

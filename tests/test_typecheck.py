@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mypy") is None, reason="mypy is not installed in this lane"
-)
+pytestmark = [
+    pytest.mark.any_torch,
+    pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed in this lane"),
+]
 
 RIGHT = "def double(value: int) -> int:\n    return value * 2\n"
 WRONG = "def double(value: int) -> str:\n    return value * 2\n"

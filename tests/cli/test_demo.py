@@ -100,6 +100,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.any_torch
 def test_any_difference_shows_and_exits_with_1() -> None:
     result = subprocess.run(
         [sys.executable, "-c", SPOILED, "demo", "--steps", "2"],
@@ -147,6 +148,7 @@ assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signa
 """
 
 
+@pytest.mark.any_torch
 def test_a_process_that_fails_is_named_with_its_traceback(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", FAILING, str(tmp_path)],
@@ -161,6 +163,7 @@ def test_a_process_that_fails_is_named_with_its_traceback(tmp_path: Path) -> Non
     assert result.stderr == "", "the launcher's own report is not to be shown as well"
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_ends_the_processes(tmp_path: Path, number: int, code: int) -> None:
     with start("--dir", tmp_path / "kept", "--steps", 100_000) as process:

@@ -23,6 +23,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
 
+
+pytestmark = pytest.mark.any_torch
+
 def save(model, kind):
     with FSDP.state_dict_type(model, kind):
         return model.state_dict()
