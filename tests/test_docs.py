@@ -18,7 +18,7 @@ from fsdp_migrate.finding_codes import FIDELITIES
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.rank_bodies import checkpoints, readme
 from tests.ranks import ROOT, run_ranks
-from tools import findings_table
+from tools import architecture_page, findings_table
 
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ SHOWN = [
     for line in block.splitlines()
 ]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+NAMED_FILES = sorted(
+    set(re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.(?:py|md|toml))?)`", ARCHITECTURE + CONTRIBUTING))
+)
 TARGETS = re.findall(r"(?:`|\$ )make ([a-z-]+)", README + CONTRIBUTING)
 
 
@@ -62,6 +66,25 @@ def test_an_outdated_table_of_codes_is_noticed(tmp_path: Path, monkeypatch: pyte
     assert findings_table.main(["--check"]) == 0
     page.write_text(page.read_text().replace("| FM001 |", "| FM999 |"))
     assert findings_table.main(["--check"]) == 1
+
+
+def test_the_page_of_the_architecture_is_up_to_date() -> None:
+    assert architecture_page.main(["--check"]) == 0, "run `python tools/architecture_page.py`"
+
+
+def test_an_outdated_picture_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "architecture.md"
+    page.write_text(architecture_page.PAGE.read_text().replace("cli --> demo", "demo --> cli"))
+    monkeypatch.setattr(architecture_page, "PAGE", page)
+    assert architecture_page.main(["--check"]) == 1
+    assert architecture_page.main([]) == 0
+    assert page.read_text() == (ROOT / "docs" / "architecture.md").read_text()
+
+
+@pytest.mark.parametrize("path", NAMED_FILES)
+def test_every_file_that_contributors_are_sent_to_is_there(path: str) -> None:
+    starts = (ROOT, *(ROOT / folder for folder in ("fsdp_migrate", "adapters", "checkpoint_convert")))
+    assert any((start / path).exists() for start in starts)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -98,14 +121,11 @@ def test_process_groups_are_ended_by_our_own_function() -> None:
     assert "fsdp_migrate/torch_compat/process_groups.py" in found
 
 
-def test_the_files_and_folders_that_contributors_are_sent_to_exist() -> None:
-    named = re.findall(r"`((?:fsdp_migrate|adapters|checkpoint_convert|tests)/[\w/.*]*)`", CONTRIBUTING)
-    assert len(named) > 8
-    assert [path for path in named if not list(ROOT.glob(path.rstrip("/")))] == []
+def test_the_architecture_tells_of_every_package() -> None:
     packages = {
         path.name for path in (ROOT / "checkpoint_convert").iterdir() if (path / "__init__.py").exists()
     }
-    assert packages <= set(re.findall(r"^\| `(\w+)/` \|", CONTRIBUTING, re.MULTILINE))
+    assert packages <= set(re.findall(r"^\| `(\w+)/` \|", ARCHITECTURE, re.MULTILINE))
 
 
 @pytest.mark.parametrize("target", sorted({*TARGETS}))
