@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A file goes to one process: its tests share what is costly to set up.
 SIDE_BY_SIDE := -n auto --dist loadfile
 
-.PHONY: demo setup test test-core test-composer test-range test-frameworks lint typecheck bench clean
+.PHONY: demo setup check test test-core test-composer test-range test-frameworks lint typecheck bench clean
 
 demo: $(CORE)/.run
 	$(CORE)/bin/fsdp-migrate demo
@@ -26,6 +26,12 @@ setup: $(CORE)/.dev $(COMPOSER)/.dev
 test: $(CORE)/.dev $(COMPOSER)/.dev
 	$(MAKE) lint
 	$(CORE)/bin/python tools/run_lanes.py core='$(LANE) test-core' composer='$(LANE) test-composer' \
+		types='$(LANE) typecheck'
+
+# The quick one, while you work: what CI says of style and types, and the tests that start no other process.
+check: $(CORE)/.dev
+	$(MAKE) lint
+	$(CORE)/bin/python tools/run_lanes.py tests='$(CORE)/bin/python -m pytest -q --quick $(SIDE_BY_SIDE)' \
 		types='$(LANE) typecheck'
 
 test-core: $(CORE)/.dev

@@ -7,11 +7,12 @@ import signal
 import pytest
 import torch
 
-from tests import time_limit
+from tests import quick, time_limit
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(time_limit, "time_limit")
+    pluginmanager.register(quick, "quick")
     parser.addoption(
         "--require-composer",
         action="store_true",

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 SCRIPT = """
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
-
-
-pytestmark = pytest.mark.any_torch
 
 def save(model, kind):
     with FSDP.state_dict_type(model, kind):

@@ -68,7 +68,9 @@ def saved(state: object, **options: Any) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("folder", [*(DATA / name for name in GOLDEN), COMPOSER], ids=str)
+@pytest.mark.parametrize(
+    "folder", [*(DATA / name for name in GOLDEN), COMPOSER], ids=lambda folder: folder.name
+)
 def test_genuine_checkpoints_are_whole_and_checked_to_the_last_byte(folder: Path) -> None:
     report = check_checkpoint(folder)
     assert (dict(report.damages), report.unprotected) == ({}, 0)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     Capture = pytest.CaptureFixture[str]
 
 
+pytestmark = pytest.mark.any_torch
+
+
 LONG = "a_model_of_somebody_s_own.with_layers.that_have.very_long_names.self_attention"
 CODE = f"""
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
-
-pytestmark = pytest.mark.any_torch
 model = FSDP({LONG.replace(".", "_")}, device_id=0)
 model.apply({LONG.replace(".", "_")})
 model.apply({LONG.replace(".", "_")})

@@ -1,0 +1,104 @@
+"""``--quick``: only the tests that start no other process.
+
+Which do is read from their code: the names that a test, its fixtures and the helpers of the tests use. A test
+that starts one all the same fails there, and says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+STARTERS = {"run_ranks", "subprocess", "multiprocessing", "Popen", "fork", "getfixturevalue", "popen", "mp"}
+EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run only the tests that start no other process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no test start a process."""
+    if config.getoption("--quick"):
+        config.pluginmanager.register(_Quick(), "quick tests")
+
+
+class _Quick:
+    """Selects, and refuses what should not have been selected."""
+
+    def __init__(self) -> None:
+        self.running = ""
+        sys.addaudithook(self._refuse)
+
+    def _refuse(self, event: str, _: object) -> None:
+        if self.running and event in EVENTS:
+            msg = f"{self.running} starts a process ({event}), which tests/quick.py did not see in its code."
+            raise RuntimeError(msg)
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        known: dict[CodeType, bool] = {}
+        left_out = [item for item in items if starts_processes(item, known)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        self.running = item.nodeid
+        try:
+            return (yield)
+        finally:
+            self.running = ""
+
+
+def starts_processes(item: pytest.Item, known: dict[CodeType, bool]) -> bool:
+    """Tell whether a test, one of its fixtures or a helper that they call starts processes."""
+    if not isinstance(item, pytest.Function):
+        return False
+    definitions = item._fixtureinfo.name2fixturedefs.values()
+    functions = [item.function, *(each.func for several in definitions for each in several)]
+    return any(_starts(inspect.unwrap(function), known) for function in functions)
+
+
+def _starts(function: object, known: dict[CodeType, bool]) -> bool:
+    if not isinstance(function, FunctionType):
+        return False
+    code = function.__code__
+    if code not in known:
+        known[code] = False  # for those that call themselves
+        names = set(_names(code))
+        found = (function.__globals__.get(name) for name in names)
+        helpers = [each for each in found if _is_ours(each, function)]
+        methods = [
+            getattr(each, name)
+            for each in helpers
+            if isinstance(each, ModuleType)
+            for name in names & vars(each).keys()
+        ]
+        known[code] = not names.isdisjoint(STARTERS) or any(
+            _starts(each, known) for each in (*helpers, *methods)
+        )
+    return known[code]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_ours(value: object, function: FunctionType) -> bool:
+    """Tell whether something is of the tests: of the same file, or of a helper of theirs."""
+    if isinstance(value, FunctionType) and value.__globals__ is function.__globals__:
+        return True
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    return str(name).startswith(("tests.", "tools."))

@@ -1,0 +1,52 @@
+"""``--quick`` leaves out what starts a process, and says so where it did not see it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.ranks import ROOT
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+TESTS = """
+import os, subprocess, sys
+import pytest
+from tests.ranks import run_ranks
+
+def helper():
+    return lambda: subprocess.run([sys.executable, "-c", ""])
+
+@pytest.fixture
+def ranks():
+    run_ranks(print)
+
+def test_nothing(): pass
+def test_itself(): subprocess.run([sys.executable, "-c", ""])
+def test_helper(): helper()()
+def test_fixture(ranks): pass
+def test_hidden(): getattr(os, "sys" + "tem")("true")
+"""
+
+
+def test_what_starts_a_process_is_left_out_or_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.quick", "-p", "no:cacheprovider", "-c"]
+    done = subprocess.run(
+        [*command, "/dev/null", "--rootdir", str(tmp_path), "--quick", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert "1 failed, 1 passed, 3 deselected" in done.stdout
+    assert "test_hidden starts a process (os.system)" in done.stdout
