@@ -7,6 +7,7 @@
     convert_checkpoint   the three in one
     check_checkpoint     is one checkpoint whole in itself
     join_ranks           the processes that torchrun started share a conversion
+    CheckpointReader     all of them behind torch's own dcp.load
     verify_checkpoints   do two checkpoints hold the same, bit for bit
 
 torch is imported for casts, and where ranks share the work. Nothing of a checkpoint is ever executed.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     )
     from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks as Ranks, join_ranks as join_ranks
     from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint as inspect_checkpoint
+    from fsdp_migrate.checkpoint_convert.loading.reader import CheckpointReader as CheckpointReader
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest as Manifest
     from fsdp_migrate.checkpoint_convert.manifest.options import (
         ModelOutline as ModelOutline,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckReport",
+    "CheckpointReader",
     "ConversionPlan",
     "ConversionReport",
     "Difference",
@@ -72,6 +75,7 @@ __all__ = [
 
 _HOMES = {
     "CheckReport": "verification.check",
+    "CheckpointReader": "loading.reader",
     "ConversionPlan": "planning.plan",
     "ConversionReport": "execution.execute",
     "Difference": "verification.verify",

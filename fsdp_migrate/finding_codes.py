@@ -426,5 +426,19 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed", "A branch for FSDP1's models alone, in a source that has one for FSDP2's as well."
         ),
         "FM421": FindingCode("changed", "`ShardedTensor`: FSDP2's states hold `DTensor`."),
+        # FM43x: checkpoints that are loaded without converting
+        "FM430": FindingCode("changed", "Tensors were cast to the type of what holds them now."),
+        "FM431": FindingCode("changed", "What the checkpoint holds and nothing asked for was not loaded."),
+        "FM432": FindingCode("changed", "What the checkpoint has not kept the value that it had."),
+        "FM433": FindingCode("changed", "Tensors of another shape were not loaded."),
+        "FM434": FindingCode(
+            "changed", "Parameter groups differ; settings were loaded where they are the same."
+        ),
+        "FM435": FindingCode("exact", "Parameters of which the checkpoint has no optimizer state have none."),
+        "FM436": FindingCode(
+            "exact", "What was read, how fast, and what of it has no checksum to agree with."
+        ),
+        "FM437": FindingCode("equivalent", "Not every rank sees the checkpoint: one that does sent it."),
+        "FM438": FindingCode("changed", "Random states are in the checkpoint, and were not asked for."),
     }
 )

@@ -55,6 +55,19 @@ def new_values(plan: ConversionPlan, source: Folder) -> dict[ValueKey, bytes]:
     return values
 
 
+def rewritten_value(entry: PlannedValue, source: Folder) -> bytes:
+    """Return a value as a new archive, of nothing but what the safe reader found in the old one.
+
+    Raises:
+        UnsafePickleError: It names a class outside the allow-list.
+        CheckpointFormatError: It is damaged.
+    """
+    stored, where = entry.source, f"`{entry.source.key}` in {source.url!r}"
+    found = read_value(source, stored, where=where)
+    inline = InlineValue(pick_value(found, entry.pick, where=where))
+    return _new_value(replace(entry, source=replace(stored, inline=inline), pick=()), source)
+
+
 def _new_value(entry: PlannedValue, source: Folder) -> bytes:
     where = f"`{entry.source.key}` in {source.url!r}"
     stored = entry.source

@@ -83,7 +83,7 @@ class TensorSource:
                 continue
             view = self._view(nbytes)
             self.block_crc, self._reached = 0, 0
-            for chunk in self._chunks_near(entry, block):
+            for chunk in self.chunks_near(entry, block):
                 part = intersect(block, (chunk.offsets, chunk.sizes))
                 if part is not None:
                     self._fill(view, entry, chunk, part, block)
@@ -121,7 +121,7 @@ class TensorSource:
             self._located.popitem(last=False)
         return found
 
-    def _chunks_near(self, entry: TensorEntry, block: Box) -> Sequence[Chunk]:
+    def chunks_near(self, entry: TensorEntry, block: Box) -> Sequence[Chunk]:
         """Return the chunks that can overlap a block: those whose rows do, by two look-ups."""
         if not entry.shape or len(entry.chunks) == 1:
             return entry.chunks

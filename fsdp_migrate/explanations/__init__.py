@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import ConfigError
-from fsdp_migrate.explanations import arguments, checkpoints, composer, configs, sources, targets
+from fsdp_migrate.explanations import arguments, checkpoints, composer, configs, loading, sources, targets
 from fsdp_migrate.finding_codes import FINDING_CODES, Fidelity
 
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPLANATIONS", "Explanation", "explain_code"]
 
-_TABLES = (arguments, checkpoints, targets, sources, configs, composer)
+_TABLES = (arguments, checkpoints, targets, sources, configs, composer, loading)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Loads what a checkpoint holds into tensors that are there, without writing one first."""

@@ -1,0 +1,51 @@
+"""Checkpoints that are loaded without converting: FM430 to FM438."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+_NOTHING: Final = "Nothing."
+
+EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
+    "FM430": (
+        "The checkpoint has another type than the model or the optimizer. torch casts without a word.",
+        "Make the model of the type that was saved if the run is to go on with the same bits.",
+    ),
+    "FM431": (
+        "Only what was asked for is loaded: the model, the optimizers that were given, and `extra`.",
+        "Name it in `extra` if the run needs it: an object with `load_state_dict`, or a value that the report hands back.",
+    ),
+    "FM432": (
+        "`strict=False` loads what is there. A parameter that the checkpoint has not keeps the value that it had; one on the meta device was initialised by its module.",
+        "Check the names. `rename` changes those of the checkpoint.",
+    ),
+    "FM433": (
+        "`strict=False` loads what fits. A tensor of another shape does not.",
+        "Check that it is the same model, for example the size of its vocabulary.",
+    ),
+    "FM434": (
+        "Settings such as the learning rate belong to a group of parameters. Where the groups are not the same, a group got the settings of the one that holds all of its parameters, if there is one.",
+        "Build the groups of the optimizer as the run that saved did.",
+    ),
+    "FM435": (
+        "An optimizer makes the state of a parameter at its first step. A parameter that was not stepped when the checkpoint was saved has none, and FSDP1 would go on so too.",
+        _NOTHING,
+    ),
+    "FM436": (
+        "torch.save stores a checksum with every record. What is read whole is compared with it; safetensors and files of older torch have none, and a record of which a rank needs a part is not compared.",
+        "Nothing. `fsdp-migrate inspect --deep` reads and compares everything.",
+    ),
+    "FM437": (
+        "The file system of the checkpoint is not on every node. The first rank that sees it reads, and sends what it reads in small pieces.",
+        "Put the checkpoint where every rank sees it if loading takes too long: each then reads only what it needs.",
+    ),
+    "FM438": (
+        "A random state belongs to a rank, and where it goes on is up to the run.",
+        "Name it in `extra`, as the checkpoint names it. The report hands it back, and `torch.set_rng_state` takes it.",
+    ),
+}
