@@ -5,6 +5,7 @@
     shard_plan                      what it did, and what became of each argument
     apply_activation_checkpointing  recompute layers, before or after sharding
     microbatches                    accumulate gradients over uneven numbers of microbatches
+    load_checkpoint                 load a checkpoint of an FSDP1 run into it, without converting
     inspect_checkpoint              what is a checkpoint, what does it hold
     convert_checkpoint              make it one that FSDP2 loads
     plan_conversion, execute_plan   the same in two steps
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.config_files import convert_config_file as convert_config_file
     from fsdp_migrate.errors import FSDPMigrateError as FSDPMigrateError
     from fsdp_migrate.findings import Finding as Finding
+    from fsdp_migrate.loading import load_checkpoint as load_checkpoint
     from fsdp_migrate.microbatch import microbatches as microbatches
     from fsdp_migrate.sharding.plan import ShardPlan as ShardPlan, plan_fully_shard as plan_fully_shard
     from fsdp_migrate.sharding.prepare import (
@@ -82,6 +84,7 @@ __all__ = [
     "convert_config_file",
     "execute_plan",
     "inspect_checkpoint",
+    "load_checkpoint",
     "microbatches",
     "plan_conversion",
     "plan_fully_shard",
@@ -98,6 +101,7 @@ _HOMES = {
     "ShardPlan": "sharding.plan",
     "apply_activation_checkpointing": "activation_checkpointing",
     "convert_config_file": "config_files",
+    "load_checkpoint": "loading",
     "microbatches": "microbatch",
     "plan_fully_shard": "sharding.plan",
     "prepare_fully_shard": "sharding.prepare",

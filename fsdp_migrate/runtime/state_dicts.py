@@ -256,7 +256,7 @@ def _group_misfit(sent: list[list[Any]], here: list[list[str]]) -> str:
 
 def _names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
     """Return every parameter with its names, as state dicts have them."""
-    return {param: tuple(map(_clean, every)) for param, every in parameter_names(model).items()}
+    return {param: tuple(map(clean_parameter_name, every)) for param, every in parameter_names(model).items()}
 
 
 def _state(
@@ -283,7 +283,8 @@ def _several(optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optimize
     return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
 
 
-def _clean(name: str) -> str:
+def clean_parameter_name(name: str) -> str:
+    """Take what ``torch.compile`` and ``checkpoint_wrapper`` put into a name out of it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 

@@ -108,7 +108,7 @@ def agree_on_plan(
     except Exception as error:
         failure = error
         own = Opinion(own.rank, error=_text_of(error))
-    opinions = _exchange(own, groups)
+    opinions = exchange(own, groups)
     if failure is not None:
         raise failure
     _raise_failures(opinions, "cannot shard its model, so no rank does")
@@ -116,17 +116,22 @@ def agree_on_plan(
     names = differing([dict(opinion.facts) for opinion in opinions])
     if names:
         own_parts = tuple((name, facts[name].parts if name in facts else ()) for name in names)
-        _raise_differences(names, _exchange((own.rank, own_parts), groups))
+        _raise_differences(names, exchange((own.rank, own_parts), groups))
     _check_meta(opinions, broadcasts=plan.config.broadcast_from_rank0)
     return plan
 
 
-def together(work: Callable[[], None], groups: Groups, where: str) -> None:
+def together(
+    work: Callable[[], None],
+    groups: Groups,
+    where: str,
+    kind: type[FSDPMigrateError] = ModelError,
+) -> None:
     """Do what may fail on this rank alone; if it does, it fails on every rank.
 
     Raises:
         Exception: This rank's own error, if it has one.
-        ModelError: Another rank has an error.
+        ModelError: Another rank has an error; or what ``kind`` is.
     """
     failure: Exception | None = None
     try:
@@ -134,15 +139,15 @@ def together(work: Callable[[], None], groups: Groups, where: str) -> None:
     except Exception as error:
         failure = error
     own = Opinion(dist.get_rank(), error=None if failure is None else _text_of(failure))
-    opinions = _exchange(own, groups)
+    opinions = exchange(own, groups)
     if failure is not None:
         raise failure
-    _raise_failures(opinions, where)
+    _raise_failures(opinions, where, kind)
 
 
 def any_rank_says(word: bool, groups: Groups) -> bool:
     """Tell whether any of the ranks says yes; a collective call."""
-    return any(said for _, said in _exchange((dist.get_rank(), word), groups))
+    return any(said for _, said in exchange((dist.get_rank(), word), groups))
 
 
 def _text_of(error: Exception) -> str:
@@ -150,15 +155,17 @@ def _text_of(error: Exception) -> str:
     return str(error) if own else f"{type(error).__name__}: {error}"
 
 
-def _raise_failures(opinions: Sequence[Opinion], where: str) -> None:
+def _raise_failures(
+    opinions: Sequence[Opinion], where: str, kind: type[FSDPMigrateError] = ModelError
+) -> None:
     failed = [opinion for opinion in opinions if opinion.error is not None]
     if failed:
         others = f" (and ranks {[other.rank for other in failed[1:]]})" if failed[1:] else ""
         msg = f"Rank {failed[0].rank}{others} {where}: {failed[0].error}"
-        raise ModelError(msg)
+        raise kind(msg)
 
 
-def _exchange(own: SaidT, groups: Groups) -> list[SaidT]:
+def exchange(own: SaidT, groups: Groups) -> list[SaidT]:
     """Return what every rank has to say, in the order of the ranks."""
     known: dict[int, SaidT] = {dist.get_rank(): own}
     for group in groups:

@@ -69,6 +69,7 @@ logger = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 _plans: WeakKeyDictionary[nn.Module, ShardPlan] = WeakKeyDictionary()
+_arguments: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def prepare_fully_shard(
@@ -184,6 +185,7 @@ def prepare_fully_shard(
     for each in checkpointing:
         apply_checkpoint_plan(model, each)
     shard_as_planned(model, plan, groups, mesh=mesh)
+    _arguments[model] = fsdp1_config
     repoint_optimizers(every, names, dict(model.named_parameters(remove_duplicate=False)))
     _log_findings(plan)
     return model
@@ -220,6 +222,16 @@ def shard_plan(model: nn.Module) -> ShardPlan:
     except KeyError:
         msg = "The model was not sharded by prepare_fully_shard, so there is no plan of it."
         raise ModelError(msg) from None
+
+
+def fsdp1_arguments(model: nn.Module) -> Any:
+    """Return the FSDP1 arguments that :func:`prepare_fully_shard` was given for a model; None: it was not.
+
+    Without arguments, which means FSDP1's defaults, they are an empty mapping.
+    """
+    if model not in _arguments:
+        return None
+    return {} if _arguments[model] is None else _arguments[model]
 
 
 def apply_plan(

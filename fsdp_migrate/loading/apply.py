@@ -1,0 +1,195 @@
+"""Where everything goes: into the model's own memory, into optimizers, into what ``extra`` names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+from fsdp_migrate.checkpoint_convert.formats.unflatten import nest
+from fsdp_migrate.checkpoint_convert.loading.reader import cast_finding
+from fsdp_migrate.loading.offer import Leaf, Offer, StoredTensor, build_extra
+from fsdp_migrate.loading.transfer import Job
+from fsdp_migrate.loading.wanted import Wanted, blank_state, place_of
+from fsdp_migrate.runtime.sharded import local_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from torch import nn
+
+    from fsdp_migrate.findings import Finding
+    from fsdp_migrate.loading.fit import Fit
+
+
+@dataclass(slots=True)
+class ModelPlan:
+    """What is read into the model, and what is given to it once it is read."""
+
+    jobs: list[Job] = field(default_factory=list)
+    rest: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StatePlan:
+    """What is read for optimizers: each value by parameter and field, and each setting by group."""
+
+    jobs: list[Job] = field(default_factory=list)
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    settings: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ExtraPlan:
+    """What is read for ``extra``: leaves with their paths."""
+
+    jobs: list[Job] = field(default_factory=list)
+    leaves: dict[str, list[tuple[tuple[Any, ...], Any]]] = field(default_factory=dict)
+
+
+def _whole(leaf: Leaf, jobs: list[Job]) -> Any:
+    """Return a value, or a whole tensor that a job is to fill."""
+    if not isinstance(leaf, StoredTensor):
+        return leaf.load()
+    tensor = torch.empty(leaf.shape, dtype=getattr(torch, leaf.dtype))
+    jobs.append(Job(leaf, place_of(tensor)))
+    return tensor
+
+
+def plan_model(wanted: Wanted, found: Fit) -> ModelPlan:
+    """Plan to read into the memory of parameters and buffers; once where names share it."""
+    plan = ModelPlan()
+    own = {_memory(tensor) for tensor in wanted.tensors}
+    seen: set[tuple[int, int, tuple[int, ...]]] = set()
+    nested: dict[str, list[tuple[tuple[Any, ...], Any]]] = {}
+    for name, leaf in found.model.items():
+        if name not in wanted.model:  # below a module's extra state
+            top, _, below = name.partition("_extra_state.")
+            path = tuple(int(step) if step.isdigit() else step for step in below.split("."))
+            nested.setdefault(f"{top}_extra_state", []).append((path, _whole(leaf, plan.jobs)))
+            continue
+        value = wanted.model[name]
+        if not isinstance(value, torch.Tensor) or not isinstance(leaf, StoredTensor):
+            plan.rest[name] = _whole(leaf, plan.jobs)
+            continue
+        place = place_of(value)
+        if place.local.numel() and _memory(value) not in own:
+            # A hook made it for the state dict; the model takes it by a hook of its own.
+            plan.rest[name] = torch.empty_like(value)
+            plan.jobs.append(Job(leaf, place_of(plan.rest[name])))
+            continue
+        key = (*_memory(value), tuple(value.shape)) if place.local.numel() else (0, len(seen), ())
+        if key not in seen:
+            seen.add(key)
+            plan.jobs.append(Job(leaf, place))
+    plan.rest.update({name: nest(leaves) for name, leaves in nested.items()})
+    return plan
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    local = local_of(tensor)
+    return local.untyped_storage().data_ptr(), int(local.storage_offset())
+
+
+def load_rest_of_model(model: nn.Module, plan: ModelPlan) -> None:
+    """Give a model what is not in its parameters and buffers, such as what ``set_extra_state`` takes."""
+    if plan.rest:
+        set_model_state_dict(model, dict(plan.rest), options=StateDictOptions(strict=False))
+
+
+def model_casts(jobs: Iterable[Job]) -> list[Finding]:
+    """Say what of a model was cast."""
+    return _casts((job.stored, job.place.local.dtype) for job in jobs)
+
+
+def _casts(pairs: Iterable[tuple[StoredTensor, torch.dtype]]) -> list[Finding]:
+    kinds: dict[tuple[str, str], dict[str, None]] = {}
+    for stored, dtype in pairs:
+        held = str(dtype).removeprefix("torch.")
+        if held != stored.dtype:
+            kinds.setdefault((stored.dtype, held), {})[stored.key] = None
+    return [cast_finding(*kind, list(keys)) for kind, keys in kinds.items()]
+
+
+def plan_optimizers(wanted: Wanted, found: Fit) -> StatePlan:
+    """Plan to read optimizer state into new memory, each part of this rank's."""
+    plan = StatePlan()
+    if not wanted.optimizers:
+        return plan
+    params = {every[0]: param for param, every in wanted.names.items()}
+    for name, fields in found.state.items():
+        plan.state[name] = {
+            field: _state_value(params[name], leaf, plan.jobs) for field, leaf in fields.items()
+        }
+    plan.settings = [
+        {key: _whole(leaf, plan.jobs) for key, leaf in settings.items()} for settings in found.settings
+    ]
+    return plan
+
+
+def _state_value(param: torch.Tensor, leaf: Leaf, jobs: list[Job]) -> Any:
+    if not isinstance(leaf, StoredTensor):
+        return leaf.load()
+    tensor = blank_state(param, leaf.shape, getattr(torch, leaf.dtype))
+    jobs.append(Job(leaf, place_of(tensor)))
+    return tensor
+
+
+def load_optimizers(wanted: Wanted, found: Fit, plan: StatePlan) -> list[Finding]:
+    """Give every optimizer its part of what was read, by its own ``load_state_dict``; say what was cast."""
+    settings = iter(plan.settings)
+    casts: list[tuple[StoredTensor, torch.dtype]] = []
+    for optimizer in wanted.optimizers:
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        state = {
+            index: _nested_fields(plan.state[name])
+            for index, param in enumerate(params)
+            if (name := wanted.names[param][0]) in plan.state
+        }
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict(
+            {"state": state, "param_groups": [{**group, **next(settings)} for group in groups]}
+        )
+        for param in params:
+            fields = found.state.get(wanted.names[param][0], {})
+            casts += list(_held(fields, optimizer.state.get(param, {})))
+    return _casts(casts)
+
+
+def _held(fields: Mapping[str, Leaf], state: Mapping[str, Any]) -> Iterator[tuple[StoredTensor, torch.dtype]]:
+    for name, leaf in fields.items():
+        value = state.get(name)
+        if isinstance(leaf, StoredTensor) and isinstance(value, torch.Tensor):
+            yield leaf, value.dtype
+
+
+def _nested_fields(fields: Mapping[str, Any]) -> Any:
+    """Put fields together whose values were nested when they were saved."""
+    if not any("." in name for name in fields):
+        return dict(fields)
+    leaves = [
+        (tuple(int(step) if step.isdigit() else step for step in name.split(".")), value)
+        for name, value in fields.items()
+    ]
+    return nest(leaves)
+
+
+def plan_extra(offer: Offer) -> ExtraPlan:
+    """Plan to read what ``extra`` asks for."""
+    plan = ExtraPlan()
+    for name, leaves in offer.extra.items():
+        plan.leaves[name] = [(path, _whole(leaf, plan.jobs)) for path, leaf in leaves]
+    return plan
+
+
+def load_extra(extra: Mapping[str, Any], plan: ExtraPlan) -> dict[str, Any]:
+    """Give objects with ``load_state_dict`` what is theirs; return all values by name."""
+    values = {name: build_extra(leaves) for name, leaves in plan.leaves.items()}
+    for name, value in values.items():
+        load = getattr(extra[name], "load_state_dict", None)
+        if callable(load):
+            load(value)
+    return values

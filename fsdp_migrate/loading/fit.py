@@ -1,0 +1,251 @@
+"""Does what a checkpoint offers fit what is asked for? All that does not, before anything is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from fsdp_migrate.errors import CheckpointMismatchError
+from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.loading.offer import Leaf, Offer, StoredTensor
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from fsdp_migrate.loading.wanted import Wanted
+
+
+OWN_SETTINGS: Final = frozenset({"params", "param_names", "foreach", "fused"})
+"""Settings that are the new optimizer's own: whose they are, and by which kernels they are stepped."""
+_MAX_LISTED: Final = 40
+
+
+@dataclass(slots=True)
+class Fit:
+    """What of an offer is loaded, and what does not fit.
+
+    Attributes:
+        model: What the model gets, by its name.
+        missing: The names of the model that there is nothing for.
+        state: What the optimizers get, by the first name of each parameter and by field.
+        settings: What each group of the optimizers gets.
+        problems: What does not fit, each with the code of the finding that it is without ``strict``.
+        findings: What is to be said, but is no problem.
+    """
+
+    model: dict[str, Leaf] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    state: dict[str, dict[str, Leaf]] = field(default_factory=dict)
+    settings: list[dict[str, Leaf]] = field(default_factory=list)
+    problems: list[tuple[str, str, str]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def problem(self, code: str, subject: str, text: str) -> None:
+        """Add a problem."""
+        self.problems.append((code, subject, text))
+
+    def settle(self, source: str, *, strict: bool) -> None:
+        """Raise for problems where ``strict`` is asked for; otherwise they become findings.
+
+        Raises:
+            CheckpointMismatchError: There are some; the error lists all.
+        """
+        if strict and self.problems:
+            lines = [f"  {text}" for _, _, text in self.problems[:_MAX_LISTED]]
+            if len(self.problems) > _MAX_LISTED:
+                lines.append(f"  and {len(self.problems) - _MAX_LISTED} more")
+            head = f"{source!r} does not fit what it is loaded into. Nothing was loaded:"
+            hint = "`strict=False` loads what fits, and `rename` changes names of the checkpoint."
+            raise CheckpointMismatchError("\n".join([head, *lines, hint]), path=source)
+        of_code: dict[str, list[tuple[str, str]]] = {}
+        for code, subject, text in self.problems:
+            of_code.setdefault(code, []).append((subject, text))
+        for code, found in of_code.items():
+            self.findings.append(make_finding(code, found[0][0], _some([text for _, text in found])))
+
+
+def fit(offer: Offer, wanted: Wanted, *, extra: Collection[str], meta: Collection[str] = ()) -> Fit:
+    """Compare what is offered with what is asked for.
+
+    Args:
+        offer: What the checkpoint has.
+        wanted: What the model and the optimizers are.
+        extra: What else is asked for, by name.
+        meta: The names of the model that have no memory yet.
+    """
+    found = Fit()
+    _fit_model(found, offer, wanted, meta)
+    if wanted.optimizers:
+        _fit_optimizers(found, offer, wanted)
+    for name in extra:
+        if name not in offer.extra:
+            there = ", ".join(f"`{other}`" for other in offer.others[:12]) or "nothing else"
+            found.problem("FM432", name, f"`{name}`, asked for in `extra`, is not there; what is: {there}")
+    random = offer.random_states
+    if random:
+        found.findings.append(make_finding("FM438", random[0], _some([f"`{name}`" for name in random])))
+    unused = [name for name in offer.others if name not in random]
+    if unused:
+        found.findings.append(make_finding("FM431", unused[0], _some([f"`{name}`" for name in unused])))
+    return found
+
+
+def _fit_model(found: Fit, offer: Offer, wanted: Wanted, meta: Collection[str]) -> None:
+    aliases = wanted.aliases
+    of_first: dict[str, list[str]] = {}
+    for name in wanted.model:
+        of_first.setdefault(aliases.get(name, name), []).append(name)
+    used: set[str] = set()
+    for names in of_first.values():
+        # Of a tied parameter one name is enough.
+        there = [name for name in names if name in offer.model]
+        for name in names:
+            value = wanted.model[name]
+            own = name if name in offer.model else next(iter(there), None)
+            if own is None:
+                nested = _nested(offer.model, name)
+                if nested:
+                    used.update(nested)
+                    found.model.update({key: offer.model[key] for key in nested})
+                    continue
+                found.missing.append(name)
+                more = ", and it is on the meta device" if name in meta else ""
+                found.problem("FM432", name, f"`{name}` of the model is not in the checkpoint{more}")
+                continue
+            used.add(own)
+            leaf = offer.model[own]
+            if _shapes_differ(leaf, value):
+                found.problem("FM433", name, _shape_text(name, leaf, value))
+                found.missing.append(name)
+            else:
+                found.model[name] = leaf
+    for name in offer.model:
+        if name not in used:
+            found.problem("FM431", name, f"`{name}` of the checkpoint is nothing in the model")
+
+
+def _nested(model: Mapping[str, Leaf], name: str) -> list[str]:
+    """Return what lies below a name: a module's extra state that was a mapping was taken apart."""
+    return [key for key in model if key.startswith(f"{name}.")] if name.endswith("_extra_state") else []
+
+
+def _shapes_differ(leaf: Leaf, value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or not isinstance(leaf, StoredTensor):
+        return isinstance(value, torch.Tensor) != isinstance(leaf, StoredTensor) and not _is_free(value)
+    return leaf.shape != tuple(value.shape)
+
+
+def _is_free(value: Any) -> bool:
+    """Tell whether a value is a module's own affair, whatever the checkpoint has for it."""
+    return not isinstance(value, torch.Tensor) or not value.ndim
+
+
+def _shape_text(name: str, leaf: Leaf, value: Any) -> str:
+    stored = f"the shape {list(leaf.shape)}" if isinstance(leaf, StoredTensor) else "no tensor"
+    own = f"{list(value.shape)}" if isinstance(value, torch.Tensor) else "no tensor"
+    return f"`{name}` has {stored} in the checkpoint, and {own} in the model"
+
+
+def _fit_optimizers(found: Fit, offer: Offer, wanted: Wanted) -> None:
+    if offer.groups is None:
+        found.problem(
+            "FM432",
+            "optimizer",
+            "no optimizer is in the checkpoint: `weights_only=True` loads the model alone",
+        )
+        found.settings = [{} for _ in wanted.groups]
+        return
+    aliases = wanted.aliases
+    _fit_settings(found, offer, wanted, aliases)
+    own = {name for group in wanted.groups for name in group}
+    state = {aliases.get(name, name): fields for name, fields in offer.state.items()}
+    for name in state:
+        if name not in own:
+            text = f"`{name}` has optimizer state in the checkpoint, and is in no group of the optimizers"
+            found.problem("FM431", name, text)
+    for name in own:
+        if name in state and not (name in wanted.model and name in found.missing):
+            found.state[name] = state[name]
+    without = [name for name in own if name not in state]
+    if without:
+        found.findings.append(make_finding("FM435", without[0], _some([f"`{name}`" for name in without])))
+
+
+def _fit_settings(found: Fit, offer: Offer, wanted: Wanted, aliases: Mapping[str, str]) -> None:
+    if offer.settings and not offer.groups:
+        _fit_flattened(found, offer, wanted, aliases)
+        return
+    stored = [[aliases.get(name, name) for name in group.names] for group in offer.groups or []]
+    doubled = [name for group in stored for name in group if group.count(name) > 1]
+    if doubled:
+        text = f"`{doubled[0]}` is one parameter in the model, and several in the checkpoint's optimizer"
+        found.problem("FM434", doubled[0], text)
+    matched = [_match(group, stored) for group in wanted.groups]
+    if None in matched or sorted(map(sorted, stored)) != sorted(map(sorted, wanted.groups)):
+        found.problem("FM434", "param_groups", _groups_text(stored, wanted.groups))
+    for number, settings in zip(matched, wanted.settings, strict=True):
+        given = {} if number is None else dict((offer.groups or [])[number].settings)
+        found.settings.append({key: leaf for key, leaf in given.items() if key not in OWN_SETTINGS})
+        _check_settings(found, settings, given)
+
+
+def _match(group: Sequence[str], stored: Sequence[Sequence[str]]) -> int | None:
+    """Return the stored group that holds all parameters of a group: the same, or a larger one."""
+    own = set(group)
+    same = [number for number, names in enumerate(stored) if set(names) == own]
+    larger = [number for number, names in enumerate(stored) if own and own <= set(names)]
+    return next(iter([*same, *larger]), None)
+
+
+def _check_settings(found: Fit, settings: Collection[str], given: Collection[str]) -> None:
+    missing = sorted(set(settings) - set(given) - OWN_SETTINGS)
+    if given and missing:
+        text = (
+            f"the settings {', '.join(f'`{name}`' for name in missing)} of a group are not in the checkpoint"
+        )
+        found.problem("FM434", missing[0], f"{text}: is it the same kind of optimizer?")
+
+
+def _fit_flattened(found: Fit, offer: Offer, wanted: Wanted, aliases: Mapping[str, str]) -> None:
+    """Give each group the settings that all of its parameters have in common."""
+    own = {aliases.get(name, name): fields for name, fields in offer.settings.items()}
+    for group, settings in zip(wanted.groups, wanted.settings, strict=True):
+        missing = [name for name in group if name not in own]
+        if missing:
+            text = (
+                f"{_some([f'`{name}`' for name in missing])} have no settings in the checkpoint's optimizer"
+            )
+            found.problem("FM434", missing[0], text)
+        given = next((own[name] for name in group if name in own), {})
+        differ = [name for name in group if name in own and not _same_settings(own[name], given)]
+        if differ:
+            text = f"`{group[0]}` and `{differ[0]}` are in one group here, and have other settings there"
+            found.problem("FM434", differ[0], text)
+        found.settings.append({key: leaf for key, leaf in given.items() if key not in OWN_SETTINGS})
+        _check_settings(found, settings, given)
+
+
+def _same_settings(one: Mapping[str, Leaf], other: Mapping[str, Leaf]) -> bool:
+    return {k: v for k, v in one.items() if k not in OWN_SETTINGS} == {
+        k: v for k, v in other.items() if k not in OWN_SETTINGS
+    }
+
+
+def _groups_text(stored: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> str:
+    sizes = [[len(group) for group in each] for each in (stored, own)]
+    theirs, ours = ({name for group in each for name in group} for each in (stored, own))
+    odd = [f"`{name}`" for name in (*sorted(theirs - ours)[:4], *sorted(ours - theirs)[:4])]
+    what = f"only one side knows {', '.join(odd)}" if odd else "the same parameters, divided otherwise"
+    return (
+        f"the checkpoint has {counted(len(stored), 'parameter group')} of {sizes[0]} parameters, and the "
+        f"optimizers have {len(own)} of {sizes[1]}: {what}"
+    )
+
+
+def _some(texts: Iterable[str], limit: int = 8) -> str:
+    every = list(texts)
+    more = f" and {len(every) - limit} more" if len(every) > limit else ""
+    return f"{', '.join(every[:limit])}{more}."

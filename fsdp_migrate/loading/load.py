@@ -1,0 +1,234 @@
+"""Load any FSDP1-era checkpoint into a model and its optimizers, in one call."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.loading.apply import (
+    load_extra,
+    load_optimizers,
+    load_rest_of_model,
+    model_casts,
+    plan_extra,
+    plan_model,
+    plan_optimizers,
+)
+from fsdp_migrate.loading.fit import Fit, fit
+from fsdp_migrate.loading.materialize import check_meta, materialize
+from fsdp_migrate.loading.offer import Offer, make_offer
+from fsdp_migrate.loading.opening import Opened, open_checkpoint
+from fsdp_migrate.loading.peers import Peers
+from fsdp_migrate.loading.report import LoadReport
+from fsdp_migrate.loading.transfer import read_jobs, send_jobs
+from fsdp_migrate.loading.wanted import Wanted, look_at
+from fsdp_migrate.runtime.sharded import show_shards
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from fsdp_migrate.checkpoint_convert.loading.slices import SliceCounts
+    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
+    from fsdp_migrate.checkpoint_convert.storage.folders import Location
+    from fsdp_migrate.checkpoint_convert.storage.progress import Progress
+    from fsdp_migrate.loading.transfer import Job
+
+
+_BEFORE: Final = "cannot load the checkpoint, so no rank does"
+_DURING: Final = "failed while it loaded, so that the model is loaded in part on every rank"
+
+
+def load_checkpoint(
+    path: Location,
+    model: nn.Module,
+    optimizers: Optimizer | Iterable[Optimizer] = (),
+    *,
+    extra: Mapping[str, Any] | None = None,
+    strict: bool = True,
+    weights_only: bool = False,
+    rename: Sequence[str] = (),
+    broadcast: bool | str = "auto",
+    progress: Progress | None = None,
+    options: SourceOptions | None = None,
+) -> LoadReport:
+    """Load a checkpoint of an FSDP1 run straight into a model and its optimizers, without converting it.
+
+    In place of ``convert_checkpoint``, ``get_state_dict``, ``dcp.load`` and ``set_state_dict``, with
+    the same bits. Each rank reads its own slices, straight into the memory that is to hold them. Nothing of
+    the checkpoint is executed, and no file is written. All ranks of the model must call it.
+
+    Changes: the values of the model, and the optimizers' state and settings, but for ``foreach`` and
+    ``fused``. A parameter of which the checkpoint has no optimizer state has none afterwards. What can be
+    refused is refused before anything is changed; if reading fails after that, the model is loaded in part,
+    and the error says so.
+
+    Args:
+        path: Any checkpoint that ``convert`` reads: a folder, a file or an fsspec URL.
+        model: The model: sharded by :func:`prepare_fully_shard`, by plain ``fully_shard``, or not at all.
+            On the meta device it gets memory first.
+        optimizers: Its optimizer, or several, in the order of the run that saved.
+        extra: What else is wanted, by its name in the checkpoint. An object with ``load_state_dict`` is given
+            what is there; for anything else the report has the value, in ``report.values``.
+        strict: The names and shapes of the model, the parameter groups and the names in ``extra`` must all be
+            there, and no other ones. Without it, what fits is loaded, and the rest is in the findings.
+        weights_only: Load the model alone, without optimizers.
+        rename: Changes of names of parameters of the checkpoint, each ``"regex=replacement"``.
+        broadcast: ``"auto"``: where not every rank sees the checkpoint, one that does sends what it reads, in
+            pieces of 32 MiB. True: always. False: every rank must see it.
+        progress: Called with a ``ProgressEvent`` now and then, on the first rank.
+        options: What the checkpoint does not say itself. Without it, what is known of the model is taken.
+
+    Returns:
+        What was loaded, and what there is to say about it.
+
+    Raises:
+        CheckpointMismatchError: Something does not fit; the error lists all of it. Or the ranks see different
+            files.
+        CheckpointError: The checkpoint cannot be read, in the words of ``convert``.
+        RankError: Another rank has an error; it says which, and why.
+        OptimizerError: An optimizer holds parameters that are not the model's.
+        ModelStateError: A forward or backward is under way.
+
+    Example:
+        >>> from torch import nn
+        >>> import tempfile, os
+        >>> model = nn.Linear(2, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = os.path.join(folder, "state.pt")
+        ...     torch.save({"model": {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, "step": 7}, file)
+        ...     report = load_checkpoint(file, model, extra={"step": 0})
+        >>> model.weight.sum().item(), report.values
+        (2.0, {'step': 7})
+    """
+    start = time.monotonic()
+    several = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    run = _Run(model, [] if weights_only else several, dict(extra or {}), Peers(model))
+    run.peers.together(lambda: run.look(broadcast), _BEFORE)
+    opened = open_checkpoint(
+        path,
+        run.peers,
+        run.wanted,
+        model,
+        broadcast,
+        weights_only=weights_only,
+        renames=rename,
+        options=options,
+    )
+    try:
+        offer = run.take_offer(opened)
+        found = run.compare(offer, strict=strict)
+        shown = progress if run.peers.rank == run.peers.ranks[0] else None
+        counts = run.fill(opened, offer, found, shown)
+    finally:
+        opened.close()
+    return run.report(opened, offer, found, counts, time.monotonic() - start)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One call, step by step."""
+
+    model: nn.Module
+    optimizers: list[Optimizer]
+    extra: dict[str, Any]
+    peers: Peers
+    values: dict[str, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    _wanted: Wanted | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        """Return what the model asks for."""
+        assert self._wanted is not None
+        return self._wanted
+
+    def look(self, broadcast: bool | str) -> None:
+        """See what is asked for."""
+        if broadcast not in ("auto", True, False):
+            msg = f"`broadcast` is {broadcast!r}; expected 'auto', True or False."
+            raise ConfigError(msg, field="broadcast")
+        show_shards(self.model, "load_checkpoint")
+        self._wanted = look_at(self.model, self.optimizers)
+
+    def take_offer(self, opened: Opened) -> Offer:
+        """Return what the checkpoint offers, the same on every rank."""
+        names = list(self.wanted.names.values())
+        made: list[Offer] = []
+
+        def make() -> Offer:
+            assert opened.catalogue is not None
+            return make_offer(opened.catalogue, names, list(self.extra), optimizers=bool(self.optimizers))
+
+        if opened.sender is not None:
+            return self.peers.share(make, opened.sender, _BEFORE)
+        self.peers.together(lambda: made.append(make()), _BEFORE)
+        opened.compare_seen(self.peers, made[0].seen)
+        return made[0]
+
+    def compare(self, offer: Offer, *, strict: bool) -> Fit:
+        """Hold the offer against what is asked for; without ``strict`` the differences are findings."""
+        found: list[Fit] = []
+
+        def work() -> None:
+            one = fit(offer, self.wanted, extra=list(self.extra), meta=check_meta(self.model))
+            one.settle(offer.source, strict=strict)
+            found.append(one)
+
+        self.peers.together(work, _BEFORE)
+        return found[0]
+
+    def fill(self, opened: Opened, offer: Offer, found: Fit, progress: Progress | None) -> SliceCounts:
+        """Read everything into its place; from here on the model changes."""
+        done: list[SliceCounts] = []
+
+        def work() -> None:
+            if check_meta(self.model):
+                materialize(self.model, self.optimizers, found.missing)
+                self._wanted = look_at(self.model, self.optimizers)
+            model = plan_model(self.wanted, found)
+            states = plan_optimizers(self.wanted, found)
+            more = plan_extra(offer)
+            jobs: list[Job] = [*model.jobs, *states.jobs, *more.jobs]
+            if opened.sender is None:
+                assert opened.catalogue is not None
+                done.append(read_jobs(opened.catalogue, jobs, progress))
+            else:
+                done.append(send_jobs(opened.catalogue, jobs, self.peers, opened.sender, progress))
+            load_rest_of_model(self.model, model)
+            self.findings += [*model_casts(model.jobs), *load_optimizers(self.wanted, found, states)]
+            self.values = load_extra(self.extra, more)
+
+        self.peers.together(work, _DURING)
+        return done[0]
+
+    def report(
+        self, opened: Opened, offer: Offer, found: Fit, counts: SliceCounts, seconds: float
+    ) -> LoadReport:
+        """Return what was done."""
+        rate = counts.nbytes / seconds / 1e9 if seconds else 0.0
+        text = (
+            f"{counts.nbytes} bytes in {seconds:.1f} s ({rate:.2f} GB/s); {counts.agreed} agree with the "
+            f"checksums that torch.save stored, {counts.bare} have none, and {counts.partial} are of records "
+            "that were not compared."
+        )
+        said = [make_finding("FM436", offer.source, text), *opened.findings]
+        return LoadReport(
+            source=offer.source,
+            layout=offer.layout,
+            values=self.values,
+            loaded=tuple(found.model),
+            missing=tuple(found.missing),
+            states=len(found.state),
+            nbytes=counts.nbytes,
+            seconds=seconds,
+            findings=(*offer.findings, *found.findings, *self.findings, *said),
+        )

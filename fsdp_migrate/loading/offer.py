@@ -1,0 +1,270 @@
+"""What a checkpoint offers to one model and its optimizers: plain enough to be sent to ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from fsdp_migrate.checkpoint_convert.formats.unflatten import nest
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue, OfferedPart
+    from fsdp_migrate.findings import Finding
+
+
+_RANDOM: Final = re.compile(r"(^|[._])(rng|random)", re.IGNORECASE)
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of the checkpoint: its key, type and shape."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """Another value, as an archive that was written here."""
+
+    data: bytes
+
+    def load(self) -> Any:
+        """Return the value."""
+        # Not the checkpoint's bytes: what the safe reader found in them, written anew.
+        return torch.load(io.BytesIO(self.data), weights_only=False)
+
+
+Leaf = StoredTensor | StoredValue
+State = dict[str, dict[str, Leaf]]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedGroup:
+    """A parameter group: its parameters, and its settings."""
+
+    names: Names
+    settings: Mapping[str, Leaf]
+
+
+@dataclass(slots=True)
+class Offer:
+    """What there is for a model, its optimizers, and ``extra``.
+
+    Attributes:
+        source: Where it lies.
+        layout: How it is laid out.
+        seen: What this rank sees of it, as a text that is the same where the files are.
+        model: What the model can have, by name.
+        state: What optimizers can have, by the name of the parameter and by field.
+        groups: The parameter groups; None where no optimizer was asked for.
+        settings: The settings of each parameter, for an optimizer that was saved flattened.
+        extra: What was asked for besides, by its name, each leaf with its path below it.
+        others: The names of what nothing asked for.
+        findings: What there is to say about it.
+    """
+
+    source: str
+    layout: str
+    seen: str
+    model: dict[str, Leaf] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
+    groups: list[OfferedGroup] | None = None
+    settings: dict[str, dict[str, Leaf]] = field(default_factory=dict)
+    extra: dict[str, list[tuple[tuple[Any, ...], Leaf]]] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def random_states(self) -> list[str]:
+        """Return the names of random states that nothing asked for."""
+        return [name for name in self.others if _RANDOM.search(name)]
+
+
+def make_offer(
+    catalogue: Catalogue, names: Sequence[Names], extra: Collection[str], *, optimizers: bool
+) -> Offer:
+    """Return what a checkpoint offers.
+
+    Args:
+        catalogue: The checkpoint.
+        names: The parameters of the model, each with all of its names.
+        extra: What else is wanted, by name.
+        optimizers: Whether optimizers are wanted.
+
+    Raises:
+        CheckpointError: A value is damaged, or asks for a class on no list.
+    """
+    manifest = catalogue.manifest
+    offer = Offer(manifest.source, manifest.layout, _seen(catalogue), findings=catalogue.findings)
+    known = {name for every in names for name in every}
+    chosen = _choose_model(catalogue.parts, known)
+    used: set[str] = set()
+    if chosen is not None:
+        offer.model = {chosen.below(key): _leaf(catalogue, key) for key in chosen.keys}
+        used.update(chosen.keys)
+    if optimizers:
+        for part in _choose_optimizers(catalogue.parts, chosen, known):
+            _add_optimizer(offer, catalogue, part, known)
+            used.update(part.keys)
+    every = [*catalogue.tensors, *catalogue.values]
+    for name in extra:
+        prefix, keys = find_extra(every, name)
+        if keys:
+            offer.extra[name] = [(_path_below(catalogue, key, prefix), _leaf(catalogue, key)) for key in keys]
+            used.update(keys)
+    offer.others = tuple(_tops(catalogue, used))
+    return offer
+
+
+def _seen(catalogue: Catalogue) -> str:
+    """Return what is compared between ranks: sizes of files, and every entry with its type and shape."""
+    digest = hashlib.sha256(repr(sorted(catalogue.manifest.files.items())).encode("utf-8", "surrogatepass"))
+    for entry in catalogue.plan.entries:
+        source = catalogue.tensors.get(entry.key)
+        shape = None if source is None else (source.dtype, source.source.shape)
+        digest.update(repr((entry.key, shape)).encode("utf-8", "surrogatepass"))
+    files = catalogue.manifest.files
+    return f"{len(files)} files of {sum(files.values())} bytes ({digest.hexdigest()[:12]})"
+
+
+def _leaf(catalogue: Catalogue, key: str) -> Leaf:
+    found = catalogue.tensors.get(key)
+    if found is not None:
+        return StoredTensor(key, found.source.dtype, found.source.shape)
+    return StoredValue(catalogue.value_bytes(key))
+
+
+def _choose_model(parts: Iterable[OfferedPart], known: Collection[str]) -> OfferedPart | None:
+    """Return the model that has the most names of this one, the first of several."""
+    models = [part for part in parts if part.kind == "model"]
+    return max(models, key=lambda part: sum(part.below(key) in known for key in part.keys), default=None)
+
+
+def _choose_optimizers(
+    parts: Sequence[OfferedPart], chosen: OfferedPart | None, known: Collection[str]
+) -> list[OfferedPart]:
+    """Return the optimizers of a model: all, or of several models' those that have its names."""
+    found = [part for part in parts if part.kind == "optimizer"]
+    if chosen is None or sum(part.kind == "model" for part in parts) < 2:
+        return found
+    own = [part for part in found if any(_split_state(part.below(key), known) for key in part.keys)]
+    named = [part for part in own if chosen.name.rpartition(".")[2] in part.name]
+    return named or own
+
+
+def _split_state(below: str, known: Collection[str]) -> tuple[str, str] | None:
+    """Divide ``state.up.weight.exp_avg`` into the parameter's name and the field; a field can have dots."""
+    if not below.startswith("state."):
+        return None
+    parts = below.removeprefix("state.").split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        name = ".".join(parts[:end])
+        if name in known:
+            return name, ".".join(parts[end:])
+    return (".".join(parts[:-1]), parts[-1]) if len(parts) > 1 else None
+
+
+def _add_optimizer(offer: Offer, catalogue: Catalogue, part: OfferedPart, known: Collection[str]) -> None:
+    groups: dict[int, dict[str, Leaf]] = {}
+    whole: list[OfferedGroup] = []
+    for key in part.keys:
+        below = part.below(key)
+        split = _split_state(below, known)
+        if split is not None:
+            offer.state.setdefault(split[0], {})[split[1]] = _leaf(catalogue, key)
+            continue
+        steps = below.split(".")
+        if steps[0] != "param_groups":
+            continue
+        leaf = _leaf(catalogue, key)
+        if len(steps) == 1 and isinstance(leaf, StoredValue):
+            whole = [_group_of(dict(group)) for group in leaf.load()]
+        elif len(steps) > 2 and steps[1].isdigit():
+            groups.setdefault(int(steps[1]), {})[".".join(steps[2:])] = leaf
+        elif len(steps) > 2:
+            offer.settings.setdefault(".".join(steps[1:-1]), {})[steps[-1]] = leaf
+    for _, settings in sorted(groups.items()):
+        listed = settings.pop("params", None)
+        names = listed.load() if isinstance(listed, StoredValue) else ()
+        whole.append(OfferedGroup(tuple(map(str, names)), settings))
+    offer.groups = [*(offer.groups or []), *whole]
+
+
+def _group_of(group: dict[str, Any]) -> OfferedGroup:
+    names = tuple(map(str, group.pop("params", ())))
+    return OfferedGroup(names, {key: _stored(value) for key, value in group.items()})
+
+
+def _stored(value: Any) -> StoredValue:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return StoredValue(file.getvalue())
+
+
+def find_extra(keys: Iterable[str], name: str) -> tuple[str, list[str]]:
+    """Return what a name stands for: the prefix, and the keys that have it.
+
+    It is a name at the root, or the only one of this name below.
+
+    Example:
+        >>> find_extra(["model.w", "lr_scheduler.last_epoch"], "lr_scheduler")
+        ('lr_scheduler', ['lr_scheduler.last_epoch'])
+        >>> find_extra(["state.model.w", "state.timestamp.batch"], "timestamp")
+        ('state.timestamp', ['state.timestamp.batch'])
+    """
+    every = list(keys)
+    found = [key for key in every if key == name or key.startswith(f"{name}.")]
+    if found:
+        return name, found
+    prefixes = {key[: at + len(name)] for key in every if (at := f".{key}.".find(f".{name}.")) >= 0}
+    if len(prefixes) != 1:
+        return name, []
+    prefix = prefixes.pop()
+    return prefix, [key for key in every if key == prefix or key.startswith(f"{prefix}.")]
+
+
+def _path_below(catalogue: Catalogue, key: str, prefix: str) -> tuple[Any, ...]:
+    """Return the path of a key below a prefix; by its dots where it is not recorded."""
+    entry = catalogue.tensors.get(key) or catalogue.values[key]
+    path, taken = entry.path, 0
+    if path is not None:
+        for depth in range(len(path) + 1):
+            if ".".join(map(str, path[:depth])) == prefix:
+                return path[depth:]
+    taken = len(prefix) + 1
+    return (
+        tuple(int(step) if step.isdigit() else step for step in key[taken:].split(".")) if key[taken:] else ()
+    )
+
+
+def _tops(catalogue: Catalogue, used: Collection[str]) -> Iterator[str]:
+    """Yield the names of the parts of which nothing was used."""
+    for part in catalogue.parts:
+        if not any(key in used for key in part.keys):
+            yield part.prefix or part.name
+
+
+def build_extra(leaves: Sequence[tuple[tuple[Any, ...], Any]]) -> Any:
+    """Put a value together from its leaves.
+
+    Example:
+        >>> build_extra([(("last_epoch",), 3), (("base_lrs",), [0.1])])
+        {'last_epoch': 3, 'base_lrs': [0.1]}
+        >>> build_extra([((), 7)])
+        7
+    """
+    if len(leaves) == 1 and not leaves[0][0]:
+        return leaves[0][1]
+    # The name above makes a list of what is numbered.
+    return nest([(("root", *path), value) for path, value in leaves])["root"]

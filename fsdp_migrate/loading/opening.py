@@ -1,0 +1,138 @@
+"""Open a checkpoint on every rank, or on one that reads for all."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue
+from fsdp_migrate.checkpoint_convert.manifest.options import ModelOutline, SourceOptions
+from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError, FSDPMigrateError
+from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.sharding.outlines import outline_model
+from fsdp_migrate.sharding.prepare import fsdp1_arguments
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from fsdp_migrate.checkpoint_convert.storage.folders import Location
+    from fsdp_migrate.loading.peers import Peers
+    from fsdp_migrate.loading.wanted import Wanted
+
+
+@dataclass(slots=True)
+class Opened:
+    """A checkpoint that is open: here, or on the rank that sends.
+
+    Attributes:
+        path: Where it lies.
+        catalogue: What it offers; None where another rank reads.
+        sender: The rank that reads for all; None where each reads for itself.
+        findings: What there is to say about that.
+    """
+
+    path: str
+    catalogue: Catalogue | None
+    sender: int | None
+    findings: tuple[Finding, ...] = ()
+
+    def close(self) -> None:
+        """Close what is open."""
+        if self.catalogue is not None:
+            self.catalogue.close()
+
+    def compare_seen(self, peers: Peers, seen: str) -> None:
+        """Check that all ranks see the same.
+
+        Raises:
+            CheckpointMismatchError: They do not; on every rank.
+        """
+        said = dict(zip(peers.ranks, peers.exchange(seen), strict=True))
+        if len(set(said.values())) == 1:
+            return
+        of: dict[str, list[int]] = {}
+        for rank, what in said.items():
+            of.setdefault(what, []).append(rank)
+        listing = "; ".join(f"ranks {ranks[:8]}: {what}" for what, ranks in of.items())
+        msg = (
+            f"The ranks see different checkpoints at {self.path!r}, so none is loaded: {listing}. Give all "
+            "ranks the same files, or pass `broadcast=True`: then one rank reads for all."
+        )
+        raise CheckpointMismatchError(msg, path=self.path)
+
+
+def open_checkpoint(
+    path: Location,
+    peers: Peers,
+    wanted: Wanted,
+    model: nn.Module,
+    broadcast: bool | str,
+    *,
+    weights_only: bool,
+    renames: Sequence[str],
+    options: SourceOptions | None,
+) -> Opened:
+    """Open a checkpoint on the ranks that are to read it; a collective call.
+
+    Raises:
+        CheckpointError: This rank cannot, in the words of ``convert``.
+        RankError: Another rank cannot.
+    """
+    url = os.fspath(path)
+    found: list[Catalogue] = []
+    absent: list[CheckpointNotFoundError] = []
+
+    def work() -> None:
+        try:
+            given = options or SourceOptions(model=_outline(model, wanted))
+            opened = Catalogue(
+                path, weights_only=weights_only, renames=renames, options=given, holds_to_model=False
+            )
+            found.append(opened)
+        except CheckpointNotFoundError as error:
+            if broadcast is False:
+                raise
+            absent.append(error)
+
+    where = "cannot load the checkpoint, so no rank does"
+    try:
+        peers.together(work, where)
+        sees = peers.exchange(not absent)
+    except BaseException:
+        for one in found:
+            one.close()
+        raise
+    if not any(sees):
+        raise absent[0]
+    if all(sees) and broadcast is not True:
+        return Opened(url, found[0], None)
+    sender = peers.ranks[sees.index(True)]
+    if peers.rank != sender:
+        for one in found:
+            one.close()
+    blind = [rank for rank, there in zip(peers.ranks, sees, strict=True) if not there]
+    why = f"the ranks {blind[:16]} do not see it" if blind else "`broadcast=True`"
+    finding = make_finding("FM437", url, f"{why}: rank {sender} reads, and sends to all.")
+    return Opened(url, found[0] if peers.rank == sender else None, sender, (finding,))
+
+
+def _outline(model: nn.Module, wanted: Wanted) -> ModelOutline:
+    """Describe the model as far as reading needs it; flat parameters need FSDP1's arguments as well."""
+    found = ModelOutline(
+        {every[0]: tuple(param.shape) for param, every in wanted.names.items()},
+        aliases={alias: every[0] for every in wanted.names.values() for alias in every[1:]},
+        trainable=tuple(every[0] for param, every in wanted.names.items() if param.requires_grad),
+        groups=tuple(tuple(group) for group in wanted.groups) if wanted.optimizers else None,
+    )
+    arguments = fsdp1_arguments(model)
+    if arguments is None:
+        return found
+    try:
+        flat = outline_model(model, arguments)
+    except FSDPMigrateError:
+        return found  # what needs more than this says so itself
+    return replace(found, units=flat.units, numbered=flat.numbered, sharding=flat.sharding)
