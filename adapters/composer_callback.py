@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +29,15 @@ from fsdp_migrate.adapters.composer_trainer.hooks import (
     out_of_memory_error,
     out_of_memory_here,
     shard_now,
+    surround_start,
     take_over_sharding,
 )
 from fsdp_migrate.adapters.composer_trainer.microbatches import MicrobatchDriver
+from fsdp_migrate.adapters.composer_trainer.monitoring import optimizer_metrics
+from fsdp_migrate.adapters.composer_trainer.presence import require_on_every_rank, tell_of_absence
 from fsdp_migrate.adapters.composer_trainer.sharding import (
     ShardRequest,
+    has_shards,
     make_mesh,
     shard_composer_model,
     together,
@@ -44,10 +48,11 @@ from fsdp_migrate.errors import ConfigError, ModelError
 from fsdp_migrate.mapping import map_config
 from fsdp_migrate.runtime import clip_grad_norm_, grad_scaler, register_forward_methods
 from fsdp_migrate.runtime.sharded import show_shards
+from fsdp_migrate.sharding.unsettled import refuse_unsettled
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -80,7 +85,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
     as a hyperparameter ``fsdp2_migration`` and a table of that name.
 
     Changes: the model, in place, as :func:`~fsdp_migrate.prepare_fully_shard` does; the optimizer's
-    parameters; five functions of Composer's, which for Trainers without the callback do what they did.
+    parameters; seven functions of Composer's, which for Trainers without the callback do what they did.
     Leaves alone: the Trainer call, the names of parameters and what is in checkpoints.
 
     Args:
@@ -101,9 +106,11 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
 
     Raises:
         ConfigError: (by the Trainer) A field of the config is unknown or means nothing; or there are two
-            configs, or two of these callbacks.
+            configs, or two of these callbacks, or one on some ranks only.
         FindingsError: (by the Trainer) Something cannot be migrated, or ``strict`` and something changes.
         ModelError: (by the Trainer) The model is no ``ComposerModel``, or cannot be sharded so.
+        SourceError: (by the Trainer) ``fsdp-migrate rewrite`` left something in this run's modules to be
+            settled by hand.
         UnsupportedFeatureError: (by the Trainer) This Composer was not tried, or has moved what is needed.
 
     Example:
@@ -130,11 +137,13 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         self._reshard = reshard_after_forward
         self._loader = CheckpointLoader(convert_checkpoints, cache_folder)
         self._mapping: ComposerMapping | None = None
+        self._is_sharded = False
         self._microbatches = MicrobatchDriver(comms, out_of_memory_error)
 
     def init(self, state: State, logger: Logger) -> None:
         """Replace the FSDP1 config in the state, before the Trainer shards the model."""
         del logger
+        require_on_every_rank()
         config: Any = None
         mapping: ComposerMapping | None = None
 
@@ -143,6 +152,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             check_composer()
             config = self._config_of(state)
             if config is not None:
+                refuse_unsettled()
                 mapping = composer_fsdp1_config(config, precision=state.precision)
 
         together(check, lambda: None if config is None else {"precision": state.precision, **vars(config)})
@@ -223,7 +233,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         self._show_shards(state, "predict")
 
     def _show_shards(self, state: State, what: str) -> None:
-        if self._mapping is not None:
+        if self._is_sharded:
             show_shards(state.model, what)
 
     def shard(self, state: Any) -> None:
@@ -242,6 +252,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             tensor_parallel=state.tp_config is not None,
             local_world_size=dist.get_local_world_size(),
             reshard_after_forward=self._reshard,
+            companions=[*state.algorithms, *state.callbacks],
         )
         self.findings = shard_composer_model(request)
         for child in composer_children(state.model).sharded.values():
@@ -251,10 +262,14 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         if type(state.scaler) is torch.amp.GradScaler and state.precision == Precision.AMP_FP16:
             # As FSDP1's: torch's own fails, or lets ranks go apart, where not all gradients are on one mesh.
             state.scaler = grad_scaler(_device(state).type)
-        self._microbatches.attach(state)
+        self._is_sharded = has_shards(state.model)
+        if self._is_sharded:
+            self._microbatches.attach(state)
 
     def batch(self, state: Any, parts: Sequence[Any]) -> AbstractContextManager[None]:
         """Surround the microbatches of a batch."""
+        if not self._is_sharded:
+            return nullcontext()
         return self._microbatches.batch(state, parts)
 
     def microbatch(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -263,7 +278,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
 
     def evaluation(self, state: Any, evaluator: Any, metrics: Any) -> AbstractContextManager[None]:
         """Surround the evaluation by one evaluator."""
-        if not evaluator.auto_microbatching:
+        if not evaluator.auto_microbatching or not self._is_sharded:
             return nullcontext()
         return agreeing_evaluation(state.model, evaluator.dataloader, metrics, out_of_memory_here)
 
@@ -287,6 +302,29 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             if any(param.grad is not None for param in child.parameters()):
                 clip_grad_norm_(child, threshold, norm_type=_CLIPPING[clipping_type])
         return True
+
+    def monitor(self, monitor: Any, state: Any, logger: Any) -> bool:
+        """Log what ``OptimizerMonitor`` logs, each number that of the whole tensor, as under DDP."""
+        if not self._is_sharded:
+            return False
+        if state.timestamp.batch.value % monitor.batch_log_interval == 0:
+            report = getattr(state.optimizers[0], "report_per_parameter_metrics", None)
+            wanted = report if monitor.log_optimizer_metrics and callable(report) else None
+            logger.log_metrics(optimizer_metrics(state.model, wanted))
+        return True
+
+
+@contextmanager
+def _tell_of_absence(state: State) -> Iterator[None]:
+    """Surround the sharding of any Trainer's model: one without the callback tells the other ranks."""
+    if any(isinstance(callback, FSDP2Migration) for callback in state.callbacks):
+        yield
+        return
+    with tell_of_absence():
+        yield
+
+
+surround_start(_tell_of_absence)
 
 
 def _with_mesh(mapping: ComposerMapping, state: State) -> ComposerMapping:

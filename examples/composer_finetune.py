@@ -1,4 +1,8 @@
-"""Train with Composer and FSDP1; with what `composer_finetune.diff` adds, the same under FSDP2."""
+"""Train with Composer and FSDP1; with what `composer_finetune.diff` adds, the same under FSDP2.
+
+composer -n 2 examples/composer_finetune.py --save checkpoints
+composer -n 2 examples/composer_finetune.py --load checkpoints/ep0-ba3
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import torch
 from composer import Callback, Trainer
 from composer.models import ComposerModel
 from composer.optim import DecoupledAdamW, LinearWithWarmupScheduler
+from composer.utils import dist, get_device
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -44,6 +49,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
     parser.add_argument("--save")
     parser.add_argument("--load")
     given = parser.parse_args(arguments)
+    dist.initialize_dist(get_device(None))  # the sampler asks for the rank before the Trainer does
     torch.manual_seed(17)
     model, losses = LanguageModel(), Losses()
     data = torch.randint(0, WORDS, (48, 8))
@@ -70,4 +76,4 @@ def main(arguments: list[str] | None = None) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    print("losses", *main())

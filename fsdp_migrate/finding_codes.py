@@ -128,6 +128,15 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM116": FindingCode(
             "exact", "Hooks of `register_hook` on parameters are not called, as under FSDP1."
         ),
+        "FM117": FindingCode(
+            "changed", "A callback or an algorithm of Composer's does or logs something else than under FSDP1."
+        ),
+        "FM118": FindingCode(
+            "refused", "A callback or an algorithm of Composer's does not work with sharded parameters."
+        ),
+        "FM119": FindingCode(
+            "exact", "A ComposerModel without a child to shard is trained whole, as under FSDP1."
+        ),
         "FM120": FindingCode(
             "equivalent", "What tensor or sequence parallelism has placed is sharded over FSDP's mesh too."
         ),

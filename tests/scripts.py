@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -15,14 +15,11 @@ from tests.ranks import ROOT, run_ranks
 from tools.run_lanes import end_with_descendants
 
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-def run_python(*arguments: object, cwd: Path | None = None) -> str:
-    """Return what ``python ARGUMENTS`` writes to stdout; it must end well."""
+def run_python(*arguments: object, cwd: Path | None = None, paths: tuple[Path, ...] = ()) -> str:
+    """Return what ``python ARGUMENTS`` writes to stdout; it must end well. ``paths`` come before others."""
     command = [sys.executable, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # for scripts that take something from the tests
+    # The root is for scripts that take something from the tests.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT)))}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment
     ) as process:
@@ -41,6 +38,18 @@ def run_torchrun(script: object, *arguments: object, num_ranks: int = 2) -> str:
     local = ["--standalone", "--local-addr", "localhost"]
     launcher = ["-m", "torch.distributed.run", *local, "--nproc-per-node", num_ranks]
     return run_python(*launcher, ROOT / str(script), *arguments)
+
+
+def run_composer(
+    script: object,
+    *arguments: object,
+    num_ranks: int = 2,
+    cwd: Path | None = None,
+    paths: tuple[Path, ...] = (),
+) -> str:
+    """Return what rank 0 writes to stdout under ``composer -n NUM_RANKS SCRIPT ARGUMENTS``."""
+    launcher = Path(sys.executable).with_name("composer")
+    return run_python(launcher, "-n", num_ranks, ROOT / str(script), *arguments, cwd=cwd, paths=paths)
 
 
 def run_script(script: object, *arguments: object, num_ranks: int = 2) -> str:

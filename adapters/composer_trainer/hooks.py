@@ -1,7 +1,7 @@
 """The private parts of Composer that the callback hangs on: they stand here, and nowhere else.
 
 Each is checked when a Trainer starts (:func:`check_composer`), so that a Composer in which one has moved is
-an error that names it, not a run that goes wrong. :func:`install` puts wrappers around five functions, once
+an error that names it, not a run that goes wrong. :func:`install` puts wrappers around six functions, once
 in a process; for Trainers without the callback they only call what they wrap.
 """
 # ruff: noqa: SLF001 - what Composer offers callbacks ends before the model is sharded
@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import composer
 from composer.algorithms.gradient_clipping import gradient_clipping
+from composer.callbacks import OptimizerMonitor
 from composer.core import State
 from composer.trainer import trainer as trainer_module
 from composer.utils import FSDP2Config, checkpoint, reproducibility
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.adapters.config_objects.composer import ComposerSettings
 
 
-TESTED = (0, 32)
-"""The version of Composer whose every release was tried."""
+TESTED = ((0, 32), (0, 33))
+"""The first and the last version of Composer that was tried: 0.32 in each release, 0.33 in development."""
+SPECIFIER = f"mosaicml>={TESTED[0][0]}.{TESTED[0][1]},<{TESTED[1][0]}.{TESTED[1][1] + 1}"
+"""What pip is asked for, to get one of them."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,12 @@ HOOKS: tuple[Hook, ...] = (
     Hook(FSDP2Config, "settable_attrs"),
     Hook(trainer_module, "OOM_FOUND_ON_OTHER_RANK"),
     Hook(trainer_module, "_readd_fsdp_sync_hooks", ("fsdp_modules", "sync_hook")),
+    Hook(trainer_module.Trainer, "_wrap_model_for_distributed"),
     Hook(trainer_module.Trainer, "_train_microbatches", ("microbatches", "total_loss_dict")),
     Hook(trainer_module.Trainer, "_train_microbatch", ("is_final_microbatch",)),
     Hook(trainer_module.Trainer, "_eval_loop", ("evaluator", "metrics")),
     Hook(trainer_module, "_is_cuda_oom", ("e",)),
+    Hook(OptimizerMonitor, "batch_end", ("state", "logger")),
     Hook(checkpoint, "load_checkpoint", ("path", "state", "object_store", "load_weights_only")),
     Hook(
         gradient_clipping,
@@ -94,20 +99,24 @@ def check_composer(hooks: Sequence[Hook] = HOOKS, version: str = composer.__vers
     Raises:
         UnsupportedFeatureError: Its version was not tried, or a part of it has moved.
     """
-    tested = f"{TESTED[0]}.{TESTED[1]}"
-    if tuple(version.split(".")[:2]) != tuple(map(str, TESTED)):
+    if not TESTED[0] <= _numbers(version) <= TESTED[1]:
         msg = (
             f"Composer {version} was not tried with FSDP2Migration, which hangs on parts that Composer may "
-            f"move. Install `mosaicml>={tested},<{TESTED[0]}.{TESTED[1] + 1}`."
+            f"move. Install `{SPECIFIER}`."
         )
         raise UnsupportedFeatureError(msg, feature=f"Composer {version}")
     problems = [problem for hook in hooks if (problem := hook.problem()) is not None]
     if problems:
         msg = (
             f"Composer {version} is not as FSDP2Migration knows it: {'; '.join(problems)}. "
-            f"It was tried with the releases of {tested}."
+            f"It was tried with `{SPECIFIER}`."
         )
         raise UnsupportedFeatureError(msg, feature=f"Composer {version}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version; that of a development version is the next release's."""
+    return tuple(int(part) if part.isdigit() else -1 for part in version.split(".")[:2])
 
 
 class Driver(Protocol):
@@ -135,6 +144,10 @@ class Driver(Protocol):
 
     def clip(self, model: nn.Module, clipping_type: str, threshold: float) -> bool:
         """Clip gradients as FSDP1 did; tell whether this was done."""
+        ...
+
+    def monitor(self, monitor: Any, state: Any, logger: Any) -> bool:
+        """Log what ``OptimizerMonitor`` logs, of whole gradients; tell whether this was done."""
         ...
 
 
@@ -260,12 +273,33 @@ def install() -> None:
         "_eval_loop": _wrap_eval_loop,
         "load_checkpoint": _wrap_load_checkpoint,
         "apply_gradient_clipping": _wrap_clipping,
+        "batch_end": _wrap_monitor,
     }
     for hook in HOOKS:
         if hook.name in wrappers and hook not in _installed:
             original = getattr(hook.owner, hook.name)
             _installed[hook] = original
             setattr(hook.owner, hook.name, wrappers[hook.name](original))
+
+
+def surround_start(surround: Callable[[Any], AbstractContextManager[None]]) -> None:
+    """Put what shards a Trainer's model into a context that is made of its state, for all Trainers."""
+    for hook in HOOKS:
+        if hook.name == "_wrap_model_for_distributed" and hook.problem() is None and hook not in _installed:
+            original = getattr(hook.owner, hook.name)
+            _installed[hook] = original
+            setattr(hook.owner, hook.name, _wrap_start(original, surround))
+
+
+def _wrap_start(
+    original: Callable[..., Any], surround: Callable[[Any], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with surround(self.state):
+            return original(self, *args, **kwargs)
+
+    return call
 
 
 def _wrap_train_microbatches(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -336,5 +370,15 @@ def _wrap_clipping(original: Callable[..., Any]) -> Callable[..., Any]:
             given["model"], given["clipping_type"], given["clipping_threshold"]
         ):
             original(*args, **kwargs)
+
+    return call
+
+
+def _wrap_monitor(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, state: Any, logger: Any) -> None:
+        driver = driver_of(state)
+        if driver is None or not driver.monitor(self, state, logger):
+            original(self, state, logger)
 
     return call

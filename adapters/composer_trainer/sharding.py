@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from fsdp_migrate.adapters.composer_trainer.companions import Run, companion_findings
 from fsdp_migrate.adapters.config_objects.composer_groups import GroupWord
 from fsdp_migrate.adapters.config_objects.composer_marks import (
     composer_children,
@@ -63,6 +64,8 @@ class ShardRequest:
     tensor_parallel: bool = False
     local_world_size: int = 1
     reshard_after_forward: bool | int | None = None
+    companions: Sequence[Any] = ()
+    """The Trainer's other callbacks, and its algorithms."""
 
 
 def make_mesh(settings: ComposerSettings, device_type: str) -> DeviceMesh:
@@ -114,7 +117,7 @@ def shard_composer_model(request: ShardRequest) -> tuple[Finding, ...]:
     configs = {
         name: _config_of_child(base, child, request.device, make_group)
         for name, child in children.sharded.items()
-        if _holds_parameters(child)
+        if holds_parameters(child)
     }
     findings: list[Finding] = []
     layers = _layers(request, children)
@@ -126,6 +129,7 @@ def shard_composer_model(request: ShardRequest) -> tuple[Finding, ...]:
         _check_ties(children, model)
         findings.extend(_model_findings(request, children, layers))
         findings.extend(optimizer_findings(request.optimizers))
+        findings.extend(companion_findings(request.companions, _run_of(request)))
         raise_on_findings([*request.mapping.findings, *findings], strict=request.strict)
 
     together(check)
@@ -217,8 +221,23 @@ def _config_of_child(
     return base.updated(**more)
 
 
-def _holds_parameters(child: nn.Module) -> bool:
+def holds_parameters(child: nn.Module) -> bool:
+    """Tell whether a module has any parameters."""
     return next(child.parameters(), None) is not None
+
+
+def has_shards(model: nn.Module) -> bool:
+    """Tell whether any child of the model is sharded, or would be."""
+    return any(holds_parameters(child) for child in composer_children(model).sharded.values())
+
+
+def _run_of(request: ShardRequest) -> Run:
+    return Run(
+        model=request.model,
+        optimizers=tuple(request.optimizers),
+        has_replicas=request.mapping.config.sharding_strategy not in {"FULL_SHARD", "SHARD_GRAD_OP"},
+        broadcasts=request.mapping.config.sync_module_states,
+    )
 
 
 def _agree(request: ShardRequest, child: nn.Module, config: FSDP1Config) -> ShardPlan:
@@ -284,6 +303,11 @@ def _model_findings(request: ShardRequest, children: Children, layers: Sequence[
             "Define `activation_checkpointing_fn` on the child, or mark layers `_activation_checkpointing`."
         )
         findings.append(make_finding("FM415", "activation_checkpointing", text, hint))
+    if not has_shards(request.model):
+        text = "No child to shard: Composer trains it whole, by DistributedDataParallel, as under FSDP1."
+        hint = "Put what is to be sharded into a child: `self.model = ...`."
+        findings.append(make_finding("FM119", type(request.model).__name__, text, hint))
+        return findings
     alone = list(children.unwrapped)
     alone += [name for name, _ in request.model.named_parameters(recurse=False)]
     if alone:

@@ -1,4 +1,4 @@
-"""FM40x and FM41x: Composer."""
+"""FM117 to FM119, FM40x and FM41x: Composer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from __future__ import annotations
 _NOTHING = "Nothing."
 
 EXPLANATIONS = {
+    "FM117": (
+        "What it computes hung on FSDP1's flat shards, on FSDP1's names, or on values that each rank draws for itself. The message says what it does now.",
+        "Read the message. If only what is logged differs, nothing; otherwise compare the first losses with those of the old run.",
+    ),
+    "FM118": (
+        "It copies, replaces or compares parameters in a way that sharded ones do not allow. Most of these failed under FSDP1 too, some of them only at the end of the run.",
+        "Take it out of the Trainer's `callbacks` or `algorithms`, or do what the message says.",
+    ),
+    "FM119": (
+        "Composer shards the direct children of a ComposerModel, and this one has none with parameters. Then it wraps the whole model in DistributedDataParallel.",
+        "Nothing, if the model fits into each rank's memory. Otherwise put its layers into a child.",
+    ),
     "FM401": (
         "The layers that the model marks are recomputed in the backward, without the wrapper that Composer puts around them: names stay clean.",
         _NOTHING,

@@ -113,3 +113,9 @@ def group_of_this_rank_alone() -> dist.ProcessGroup:
     group, _ = dist.new_subgroups(group_size=1)  # type: ignore[no-untyped-call,unused-ignore]
     alone: dist.ProcessGroup = group
     return alone
+
+
+def default_store() -> dist.Store:
+    """Return the store by which the ranks found each other."""
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    return store

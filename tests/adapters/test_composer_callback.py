@@ -27,7 +27,8 @@ REFUSED: dict[str, tuple[Run, dict[str, Any], str]] = {
     ),
     "two configs": (Run(callback={"fsdp_config": {}}), {}, "ConfigError: There are two FSDP1 configs"),
     "the callback twice": (Run(model="net", twice=True), {}, "ConfigError: The Trainer has 2 FSDP2Migration"),
-    "a later Composer": (Run(), {"version": "0.33.0"}, "UnsupportedFeatureError: Composer 0.33.0 was not"),
+    "a later Composer": (Run(), {"version": "0.34.0"}, "UnsupportedFeatureError: Composer 0.34.0 was not"),
+    "an earlier Composer": (Run(), {"version": "0.31.0"}, "Install `mosaicml>=0.32,<0.34`"),
     "a hook that moved": (
         Run(),
         {"hook": "_apply_fsdp2"},

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from fsdp_migrate.adapters.composer_trainer.companions import COMPANIONS
 from fsdp_migrate.adapters.config_objects.composer import COMPOSER_FIELDS, composer_fsdp1_config
 from fsdp_migrate.adapters.config_objects.composer_fields import DEFAULTS
 from fsdp_migrate.adapters.config_objects.composer_marks import MODEL_MARKS
@@ -64,3 +65,8 @@ def test_what_stands_beside_composers_tests_is_there() -> None:
     for path, case in named:
         file = ROOT / path if "/" in path else BESIDE / path
         assert case in file.read_text(), (path, case)
+
+
+def test_the_table_of_callbacks_and_algorithms_is_that_of_the_code() -> None:
+    told = rows("Composer's other callbacks and algorithms")
+    assert told == [[f"`{row.name}`", row.outcome, row.text] for row in COMPANIONS]

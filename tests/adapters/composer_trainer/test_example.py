@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.rank_bodies.composer_training import run_examples
 from tests.ranks import ROOT, run_ranks
+from tests.scripts import run_composer
 
 
 if TYPE_CHECKING:
@@ -39,3 +41,21 @@ def test_one_callback_goes_on_with_the_run(tmp_path: Path) -> None:
     for before, after in run_ranks(run_examples, runs, timeout=400):
         assert len(after) == 6
         assert after == before[6:]
+
+
+@pytest.mark.slow
+def test_it_starts_by_composers_launcher(tmp_path: Path) -> None:
+    """As a user starts it; only that FSDP1's half is given a CPU where Composer asks for CUDA."""
+    without_cuda = tmp_path / "without_cuda"
+    without_cuda.mkdir()
+    (without_cuda / "sitecustomize.py").write_text(
+        "import torch\ntorch.cuda.current_device = lambda: torch.device('cpu')\n"
+    )
+    migrated = tmp_path / "migrated.py"
+    migrated.write_text(changed(SCRIPT.read_text()))
+    paths = () if torch.cuda.is_available() else (without_cuda,)
+    before = run_composer(SCRIPT, "--save", "saved", cwd=tmp_path, paths=paths)
+    after = run_composer(migrated, "--load", "saved/ep0-ba3", cwd=tmp_path)
+    losses, others = (out.split("losses ")[1].splitlines()[0].split() for out in (before, after))
+    assert len(losses) == 12
+    assert others == losses[6:]
