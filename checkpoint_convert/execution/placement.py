@@ -232,19 +232,20 @@ class _Placer:
 
     def _as_stored(self, entry: PlannedTensor) -> list[Chunk]:
         """Leave chunks in the files in which they are; in linked files they do not even move."""
+        if self._shares:
+            pairs = zip(entry.source.chunks, entry.boxes, strict=True)
+            return [Chunk(*box, self._shared(entry.folder, chunk.stored)) for chunk, box in pairs]
         placed: list[Chunk] = []
         for chunk, box in zip(entry.source.chunks, entry.boxes, strict=True):
-            if self._shares:
-                stored = self._shared(entry.folder, chunk.stored)
-            else:
-                name = _written_name(chunk.stored.file, entry.folder)
-                stored = self._append(entry.folder, name, self._item(entry, box))
-            placed.append(Chunk(*box, stored))
+            name = _written_name(chunk.stored.file, entry.folder)
+            placed.append(Chunk(*box, self._append(entry.folder, name, self._item(entry, box))))
         return placed
 
     def _shared(self, folder: str, stored: Stored) -> Stored:
         name = self._taken[stored.file]
-        return stored._replace(file=name.removeprefix(f"{folder}/") if folder else name)
+        return Stored(
+            name.removeprefix(f"{folder}/") if folder else name, stored.offset, stored.length, stored.raw
+        )
 
     def _value(self, entry: PlannedValue) -> Stored:
         source, folder = entry.source, entry.folder

@@ -20,7 +20,7 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_values import (
     StorageRecord,
     TensorRecord,
 )
-from fsdp_migrate.checkpoint_convert.formats.pickle_reader import load_pickle, paused_gc, show
+from fsdp_migrate.checkpoint_convert.formats.pickle_reader import StandIn, load_pickle, paused_gc, show
 from fsdp_migrate.checkpoint_convert.manifest.boxes import Shape, tiling_problem
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.manifest.keys import Path, join_path
@@ -29,12 +29,14 @@ from fsdp_migrate.errors import CheckpointFormatError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 
 METADATA_FILE: Final = ".metadata"
 # torch allows 64. A pickle can hand the same long tuple to a million chunks.
 _MAX_DIMENSIONS: Final = 64
+_WHOLE: Final = frozenset({int})
+_MAX_KEPT: Final = 1 << 16
 _MAX_SHOWN: Final = 20
 _DRIVE: Final = re.compile(r"^[A-Za-z]:")
 
@@ -65,12 +67,18 @@ def read_metadata(data: bytes, files: Mapping[str, int], *, where: str) -> Metad
         CheckpointFormatError: It is damaged, or does not fit the files. The message holds every problem.
     """
     with paused_gc():
-        record = load_pickle(data, METADATA_GLOBALS, where=repr(where))
+        sizes = _Sizes()
+        names = {**METADATA_GLOBALS, ("torch", "Size"): StandIn(sizes.keep)}
+        record = load_pickle(data, names, where=repr(where))
         if not isinstance(record, MetadataRecord):
             msg = f"{where!r} is a pickle, but not of checkpoint metadata."
             raise CheckpointFormatError(msg, path=where)
-        builder = _Builder(files, record)
-        entries = builder.build()
+        builder = _Builder(files, record, sizes.shapes())
+        try:
+            entries = builder.build()
+        except AttributeError as error:  # an object that was made, and given no state
+            msg = f"{where!r} is damaged: something in it lacks its fields ({error})."
+            raise CheckpointFormatError(msg, path=where) from error
     if builder.problems:
         raise _too_many_problems(builder.problems, where)
     meta = record.storage_meta
@@ -96,12 +104,39 @@ def _too_many_problems(problems: list[str], where: str) -> CheckpointFormatError
     return CheckpointFormatError(msg, path=where)
 
 
+class _Sizes:
+    """Keeps one of equal sizes while a pickle is loaded: a million chunks have a thousand different ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[Shape, Shape] = {}
+
+    def keep(self, value: object = ()) -> object:
+        """Stand for ``torch.Size``: the tuple it was given, or an equal one that was given before."""
+        if type(value) is not tuple:
+            raise TypeError(f"torch.Size of a {type(value).__name__}")
+        # Only few and whole numbers are compared: a pickle can hand the same long tuple over again and again.
+        if len(value) > _MAX_DIMENSIONS or not _WHOLE.issuperset(map(type, value)):
+            return value
+        if len(self._known) >= _MAX_KEPT:
+            return self._known.get(value, value)
+        return self._known.setdefault(value, value)
+
+    def shapes(self) -> Mapping[int, Shape]:
+        """Return those that are shapes, by their identity."""
+        return {id(value): value for value in self._known if _is_shape(value)}
+
+
 @dataclass(slots=True)
 class _Builder:
-    """Turns the records into entries and collects every problem on the way."""
+    """Turns the records into entries and collects every problem on the way.
+
+    What there is a million of is looked at in as few steps as it takes to see that nothing is wrong; what is,
+    is told by the methods that look closely.
+    """
 
     files: Mapping[str, int]
     record: MetadataRecord
+    shapes: Mapping[int, Shape]
     problems: list[str] = field(default_factory=list)
     property_sizes: set[int] = field(default_factory=set)
 
@@ -113,6 +148,7 @@ class _Builder:
         places = self._places(storage)
         if self.problems:
             return {}
+        storage.clear()
         paths = self._paths()
         entries: dict[str, Entry] = {}
         for key, kind in kinds.items():
@@ -123,31 +159,35 @@ class _Builder:
             if entry is not None:
                 entries[key] = entry
         self.problems += [f"`{key}` has stored data, but is no entry" for key in places]
-        self._check_overlaps(entries.values())
+        self._check_overlaps(tuple(entries.values()))
         return entries
 
     def _places(self, storage: dict[Any, Any]) -> dict[str, dict[Shape | None, Stored]]:
         """Return the stored items by key and offsets, each checked against its file."""
         places: defaultdict[str, dict[Shape | None, Stored]] = defaultdict(dict)
-        files = _FileCheck(self.files)
+        files, shapes = _FileCheck(self.files), self.shapes
         seen: set[str] = set()
+        sizes: dict[str, int] = {}
         for index, info in storage.items():
             if not isinstance(index, IndexRecord) or not isinstance(index.fqn, str):
                 self.problems.append("an item is stored under something else than a name")
                 continue
-            problem = files.problem(info)
-            if problem is not None:
-                if problem not in seen:
-                    self.problems.append(f"`{index.fqn}`: {problem}")
-                seen.add(problem)
-                continue
-            if index.offset is not None and not _is_shape(index.offset):
-                self.problems.append(f"`{index.fqn}`: an item is stored at {show(index.offset)}")
+            if not _is_inside(info, sizes):
+                problem = files.problem(info)
+                if problem is not None:
+                    if problem not in seen:
+                        self.problems.append(f"`{index.fqn}`: {problem}")
+                    seen.add(problem)
+                    continue
+                sizes[info.relative_path] = self.files[info.relative_path]
+            at = index.offset
+            if id(at) not in shapes and at is not None and not _is_shape(at):
+                self.problems.append(f"`{index.fqn}`: an item is stored at {show(at)}")
                 continue
             of_key = places[index.fqn]
-            if index.offset in of_key:
-                self.problems.append(f"`{index.fqn}`: two items are stored at {index.offset}")
-            of_key[index.offset] = Stored(info.relative_path, info.offset, info.length)
+            if at in of_key:
+                self.problems.append(f"`{index.fqn}`: two items are stored at {at}")
+            of_key[at] = Stored(info.relative_path, info.offset, info.length)
         return dict(places)
 
     def _paths(self) -> dict[Any, Path]:
@@ -209,24 +249,27 @@ class _Builder:
     ) -> TensorEntry | None:
         itemsize = DTYPES[kind.properties.dtype].itemsize
         chunks: list[Chunk] = []
+        needed: dict[int, int] = {}
         for chunk in kind.chunks:
-            if not (isinstance(chunk, ChunkRecord) and _is_shape(chunk.offsets) and _is_shape(chunk.sizes)):
+            if not (isinstance(chunk, ChunkRecord) and self._is_box(chunk.offsets, chunk.sizes)):
                 self.problems.append(f"`{key}`: a chunk has no offsets or sizes")
                 return None
-            stored = places.pop(chunk.offsets, None)
+            offsets, sizes = chunk.offsets, chunk.sizes
+            stored = places.pop(offsets, None)
             if stored is None:
-                found = any(c.offsets == chunk.offsets for c in chunks)
+                found = any(c.offsets == offsets for c in chunks)
                 what = "is listed twice" if found else "has no stored data"
-                self.problems.append(f"`{key}`: the chunk at {chunk.offsets} {what}")
+                self.problems.append(f"`{key}`: the chunk at {offsets} {what}")
                 return None
-            nbytes = math.prod(chunk.sizes) * itemsize
+            nbytes = needed.get(id(sizes))
+            if nbytes is None:
+                nbytes = needed[id(sizes)] = math.prod(sizes) * itemsize
             if stored.length < nbytes:
                 self.problems.append(
-                    f"`{key}`: the chunk at {chunk.offsets} needs {nbytes} bytes, and its item has "
-                    f"{stored.length}"
+                    f"`{key}`: the chunk at {offsets} needs {nbytes} bytes, and its item has {stored.length}"
                 )
                 return None
-            chunks.append(Chunk(chunk.offsets, chunk.sizes, stored))
+            chunks.append(Chunk(offsets, sizes, stored))
         if places:
             self.problems.append(f"`{key}`: data is stored at {next(iter(places))}, but no chunk is")
         problem = tiling_problem(kind.size, [(c.offsets, c.sizes) for c in chunks])
@@ -243,14 +286,21 @@ class _Builder:
             memory_format=_memory_format(kind.properties.memory_format),
         )
 
-    def _check_overlaps(self, entries: Iterable[Entry]) -> None:
+    def _is_box(self, offsets: object, sizes: object) -> bool:
+        shapes = self.shapes
+        return (id(offsets) in shapes or _is_shape(offsets)) and (id(sizes) in shapes or _is_shape(sizes))
+
+    def _check_overlaps(self, entries: Collection[Entry]) -> None:
         """Check that no two items share bytes of a file."""
-        items: list[tuple[Stored, str]] = []
+        ends: dict[str, int] = {}
+        mixed: set[str] = set()
         for entry in entries:
-            if isinstance(entry, BytesEntry):
-                items.append((entry.stored, entry.key))
-            else:
-                items += [(chunk.stored, entry.key) for chunk in entry.chunks]
+            for stored in _items_of(entry):
+                if stored.offset < ends.get(stored.file, 0):
+                    mixed.add(stored.file)
+                ends[stored.file] = stored.offset + stored.length
+        # Where they do not follow each other as they are listed, they are put in their order.
+        items = [(s, e.key) for e in entries if mixed for s in _items_of(e) if s.file in mixed]
         items.sort()
         for (one, key), (other, other_key) in itertools.pairwise(items):
             if one.file == other.file and one.offset + one.length > other.offset:
@@ -258,6 +308,22 @@ class _Builder:
                     f"`{key}` and `{other_key}` share bytes of {one.file!r}: {one.length} at "
                     f"{one.offset}, and {other.length} at {other.offset}"
                 )
+
+
+def _items_of(entry: Entry) -> Iterable[Stored]:
+    return (entry.stored,) if isinstance(entry, BytesEntry) else [chunk.stored for chunk in entry.chunks]
+
+
+def _is_inside(info: object, sizes: Mapping[str, int]) -> bool:
+    """Tell whether a place is in a file whose name is known to be right; where it is not, look closer."""
+    return (
+        type(info) is StorageRecord
+        and not info.transform_descriptors
+        and type(info.relative_path) is str
+        and type(info.offset) is int
+        and type(info.length) is int
+        and 0 <= info.offset <= info.offset + info.length <= sizes.get(info.relative_path, -1)
+    )
 
 
 def _memory_format(value: object) -> int:

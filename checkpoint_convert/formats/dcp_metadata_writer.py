@@ -18,11 +18,12 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, Entry, Stor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from fsdp_migrate.checkpoint_convert.manifest.boxes import Shape
+    from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, Shape
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
 
 
 _FRAME: Final = 64 << 10
+_MAX_KEPT: Final = 1 << 16
 _VERSION: Final = "1.0.0"
 _METADATA: Final = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
@@ -64,6 +65,7 @@ class _MetadataPickler:
     def __init__(self) -> None:
         self._memo: dict[object, bytes] = {}
         self._shapes: dict[Shape, bytes] = {}
+        self._chunks: dict[Box, bytes] = {}
 
     def metadata(self, entries: Sequence[Entry], checkpoint_id: str) -> Iterator[bytes]:
         digest = hashlib.sha256(checkpoint_id.encode())
@@ -125,7 +127,11 @@ class _MetadataPickler:
         return start + self._keep(key, b"".join(state)) + b"b"
 
     def _chunk(self, chunk: Chunk) -> bytes:
-        return b"".join(
+        known = self._chunks.get((chunk.offsets, chunk.sizes))
+        if known is not None:
+            return known
+        before = len(self._memo)
+        made = b"".join(
             (
                 self._object(_METADATA, "ChunkStorageMetadata"),
                 b"}(",
@@ -136,13 +142,34 @@ class _MetadataPickler:
                 b"ub",
             )
         )
+        # Only what has no MEMOIZE in it may be repeated.
+        if len(self._memo) == before and len(self._chunks) < _MAX_KEPT:
+            self._chunks[chunk.offsets, chunk.sizes] = made
+        return made
 
     def _storage(self, entry: Entry) -> Iterator[bytes]:
         if not isinstance(entry, TensorEntry):
             yield self._index(entry.key, None, None) + self._stored(entry.stored)
             return
-        for number, chunk in enumerate(entry.chunks):
-            yield self._index(entry.key, chunk.offsets, number) + self._stored(chunk.stored)
+        if not entry.chunks:
+            return
+        first, *_ = entry.chunks
+        yield self._index(entry.key, first.offsets, 0) + self._stored(first.stored)
+        yield b"".join(self._further(entry))
+
+    def _further(self, entry: TensorEntry) -> Iterator[bytes]:
+        """Yield what ``_storage`` does of each chunk but the first: by then all names are in the memo."""
+        index = self._object(_METADATA, "MetadataIndex") + b"}(" + self._text("fqn") + self._text(entry.key)
+        index += self._text("index")
+        at = self._text("offset")
+        stored = b"ub" + self._object(_FILESYSTEM, "_StorageInfo") + b"}(" + self._text("relative_path")
+        length = self._text("length")
+        shape, memo = self._shape, self._memo
+        for number, chunk in enumerate(entry.chunks[1:], 1):
+            item = chunk.stored
+            name = memo.get(item.file) or self._text(item.file)
+            head = index + _int(number) + at + shape(chunk.offsets) + stored
+            yield head + name + at + _int(item.offset) + length + _int(item.length) + b"ub"
 
     def _index(self, key: str, offset: Shape | None, number: int | None) -> bytes:
         parts = [
