@@ -36,7 +36,6 @@ from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Stored
@@ -238,10 +237,10 @@ class _Execution:
         check_unchanged(self._plan.manifest, self._source, placement.taken)
         return outcome
 
-    def _is_what_stands(self, path: Path, placement: Placement, closing: Mapping[str, bytes]) -> bool:
+    def _is_what_stands(self, place: Location, placement: Placement, closing: Mapping[str, bytes]) -> bool:
         files = _all_files(self._run, placement, list(placement.taken))
         linked = {new: old for old, new in placement.taken.items()}
-        return is_what_stands(path, self._source, files, linked, closing, checksums=self._run.checksums)
+        return is_what_stands(place, self._source, files, linked, closing, checksums=self._run.checksums)
 
     def _join_checks(self, results: Iterable[Written], outcome: _Outcome) -> None:
         """Compare records that several threads, ranks or processes read between them."""

@@ -8,21 +8,21 @@ from fsdp_migrate.checkpoint_convert.execution.item_writer import ItemWriter
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.formats.stored_checksums import StoredChecks
 from fsdp_migrate.checkpoint_convert.storage.folders import LocalFolder
+from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from fsdp_migrate.checkpoint_convert.execution.placement import Item
-    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
 
 
 _BLOCK: Final = 8 << 20
 
 
 def is_what_stands(
-    path: Path,
+    place: Location,
     source: Folder,
     files: Mapping[str, Sequence[Item]],
     linked: Mapping[str, str],
@@ -33,7 +33,7 @@ def is_what_stands(
     """Make every file again, and compare it with what is there; nothing is written.
 
     Args:
-        path: Where the output stands.
+        place: Where the output stands.
         source: The source.
         files: The items of every file.
         linked: The name in the source of each file that may be linked.
@@ -42,31 +42,25 @@ def is_what_stands(
     """
     sizes = {name: sum(item.length for item in items) for name, items in files.items()}
     sizes.update({name: len(data) for name, data in closing.items()})
-    if checksums and not (path / CHECKSUMS_FILE).is_file():
-        return False
-    if any(_size(path / name) != size for name, size in sizes.items()):
-        return False
-    if any((path / name).read_bytes() != data for name, data in closing.items()):
-        return False
-    own = LocalFolder(path)
+    own = open_folder_at(place)
     try:
+        found = own.files()
+        if (checksums and CHECKSUMS_FILE not in found) or any(found.get(n) != sizes[n] for n in sizes):
+            return False
+        if any(own.read(name, 0, len(data)) != data for name, data in closing.items()):
+            return False
         return all(
-            _is_linked(path / name, source, linked.get(name)) or _is_same(own, source, name, items)
+            _is_linked(own, name, source, linked.get(name)) or _is_same(own, source, name, items)
             for name, items in files.items()
         )
     finally:
         own.close()
 
 
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
-
-
-def _is_linked(path: Path, source: Folder, name: str | None) -> bool:
-    return name is not None and isinstance(source, LocalFolder) and path.samefile(source.path / name)
+def _is_linked(own: Folder, name: str, source: Folder, old: str | None) -> bool:
+    if old is None or not isinstance(source, LocalFolder) or not isinstance(own, LocalFolder):
+        return False
+    return (own.path / name).samefile(source.path / old)
 
 
 def _is_same(own: Folder, source: Folder, name: str, items: Sequence[Item]) -> bool:

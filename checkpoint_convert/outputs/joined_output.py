@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.checkpoint_convert.outputs.output import OutputFile
-    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
 
 
 class JoinedOutput:
@@ -30,7 +30,7 @@ class JoinedOutput:
 
     takes_parts = True
     reads_back = True
-    stands: Path | None = None
+    stands: Location | None = None
     kept_others: Sequence[str] = ()
 
     def __init__(self, path: Path, state: Mapping[str, Any], rank: int) -> None:

@@ -32,6 +32,7 @@ from fsdp_migrate.checkpoint_convert.outputs.work_folder import WorkFolder
 from fsdp_migrate.checkpoint_convert.storage.folders import (
     Folder,
     LocalFolder,
+    Location,
     is_url,
 )
 from fsdp_migrate.errors import OutputError, OutputExistsError
@@ -79,7 +80,8 @@ class LocalOutput:
         # What an earlier process left is only this one's to remove once it is clear that it goes on with it.
         self._is_left = False
         # With `resume` it may be what this very conversion made, which only its bytes tell.
-        self.stands = self.path if resume and not overwrite and self.path.is_dir() else None
+        is_there = resume and not overwrite and self.path.is_dir()
+        self.stands: Location | None = self.path if is_there else None
         if not overwrite and not resume:
             _check_free(self.path, overwrite=False)
         try:

@@ -31,42 +31,50 @@ from fsdp_migrate.checkpoint_convert.outputs.object_store_journal import (
     read_notes,
     stamp_of,
 )
+from fsdp_migrate.checkpoint_convert.outputs.object_store_tree import (
+    LAST,
+    copy_files,
+    copy_folder,
+    files_below,
+    is_there,
+    remove_files,
+    remove_folder,
+)
 from fsdp_migrate.checkpoint_convert.outputs.output import already_there
 from fsdp_migrate.checkpoint_convert.outputs.work_folder import SUFFIX
 from fsdp_migrate.checkpoint_convert.storage.errors import writing_to
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
 from fsdp_migrate.checkpoint_convert.storage.fsspec import resolve_url
+from fsdp_migrate.checkpoint_convert.storage.listing import is_flat, kind_at
 from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG
 from fsdp_migrate.errors import OutputError, OutputExistsError
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from fsdp_migrate.checkpoint_convert.outputs.output import OutputFile
-    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
 
 
 BUSY_FILE: Final = ".conversion-in-progress"
 _JOURNAL: Final = f"{BUSY_FILE}-journal-"
 _OLD: Final = ".old-conversion"
 _REPLACING: Final = "replacing"
-_WITHOUT_FOLDERS: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"})
-_LAST: Final = (METADATA_FILE, ".index.json")
+_S3: Final = frozenset({"s3", "s3a"})
 
 
 class _Writer:
     """What every rank does: whole files, written where rank 0 says."""
 
     takes_parts = False
-    stands: Path | None = None
+    stands: Location | None = None
     reads_back = False
 
     def __init__(self, url: str, *, resume: bool, rank: int = 0) -> None:
         self.url = self.checkpoint_id = url.rstrip("/")
         self._fs, self._root = resolve_url(self.url)
-        self._uploads = Uploads(self._fs) if self._is("s3", "s3a") else None
+        self._uploads = Uploads(self._fs) if _is_s3(self._fs) else None
         self._resume = resume
         self._rank = rank
         self._earlier: dict[str, Note] = {}
@@ -77,10 +85,6 @@ class _Writer:
     def _place(self, target: str) -> None:
         self._target = target
         self._journal = RemoteJournal(self._fs, f"{target}/{_JOURNAL}{self._rank}")
-
-    def _is(self, *protocols: str) -> bool:
-        own = self._fs.protocol
-        return not set(protocols).isdisjoint([own] if isinstance(own, str) else own)
 
     def begin(self, identity: str) -> bool:
         """Begin the notes of this rank."""
@@ -96,7 +100,7 @@ class _Writer:
 
     def _make_folder(self, path: str) -> None:
         """Make a folder, but no bucket: one that is not there is somebody's slip."""
-        if not self._is(*_WITHOUT_FOLDERS):
+        if not is_flat(self._fs):
             self._fs.makedirs(path, exist_ok=True)
 
     def state(self) -> Mapping[str, Any]:
@@ -214,7 +218,10 @@ class FsspecOutput(_Writer):
 
         Raises:
             OutputError: Another one was faster, or what is to be gone on with is another conversion.
+            OutputExistsError: What is there is not what this conversion would write.
         """
+        if self.stands is not None:
+            raise already_there(self.url)
         about = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -232,7 +239,9 @@ class FsspecOutput(_Writer):
                 try:
                     self._create_alone(path, json.dumps(about).encode())
                 except FileExistsError as error:
-                    raise _at_work(self.url) from error
+                    # An answer that was lost, and the request sent again, look like this, too.
+                    if not self._is_own():
+                        raise _at_work(self.url) from error
         self._about = about
         self._is_begun = True
         self._active.add(self._mark)
@@ -248,7 +257,7 @@ class FsspecOutput(_Writer):
         """Open a file for writing; it is there once it is closed."""
         if name not in self._names:
             self.prepare([name])
-        if name.endswith(_LAST):
+        if name.endswith(LAST):
             self._check_own()
         return super().create(name, keep, part, size)
 
@@ -259,10 +268,10 @@ class FsspecOutput(_Writer):
             self._replace()
         with contextlib.suppress(OSError):
             # What says that somebody was at work goes last.
-            for path in self._all_files(self._target) if self._replaces else self._journals(self._target):
-                if not path.endswith(f"/{BUSY_FILE}"):
-                    self._fs.rm_file(path)
-            self._fs.rm_file(f"{self._target}/{BUSY_FILE}")
+            busy = f"{self._target}/{BUSY_FILE}"
+            done = files_below(self._fs, self._target) if self._replaces else self._journals(self._target)
+            remove_files(self._fs, self._target, (path for path in done if path != busy))
+            self._fs.rm_file(busy)
         if self._replaces:
             self._remove(self._target)
         self._active.discard(self._mark)
@@ -303,12 +312,15 @@ class FsspecOutput(_Writer):
 
     def _look_at_old(self, *, overwrite: bool) -> bool:
         """Tell whether there is a checkpoint that may be replaced."""
-        self._fs.invalidate_cache()
-        if not self._fs.exists(self._root):
+        if not is_there(self._fs, self._root):
             return False
         if not overwrite:
+            if self._resume and self._left is None:
+                # It may be what this very conversion made, which only its bytes tell.
+                self.stands = self.url
+                return False
             raise already_there(self.url)
-        names = [path.rpartition("/")[2] for path in self._fs.find(self._root, maxdepth=2)]
+        names = [path.rpartition("/")[2] for path in files_below(self._fs, self._root)]
         is_replacing = self._left is not None and self._left.get("phase") == _REPLACING
         known = {METADATA_FILE, MODEL_CONFIG} if self._keeps_others else {METADATA_FILE}
         if not is_replacing and not any(n in known or n.endswith(".safetensors") for n in names):
@@ -364,15 +376,8 @@ class FsspecOutput(_Writer):
                     if upload not in known:
                         self._uploads.give_up(path, upload)
 
-    def _all_files(self, folder: str) -> list[str]:
-        self._fs.invalidate_cache()
-        try:
-            return sorted(self._fs.find(folder))
-        except FileNotFoundError:
-            return []
-
     def _journals(self, folder: str) -> list[str]:
-        return [p for p in self._all_files(folder) if p.rpartition("/")[2].startswith(_JOURNAL)]
+        return [p for p in files_below(self._fs, folder) if p.rpartition("/")[2].startswith(_JOURNAL)]
 
     def _is_own(self) -> bool:
         return (self._busy(self._target) or {}).get("conversion") == self._mark
@@ -389,13 +394,12 @@ class FsspecOutput(_Writer):
         old = self._root + _OLD
         with writing_to(self.url):
             if self._about["phase"] != _REPLACING:
-                self._remove(old)
-                if self._fs.exists(self._root):
-                    self._keep_old(old)
+                remove_folder(self._fs, old)
+                copy_folder(self._fs, self._root, old)
                 self._set_phase(_REPLACING)
             try:
                 self._remove_old()
-                self._copy_files()
+                copy_files(self._fs, self._target, self._root, self._names)
             except BaseException:
                 self._left = self._about
                 self._undo_replacing()
@@ -405,14 +409,12 @@ class FsspecOutput(_Writer):
     def _remove_old(self) -> None:
         """Remove the old output, or its weights, where the rest of a model's folder stays."""
         if not self._keeps_others:
-            self._remove(self._root)
+            remove_folder(self._fs, self._root)
             return
-        for path in self._all_files(self._root):
-            name = path.removeprefix(self._root.rstrip("/") + "/")
-            if is_weights(name):
-                self._fs.rm_file(path)
-            elif name not in self._names:
-                self.kept_others = (*self.kept_others, name)
+        names = {path: path.removeprefix(f"{self._root}/") for path in files_below(self._fs, self._root)}
+        remove_files(self._fs, self._root, (path for path, name in names.items() if is_weights(name)))
+        others = (name for name in names.values() if not is_weights(name) and name not in self._names)
+        self.kept_others = (*self.kept_others, *others)
 
     def _set_phase(self, phase: str) -> None:
         self._about["phase"] = phase
@@ -421,35 +423,21 @@ class FsspecOutput(_Writer):
     def _undo_replacing(self) -> None:
         """Put the old output back, where it was about to be replaced."""
         old = self._root + _OLD
-        if self._left is None or self._left.get("phase") != _REPLACING or not self._fs.exists(old):
+        if self._left is None or self._left.get("phase") != _REPLACING or not is_there(self._fs, old):
             return
         self._remove(self._root)
-        self._fs.copy(old, self._root, recursive=True)
+        names = [path.removeprefix(f"{old}/") for path in files_below(self._fs, old)]
+        copy_files(self._fs, old, self._root, names)
         self._remove(old)
-
-    def _keep_old(self, old: str) -> None:
-        """Copy what is replaced; only a whole copy is worth more than what is there."""
-        self._fs.invalidate_cache()
-        try:
-            self._fs.copy(self._root, old, recursive=True)
-        except BaseException:
-            self._remove(old)
-            raise
 
     def _create_alone(self, path: str, data: bytes) -> None:
         """Create a file that must not be there yet."""
         try:
             self._fs.pipe_file(path, data, mode="create")
         except (TypeError, NotImplementedError):  # an fsspec, or a service, without that
-            if self._fs.exists(path):
+            if kind_at(self._fs, path) is not None:
                 raise FileExistsError(path) from None
             self._fs.pipe_file(path, data)
-
-    def _copy_files(self) -> None:
-        self._fs.invalidate_cache()
-        for name in sorted(self._names, key=lambda name: name.endswith(_LAST)):
-            self._make_folder(f"{self._root}/{name}".rpartition("/")[0])
-            self._fs.copy(f"{self._target}/{name}", f"{self._root}/{name}")
 
     def _remove_left(self, folder: str) -> None:
         """Remove what an unfinished conversion wrote, and the parts of files that it sent."""
@@ -457,10 +445,14 @@ class FsspecOutput(_Writer):
         self._remove(folder)
 
     def _remove(self, path: str) -> None:
+        """Remove a folder as far as that can be done; what is left of it is no checkpoint."""
         with contextlib.suppress(OSError):
-            self._fs.invalidate_cache()
-            if self._fs.exists(path):
-                self._fs.rm(path, recursive=True)
+            remove_folder(self._fs, path)
+
+
+def _is_s3(fs: Any) -> bool:
+    own = fs.protocol
+    return not _S3.isdisjoint([own] if isinstance(own, str) else own)
 
 
 def _is_further(one: Note, other: Note) -> bool:

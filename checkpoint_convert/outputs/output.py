@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from fsdp_migrate.checkpoint_convert.outputs.journal import Written
-    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
 
 
 _BUFFER: Final = 1 << 20
@@ -34,7 +34,7 @@ class Output(Protocol):
     """Whether a file can be written in parts, by several threads or ranks at once."""
     reads_back: bool
     """Whether the first bytes of a file that is not finished can be read."""
-    stands: Path | None
+    stands: Location | None
     """Where an output is already that may be what this conversion made before; None where there is none."""
     kept_others: Sequence[str]
     """The files of an output that was replaced that are in the new one as they were."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -33,8 +34,8 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
 from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
 from fsdp_migrate.checkpoint_convert.sources.lightning import lightning_evidence
 from fsdp_migrate.checkpoint_convert.sources.tied_tensors import find_ties
-from fsdp_migrate.checkpoint_convert.storage.folders import refuse_links
-from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
+from fsdp_migrate.checkpoint_convert.storage.folders import is_url, refuse_links
+from fsdp_migrate.errors import CheckpointFormatError, CheckpointReadError, UnsafePickleError
 from fsdp_migrate.findings import Finding, counted, make_finding
 
 
@@ -51,6 +52,7 @@ _LABELS: Final = "param_names"
 _BY_RANK: Final = (".running_mean", ".running_var")
 _MAX_METADATA: Final = 1 << 30
 _ZIP_START: Final = b"PK\x03\x04"
+_FIRST_OF_REMOTE: Final = 16
 # Checksums are those of this folder, and no output's.
 _OWN: Final = frozenset({METADATA_FILE, CHECKSUMS_FILE})
 
@@ -64,6 +66,12 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
         CheckpointFormatError: It is damaged, or does not fit its files.
     """
     where = f"{folder.url}/{METADATA_FILE}"
+    if METADATA_FILE not in files:
+        msg = (
+            f"{where!r} is there, but is not listed among the {len(files)} files of its folder: somebody is "
+            "writing or removing the checkpoint, or the service's lists lag behind. Try again in a minute."
+        )
+        raise CheckpointReadError(msg, path=where)
     size = files[METADATA_FILE]
     if size > _MAX_METADATA:
         msg = (
@@ -118,13 +126,18 @@ def _stored(entry: Entry) -> list[Stored]:
 
 
 def _check_files(folder: Folder, used: Mapping[str, int], entries: Mapping[str, Entry]) -> None:
-    """Check that no data file leads out of the folder, and that the first item of each is an archive."""
+    """Check that no data file leads out of the folder, and that the first item of each is an archive.
+
+    Of a service each file takes a request. Some of them show another format, and whoever reads the rest
+    notices.
+    """
     refuse_links(folder, [METADATA_FILE, *used])
     first: dict[str, Stored] = {}
     for entry in entries.values():
         for stored in _stored(entry):
             first.setdefault(stored.file, stored)
-    for name, stored in first.items():
+    most = _FIRST_OF_REMOTE if is_url(folder.url) else len(first)
+    for name, stored in itertools.islice(first.items(), most):
         start = folder.read(name, stored.offset, min(4, stored.length))
         if start != _ZIP_START:
             msg = (

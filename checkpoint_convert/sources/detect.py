@@ -78,7 +78,7 @@ def open_source(src: Location) -> Source:
     if family is not None:
         return family
     folder = open_folder(src)
-    is_one = is_url(src) and list(folder.files(0)) == [url.rpartition("/")[2]]
+    is_one = is_url(src) and getattr(folder, "only", None) is not None
     if _is_file(src) or is_one or isinstance(folder, UnpackedFolder):
         return _open_file(folder, url, folder.files(0))
     if folder.has(METADATA_FILE):

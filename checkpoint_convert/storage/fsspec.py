@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fsdp_migrate.checkpoint_convert.storage.block_cache import BlockCache
 from fsdp_migrate.checkpoint_convert.storage.errors import read_error, reading_from
 from fsdp_migrate.checkpoint_convert.storage.folders import Folder, LocalFolder, Location, is_url, local_path
+from fsdp_migrate.checkpoint_convert.storage.listing import kind_at, list_files
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError, CheckpointReadError
 
 
@@ -50,6 +51,8 @@ class FsspecFolder:
         self.only = only
         self.fs, self.root = resolve_url(self.url)
         self._cache = BlockCache(self._fetch)
+        # What the last list of everything said, until it was asked what tells the files from others.
+        self._listed: Mapping[str, Mapping[str, Any]] | None = None
         if only is None and _kind_at(self.url) != "directory":
             raise CheckpointFormatError(f"{self.url!r} is not a folder.", path=self.url)
 
@@ -59,24 +62,28 @@ class FsspecFolder:
         with reading_from(self.url):
             if self.only is not None:
                 return {self.only: int(self.fs.size(prefix + self.only))}
-            depth = None if max_depth is None else max_depth + 1
-            found = self.fs.find(self.root, maxdepth=depth, detail=True)
+            found = list_files(self.fs, self.root, max_depth)
+        if max_depth is None:
+            self._listed = found
         return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
 
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
-        return self.only in (None, name) and bool(self.fs.isfile(f"{self.root}/{name}"))
+        with reading_from(f"{self.url}/{name}"):
+            return self.only in (None, name) and kind_at(self.fs, f"{self.root}/{name}") == "file"
 
     def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return what the service tells of each file."""
         prefix = self.root.rstrip("/") + "/"
         wanted = set(names)
+        found, self._listed = self._listed, None
         with reading_from(self.url):
-            self.fs.invalidate_cache(self.root)
-            if self.only is None:
-                found = self.fs.find(self.root, detail=True)
-            else:
-                found = {prefix + self.only: self.fs.info(prefix + self.only)}
+            if found is None:
+                self.fs.invalidate_cache()
+                if self.only is None:
+                    found = list_files(self.fs, self.root)
+                else:
+                    found = {prefix + self.only: self.fs.info(prefix + self.only)}
         return {
             short: ":".join(str(info[field]) for field in _STAMP_FIELDS if info.get(field) is not None)
             for name, info in found.items()
@@ -113,6 +120,13 @@ class FsspecFolder:
 
     def _fetch(self, name: str, start: int, stop: int) -> bytes:
         data: bytes = self.fs.cat_file(f"{self.root}/{name}", start=start, end=stop)
+        if len(data) > stop - start:
+            msg = (
+                f"'{self.url}/{name}' was asked for {stop - start} bytes from byte {start} on, and "
+                f"{len(data)} came. The service takes no ranges, or something between here and it does not. "
+                "Copy the checkpoint to this machine first."
+            )
+            raise CheckpointReadError(msg, path=f"{self.url}/{name}")
         return data
 
 
@@ -120,6 +134,8 @@ def _kind_at(url: str) -> str:
     """Return what is at a URL, ``"file"`` or ``"directory"``."""
     fs, path = resolve_url(url)
     with reading_from(url):
+        # What an earlier conversion of this process saw may be long ago.
+        fs.invalidate_cache()
         return str(fs.info(path)["type"])
 
 

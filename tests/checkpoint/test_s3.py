@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,81 +26,19 @@ from fsdp_migrate.errors import (
     OutputError,
     OutputExistsError,
 )
+from tests.checkpoint.s3_service import BUCKET, S3
 from tests.checkpoint.samples import PLAIN, contents, save_with_torch
 from tests.ranks import ROOT
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
 pytestmark = pytest.mark.s3
 
 MIB = 1 << 20
-BUCKET = "checkpoints"
 REQUEST = re.compile(rf"\"(PUT|POST|DELETE) /{BUCKET}/([^ ?]+)(?:\?(\S*))? HTTP/1.1\S* (\d+)")
-
-
-class _S3:
-    """A server with one bucket, and what is in it by S3's own client."""
-
-    def __init__(self, url: str) -> None:
-        import boto3
-
-        self.url = url
-        self.client = boto3.client("s3", region_name="us-east-1")
-        self.client.create_bucket(Bucket=BUCKET)
-
-    def objects(self) -> dict[str, bytes]:
-        """Return every object, but not by the code under test."""
-        found = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
-        return {
-            each["Key"]: self.client.get_object(Bucket=BUCKET, Key=each["Key"])["Body"].read()
-            for each in found
-        }
-
-    def unfinished(self) -> list[str]:
-        """Return the multipart uploads that were begun and neither finished nor given up: they cost money."""
-        found = self.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
-        return [each["Key"] for each in found]
-
-    def put(self, folder: Path, under: str) -> None:
-        """Upload a folder."""
-        for name, data in contents(folder).items():
-            self.client.put_object(Bucket=BUCKET, Key=f"{under}/{name}", Body=data)
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_S3]:
-    """Start a server; credentials and address reach s3fs as they reach it in use, by the environment."""
-    import s3fs
-    from moto.server import ThreadedMotoServer
-
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    settings = {
-        "AWS_ACCESS_KEY_ID": "somebody",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": str(tmp_path / "no-config"),
-        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "no-credentials"),
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_MAX_ATTEMPTS": "1",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
-    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-    s3fs.S3FileSystem.clear_instance_cache()
-    try:
-        _post(f"{url}/moto-api/reset")
-        yield _S3(url)
-    finally:
-        s3fs.S3FileSystem.clear_instance_cache()
-        server.stop()
 
 
 @pytest.fixture
@@ -110,18 +47,13 @@ def source(tmp_path: Path) -> Path:
     return save_with_torch({"model": {"w": torch.arange(5 * MIB).float()}}, tmp_path / "source")
 
 
-def _post(url: str, data: str = "") -> None:
-    with urllib.request.urlopen(urllib.request.Request(url, data=data.encode(), method="POST")):
-        pass
-
-
 def _said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
     """Return the requests that changed something: method, key and query, in their order."""
     found = [REQUEST.search(record.getMessage()) for record in caplog.records]
     return [(each[1], each[2], each[3] or "") for each in found if each and each[4].startswith("2")]
 
 
-def test_a_checkpoint_goes_to_s3_and_comes_back_bit_for_bit(s3: _S3, tmp_path: Path) -> None:
+def test_a_checkpoint_goes_to_s3_and_comes_back_bit_for_bit(s3: S3, tmp_path: Path) -> None:
     convert_checkpoint(PLAIN, f"s3://{BUCKET}/there", world_size=3, checksums=True)
     assert verify_checkpoints(f"s3://{BUCKET}/there", PLAIN).is_same
     convert_checkpoint(f"s3://{BUCKET}/there", tmp_path / "back", world_size=2)
@@ -130,7 +62,7 @@ def test_a_checkpoint_goes_to_s3_and_comes_back_bit_for_bit(s3: _S3, tmp_path: P
 
 
 def test_a_large_file_goes_in_parts_and_the_metadata_goes_last(
-    s3: _S3, source: Path, caplog: pytest.LogCaptureFixture
+    s3: S3, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="werkzeug"):
         convert_checkpoint(source, f"s3://{BUCKET}/out")
@@ -149,7 +81,7 @@ def test_a_large_file_goes_in_parts_and_the_metadata_goes_last(
 
 
 def test_an_output_that_is_replaced_has_no_metadata_until_the_new_one_is_whole(
-    s3: _S3, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    s3: S3, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     s3.put(PLAIN, "out")
     caplog.clear()
@@ -166,7 +98,7 @@ def test_an_output_that_is_replaced_has_no_metadata_until_the_new_one_is_whole(
     assert replaced == local
 
 
-def test_an_interrupted_conversion_leaves_nothing(s3: _S3, source: Path) -> None:
+def test_an_interrupted_conversion_leaves_nothing(s3: S3, source: Path) -> None:
     begun: list[str] = []
 
     def interrupt(event: object) -> None:
@@ -184,7 +116,7 @@ def test_an_interrupted_conversion_leaves_nothing(s3: _S3, source: Path) -> None
 
 @pytest.mark.parametrize("request_", ["upload_part", "complete_multipart_upload"])
 def test_an_upload_that_the_service_refuses_leaves_nothing(
-    s3: _S3, source: Path, monkeypatch: pytest.MonkeyPatch, request_: str
+    s3: S3, source: Path, monkeypatch: pytest.MonkeyPatch, request_: str
 ) -> None:
     from moto.s3.exceptions import InvalidPart
     from moto.s3.models import S3Backend
@@ -200,7 +132,7 @@ def test_an_upload_that_the_service_refuses_leaves_nothing(
 
 
 def test_a_bucket_that_is_not_there_is_an_error_and_is_not_made(
-    s3: _S3, capsys: pytest.CaptureFixture[str]
+    s3: S3, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CheckpointNotFoundError, match=r"There is nothing at 's3://nowhere/x'"):
         inspect_checkpoint("s3://nowhere/x")
@@ -213,7 +145,7 @@ def test_a_bucket_that_is_not_there_is_an_error_and_is_not_made(
 
 @pytest.mark.parametrize("wrong", ["denied", "missing"])
 def test_wrong_credentials_are_an_error_that_says_so(
-    s3: _S3, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
+    s3: S3, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     s3.put(PLAIN, "ckpt")
     if wrong == "denied":
@@ -231,7 +163,7 @@ def test_wrong_credentials_are_an_error_that_says_so(
 
 
 def test_a_service_that_cannot_be_reached_is_an_error(
-    s3: _S3, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    s3: S3, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -264,7 +196,7 @@ def kill(source: Path, out: str, nbytes: int, **options: Any) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-def test_a_killed_conversion_goes_on_within_a_large_file(s3: _S3, tmp_path: Path) -> None:
+def test_a_killed_conversion_goes_on_within_a_large_file(s3: S3, tmp_path: Path) -> None:
     state = {"model": {str(n): torch.full((2048, 1024), float(n)) for n in range(8)}}
     source, out = save_with_torch(state, tmp_path / "source"), f"s3://{BUCKET}/out"
     kill(source, out, 22 * MIB, dtype="fp16")
@@ -282,11 +214,14 @@ def test_a_killed_conversion_goes_on_within_a_large_file(s3: _S3, tmp_path: Path
     local, found = contents(tmp_path / "out"), s3.objects()
     assert found.keys() == {f"out/{name}" for name in local}
     assert found["out/__0_0.distcp"] == local["__0_0.distcp"]
+    again = convert_checkpoint(source, out, dtype="fp16", resume=True)
+    assert again.bytes_resumed == again.bytes_written
+    assert s3.objects() == found
     with pytest.raises(OutputExistsError):
-        convert_checkpoint(source, out, dtype="fp16", resume=True)
+        convert_checkpoint(source, out, dtype="bf16", resume=True)
 
 
-def test_what_a_killed_conversion_left_can_be_thrown_away(s3: _S3, source: Path) -> None:
+def test_what_a_killed_conversion_left_can_be_thrown_away(s3: S3, source: Path) -> None:
     out = f"s3://{BUCKET}/out"
     kill(source, out, 18 * MIB)
     assert s3.unfinished()
@@ -304,13 +239,13 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["new", "replaced"])
 def test_killed_at_every_request(
-    replaces: bool, s3: _S3, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replaces: bool, s3: S3, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is done any more from some request on, as where a process is killed; another one goes on."""
     import s3fs
 
     out = f"s3://{BUCKET}/out"
-    options: dict[str, Any] = {"world_size": 3, "overwrite": replaces}
+    options: dict[str, Any] = {"world_size": 6, "overwrite": replaces}
     monkeypatch.setattr(object_store_journal, "SAVE_SECONDS", 0)
     call, count, last = s3fs.S3FileSystem._call_s3, itertools.count(), 1 << 60
 
@@ -323,7 +258,8 @@ def test_killed_at_every_request(
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", counted)
     old = {f"out/{name}": data for name, data in contents(small).items()} if replaces else {}
     wanted: dict[str, bytes] = {}
-    for moment in (1 << 60, *range(0, 40, 3)):
+    moments = 0
+    for moment in (1 << 60, *range(60)):
         for key in s3.objects():
             s3.client.delete_object(Bucket=BUCKET, Key=key)
         if replaces:
@@ -342,12 +278,13 @@ def test_killed_at_every_request(
             if moment < 1 << 60:
                 break
             wanted = s3.objects()
+        moments += 1
         assert s3.objects() == wanted, moment
         assert s3.unfinished() == []
-    assert moment > 6
+    assert moments > (25 if replaces else 12)
 
 
-def test_who_is_taken_over_does_not_finish(s3: _S3, small: Path) -> None:
+def test_who_is_taken_over_does_not_finish(s3: S3, small: Path) -> None:
     out = f"s3://{BUCKET}/out"
     seen: list[bool] = []
 
