@@ -435,6 +435,12 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed", "A branch for FSDP1's models alone, in a source that has one for FSDP2's as well."
         ),
         "FM421": FindingCode("changed", "`ShardedTensor`: FSDP2's states hold `DTensor`."),
+        "FM422": FindingCode("refused", "A keyword that `FullyShardedDataParallel` never had."),
+        "FM423": FindingCode(
+            "changed",
+            "A parameter, a gradient or a norm was one rank's part, and is a `DTensor` or whole now.",
+        ),
+        "FM424": FindingCode("changed", "A mock of FSDP1's class by its name, which a rewriting takes away."),
         # FM43x: checkpoints that are loaded without converting
         "FM430": FindingCode("changed", "Tensors were cast to the type of what holds them now."),
         "FM431": FindingCode("changed", "What the checkpoint holds and nothing asked for was not loaded."),

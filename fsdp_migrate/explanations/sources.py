@@ -151,4 +151,18 @@ EXPLANATIONS = {
         "Sharded states of FSDP1 hold `ShardedTensor`, those of FSDP2 `DTensor`.",
         "`x.local_shards()[0].tensor` becomes `x.to_local()`, and `x.gather(...)` becomes `x.full_tensor()`.",
     ),
+    "FM422": (
+        "The class takes no such keyword in any version of torch. The call fails under FSDP1 as well, or it was never run.",
+        "Take it out, or give what was meant by the name that torch has for it.",
+    ),
+    "FM423": (
+        "FSDP1 showed each rank its part of flat parameters, as plain tensors. FSDP2 shows `DTensor`: their norms and sums are those of"
+        " the whole, the same on each rank, and collectives do not take them.",
+        "Take `x.full_tensor()` for the whole or `x.to_local()` for this rank's part. Take out what summed over ranks; for norms of"
+        " gradients call `fsdp_migrate.runtime.clip_grad_norm_(model, float('inf'))`, which gives a plain tensor.",
+    ),
+    "FM424": (
+        "`patch` and `monkeypatch` fail for a name that the module does not have. The rewritten module imports `prepare_fully_shard`.",
+        "Patch the name that the rewritten module has.",
+    ),
 }

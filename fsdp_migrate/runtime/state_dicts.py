@@ -16,6 +16,7 @@ from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers
 from fsdp_migrate.runtime.sharded import gather, is_first_rank, show_shards
+from fsdp_migrate.sharding.optimizers import as_list
 from fsdp_migrate.sharding.tying import parameter_names
 
 
@@ -157,7 +158,7 @@ def load_full_state_dict(
         >>> end_process_group()
     """
     show_shards(model, "load_full_state_dict")
-    optimizers = _several(optimizer)
+    optimizers = as_list(optimizer)
     here = torch.distributed.get_rank() == 0
     sent: list[Any] = [_outline(state) if here else None]
     torch.distributed.broadcast_object_list(sent, src=0)
@@ -262,7 +263,7 @@ def _names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
 def _state(
     model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None, value_of: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    optimizers = _several(optimizer)
+    optimizers = as_list(optimizer)
     names = _names(model)
     _check_owners(optimizers, names)
     first = {name: every[0] for every in names.values() for name in every}
@@ -275,12 +276,6 @@ def _state(
     if optimizers:
         state["optimizer"] = _optimizer_state(optimizers, names, value_of)
     return state
-
-
-def _several(optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
-    if optimizer is None:
-        return []
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
 
 
 def clean_parameter_name(name: str) -> str:

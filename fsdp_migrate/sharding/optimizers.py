@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 _REPLACED = "_fsdp_migrate_replaced"
 _checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _is_watching = False
+
+
+def as_list(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    """Return one or several optimizers as a list; what wraps one, with groups and state, is one too."""
+    if optimizers is None:
+        return []
+    if hasattr(optimizers, "param_groups") and hasattr(optimizers, "state"):
+        return [cast("Optimizer", optimizers)]
+    return list(optimizers)
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:

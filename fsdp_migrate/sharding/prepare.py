@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -36,6 +35,7 @@ from fsdp_migrate.sharding.materialize import (
 )
 from fsdp_migrate.sharding.optimizer_findings import optimizer_findings
 from fsdp_migrate.sharding.optimizers import (
+    as_list,
     check_optimizers,
     move_steps_in_backward,
     repoint_optimizers,
@@ -155,7 +155,7 @@ def prepare_fully_shard(
     def make_plan() -> ShardPlan:
         refuse_unsettled()
         check_is_module(model)
-        every.extend([optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers)
+        every.extend(as_list(optimizers))
         plan = plan_fully_shard(
             model,
             fsdp1_config,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.source.python import mentions
+from fsdp_migrate.source.python.branches import fsdp1_branch
 from fsdp_migrate.source.python.nodes import short
 from fsdp_migrate.source.python.text import Source
 from fsdp_migrate.source.rules import RULES, leftovers, unused_imports
@@ -23,6 +25,11 @@ HINTS = re.compile(
 )
 """A source without any of these has nothing that a rule finds, and is not parsed."""
 
+_BRANCH = (
+    "this branch is FSDP1's, and another one is FSDP2's: choose that one, take this one out, and give FSDP2 "
+    "what it is given here."
+)
+_IN_BRANCH = "stays: in a branch for FSDP1, beside one for FSDP2"
 _AMBIGUOUS = "this name may stand for something other than torch's FSDP here"
 
 
@@ -41,15 +48,28 @@ def analyse(code: str, path: str) -> tuple[Source, list[tuple[str, Found]]]:
 def _find(source: Source) -> Iterator[tuple[str, Found]]:
     covered: set[cst.CSTNode] = set()
     edited: set[cst.CSTNode] = set()
+    branches: set[cst.CSTNode] = set()
     for rule in RULES:
-        for found in rule.find(source):
-            if found.node in edited:
+        for each in rule.find(source):
+            if each.node in edited:
                 continue
+            found = _left_alone(source, each, branches) or each
             edited.update([found.node] if found.edits else [])
             covered.update(found.covers)
             yield rule.NAME, _certain(source, found)
     for found in leftovers.find(source, covered):
         yield leftovers.NAME, found
+
+
+def _left_alone(source: Source, found: Found, branches: set[cst.CSTNode]) -> Found | None:
+    """Return what is said of a use in a branch for FSDP1, beside one for FSDP2: once for each branch."""
+    branch = None if found.action == "kept" else fsdp1_branch(source.index, found.node)
+    if branch is None:
+        return None
+    if branch in branches:
+        return Found("FM420", found.node, _IN_BRANCH, "kept", covers=found.covers)
+    branches.add(branch)
+    return Found("FM420", found.node, _BRANCH, "commented", covers=found.covers)
 
 
 def _certain(source: Source, found: Found) -> Found:
@@ -77,6 +97,14 @@ def report(path: str, source: Source, found: list[tuple[str, Found]], cell: int 
         )
         for name, item in found
     ]
+    statements = {
+        (item.code, source.position(source.index.statement(item.node))[0])
+        for _, item in found
+        if item.action == "commented"
+    }
+    for line, text, code, becomes in mentions.find_left(source.code):
+        if code in FINDING_CODES and (code, line) not in statements:
+            uses.append(Use(path, line, 1, mentions.NAME, code, text[:60], becomes, "commented", cell))
     known = {use.line for use in uses if use.rule == "wrapped-names"}
     for line, column, text in mentions.find_mentions(source.code):
         if line not in known:

@@ -93,7 +93,16 @@ WRAPPER_ATTRIBUTES = frozenset(
         "sharding_strategy",
         "training_state",
         "world_size",
+        "_assert_state",
+        "_comm_hook",
+        "_comm_hook_state",
         "_device_mesh",
+        "_free_event_queue",
+        "_ignored_modules",
+        "_ignored_params",
+        "_inter_node_pg",
+        "_sharded_param_names",
+        "_unshard_stream",
         "_fsdp_extension",
         "_has_params",
         "_is_root",
@@ -112,9 +121,34 @@ FSDP2_CLASSES = frozenset(
         "torch.distributed._composable.fsdp.fully_shard.FSDPModule",
         "torch.distributed.fsdp.FSDPModule",
         "torch.distributed.fsdp._fully_shard.FSDPModule",
+        "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState",
+        "torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule",
     }
 )
-"""The names of FSDP2's class, in newer and in older versions of torch."""
+"""The names of FSDP2's class and of its state, in newer and in older versions of torch."""
+
+FSDP2_NAMES = frozenset({"FSDP2", "FSDPModule"})
+"""What other packages call FSDP2's class, where they import it for others to import from them."""
+
+FSDP2_FUNCTIONS = frozenset({"apply_fsdp2", "fully_shard"})
+"""The last parts of names of functions that shard by FSDP2, torch's and other packages' own."""
+
+MODEL_FUNCTIONS = {
+    "flatten_sharded_optim_state_dict": 1,
+    "full_optim_state_dict": 0,
+    "get_state_dict_type": 0,
+    "optim_state_dict": 0,
+    "set_state_dict_type": 0,
+    "sharded_optim_state_dict": 0,
+    "shard_full_optim_state_dict": 1,
+    "scatter_full_optim_state_dict": 1,
+    "state_dict_type": 0,
+    "summon_full_params": 0,
+}
+"""Functions of the class that are given a sharded model, and at which place."""
+
+FORMER_ARGUMENTS = {"fsdp_auto_wrap_policy": "auto_wrap_policy", "ignored_parameters": "ignored_states"}
+"""What arguments of the constructor were called in torch 1.11 to 2.0, and what they are called since."""
 
 MANUAL_WRAPPING = frozenset({"ConfigAutoWrap", "enable_wrap", "wrap"})
 

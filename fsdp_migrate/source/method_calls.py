@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Replace
 
 
@@ -33,6 +33,8 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
         return "no"
     if source.models.is_guarded(receiver):
         return "sure"
+    if source.models.is_other_branch(receiver):
+        return "no"
     certainty = source.models.certainty(receiver)
     if certainty is not None:
         return "sure" if certainty == "certain" else "mixed"
@@ -84,6 +86,19 @@ def _stands_below_a_switch(source: Source, node: cst.CSTNode) -> bool:
             if "fsdp" in name and "fsdp2" not in name:
                 return True
         below = above
+    return False
+
+
+def was_asked_for(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether an attribute stands where ``hasattr(it, "attribute")`` was found true."""
+    for test, truth in source.models.guards.facts(node):
+        for call in walk_for(test, cst.Call) if truth else ():
+            if dotted(call.func) != "hasattr" or len(call.args) != 2:
+                continue
+            name = call.args[1].value
+            same = isinstance(name, cst.SimpleString) and name.evaluated_value == node.attr.value
+            if same and text_of(call.args[0].value) == text_of(node.value):
+                return True
     return False
 
 

@@ -125,3 +125,27 @@ def without_optimizer() -> bool:
     names = [name for name, _ in model.named_parameters()]
     same = all(torch.equal(again["state"][n]["exp_avg"], whole["state"][n]["exp_avg"]) for n in names)
     return same and loaded["param_groups"][0]["params"] == list(range(len(names)))
+
+
+class Wrapper:
+    """What has an optimizer's groups and state, and is none of torch's: DeepSpeed's, Apex's and others."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+
+def wrapped() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the state of an optimizer, and of what wraps it."""
+    model, optimizer = _trained(prepared())
+    bare = full_optimizer_state_dict(model, optimizer, rank0_only=False)
+    wrapper: Any = Wrapper(optimizer)
+    optimizer.load_state_dict(optim_state_dict_to_load(model, wrapper, bare))
+    return bare, full_optimizer_state_dict(model, wrapper, rank0_only=False)

@@ -57,3 +57,10 @@ def test_a_state_that_does_not_fit_is_an_error() -> None:
 
 def test_without_an_optimizer_parameters_are_numbered_in_order() -> None:
     assert run_ranks(optimizer_states.without_optimizer) == [True, True]
+
+
+def test_what_wraps_an_optimizer_is_taken_for_one() -> None:
+    for bare, found in run_ranks(optimizer_states.wrapped):
+        assert found["state"].keys() == bare["state"].keys()
+        for name, own in bare["state"].items():
+            assert_equal(found["state"][name], own)

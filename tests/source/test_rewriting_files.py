@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_migrate.source import rewrite_paths, rewrite_source
+from fsdp_migrate.source import rewrite_paths, rewrite_source, scan_paths
 
 
 pytestmark = pytest.mark.any_torch
@@ -183,3 +183,19 @@ def test_a_bug_of_ours_does_not_become_a_broken_file(tmp_path: Path, monkeypatch
     report = rewrite_paths([tmp_path], write=True)
     assert "its rewritten text would be no Python" in str(report.problems[0].problem)
     assert contents(tmp_path) == {"a.py": BEFORE.encode()}
+
+
+def test_what_an_earlier_rewriting_left_is_found_again(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        "m = FSDP(net)\n"
+        "m.apply(init)\n"
+        "for layer in m.module.layers:\n"
+        "    pass\n"
+    )
+    before = {use.code for use in scan_paths([script]).uses if use.action == "commented"}
+    rewrite_paths([script], write=True)
+    after = [use.code for use in scan_paths([script]).uses if use.action == "commented"]
+    assert before <= set(after)
+    assert sorted(after) == ["FM315", "FM322"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import arguments, dotted, literal, text_of, walk, walk_for
 
 
@@ -144,7 +145,9 @@ class Contexts:
         if given is None or "module" not in given or "state_dict_type" not in given:
             return None, None, (), "its arguments are not seen"
         model = given["module"]
-        kind = (self.source.index.fsdp1(given["state_dict_type"]) or "").split(".")[-1]
+        asked = given["state_dict_type"]
+        known = self.source.index.fsdp1(asked) or self._type_of(asked)
+        kind = (known or "").split(".")[-1]
         if kind == "LOCAL_STATE_DICT":
             return model, None, (), "FSDP2 has no local state dict: it held flat parameters"
         if kind not in {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}:
@@ -162,16 +165,28 @@ class Contexts:
         )
         return model, settings, tuple(name for name in (first, second) if name is not None), None
 
+    def _type_of(self, node: cst.BaseExpression) -> str | None:
+        """Return the type that a variable, or an attribute of `self`, is given in one place only."""
+        value = last_value(self.source.index, node) if isinstance(node, (cst.Name, cst.Attribute)) else None
+        return None if value is None else self.source.index.fsdp1(value)
+
+    def is_summoned(self, node: cst.CSTNode) -> bool:
+        """Tell whether a node stands in a context that shows whole parameters."""
+        return any(
+            (dotted(call.func) or "").endswith("summon_full_params")
+            for above in self.source.index.ancestors(node)
+            if isinstance(above, cst.With)
+            for item in above.items
+            for call in walk_for(item, cst.Call)
+        )
+
     def _flags(self, node: cst.BaseExpression | None) -> tuple[dict[str, Flag], cst.Name | None] | None:
         """Return the options of a config, made here or held by a variable that is assigned once."""
         if node is None or (isinstance(node, cst.Name) and node.value == "None"):
             return {}, None
-        variable = None
-        if isinstance(node, cst.Name):
-            bindings = self.source.index.scopes[node].lookup(node.value)
-            if len(bindings) != 1 or bindings[0].value is None or bindings[0].index is not None:
-                return None
-            variable, node = node, bindings[0].value
+        variable = node if isinstance(node, cst.Name) else None
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            node = last_value(self.source.index, node)
         if not isinstance(node, cst.Call):
             return None
         name = self.source.index.fsdp1(node.func)

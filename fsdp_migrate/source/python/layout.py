@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
+
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 _STEP = "    "
-_FORMER_NAMES = {"fsdp_auto_wrap_policy": "auto_wrap_policy"}
-"""Names of arguments in torch 1.11 and 1.12, and what they are called since."""
 
 
 def dict_argument(call: cst.Call, names: Sequence[str]) -> cst.Call:
@@ -39,8 +39,12 @@ def dict_argument(call: cst.Call, names: Sequence[str]) -> cst.Call:
     braces = cst.Dict(elements)
     if exploded:
         opening = _newline(call.whitespace_before_args)
-        closing = cst.ParenthesizedWhitespace(indent=True, last_line=_last_line(call.whitespace_before_args))
-        elements[-1] = elements[-1].with_changes(comma=_closing_comma(items[-1][1], closing))
+        end = _end_of(spread)
+        # What is said of the last item stays beside it.
+        deeper = cst.ensure_type(end.visit(_Deeper()), cst.ParenthesizedWhitespace)
+        closing = deeper.with_changes(last_line=_last_line(call.whitespace_before_args))
+        elements[-1] = elements[-1].with_changes(comma=cst.Comma(whitespace_after=closing))
+        spread = _with_end(spread, end.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=[]))
         braces = cst.Dict(elements, lbrace=cst.LeftCurlyBrace(whitespace_after=opening))
     return call.with_changes(args=_two(_positional(model), cst.Arg(braces), spread))
 
@@ -57,7 +61,7 @@ def _divide(call: cst.Call, names: Sequence[str]) -> tuple[cst.Arg, list[tuple[s
         if name == names[0]:
             model = arg
         else:
-            items.append((_FORMER_NAMES.get(name, name), arg))
+            items.append((catalog.FORMER_ARGUMENTS.get(name, name), arg))
     assert model is not None
     return model, items
 
@@ -123,9 +127,16 @@ def _newline(space: cst.BaseParenthesizableWhitespace) -> cst.ParenthesizedWhite
     return cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitespace(line.value + _STEP))
 
 
-def _closing_comma(last: cst.Arg, closing: cst.ParenthesizedWhitespace) -> cst.Comma:
-    """Return the comma behind the last item, with the comment that stood behind the last argument."""
-    return cst.Comma(whitespace_after=closing)
+def _end_of(arg: cst.Arg) -> cst.ParenthesizedWhitespace:
+    """Return what stands between the last argument and the closing parenthesis of an exploded call."""
+    space = arg.comma.whitespace_after if isinstance(arg.comma, cst.Comma) else arg.whitespace_after_arg
+    return cst.ensure_type(space, cst.ParenthesizedWhitespace)
+
+
+def _with_end(arg: cst.Arg, space: cst.ParenthesizedWhitespace) -> cst.Arg:
+    if isinstance(arg.comma, cst.Comma):
+        return arg.with_changes(comma=arg.comma.with_changes(whitespace_after=space))
+    return arg.with_changes(whitespace_after_arg=space)
 
 
 class _Deeper(cst.CSTTransformer):

@@ -23,6 +23,7 @@ _WORDS = re.compile(
     r"|\bShardedGradScaler\b|\bsummon_full_params\b|_fsdp_wrapped_module"
     r"|\b(?:FULL|SHARDED|LOCAL)_STATE_DICT\b|\bShardingStrategy\b|\b(?:full|sharded)_optim_state_dict\b"
 )
+_LEFT = re.compile(rf"^{MARK}(FM\d+) (.*)$")
 _FSTRING = getattr(tokenize, "FSTRING_MIDDLE", -1)
 
 
@@ -48,3 +49,23 @@ def find_mentions(code: str) -> Iterator[tuple[int, int, str]]:
                 break
     except (tokenize.TokenError, SyntaxError, IndentationError):
         return
+
+
+def find_left(code: str) -> Iterator[tuple[int, str, str, str]]:
+    r"""Yield what an earlier rewriting left: line and text of the statement, code, and what to do.
+
+    Example:
+        >>> list(find_left("# fsdp-migrate: FM303 do this.\nx = F(y)\n"))
+        [(2, 'x = F(y)', 'FM303', 'do this.')]
+    """
+    lines = code.splitlines()
+    for number, line in enumerate(lines):
+        match = _LEFT.match(line.strip())
+        if match is None:
+            continue
+        below = number + 1
+        while below < len(lines) and (not lines[below].strip() or lines[below].lstrip().startswith("#")):
+            below += 1
+        text = lines[below].strip() if below < len(lines) else ""
+        said = match[2].removesuffix(f" See `fsdp-migrate explain {match[1]}`.")
+        yield below + 1, text, match[1], said

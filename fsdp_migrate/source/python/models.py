@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk
+from fsdp_migrate.source.python.guards import Guards, is_fsdp1_class
+from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from fsdp_migrate.source.python.scopes import Binding, Index
 
 
 Certainty = Literal["certain", "mixed"]
-"""Of an expression: only ever FSDP1's or a plain module, or DistributedDataParallel's as well."""
+"""Of an expression: only ever FSDP1's or a plain module, or one that other wrappers hold as well."""
 
 Key = tuple[cst.CSTNode, str]
 
@@ -33,7 +32,13 @@ _FSDP2 = frozenset(
     }
 )
 _DDP = frozenset(
-    {"torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel"}
+    {
+        "torch.nn.DataParallel",
+        "torch.nn.parallel.DataParallel",
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.parallel.data_parallel.DataParallel",
+        "torch.nn.parallel.distributed.DistributedDataParallel",
+    }
 )
 # What gives back the model that it is called on, or with.
 _SAME_MODEL = frozenset({"bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"})
@@ -52,9 +57,15 @@ class Models:
     given: set[Key] = field(default_factory=set)
     """Names that are models from elsewhere: by a call's argument, or by an annotation."""
     returns: dict[tuple[cst.CSTNode, int | None], set[str]] = field(default_factory=dict)
+    evidence: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
+    """The calls of FSDP1's functions that are given a name as the model."""
+    guards: Guards = field(init=False)
+    """What checks for the class make sure."""
 
     def __post_init__(self) -> None:
+        self.guards = Guards(self.index)
         self._note_annotations()
+        self._note_evidence()
         before = -1
         for _ in range(_MAX_PASSES):
             self._pass()
@@ -66,6 +77,8 @@ class Models:
     def certainty(self, node: cst.CSTNode) -> Certainty | None:
         """Tell whether an expression is an FSDP1 model, as far as this source shows."""
         if not isinstance(node, cst.BaseExpression) or self._is_before_wrapping(node):
+            return None
+        if self.is_other_branch(node):
             return None
         kinds = self.kinds(node)
         if "fsdp" not in kinds:
@@ -79,8 +92,12 @@ class Models:
         """
         key = self._key(node)
         made = self.made.get(key, []) if key is not None else []
-        if key is None or not made or key in self.given:
+        if key is None or key in self.given:
             return False
+        if not made:
+            evidence = self.evidence.get(key, ())
+            return bool(evidence) and all(self.index.excludes(each, node) for each in evidence)
+        made = [each for each in made if not self.index.excludes(each, node)]
         function, place = self.index.function(node), self.index.order[node]
         for statement in made:
             if self.index.function(statement) is not function or self.index.order[statement] < place:
@@ -97,36 +114,16 @@ class Models:
 
     def is_guarded(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where ``isinstance(it, FSDP)`` was found true."""
-        return self._stands_below_check(node, lambda asked: self.index.fsdp1(asked) == catalog.FSDP)
+        return self.guards.holds(node, is_fsdp1_class(self.index))
 
     def is_guarded_fsdp2(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where ``isinstance(it, FSDPModule)`` was found true."""
-        return self._stands_below_check(node, lambda asked: bool(self.index.qualified(asked) & _FSDP2))
+        return self.guards.holds(node, self.index.is_fsdp2_class)
 
-    def _stands_below_check(self, node: cst.CSTNode, is_class: Callable[[cst.CSTNode], bool]) -> bool:
-        text, below = text_of(node), node
-        for above in self.index.ancestors(node):
-            if isinstance(above, (cst.If, cst.IfExp)) and below is above.body:
-                calls = (part for part in walk(above.test) if isinstance(part, cst.Call))
-                if any(self._is_check(call, text, is_class) for call in calls):
-                    return True
-            below = above
-        return False
-
-    def _is_check(self, call: cst.Call, text: str, is_class: Callable[[cst.CSTNode], bool]) -> bool:
-        if dotted(call.func) != "isinstance" or len(call.args) != 2 or text_of(call.args[0].value) != text:
-            return False
-        if not is_class(call.args[1].value):
-            return False
-        for above in self.index.ancestors(call):
-            if isinstance(above, cst.UnaryOperation):
-                return False
-            # `isinstance(x, FSDP) or isinstance(x, DDP)` lets others through.
-            if isinstance(above, cst.BooleanOperation) and isinstance(above.operator, cst.Or):
-                return False
-            if isinstance(above, (cst.If, cst.IfExp)):
-                break
-        return True
+    def is_other_branch(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where it was found to be none of FSDP1's models."""
+        text = text_of(node)
+        return self.guards.is_excluded(node, text, is_fsdp1_class(self.index))
 
     # How facts come about.
 
@@ -157,7 +154,7 @@ class Models:
         if names & _AROUND_MODEL and first is not None:
             return self.kinds(first)
         found: set[str] = set()
-        for function in self._functions(call.func):
+        for function in self.guards.functions(call.func):
             found |= self.returns.get((function, index), set())
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in _SAME_MODEL:
             found |= self.kinds(call.func.value)
@@ -195,18 +192,6 @@ class Models:
             return False
         return bool(value.args) and self.index.fsdp1(value.args[0].value) == catalog.FSDP
 
-    def _functions(self, func: cst.CSTNode) -> Iterator[cst.FunctionDef]:
-        """Yield the functions of this source that a call may run."""
-        if isinstance(func, cst.Name) and func in self.index.scopes:
-            for binding in self.index.scopes[func].lookup(func.value):
-                if isinstance(binding.node, cst.FunctionDef):
-                    yield binding.node
-        elif isinstance(func, cst.Attribute) and dotted(func.value) in {"self", "cls"}:
-            owner = self.index.class_of(func)
-            for item in owner.body.body if owner is not None else ():
-                if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
-                    yield item
-
     def _key(self, node: cst.CSTNode) -> Key | None:
         text = dotted(node)
         if text is None:
@@ -236,6 +221,22 @@ class Models:
                         self.given.add((scope.node, name))
                     elif self.index.qualified(annotation.annotation) & _FSDP2:
                         self._add((scope.node, name), {"fsdp2"})
+
+    def _note_evidence(self) -> None:
+        """Note what is given to FSDP1's functions as a model: it is sharded in all of its scope.
+
+        What stands below a check or a switch of FSDP's says so of its branch alone.
+        """
+        for node in self.index.by_kind.get(cst.Call, ()):
+            assert isinstance(node, cst.Call)
+            known = (self.index.fsdp1(node.func) or "").removeprefix(f"{catalog.FSDP}.")
+            if known not in catalog.MODEL_FUNCTIONS or not node.args:
+                continue
+            model = _model_argument(node, catalog.MODEL_FUNCTIONS[known])
+            key = self._key(model) if model is not None else None
+            if key is not None and not any(_speaks_of_fsdp(test) for test, _ in self.guards.facts(node)):
+                self._add(key, {"fsdp"})
+                self.evidence.setdefault(key, []).append(node)
 
     def _pass(self) -> None:
         for kind in (cst.Assign, cst.AnnAssign, cst.NamedExpr):
@@ -293,7 +294,7 @@ class Models:
 
     def _follow_call(self, node: cst.CSTNode) -> None:
         assert isinstance(node, cst.Call)
-        for function in self._functions(node.func):
+        for function in self.guards.functions(node.func):
             params = [param.name.value for param in function.params.params]
             if isinstance(node.func, cst.Attribute) and params[:1] in (["self"], ["cls"]):
                 params = params[1:]
@@ -306,3 +307,18 @@ class Models:
                     self._add((function, name), self.kinds(arg.value))
                     if "fsdp" in self.kinds(arg.value):
                         self.given.add((function, name))
+
+
+def _model_argument(call: cst.Call, place: int) -> cst.BaseExpression | None:
+    """Return the argument that is the model: by its name, or by its place where no star hides that."""
+    for arg in call.args:
+        if arg.keyword is not None and arg.keyword.value in {"model", "module"}:
+            return arg.value
+    before = call.args[: place + 1]
+    if len(before) <= place or any(arg.star or arg.keyword is not None for arg in before):
+        return None
+    return before[place].value
+
+
+def _speaks_of_fsdp(test: cst.BaseExpression) -> bool:
+    return "fsdp" in text_of(test).lower()

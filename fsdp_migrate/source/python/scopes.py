@@ -170,9 +170,9 @@ class Index:
         found = self.scopes[node].lookup(node.value)
         if len(found) < 2:
             return found
-        return [each for each in found if not self._excludes(each.node, node)] or found
+        return [each for each in found if not self.excludes(each.node, node)] or found
 
-    def _excludes(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+    def excludes(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether two nodes stand in the two branches of one ``if``, so that never both are run."""
         if self.function(one) is not self.function(other):
             return False
@@ -193,6 +193,18 @@ class Index:
         """Return the name of the thing of FSDP1's that an expression stands for, or None."""
         names = {catalog.fsdp1_name(name) for name in self.qualified(node)} - {None}
         return min(names, key=str) if names else self._inherited(node)
+
+    def is_fsdp2_class(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression is FSDP2's class or its state's, by whatever package it is had."""
+        if not isinstance(node, (cst.Name, cst.Attribute)):
+            return False
+        for name in self.qualified(node):
+            *_, last = name.split(".")
+            if name in catalog.FSDP2_CLASSES or (
+                last in catalog.FSDP2_NAMES and not name.startswith("torch.")
+            ):
+                return True
+        return False
 
     def _inherited(self, node: cst.CSTNode) -> str | None:
         """Return the class's own function for ``Wrapper.function``, where a subclass has none."""

@@ -5,6 +5,7 @@ https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -39,6 +40,11 @@ _OF_FSDP1 = (
     "this source asks for FSDP2's class as well, so what depends on this is meant for FSDP1 alone, and does "
     "not run any more: see that its FSDP2 branch does what is needed."
 )
+_BY_NAME = (
+    "this function tells FSDP1's models from others, as its name says, and finds none any more: see what its "
+    "callers do without them, and take it out."
+)
+_FSDP1 = re.compile(r"fsdp_?v?1(?!\d)")
 _BESIDE = "stays: FSDP2's class is asked for beside it"
 
 
@@ -54,7 +60,9 @@ def find(source: Source) -> Iterator[Found]:
                 yield found
             continue
         check = _check_of(source, node) if knows_fsdp2 else None
-        if check is None:
+        if _is_about_fsdp1(source, node) and _check_of(source, node) is not None:
+            yield Found("FM420", node, _BY_NAME, "commented", covers=(node,))
+        elif check is None:
             new = source.local_name(MODULE)
             yield Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
         else:
@@ -106,9 +114,13 @@ def _taken_out(source: Source, node: cst.BaseExpression) -> Replace | None:
 
 
 def _is_fsdp2(source: Source, node: cst.CSTNode) -> bool:
-    return isinstance(node, (cst.Name, cst.Attribute)) and bool(
-        source.index.qualified(node) & catalog.FSDP2_CLASSES
-    )
+    return source.index.is_fsdp2_class(node)
+
+
+def _is_about_fsdp1(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a function says by its name that it is about FSDP1: ``_is_fsdp1_module``."""
+    function = source.index.function(node)
+    return function is not None and _FSDP1.search(function.name.value.lower()) is not None
 
 
 def _is_check(call: cst.Call) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NAME = "constructor"
-CODES = ("FM301", "FM302", "FM303")
+CODES = ("FM301", "FM302", "FM303", "FM422")
 
 PREPARE = Need("fsdp_migrate", "prepare_fully_shard")
 
@@ -32,6 +32,19 @@ _NESTED = (
     "FSDP inside FSDP: shard the whole model once, prepare_fully_shard(model, {'auto_wrap_policy': ...}), "
     "and select the inner modules by the policy."
 )
+
+
+_UNKNOWN = "`{}` was never an argument of FullyShardedDataParallel, and prepare_fully_shard refuses it: "
+_KEYWORDS = {
+    "device_ids": "DistributedDataParallel has it; give device_id the current device.",
+    "find_unused_parameters": "DistributedDataParallel has it; take it out.",
+    "output_device": "DistributedDataParallel has it; take it out.",
+    "reshard_after_forward": "fairscale's class has it; give sharding_strategy, SHARD_GRAD_OP for False.",
+    "flatten_parameters": "fairscale's class has it; take it out, FSDP2 flattens nothing.",
+    "fp32_reduce_scatter": "fairscale's class has it; give mixed_precision.",
+    "compute_dtype": "fairscale's class has it; give mixed_precision.",
+    "move_params_to_cpu": "fairscale's class has it; give cpu_offload.",
+}
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -44,7 +57,17 @@ def find(source: Source) -> Iterator[Found]:
         elif any(arg.star == "*" for arg in call.args) or not _has_model(call):
             yield Found("FM302", call, _STARRED, "commented", covers=(call.func,))
         else:
+            yield from _of_unknown(call)
             yield _rewritten(source, call)
+
+
+def _of_unknown(call: cst.Call) -> Iterator[Found]:
+    """Find keywords that the class never had; torch's own refused them as well."""
+    known = {*catalog.CONSTRUCTOR_ARGUMENTS, *catalog.FORMER_ARGUMENTS}
+    for arg in call.args:
+        if arg.keyword is not None and arg.keyword.value not in known:
+            meant = _KEYWORDS.get(arg.keyword.value, "take it out, or say what was meant by another.")
+            yield Found("FM422", arg, _UNKNOWN.format(arg.keyword.value) + meant, "commented")
 
 
 def _rewritten(source: Source, call: cst.Call) -> Found:

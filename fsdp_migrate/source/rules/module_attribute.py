@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.method_calls import MIXED, sureness
+from fsdp_migrate.source.method_calls import MIXED, sureness, was_asked_for
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.uses import Found, Replace
 
@@ -21,8 +21,13 @@ NAME = "module-attribute"
 CODES = ("FM315", "FM333")
 
 _SELF = "FSDP2 wraps nothing, so `.module` is the model itself and was taken out."
+_ROUND = (
+    "FSDP2 wraps nothing, so `.module` is the model itself, and this would go round for ever: take this step "
+    "out."
+)
+_NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
-_NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_module"})
+_NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_module", "_handle", "_handles"})
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -37,9 +42,11 @@ def find(source: Source) -> Iterator[Found]:
 
 def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
     sure = sureness(source, node.value)
-    if _was_asked_for(source, node):
+    if was_asked_for(source, node):
         if sure in {"sure", "mixed"}:
             yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
+    elif sure == "sure" and _goes_round(source, node):
+        yield Found("FM315", node, _ROUND, "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=_SELF)
@@ -47,15 +54,17 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM333", node, f"{MIXED}there is no `.module`.", "commented")
 
 
-def _was_asked_for(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether ``.module`` stands where ``hasattr(model, "module")`` was found true."""
+def _goes_round(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether a model is unwrapped step by step: in a loop, or by a function that calls itself."""
+    function = source.index.function(node)
     below: cst.CSTNode = node
     for above in source.index.ancestors(node):
-        if isinstance(above, (cst.If, cst.IfExp)) and below is above.body:
-            for call in walk_for(above.test, cst.Call):
-                asked = dotted(call.func) == "hasattr" and len(call.args) == 2
-                if asked and text_of(call.args[0].value) == text_of(node.value):
-                    return True
+        if isinstance(above, cst.While) and below is above.body:
+            asked = (*walk_for(above.test, cst.Name), *walk_for(above.test, cst.Attribute))
+            return any(text_of(part) == text_of(node.value) for part in asked)
+        called = dotted(above.func) if isinstance(above, cst.Call) and above.func is not below else None
+        if called and function is not None and called.split(".")[-1] == function.name.value:
+            return True
         below = above
     return False
 
@@ -70,7 +79,7 @@ def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
         return
     if source.models.certainty(call.args[0].value) is None:
         return
-    if name.evaluated_value == "module":
-        yield Found("FM315", call, "stays: FSDP2 models have no `module`", "kept")
+    if name.evaluated_value in {"module", "_fsdp_wrapped_module", "_handle", "_handles"}:
+        yield Found("FM315", call, _NOT_ASKED, "kept")
     else:
         yield Found("FM315", call, _ASKED, "commented")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.method_calls import was_asked_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -24,8 +25,19 @@ _OWN = (
     "FSDP2's modules have no such attribute, unless the model itself has one of this name: take what "
     "prepare_fully_shard was given, or fsdp_migrate.shard_plan(model)."
 )
-_NAMES = frozenset(
-    {"_all_handles", "_flat_param", "_fsdp_wrapped_module", "_handle", "_handles", "flat_param"}
+_NOT_THERE = "stays: it is asked for first, and not there"
+_NAMES = frozenset({"_flat_param", "_fsdp_wrapped_module", "_handle", "_handles", "flat_param"})
+# Of FSDP1 alone, whatever they are asked of.
+_FSDP1S = frozenset(
+    {
+        "_all_handles",
+        "_exec_order_data",
+        "_flat_param",
+        "_fsdp_wrapped_module",
+        "_fully_sharded_module_to_handle",
+        "_unsharded_flat_param_names",
+        "flat_param",
+    }
 )
 
 
@@ -39,10 +51,13 @@ def find(source: Source) -> Iterator[Found]:
     for node in source.attributes:
         if node.attr.value in catalog.WRAPPER_ATTRIBUTES and _is_asked_of_a_model(source, node):
             yield Found("FM317", node, _OWN, "commented")
-        if node.attr.value not in _NAMES or node in source.references:
+        if node.attr.value not in _NAMES | _FSDP1S or node in source.references:
             continue
-        known = node.attr.value.startswith(("_fsdp", "_flat", "flat")) or source.models.certainty(node.value)
-        if known and not _is_own(source, node):
+        if not (node.attr.value in _FSDP1S or _is_asked_of_a_model(source, node)) or _is_own(source, node):
+            continue
+        if was_asked_for(source, node):
+            yield Found("FM317", node, _NOT_THERE, "kept")
+        else:
             yield Found("FM317", node, _MEANT, "commented")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.method_calls import MIXED
+from fsdp_migrate.source.method_calls import MIXED, sureness
 from fsdp_migrate.source.python.contexts import (
     DEFAULT,
     Context,
@@ -26,6 +26,7 @@ from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fsdp_migrate.source.python.models import Certainty
     from fsdp_migrate.source.python.text import Source
 
 
@@ -43,6 +44,7 @@ _ELSEWHERE = (
     "what this gives was decided by contexts or types set in other places, and is sharded now; take "
     f"torch's get_model_state_dict or set_model_state_dict with the options that were meant: {_HINT}"
 )
+_SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no twin: {_HINT}"
 
 
@@ -97,18 +99,18 @@ def _configs_no_more(source: Source, context: Context) -> Iterator[Found]:
         # Several contexts may share one variable: the first speaks for it.
         if not all(reader in gone for reader in readers) or readers[0] is not name:
             continue
-        binding = source.index.scopes[name].lookup(name.value)[0]
-        statement = source.index.parents[source.index.parents[binding.node]]
-        if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
-            assert binding.value is not None
-            yield Found(
-                "FM306",
-                binding.value,
-                "not needed any more",
-                "rewritten",
-                (Remove(statement),),
-                covers=tuple(names_in(binding.value)),
-            )
+        for binding in source.index.scopes[name].lookup(name.value):
+            statement = source.index.parents[source.index.parents[binding.node]]
+            if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
+                assert binding.value is not None
+                yield Found(
+                    "FM306",
+                    binding.value,
+                    "not needed any more",
+                    "rewritten",
+                    (Remove(statement),),
+                    covers=tuple(names_in(binding.value)),
+                )
 
 
 def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
@@ -118,19 +120,35 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         return
     if source.contexts.around(call) is not None or is_not_a_model(func.value):
         return
-    certainty = source.models.certainty(func.value)
-    if certainty is None and source.models.is_guarded(func.value):
-        certainty = "certain"
-    setters = source.contexts.setters
-    if certainty is None and any(s.model and text_of(s.model) == text_of(func.value) for s in setters):
-        certainty = "certain"
+    certainty = _certainty(source, call, func.value)
     settings = source.contexts.settings_at(call)
-    if certainty == "mixed":
-        yield Found("FM333", call, f"{MIXED}take torch's get_model_state_dict(model, ...).", "commented")
+    if certainty is not None and source.contexts.is_summoned(call):
+        yield Found("FM308", call, _SUMMONED, "kept")
+    elif certainty == "mixed":
+        turns_to = "set" if func.attr.value == "load_state_dict" else "get"
+        message = f"{MIXED}take torch's {turns_to}_model_state_dict(model, ...)."
+        yield Found("FM333", call, message, "commented")
     elif certainty == "certain" and (settings is None or not can_turn(call)):
         yield Found("FM308", call, _ARGUMENTS if settings is not None else _ELSEWHERE, "commented")
     elif certainty == "certain" and settings is not None:
         yield turned(source, call, settings)
+
+
+def _certainty(source: Source, call: cst.Call, model: cst.BaseExpression) -> Certainty | None:
+    """Tell whether a state is that of an FSDP1 model, ``model.module`` of which is another name for it."""
+    if isinstance(model, cst.Attribute) and model.attr.value == "module":
+        sure = sureness(source, model.value)
+        if sure in {"sure", "mixed"}:
+            return "certain" if sure == "sure" else "mixed"
+    certainty = source.models.certainty(model)
+    if certainty is None and source.models.is_guarded(model):
+        return "certain"
+    if certainty is None and not source.models.is_other_branch(model):
+        for setter in source.contexts.setters:
+            same = setter.model is not None and text_of(setter.model) == text_of(model)
+            if same and not source.index.excludes(setter.call, call):
+                return "certain"
+    return certainty
 
 
 def turned(source: Source, call: cst.Call, settings: Settings) -> Found:

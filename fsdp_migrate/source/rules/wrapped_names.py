@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.nodes import dotted, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -21,9 +22,14 @@ CODES = ("FM316",)
 
 _NAMES = re.compile(r"_fsdp_wrapped_module|_fpw_module|_flat_param\b")
 _CLEAN = "stays: names are clean already, so there is nothing to take out"
+_LISTED = "stays: one of several parts that names may have, and no name has it any more"
 _MEANT = "FSDP2 puts nothing into names: no name has this part any more."
 # Calls that take a part out of a name where it is, and leave the name alone where it is not.
 _HARMLESS = frozenset({"lstrip", "removeprefix", "removesuffix", "replace", "split", "sub", "strip"})
+
+
+_FOR_PEOPLE = frozenset({"description", "help", "msg"})
+_SAYS = frozenset({"debug", "error", "info", "print", "warn", "warning"})
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -33,14 +39,61 @@ def find(source: Source) -> Iterator[Found]:
             assert isinstance(node, (cst.SimpleString, cst.FormattedStringText))
             if not _NAMES.search(node.value) or _is_docstring(source, node):
                 continue
-            if _is_taken_out(source, node):
+            if _is_help(source, node):
+                continue
+            if _is_taken_out(source, node) or _is_asked_for(source, node):
                 yield Found("FM316", node, _CLEAN, "kept")
+            elif _is_one_of_a_list(source, node):
+                yield Found("FM316", node, _LISTED, "kept")
             else:
                 yield Found("FM316", node, _MEANT, "commented")
 
 
 def _is_docstring(source: Source, node: cst.CSTNode) -> bool:
     return isinstance(source.index.parents[node], cst.Expr)
+
+
+def _is_help(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a string is for people: ``help="..."``, or what is raised, logged or printed."""
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.Arg) and above.keyword is not None and above.keyword.value in _FOR_PEOPLE:
+            return True
+        if isinstance(above, cst.Raise):
+            return True
+        if isinstance(above, cst.Call):
+            name = (dotted(above.func) or "").split(".")[-1]
+            return name in _SAYS or name.endswith(("Error", "Exception", "Warning"))
+    return False
+
+
+def _is_one_of_a_list(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether it stands among other names, in a list of parts that are taken out or passed over."""
+    element = source.index.parents[node]
+    whole = source.index.parents.get(element)
+    if not isinstance(element, cst.Element) or not isinstance(whole, (cst.List, cst.Tuple, cst.Set)):
+        return False
+    return len(whole.elements) > 1 and all(isinstance(each.value, cst.BaseString) for each in whole.elements)
+
+
+def _is_asked_for(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a model is asked for the attribute, or a name for the part that is then taken out."""
+    arg = source.index.parents[node]
+    call = source.index.parents.get(arg)
+    if isinstance(call, cst.Call):
+        with_default = dotted(call.func) == "getattr" and len(call.args) == 3
+        return with_default or dotted(call.func) == "hasattr"
+    for above in source.index.ancestors(node):
+        if isinstance(above, (cst.If, cst.IfExp)):
+            return any(_is_harmless(each) for each in walk_for(above.body, cst.Call))
+        if isinstance(above, cst.BaseStatement):
+            return False
+    return False
+
+
+def _is_harmless(call: cst.Call) -> bool:
+    """Tell whether a call takes one of FSDP1's parts out of a name."""
+    named = isinstance(call.func, cst.Attribute) and call.func.attr.value in _HARMLESS
+    return named and any(_NAMES.search(text.value) for text in walk_for(call, cst.SimpleString))
 
 
 def _is_taken_out(source: Source, node: cst.CSTNode) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import codes, plain, turned
+from tests.source.samples import codes, plain, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -200,3 +200,31 @@ def test_names_that_are_taken_are_imported_under_others() -> None:
     after = turned(header + body, header="")
     assert "from fsdp_migrate import prepare_fully_shard as fsdp_prepare_fully_shard\n" in after
     assert "model = fsdp_prepare_fully_shard(net)\n" in after
+
+
+def test_what_is_said_of_the_last_argument_stays_beside_it() -> None:
+    body = "model = FSDP(\n    net,\n    device_id=0,  # one\n    cpu_offload=None,  # two\n    # behind\n)\n"
+    assert turned(body) == (
+        "model = prepare_fully_shard(\n"
+        "    net,\n"
+        "    {\n"
+        '        "device_id": 0,  # one\n'
+        '        "cpu_offload": None,  # two\n'
+        "        # behind\n"
+        "    },\n"
+        ")\n"
+    )
+
+
+def test_keywords_of_older_versions_get_their_names_of_today() -> None:
+    assert (
+        turned("m = FSDP(net, ignored_parameters=x)\n")
+        == 'm = prepare_fully_shard(net, {"ignored_states": x})\n'
+    )
+
+
+@pytest.mark.parametrize("name", ["post_param_init_fn", "device_ids", "reshard_after_forward"])
+def test_keywords_that_it_never_had_are_said(name: str) -> None:
+    found = [use for use in uses(f"m = FSDP(net, {name}=x)\n") if use.code == "FM422"]
+    assert [use.action for use in found] == ["commented"]
+    assert name in found[0].becomes

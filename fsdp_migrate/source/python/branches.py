@@ -1,0 +1,88 @@
+"""Branches for FSDP1 alone, in sources that have others for FSDP2: what is in them is left alone."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.scopes import Index
+
+
+_FSDP2 = re.compile(r"fsdp_?v?2|fully_shard|fsdp\w*version\w*(\(.*\))?==2")
+_FSDP1 = re.compile(r"fsdp\w*version\w*(\(.*\))?==1")
+_NOT = re.compile(r"^not\b|!=|\bnotin\b")
+
+
+def fsdp1_branch(index: Index, node: cst.CSTNode) -> cst.CSTNode | None:
+    """Return the innermost branch that a node stands in, where it is FSDP1's and another one is FSDP2's."""
+    below: cst.CSTNode = node
+    for above in index.ancestors(node):
+        if isinstance(above, (cst.If, cst.IfExp)) and below is above.body:
+            if asks_for_fsdp2(index, above.test):
+                return None
+            if _FSDP1.search(_plain(above.test)) or any(_others(index, above)):
+                return above.body
+        elif isinstance(above, (cst.If, cst.IfExp)) and below is above.orelse:
+            if asks_for_fsdp2(index, above.test) or _calls_fsdp2(above.body):
+                return below
+        elif isinstance(above, cst.IndentedBlock) and _comes_after_fsdp2(index, above, below):
+            return above
+        if isinstance(above, cst.FunctionDef):
+            return None
+        below = above
+    return None
+
+
+def asks_for_fsdp2(index: Index, test: cst.BaseExpression) -> bool:
+    """Tell whether a test asks for FSDP2: by its class, by a version, or by what a switch is called."""
+    text = _plain(test)
+    if _NOT.search(text):
+        return False
+    if _FSDP2.search(text):
+        return True
+    checks = (call for call in walk_for(test, cst.Call) if dotted(call.func) == "isinstance")
+    return any(len(call.args) == 2 and index.is_fsdp2_class(call.args[1].value) for call in checks)
+
+
+def _plain(test: cst.BaseExpression) -> str:
+    return text_of(test).lower()
+
+
+def _others(index: Index, choice: cst.If | cst.IfExp) -> Iterator[bool]:
+    """Yield, for each branch that follows the first, whether it is FSDP2's."""
+    after: cst.CSTNode | None = choice.orelse
+    while isinstance(after, (cst.If, cst.IfExp)):
+        yield asks_for_fsdp2(index, after.test) or _calls_fsdp2(after.body)
+        after = after.orelse
+    if after is not None:
+        yield _calls_fsdp2(after)
+
+
+def _calls_fsdp2(branch: cst.CSTNode) -> bool:
+    for call in walk_for(branch, cst.Call):
+        last = (dotted(call.func) or "").split(".")[-1]
+        if last in catalog.FSDP2_FUNCTIONS:
+            return True
+    return False
+
+
+def _comes_after_fsdp2(index: Index, block: cst.IndentedBlock, statement: cst.CSTNode) -> bool:
+    """Tell whether FSDP2's models have left a block before a statement of it: ``if is_fsdp2(m): return``."""
+    for each in block.body:
+        if each is statement:
+            return False
+        if isinstance(each, cst.If) and each.orelse is None and asks_for_fsdp2(index, each.test):
+            last = each.body.body[-1] if each.body.body else None
+            small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+            if isinstance(small, (cst.Return, cst.Raise, cst.Continue)):
+                return True
+    return False

@@ -1,0 +1,129 @@
+"""What a check such as ``isinstance(model, FSDP)`` makes true elsewhere: in its branches, and behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fsdp_migrate.source.python.scopes import Index
+
+    IsClass = Callable[[cst.CSTNode], bool]
+
+
+_LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
+_MAX_DEPTH = 3
+_COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
+
+
+@dataclass(frozen=True, eq=False)
+class Guards:
+    """Answers where in a source a check for a class was found true, or false. Reads only."""
+
+    index: Index
+
+    def holds(self, node: cst.CSTNode, is_class: IsClass) -> bool:
+        """Tell whether an expression stands where it was found to be of a class."""
+        text = text_of(node)
+        return any(self._says(test, text, is_class, want=truth) for test, truth in self.facts(node))
+
+    def is_excluded(self, node: cst.CSTNode, text: str, is_class: IsClass) -> bool:
+        """Tell whether a place is reached only where an expression was found to be of another class."""
+        return any(self._says(test, text, is_class, want=not truth) for test, truth in self.facts(node))
+
+    def facts(self, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, bool]]:
+        """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
+        below: cst.CSTNode = node
+        for above in self.index.ancestors(node):
+            if isinstance(above, (cst.If, cst.IfExp)) and below is not above.test:
+                yield above.test, below is above.body
+            elif isinstance(above, cst.While) and below is above.body:
+                yield above.test, True
+            elif isinstance(above, cst.BooleanOperation) and below is above.right:
+                yield above.left, isinstance(above.operator, cst.And)
+            elif isinstance(above, _COMPREHENSIONS) and below is not above.for_in:
+                yield from ((each.test, True) for each in above.for_in.ifs)
+            elif isinstance(above, (cst.IndentedBlock, cst.Module)):
+                yield from self._before(above, below)
+            if isinstance(above, (cst.FunctionDef, cst.ClassDef)):
+                return
+            below = above
+
+    @staticmethod
+    def _before(
+        block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode
+    ) -> Iterator[tuple[cst.BaseExpression, bool]]:
+        """Yield what the statements above one have made sure: ``assert``, and ``if ...: return``."""
+        for each in block.body:
+            if each is statement:
+                return
+            if isinstance(each, cst.SimpleStatementLine):
+                yield from ((small.test, True) for small in each.body if isinstance(small, cst.Assert))
+            elif isinstance(each, cst.If) and each.orelse is None and _leaves(each.body):
+                yield each.test, False
+
+    def _says(
+        self, test: cst.BaseExpression, text: str, is_class: IsClass, *, want: bool, depth: int = 0
+    ) -> bool:
+        """Tell whether a test that is ``want`` says that an expression is of a class."""
+        if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+            return self._says(test.expression, text, is_class, want=not want, depth=depth)
+        if isinstance(test, cst.BooleanOperation):
+            # Of `a and b` that is true both are; of `a or b` that is false neither is.
+            if isinstance(test.operator, cst.And) is not want:
+                return False
+            parts = (test.left, test.right)
+            return any(self._says(part, text, is_class, want=want, depth=depth) for part in parts)
+        return want and isinstance(test, cst.Call) and self._is_check(test, text, is_class, depth)
+
+    def _is_check(self, call: cst.Call, text: str, is_class: IsClass, depth: int) -> bool:
+        if not call.args or text_of(call.args[0].value) != text:
+            return False
+        if dotted(call.func) == "isinstance":
+            return len(call.args) == 2 and is_class(call.args[1].value)
+        return depth < _MAX_DEPTH and self._is_helper(call.func, is_class, depth + 1)
+
+    def _is_helper(self, func: cst.BaseExpression, is_class: IsClass, depth: int) -> bool:
+        """Tell whether a function of this source does nothing but ask for the class: ``is_fsdp(x)``."""
+        for function in self.functions(func):
+            params = [p.name.value for p in function.params.params if p.name.value not in {"self", "cls"}]
+            given = [each for each in walk_for(function.body, cst.Return) if each.value is not None]
+            if not params or len(given) != 1 or given[0].value is None:
+                continue
+            if self._says(given[0].value, params[0], is_class, want=True, depth=depth):
+                return True
+        return False
+
+    def functions(self, func: cst.CSTNode) -> Iterator[cst.FunctionDef]:
+        """Yield the functions of this source that a call may run."""
+        if isinstance(func, cst.Name) and func in self.index.scopes:
+            for binding in self.index.scopes[func].lookup(func.value):
+                if isinstance(binding.node, cst.FunctionDef):
+                    yield binding.node
+        elif isinstance(func, cst.Attribute) and dotted(func.value) in {"self", "cls"}:
+            owner = self.index.class_of(func)
+            for item in owner.body.body if owner is not None else ():
+                if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
+                    yield item
+
+
+def is_fsdp1_class(index: Index) -> IsClass:
+    """Return the question whether an expression is FSDP1's class, and no other."""
+    return lambda asked: index.fsdp1(asked) == catalog.FSDP
+
+
+def _leaves(body: cst.BaseSuite) -> bool:
+    """Tell whether a block always ends by leaving the block around it."""
+    if not body.body:
+        return False
+    last = body.body[-1]
+    small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+    return isinstance(small, _LEAVES)

@@ -1,0 +1,214 @@
+"""Parameters and gradients are DTensors, where FSDP1 showed plain tensors with one rank's part.
+
+A norm is that of the whole on each rank, so that what was summed over ranks is summed twice; a collective on
+a DTensor, or a plain tensor beside one, raises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "dtensor"
+CODES = ("FM423",)
+
+_COLLECTIVES = frozenset(
+    {
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_reduce_multigpu",
+        "broadcast",
+        "gather",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+    }
+)
+_STATISTICS = frozenset(
+    {
+        "all",
+        "allclose",
+        "any",
+        "equal",
+        "isfinite",
+        "isinf",
+        "isnan",
+        "item",
+        "max",
+        "mean",
+        "min",
+        "norm",
+        "numpy",
+        "std",
+        "sum",
+        "tolist",
+        "var",
+    }
+)
+_FUNCTIONS = frozenset(
+    {
+        "torch._foreach_norm",
+        "torch.nn.utils.get_total_norm",
+        "torch.nn.utils.parameters_to_vector",
+        "torch.nn.utils.vector_to_parameters",
+        *(f"torch.{name}" for name in _STATISTICS),
+        "torch.cat",
+        "torch.linalg.norm",
+        "torch.linalg.vector_norm",
+        "torch.stack",
+    }
+)
+_CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm"})
+_LISTS = frozenset({"named_parameters", "parameters"})
+_VALUES = frozenset({"data", "grad"})
+_SAME = frozenset({"abs", "clone", "detach", "double", "float", "pow", "square", "view"})
+
+_COLLECTIVE = (
+    "this is a DTensor now, which collectives do not take: give them .to_local(), or take .full_tensor(), "
+    "which is the same on each rank."
+)
+_STATISTIC = (
+    "this was of one rank's part of a flat parameter, and is of the whole now, as a DTensor: take "
+    ".full_tensor() of it, and do not sum it over ranks again."
+)
+_COUNT = "numel() counts the whole parameter now, on each rank: do not multiply it by the number of ranks."
+_CLIPPED = "the norm is that of the whole gradient now, the same on each rank: do not sum it over ranks."
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find what is done with the parameters of sharded models, and with their norm."""
+    for call in source.calls:
+        if source.contexts.is_summoned(call) or any(_is_other_class(source, call)):
+            continue
+        code = _of_call(source, call)
+        if code:
+            yield Found("FM423", call, code, "commented")
+
+
+def _is_other_class(source: Source, call: cst.Call) -> Iterator[bool]:
+    """Yield whether a call is one of DTensors already: ``p.full_tensor().norm()``."""
+    for inner in walk_for(call, cst.Call):
+        last = inner.func.attr.value if isinstance(inner.func, cst.Attribute) else ""
+        yield last in {"full_tensor", "to_local"}
+
+
+def _of_call(source: Source, call: cst.Call) -> str:
+    name = (dotted(call.func) or "").split(".")[-1]
+    known = source.index.qualified(call.func)
+    first = call.args[0].value if call.args and not call.args[0].star else None
+    if name in _COLLECTIVES and any(each.startswith("torch.distributed.") for each in known):
+        given = [arg.value for arg in call.args if not arg.star]
+        if any(_is_of_parameter(source, each) for each in given):
+            return _COLLECTIVE
+        return _CLIPPED if first is not None and name == "all_reduce" and _is_norm(source, first) else ""
+    if known & _FUNCTIONS:
+        return _STATISTIC if first is not None and _is_of_parameters(source, first) else ""
+    if isinstance(call.func, cst.Attribute) and _is_of_parameter(source, call.func.value):
+        if call.func.attr.value in _STATISTICS:
+            return _STATISTIC
+        if call.func.attr.value == "numel" and _is_multiplied_by_ranks(source, call):
+            return _COUNT
+    return ""
+
+
+def _is_multiplied_by_ranks(source: Source, call: cst.Call) -> bool:
+    for above in source.index.ancestors(call):
+        if isinstance(above, cst.BinaryOperation) and isinstance(above.operator, cst.Multiply):
+            return "world_size" in text_of(above).lower()
+        if isinstance(above, cst.BaseStatement):
+            return False
+    return False
+
+
+def _is_of_parameters(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is a parameter's, or a list of them: ``[p.grad for p in m.parameters()]``."""
+    if isinstance(node, (cst.ListComp, cst.GeneratorExp)):
+        return _is_of_parameter(source, node.elt)
+    if isinstance(node, (cst.List, cst.Tuple)):
+        return any(_is_of_parameter(source, each.value) for each in node.elements)
+    return _is_of_parameter(source, node) or _is_list(source, node)
+
+
+def _is_of_parameter(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether an expression is a parameter of a sharded model, its gradient, or its values."""
+    while (inner := _inner(node)) is not None:
+        node = inner
+    if not isinstance(node, cst.Name) or node not in source.index.scopes:
+        return False
+    loops = _loops(source, node)
+    return any(_goes_through(source, loop) and _is_value_of(loop, node.value) for loop in loops)
+
+
+def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return what ``.grad``, ``.data``, ``.detach()`` and the like are taken of."""
+    if isinstance(node, cst.Attribute) and node.attr.value in _VALUES:
+        return node.value
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME:
+        return node.func.value
+    return None
+
+
+def _loops(source: Source, node: cst.Name) -> Iterator[cst.For | cst.CompFor]:
+    """Yield the loops that a place stands in, and whose targets may have given the name its value."""
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.For):
+            yield above
+        elif isinstance(above, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
+            each: cst.CompFor | None = above.for_in
+            while each is not None:
+                yield each
+                each = each.inner_for_in
+        elif isinstance(above, cst.FunctionDef):
+            return
+
+
+def _is_value_of(loop: cst.For | cst.CompFor, name: str) -> bool:
+    names = [each.value for each in walk_for(loop.target, cst.Name)]
+    # Of `for name, parameter in ...` the first is a text.
+    named = "named_parameters" in text_of(loop.iter) and len(names) > 1
+    return name in (names[1:] if named else names)
+
+
+def _goes_through(source: Source, loop: cst.For | cst.CompFor) -> bool:
+    return any(_is_list(source, call) for call in walk_for(loop.iter, cst.Call))
+
+
+def _is_list(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether an expression is ``model.parameters()`` of a sharded model."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return False
+    if node.func.attr.value not in _LISTS:
+        return False
+    models = source.models
+    return models.certainty(node.func.value) is not None or models.is_guarded(node.func.value)
+
+
+def _is_norm(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a name holds what torch's own clipping of a sharded model gave."""
+    if not isinstance(node, cst.Name) or node not in source.index.scopes:
+        return False
+    for binding in source.index.scopes[node].lookup(node.value):
+        value = binding.value
+        while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute):
+            if value.func.attr.value in _CLIPS:
+                break
+            value = value.func.value
+        if not isinstance(value, cst.Call) or not value.args:
+            continue
+        is_torchs = any(each.startswith("torch.nn.utils.") for each in source.index.qualified(value.func))
+        if is_torchs and _is_list(source, value.args[0].value):
+            return True
+    return False

@@ -1,0 +1,43 @@
+"""Tests that put something in the place of FSDP1's class by its name: ``@patch("pkg.train.FSDP")``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "mock"
+CODES = ("FM424",)
+
+_MEANT = (
+    "what this puts something in the place of goes away when that module is rewritten: name "
+    "prepare_fully_shard, or what else takes its place there."
+)
+_PATCHES = frozenset({"delattr", "dict", "object", "patch", "setattr"})
+_NAMES = re.compile(
+    r"^(?:[\w.]*\.)?(FSDP|FullyShardedDataParallel|ShardedGradScaler)(\.\w+)?$"
+    r"|^torch\.distributed\.fsdp\.(?!fully_shard|FSDPModule)"
+)
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find these strings, as arguments of functions that patch."""
+    for call in source.calls:
+        name = dotted(call.func) or ""
+        last = name.split(".")[-1]
+        if last not in _PATCHES or not re.search(r"patch|mock", name):
+            continue
+        for arg in call.args[:2]:
+            if isinstance(arg.value, cst.SimpleString) and _NAMES.match(str(arg.value.evaluated_value)):
+                yield Found("FM424", call, _MEANT, "commented")

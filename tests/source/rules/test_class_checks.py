@@ -1,0 +1,153 @@
+"""Checks for the class, and what they make true in their branches and behind them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import rewrite_source, scan_source
+from tests.source.samples import IMPORTS, MARK, codes, plain, turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+METHOD = """\
+class A:
+    def ok(self, x):
+        return isinstance(x, FSDP)
+
+    def f(self, x):
+        if self.ok(x):
+            return x._handle
+"""
+CHECK = "def is_fsdp(x):\n    return isinstance(x, FSDP)\n\n\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def f(x):\n    if isinstance(x, FSDP):\n        return x._handle\n",
+        "def f(x):\n    if not isinstance(x, FSDP):\n        return None\n    return x._handle\n",
+        "def f(x):\n    assert isinstance(x, FSDP)\n    return x._handle\n",
+        "def f(x):\n    return isinstance(x, FSDP) and x._handle\n",
+        "def f(x):\n    return x._handle if isinstance(x, FSDP) else None\n",
+        "def f(x):\n    return [m._handle for m in x.modules() if isinstance(m, FSDP)]\n",
+        "for m in x:\n    if not isinstance(m, FSDP):\n        continue\n    m._handle\n",
+        f"{CHECK}def f(x):\n    if is_fsdp(x):\n        return x._handle\n",
+        f"{CHECK}def f(x):\n    return is_fsdp(x) and x.sharding_strategy\n",
+        METHOD,
+    ],
+)
+def test_what_a_check_guards_is_looked_at(body: str) -> None:
+    assert ("FM317", "commented") in codes(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def f(x):\n    if isinstance(x, FSDP):\n        return 1\n    else:\n        return x._handle\n",
+        "def f(x):\n    if isinstance(x, FSDP):\n        return 1\n    return x._handle\n",
+        "def f(x):\n    if isinstance(x, FSDP) or done:\n        return x._handle\n",
+    ],
+)
+def test_what_it_does_not_guard_is_left_alone(body: str) -> None:
+    assert "FM317" not in {code for code, _ in codes(body)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def unwrap(m):\n    if isinstance(m, FSDP):\n        return unwrap(m.module)\n    return m\n",
+        "def unwrap(m):\n    while isinstance(m, FSDP):\n        m = m.module\n    return m\n",
+    ],
+)
+def test_unwrapping_step_by_step_does_not_go_round_for_ever(body: str) -> None:
+    after = plain(body)
+    assert f"{MARK}FM315" in after
+    assert "m.module" in after
+
+
+@pytest.mark.parametrize(
+    "home",
+    [
+        "from kit.fsdp import FSDPModule",
+        "from kit.fsdp import FSDPModule as Two",
+        "import kit\nTwo = kit.FSDP2",
+    ],
+)
+def test_fsdp2s_class_is_known_through_other_packages(home: str) -> None:
+    name = "Two" if "Two" in home else "FSDPModule"
+    header = f"{IMPORTS}{home}\n\n"
+    check = f"def f(m):\n    if isinstance(m, (FSDP, {name})):\n        return 1\n"
+    after = rewrite_source(header + check)
+    assert f"isinstance(m, {name})" in after
+    branch = f"if isinstance(m, FSDP):\n    g(m.module)\nelif isinstance(m, {name}):\n    g(m)\n"
+    after = rewrite_source(header + branch)
+    assert "isinstance(m, FSDP):" in after
+    assert "m.module" in after
+
+
+def test_fsdp2s_state_is_fsdp2() -> None:
+    header = f"{IMPORTS}from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState\n\n"
+    body = "def f(m):\n    return isinstance(m, FSDP), isinstance(m, FSDPState)\n"
+    assert "isinstance(m, FSDP)," in rewrite_source(header + body)
+
+
+def test_a_function_about_fsdp1_does_not_become_one_about_fsdp2() -> None:
+    body = "def _is_fsdp1_module(m):\n    return isinstance(m, FSDP)\n"
+    assert codes(body) == [("FM420", "commented")]
+    assert "isinstance(m, FSDP)" in turned(body)
+
+
+BRANCHES = """\
+def wrap(model, kind):
+    if kind == "fsdp":
+        model = FSDP(model, device_id=0)
+        model.clip_grad_norm_(1.0)
+    elif kind == "fsdp2":
+        state = model.state_dict()
+        apply_fsdp2(model)
+    return model
+"""
+
+
+def test_a_branch_beside_fsdp2s_is_left_alone_and_said_once() -> None:
+    after = plain(BRANCHES)
+    assert after == BRANCHES.replace("        model = FSDP(", f"        {MARK}FM420\n        model = FSDP(")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if fsdp_version(m) == 1:\n    x = m._fsdp_wrapped_module\n",
+        "def f(m: FSDP):\n    if fsdp_version(m) == 2:\n        return two(m)\n    m.clip_grad_norm_(1.0)\n",
+        "if use_fsdp2:\n    fully_shard(m)\nelse:\n    m = FSDP(m)\n",
+    ],
+)
+def test_branches_are_known_by_what_decides(body: str) -> None:
+    assert [code for code, action in codes(body) if action == "commented"] == ["FM420"]
+
+
+def test_a_switch_that_is_not_fsdp2s_is_none() -> None:
+    body = "if not use_fsdp2:\n    m = FSDP(m)\n"
+    assert "prepare_fully_shard(m)" in turned(body)
+
+
+def test_a_setter_in_fsdps_branch_does_not_change_the_other() -> None:
+    body = (
+        "def save(model):\n"
+        "    if isinstance(model, FSDP):\n"
+        "        FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)\n"
+        "        state = model.state_dict()\n"
+        "    else:\n"
+        "        state = model.state_dict()\n"
+        "    return state\n"
+    )
+    after = turned(body)
+    assert after.count("get_model_state_dict(model") == 1
+    assert "    else:\n        state = model.state_dict()\n" in after
+
+
+def test_a_helper_that_calls_itself_is_no_reason_to_stop() -> None:
+    body = "def is_fsdp(x):\n    return is_fsdp(x)\n\n\ndef f(x):\n    return is_fsdp(x) and x._handle\n"
+    assert scan_source(IMPORTS + body)

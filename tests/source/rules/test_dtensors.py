@@ -1,0 +1,51 @@
+"""Parameters and gradients are DTensors now: what is done with them is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import IMPORTS, codes, uses
+
+
+pytestmark = pytest.mark.any_torch
+
+
+HEADER = f"{IMPORTS}import torch.distributed as dist\n\n"
+MODEL = "m = FSDP(net)\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for p in m.parameters():\n    dist.all_reduce(p.grad)\n",
+        "for p in m.parameters():\n    dist.broadcast(p.data, 0)\n",
+        "for n, p in m.named_parameters():\n    x[n] = p.grad.norm(2).item()\n",
+        "for i, p in enumerate(m.parameters()):\n    y = torch.isnan(p.grad).any()\n",
+        "x = torch.stack([p.grad.norm() for p in m.parameters()])\n",
+        "x = torch.norm(torch.stack([p.grad.detach() for p in m.parameters()]))\n",
+        "x = sum(p.detach().float().pow(2).sum() for p in m.parameters())\n",
+        "x = any(torch.equal(p, q) for p, q in zip(m.parameters(), old))\n",
+        "x = world_size * sum(p.numel() for p in m.parameters())\n",
+        "x = torch.nn.utils.parameters_to_vector(m.parameters())\n",
+        "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\ndist.all_reduce(g)\n",
+        "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).float()\ndist.all_reduce(g)\n",
+    ],
+)
+def test_what_was_of_one_rank_is_said(body: str) -> None:
+    assert ("FM423", "commented") in codes(MODEL + body, HEADER)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for p in net2.parameters():\n    dist.all_reduce(p.grad)\n",
+        "for n, p in m.named_parameters():\n    n.count('x'), p.requires_grad\n",
+        "x = sum(p.numel() for p in m.parameters())\n",
+        "for p in m.parameters():\n    x = p.full_tensor().norm()\n",
+        "with FSDP.summon_full_params(m):\n    for p in m.parameters():\n        x = p.norm()\n",
+        "loss = f(m)\ndist.all_reduce(loss)\n",
+        "g = m.clip_grad_norm_(1.0)\ndist.all_reduce(g)\n",
+    ],
+)
+def test_what_is_as_it_was_is_not(body: str) -> None:
+    assert "FM423" not in {use.code for use in uses(MODEL + body, HEADER)}

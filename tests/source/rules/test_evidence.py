@@ -1,0 +1,139 @@
+"""What is given to FSDP1's functions as the model is sharded, in all of its scope."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import codes, plain, turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        ("model.process_group\n", ("FM317", "commented")),
+        ("model.register_comm_hook(None, hook)\n", ("FM321", "commented")),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", ("FM326", "rewritten")),
+        ("model.clip_grad_norm_(1.0)\n", ("FM311", "rewritten")),
+        ("model.load_state_dict(state)\n", ("FM308", "rewritten")),
+        ("model.module.layers\n", ("FM315", "rewritten")),
+    ],
+)
+@pytest.mark.parametrize(
+    "shows",
+    [
+        "FSDP.optim_state_dict(model, optimizer)",
+        "FSDP.shard_full_optim_state_dict(state, model)",
+        "FSDP.summon_full_params(module=model)",
+    ],
+)
+def test_methods_of_a_model_that_a_function_shows(use: str, shows: str, expected: tuple[str, str]) -> None:
+    assert expected in codes(f"def f(model, optimizer, state):\n    x = {shows}\n    {use}")
+
+
+def test_a_context_shows_it_too() -> None:
+    body = (
+        "def save(model):\n"
+        "    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n"
+        "        state = model.state_dict()\n"
+        "    model.load_state_dict(state)\n"
+    )
+    after = turned(body)
+    assert "state = get_model_state_dict(model)\n" in after
+    assert "set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))" in after
+
+
+def test_below_a_switch_it_shows_nothing_of_what_is_outside() -> None:
+    body = (
+        "def save(model, use_fsdp):\n"
+        "    if use_fsdp:\n"
+        "        state = FSDP.optim_state_dict(model, None)\n"
+        "    return model.state_dict()\n"
+    )
+    assert "return model.state_dict()" in turned(body)
+
+
+def test_and_nothing_of_the_other_branch() -> None:
+    body = (
+        "def save(model, sharded):\n"
+        "    if sharded:\n"
+        "        state = FSDP.optim_state_dict(model, optimizer)\n"
+        "    else:\n"
+        "        state = model.state_dict()\n"
+    )
+    assert "state = model.state_dict()" in turned(body)
+
+
+def test_before_it_is_wrapped_a_model_is_plain() -> None:
+    body = "net.load_state_dict(s)\nnet = FSDP(net)\nFSDP.optim_state_dict(net, optimizer)\n"
+    assert plain(body).startswith("net.load_state_dict(s)\n")
+
+
+def test_data_parallel_is_another_wrapper() -> None:
+    body = (
+        "if a:\n    m = FSDP(net)\nelse:\n    m = torch.nn.DataParallel(net)\nm.module.load_state_dict(s)\n"
+    )
+    assert ("FM333", "commented") in codes(body)
+    assert "m.module.load_state_dict(s)" in turned(body)
+
+
+def test_the_state_of_the_wrapped_model_is_that_of_the_model() -> None:
+    after = turned("m = FSDP(net)\nm.module.load_state_dict(s)\n")
+    assert after.endswith("set_model_state_dict(m, s, options=StateDictOptions(full_state_dict=True))\n")
+
+
+def test_whole_parameters_have_a_whole_state() -> None:
+    body = "with FSDP.summon_full_params(m):\n    state = m.state_dict()\n"
+    assert "state = m.state_dict()" in turned(body)
+
+
+def test_loading_is_said_to_be_loading() -> None:
+    body = "m = FSDP(n) if a else torch.nn.parallel.DistributedDataParallel(n)\nm.load_state_dict(s)\n"
+    assert "set_model_state_dict" in turned(body)
+
+
+TWICE = """\
+def f(model):
+    c = FullStateDictConfig(True, True)
+    FSDP.optim_state_dict(model)
+    c = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, c):
+        s = model.state_dict()
+"""
+OF_SELF = """\
+class A:
+    def __init__(self):
+        self.c = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+
+    def f(self, model):
+        with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, self.c):
+            s = model.state_dict()
+"""
+KIND = """\
+def f(model):
+    kind = StateDictType.FULL_STATE_DICT
+    with FSDP.state_dict_type(model, kind, FullStateDictConfig(True, True)):
+        s = model.state_dict()
+"""
+IN_ONE_BRANCH = """\
+def f(model):
+    c = FullStateDictConfig()
+    if a:
+        c = FullStateDictConfig(rank0_only=True)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, c):
+        s = model.state_dict()
+"""
+OPTIONS = "options=StateDictOptions(full_state_dict=True, cpu_offload=True)"
+
+
+@pytest.mark.parametrize("body", [TWICE, OF_SELF, KIND])
+def test_options_that_stand_above_are_known(body: str) -> None:
+    after = turned(body)
+    assert f"s = get_model_state_dict(model, {OPTIONS})" in after
+    assert "FM307" not in after
+
+
+def test_options_of_one_branch_alone_are_not() -> None:
+    assert ("FM307", "commented") in codes(IN_ONE_BRANCH)

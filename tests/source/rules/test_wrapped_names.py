@@ -1,0 +1,39 @@
+"""Parts that FSDP1 put into names: harmless idioms told from what breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+
+
+pytestmark = pytest.mark.any_torch
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'm = getattr(m, "_fsdp_wrapped_module", m)\n',
+        'if hasattr(m, "_fsdp_wrapped_module"):\n    m = m._fsdp_wrapped_module\n',
+        'PREFIXES = ("module.", "_fsdp_wrapped_module.")\n',
+        'for part in ["_orig_mod.", "_fsdp_wrapped_module."]:\n    n = n.replace(part, "")\n',
+        'if "_fsdp_wrapped_module" in n:\n    n = n.replace("_fsdp_wrapped_module.", "")\n',
+        'p.add_argument("--strip", help="takes _fsdp_wrapped_module out")\n',
+        'raise ValueError("no _fsdp_wrapped_module here")\n',
+        'print("_fsdp_wrapped_module is gone")\n',
+    ],
+)
+def test_harmless_idioms_are_no_work(code: str) -> None:
+    assert "commented" not in {use.action for use in scan_source(code)}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'ok = "_fsdp_wrapped_module" in n\n',
+        'x = state["_fsdp_wrapped_module.w"]\n',
+        'n = "_fsdp_wrapped_module." + n\n',
+    ],
+)
+def test_what_counts_on_the_part_is(code: str) -> None:
+    assert [use.action for use in scan_source(code) if use.code == "FM316"] == ["commented"]
