@@ -455,5 +455,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM437": FindingCode("equivalent", "Not every rank sees the checkpoint: one that does sent it."),
         "FM438": FindingCode("changed", "Random states are in the checkpoint, and were not asked for."),
+        "FM425": FindingCode(
+            "changed",
+            "`optimizer.state_dict()` of a sharded model: one rank's part, which nothing puts together.",
+        ),
     }
 )

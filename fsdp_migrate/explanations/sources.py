@@ -165,4 +165,10 @@ EXPLANATIONS = {
         "`patch` and `monkeypatch` fail for a name that the module does not have. The rewritten module imports `prepare_fully_shard`.",
         "Patch the name that the rewritten module has.",
     ),
+    "FM425": (
+        "Parameters are numbered in it, and each rank has its own shards. Saved by one rank, or under one name by all, the rest is lost;"
+        " so it was under FSDP1.",
+        "Save `fsdp_migrate.runtime.full_optimizer_state_dict(model, optimizer)` or `sharded_state_dict(model, optimizer)`, and load"
+        " with `optim_state_dict_to_load` or `load_checkpoint`.",
+    ),
 }

@@ -107,6 +107,8 @@ class Contexts:
 
     def _read(self, call: cst.Call) -> Context:
         model, settings, configs, problem = self._settings(call)
+        if call.func in self.source.references and self.source.index.is_ambiguous(call.func):
+            problem = problem or "whether this is torch's FSDP, or another's of the same name, is not seen"
         item = self.source.index.parents[call]
         block = self.source.index.parents[item]
         if not isinstance(item, cst.WithItem) or not isinstance(block, cst.With):

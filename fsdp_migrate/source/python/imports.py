@@ -122,8 +122,22 @@ def without(node: cst.Import | cst.ImportFrom, names: set[str]) -> cst.Import | 
     if len(kept) == len(node.names):
         return node
     # What stood behind the last name, a closing parenthesis' line perhaps, stands behind the new last one.
-    kept[-1] = kept[-1].with_changes(comma=node.names[-1].comma)
+    kept[-1] = kept[-1].with_changes(comma=_with_comment(node.names[-1].comma, kept[-1].comma))
     return node.with_changes(names=kept)
+
+
+def _with_comment(
+    end: cst.Comma | cst.MaybeSentinel, own: cst.Comma | cst.MaybeSentinel
+) -> cst.Comma | cst.MaybeSentinel:
+    """Return what stands behind the last name, with the comment that is about the new last one."""
+    before = own.whitespace_after if isinstance(own, cst.Comma) else None
+    after = end.whitespace_after if isinstance(end, cst.Comma) else None
+    if not isinstance(after, cst.ParenthesizedWhitespace) or not isinstance(end, cst.Comma):
+        return end
+    line = cst.TrailingWhitespace()
+    if isinstance(before, cst.ParenthesizedWhitespace):
+        line = before.first_line
+    return end.with_changes(whitespace_after=after.with_changes(first_line=line))
 
 
 def _bound(node: cst.Import | cst.ImportFrom, alias: cst.ImportAlias) -> str:

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.guards import Guards, is_fsdp1_class
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -119,6 +119,18 @@ class Models:
     def is_guarded_fsdp2(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where ``isinstance(it, FSDPModule)`` was found true."""
         return self.guards.holds(node, self.index.is_fsdp2_class)
+
+    def is_asked(self, node: cst.CSTNode) -> bool:
+        """Tell whether the same function asks anywhere if an expression is FSDP1's: then it may be."""
+        if self.is_other_branch(node):
+            return False
+        text, function = text_of(node), self.index.function(node)
+        for call in walk_for(function, cst.Call) if function is not None else ():
+            if dotted(call.func) == "isinstance" and len(call.args) == 2:
+                is_same = text_of(call.args[0].value) == text
+                if is_same and self.index.fsdp1(call.args[1].value) == catalog.FSDP:
+                    return True
+        return False
 
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""

@@ -28,6 +28,9 @@ PREPARE = Need("fsdp_migrate", "prepare_fully_shard")
 
 _DYNAMIC = "the arguments are known only when this runs; prepare_fully_shard checks their names then."
 _STARRED = "`*` hides which arguments these are: name them, then call prepare_fully_shard(model, {...})."
+_PUTTERS = frozenset(
+    {"ModuleList", "Sequential", "add_module", "append", "register_module", "set_submodule", "setattr"}
+)
 _NESTED = (
     "FSDP inside FSDP: shard the whole model once, prepare_fully_shard(model, {'auto_wrap_policy': ...}), "
     "and select the inner modules by the policy."
@@ -151,7 +154,13 @@ def _wraps_a_part(source: Source, call: cst.Call) -> bool:
     below: cst.CSTNode = call
     for above in source.index.ancestors(call):
         if isinstance(above, cst.Assign):
-            return any(isinstance(target.target, cst.Subscript) for target in above.targets)
+            targets = [target.target for target in above.targets]
+            return any(
+                isinstance(each, cst.Subscript)
+                or _is_put_somewhere(source, each)
+                or _is_of_a_module(source, each)
+                for each in targets
+            )
         if isinstance(above, cst.Call) and above is not call:
             return _puts_into_a_model(source, above, below)
         if isinstance(above, (cst.ListComp, cst.GeneratorExp)):
@@ -162,11 +171,34 @@ def _wraps_a_part(source: Source, call: cst.Call) -> bool:
     return False
 
 
+def _is_put_somewhere(source: Source, target: cst.BaseExpression) -> bool:
+    """Tell whether a name is put into a model in the same loop: ``x = FSDP(x); setattr(m, n, x)``."""
+    loops = (a for a in source.index.ancestors(target) if isinstance(a, (cst.For, cst.While)))
+    loop = next(loops, None)
+    if loop is None or not isinstance(target, cst.Name):
+        return False
+    for call in walk_for(loop.body, cst.Call):
+        name = (dotted(call.func) or "").split(".")[-1]
+        if name in _PUTTERS and any(text_of(arg.value) == target.value for arg in call.args):
+            return True
+    stored = (each for each in walk_for(loop.body, cst.Assign) if text_of(each.value) == target.value)
+    return any(isinstance(each.target, cst.Subscript) for assign in stored for each in assign.targets)
+
+
+def _is_of_a_module(source: Source, target: cst.BaseExpression) -> bool:
+    """Tell whether a model's own ``__init__`` wraps a part of it: ``self.encoder = FSDP(self.encoder)``."""
+    owner, function = source.index.class_of(target), source.index.function(target)
+    if owner is None or function is None or function.name.value != "__init__":
+        return False
+    bases = {(dotted(base.value) or "").split(".")[-1] for base in owner.bases}
+    return (dotted(target) or "").startswith("self.") and bool(bases & {"Module", "PreTrainedModel"})
+
+
 def _puts_into_a_model(source: Source, call: cst.Call, below: cst.CSTNode) -> bool:
     name = (dotted(call.func) or "").split(".")[-1]
     if source.index.fsdp1(call.func) == catalog.FSDP:
         return True
-    return below in call.args and name in {"setattr", "append", "add_module", "Sequential", "ModuleList"}
+    return below in call.args and name in _PUTTERS
 
 
 def _earlier_optimizers(source: Source, call: cst.Call) -> str:

@@ -6,6 +6,7 @@ a DTensor, or a plain tensor beside one, raises.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -84,7 +85,11 @@ _STATISTIC = (
     "this was of one rank's part of a flat parameter, and is of the whole now, as a DTensor: take "
     ".full_tensor() of it, and do not sum it over ranks again."
 )
-_COUNT = "numel() counts the whole parameter now, on each rank: do not multiply it by the number of ranks."
+_COUNT = (
+    "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part, "
+    "and do not multiply by the number of ranks."
+)
+_RANKS = re.compile(r"world_size|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards")
 _CLIPPED = "the norm is that of the whole gradient now, the same on each rank: do not sum it over ranks."
 
 
@@ -119,18 +124,14 @@ def _of_call(source: Source, call: cst.Call) -> str:
     if isinstance(call.func, cst.Attribute) and _is_of_parameter(source, call.func.value):
         if call.func.attr.value in _STATISTICS:
             return _STATISTIC
-        if call.func.attr.value == "numel" and _is_multiplied_by_ranks(source, call):
+        if call.func.attr.value == "numel" and _is_about_ranks(source, call):
             return _COUNT
     return ""
 
 
-def _is_multiplied_by_ranks(source: Source, call: cst.Call) -> bool:
-    for above in source.index.ancestors(call):
-        if isinstance(above, cst.BinaryOperation) and isinstance(above.operator, cst.Multiply):
-            return "world_size" in text_of(above).lower()
-        if isinstance(above, cst.BaseStatement):
-            return False
-    return False
+def _is_about_ranks(source: Source, call: cst.Call) -> bool:
+    """Tell whether a count is said to be one rank's, or is multiplied by the number of ranks."""
+    return _RANKS.search(text_of(source.index.statement(call)).lower()) is not None
 
 
 def _is_of_parameters(source: Source, node: cst.BaseExpression) -> bool:
@@ -193,7 +194,8 @@ def _is_list(source: Source, node: cst.BaseExpression) -> bool:
     if node.func.attr.value not in _LISTS:
         return False
     models = source.models
-    return models.certainty(node.func.value) is not None or models.is_guarded(node.func.value)
+    model = node.func.value
+    return models.certainty(model) is not None or models.is_guarded(model) or models.is_asked(model)
 
 
 def _is_norm(source: Source, node: cst.BaseExpression) -> bool:

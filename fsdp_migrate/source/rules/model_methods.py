@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
 
@@ -31,6 +33,9 @@ _METHODS = {
         ),
     ),
 }
+_APPLY = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.apply_activation_checkpointing"
+# Functions of other sources that do so, by what they are called.
+_CHECKPOINTS = re.compile(r"^(apply|enable|set|wrap)_\w*checkpointing|^apply_(ac|activation_checkpoint)$")
 _FUNCTIONS = {
     "copy.deepcopy": (
         "FM323",
@@ -39,7 +44,7 @@ _FUNCTIONS = {
             "fsdp_migrate.runtime.clone_parameters(model)."
         ),
     ),
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.apply_activation_checkpointing": (
+    _APPLY: (
         "FM324",
         (
             "checkpoint layers before the model is sharded: give prepare_fully_shard the same choice as "
@@ -57,8 +62,25 @@ def find(source: Source) -> Iterator[Found]:
             code, meant = _METHODS[func.attr.value]
             if source.models.certainty(func.value) is not None:
                 yield Found(code, call, meant, "commented")
+        first = call.args[0].value if call.args else None
+        if isinstance(func, (cst.Name, cst.Attribute)) and not source.index.qualified(func) & set(_FUNCTIONS):
+            named = _CHECKPOINTS.search((dotted(func) or "").split(".")[-1])
+            if named and first is not None and source.models.certainty(first) is not None:
+                yield Found("FM324", call, _FUNCTIONS[_APPLY][1], "commented")
         for name in source.index.qualified(func) & set(_FUNCTIONS):
-            first = call.args[0].value if call.args else None
-            if first is not None and source.models.certainty(first) is not None:
+            known = first is not None and source.models.certainty(first) is not None
+            if known or (name == _APPLY and _comes_after_wrapping(source, call)):
                 code, meant = _FUNCTIONS[name]
                 yield Found(code, call, meant, "commented")
+
+
+def _comes_after_wrapping(source: Source, call: cst.Call) -> bool:
+    """Tell whether the same function wraps a model above, whatever the model is called here."""
+    function, place = source.index.function(call), source.index.order[call]
+    return any(
+        source.models.is_constructor(other.func)
+        and source.index.function(other) is function
+        and source.index.order[other] < place
+        and not source.index.excludes(other, call)
+        for other in source.calls
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -22,6 +23,10 @@ CODES = ("FM313", "FM332")
 
 SUMMON = Need("fsdp_migrate.runtime", "summon_full_params")
 _ORDER = ("module", "recurse", "writeback", "rank0_only", "offload_to_cpu", "with_grads")
+# What parts of models, and methods that run them, are called.
+_PARTS = re.compile(
+    r"encod|decod|forward|embed|head|layer|block|backbone|generat|sampl|predict|attention|infer"
+)
 _RUNS = (
     "the model runs in this context, which FSDP2 does not allow: call "
     "fsdp_migrate.runtime.register_forward_methods(model, 'generate') once, and take the context away."
@@ -86,6 +91,9 @@ def _runs_the_model(block: cst.With, call: cst.Call) -> bool:
     model = text_of(call.args[0].value)
     for inner in walk_for(block.body, cst.Call):
         name = dotted(inner.func) or ""
+        part = name.removeprefix(f"{model}.") if name.startswith(f"{model}.") else ""
+        if part and _PARTS.search(part) and not part.split(".")[-1].startswith(("get_", "named_", "set_")):
+            return True
         if name in {model, f"{model}.module"} or name.split(".")[-1] in {"forward", "generate", "sample"}:
             return True
     return False

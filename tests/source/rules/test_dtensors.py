@@ -26,6 +26,7 @@ MODEL = "m = FSDP(net)\n"
         "x = sum(p.detach().float().pow(2).sum() for p in m.parameters())\n",
         "x = any(torch.equal(p, q) for p, q in zip(m.parameters(), old))\n",
         "x = world_size * sum(p.numel() for p in m.parameters())\n",
+        "local_shard_numel = sum(p.numel() for p in m.parameters())\n",
         "x = torch.nn.utils.parameters_to_vector(m.parameters())\n",
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\ndist.all_reduce(g)\n",
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).float()\ndist.all_reduce(g)\n",
@@ -49,3 +50,12 @@ def test_what_was_of_one_rank_is_said(body: str) -> None:
 )
 def test_what_is_as_it_was_is_not(body: str) -> None:
     assert "FM423" not in {use.code for use in uses(MODEL + body, HEADER)}
+
+
+def test_a_model_that_is_asked_for_its_class_may_be_one() -> None:
+    body = (
+        "def norms(model):\n"
+        "    is_sharded = isinstance(model, FSDP)\n"
+        "    return [p.grad.norm() for p in model.parameters()]\n"
+    )
+    assert ("FM423", "commented") in codes(body, HEADER)

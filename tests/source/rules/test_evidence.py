@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import codes, plain, turned
+from fsdp_migrate.source import rewrite_source
+from tests.source.samples import IMPORTS, codes, plain, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -137,3 +138,61 @@ def test_options_that_stand_above_are_known(body: str) -> None:
 
 def test_options_of_one_branch_alone_are_not() -> None:
     assert ("FM307", "commented") in codes(IN_ONE_BRANCH)
+
+
+def test_in_a_context_that_may_be_anothers_nothing_is_turned() -> None:
+    header = f"{IMPORTS}if fairscale:\n    from fairscale.nn import FullyShardedDataParallel as FSDP\n\n"
+    body = (
+        "def save(model):\n"
+        "    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n"
+        "        return model.state_dict()\n"
+    )
+    after = turned(body, header)
+    assert "FM307" in after
+    assert "        return model.state_dict()" in after
+
+
+@pytest.mark.parametrize("call", ["m.encoder(x)", "m.decode(x)", "m.model.embed_tokens(x)"])
+def test_a_part_that_runs_among_whole_parameters_is_said(call: str) -> None:
+    assert ("FM332", "commented") in codes(f"with FSDP.summon_full_params(m):\n    y = {call}\n")
+
+
+def test_whoever_asks_among_whole_parameters_runs_nothing() -> None:
+    body = "with FSDP.summon_full_params(m):\n    y = m.get_input_embeddings(), m.named_parameters()\n"
+    assert ("FM313", "rewritten") in codes(body)
+
+
+def test_checkpointing_by_a_function_of_another_source_is_said() -> None:
+    assert ("FM324", "commented") in codes("m = FSDP(net)\npolicies.apply_fsdp_checkpointing(m)\n")
+
+
+def test_a_comment_stays_beside_the_name_that_it_is_about() -> None:
+    header = (
+        "from torch.distributed.fsdp import (\n"
+        "    MixedPrecision,  # kept\n"
+        "    FullyShardedDataParallel as FSDP,  # gone\n"
+        ")\n"
+    )
+    after = rewrite_source(f"{header}m = FSDP(net, mixed_precision=MixedPrecision())\n")
+    assert "    MixedPrecision,  # kept\n)\n" in after
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for n, part in m.named_children():\n    whole = FSDP(part)\n    setattr(m, n, whole)\nm = FSDP(m)\n",
+        "for i, part in enumerate(m.layers):\n    part = FSDP(part)\n    m.layers[i] = part\nm = FSDP(m)\n",
+        "class A(nn.Module):\n    def __init__(self):\n        self.encoder = FSDP(self.encoder)\n",
+    ],
+)
+def test_parts_that_are_wrapped_by_hand_are_said(body: str) -> None:
+    found = codes(body)
+    assert ("FM303", "commented") in found
+    assert "FM301" not in {code for code, _ in found}
+
+
+def test_checkpointing_after_wrapping_is_said_whatever_the_model_is_called() -> None:
+    home = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+    header = f"{IMPORTS}from {home} import apply_activation_checkpointing\n\n"
+    body = "policy = Policy(FSDP(net), config)\napply_activation_checkpointing(policy.model, check_fn=f)\n"
+    assert ("FM324", "commented") in codes(body, header)
