@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A file goes to one process: its tests share what is costly to set up.
 SIDE_BY_SIDE := -n auto --dist loadfile
 
-.PHONY: demo setup check test test-core test-composer test-range test-frameworks lint typecheck bench clean
+.PHONY: demo setup check test test-core test-composer test-range test-frameworks fuzz lint typecheck bench clean
 
 demo: $(CORE)/.run
 	$(CORE)/bin/fsdp-migrate demo
@@ -47,6 +47,14 @@ test-range: $(CORE)/.dev
 # What is claimed of frameworks, against several versions of each; some GB are downloaded, and not in CI.
 test-frameworks: $(CORE)/.dev
 	$(CORE)/bin/python tools/run_frameworks.py $(ONLY)
+
+# Draws models, arguments, optimizers and habits, and holds ours against FSDP1, as long as one likes; what differs is
+# shrunk and printed. DRAWS, SEED, RANKS (4: 2 x 2), or DRAW='what was printed'; PYTHON_OF_FUZZ=.venv-composer/bin/python
+# for torch 2.7.
+PYTHON_OF_FUZZ ?= $(CORE)/bin/python
+fuzz: $(CORE)/.dev
+	$(PYTHON_OF_FUZZ) -m tests.fuzz --draws $(or $(DRAWS),200) --seed $(or $(SEED),0) --ranks $(or $(RANKS),2) \
+		$(if $(DRAW),--draw '$(DRAW)')
 
 lint: $(CORE)/.dev
 	$(CORE)/bin/ruff format --check

@@ -146,6 +146,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM122": FindingCode(
             "changed", "Parameters on several meshes: `torch.nn.utils.clip_grad_norm_` does not mix them."
         ),
+        "FM123": FindingCode(
+            "changed", "`NO_SHARD`: a parameter tied across units is reduced whole; FSDP1 reduced a part."
+        ),
         # FM2xx: checkpoints
         "FM201": FindingCode("exact", "The checkpoint loads into FSDP2 as it is."),
         "FM202": FindingCode("equivalent", "Wrappers' prefixes were taken out of names."),

@@ -146,6 +146,10 @@ EXPLANATIONS = {
         "`torch.nn.utils.clip_grad_norm_` stacks norms, which must lie on one mesh. Some optimizers' foreach kernels have the same limit.",
         "Use `fsdp_migrate.runtime.clip_grad_norm_(model, max_norm)`.",
     ),
+    "FM123": (
+        "Under NO_SHARD every FSDP1 unit all-reduces its own flat gradient. A parameter that several units share was in one of them, and what the others added came too late or to another tensor, so that ranks trained different values. Here the unit that owns it reduces all of it.",
+        "Nothing: it trains as it does without sharding. Losses differ from those of the FSDP1 run from the first step on.",
+    ),
     "FM108": (
         "FSDP1 took ignored modules and parameters by what is in the model, and left others alone without a word.",
         _NOTHING,

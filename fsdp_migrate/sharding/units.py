@@ -90,6 +90,8 @@ def plan_units(
     findings = [*_left_out(containers, vacant), *map(_tie_finding, resolved.decisions), *own]
     if not given.use_orig_params:
         findings.extend(map(_trained_apart, resolved.decisions))
+    elif given.sharding_strategy == "NO_SHARD":
+        findings.extend(map(_reduced_in_part, resolved.decisions))
     return units, findings
 
 
@@ -136,6 +138,16 @@ def _trained_apart(decision: TieDecision) -> Finding:
     )
     hint = "To go on with what FSDP1 trained, untie them in the model: its checkpoint holds all copies."
     return make_finding("FM273", "use_orig_params", text, hint)
+
+
+def _reduced_in_part(decision: TieDecision) -> Finding:
+    """Tell of a tie across units under NO_SHARD: one of FSDP1's units reduced it, in part."""
+    names = " and ".join(f"`{name}`" for name in decision.tie.names)
+    text = (
+        f"{names} are one parameter in several units: under NO_SHARD FSDP1 reduced the gradients of one of "
+        "these units, and let the others' be another on each rank. Here all are reduced."
+    )
+    return make_finding("FM123", "sharding_strategy", text)
 
 
 def _tie_finding(decision: TieDecision) -> Finding:

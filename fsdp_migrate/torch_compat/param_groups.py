@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from fsdp_migrate.torch_compat.reduction_order import forget_forwards, reduce_when_passed
+from fsdp_migrate.torch_compat.inference_mode import gather_outside_inference
+from fsdp_migrate.torch_compat.reduction_order import (
+    forget_forwards,
+    is_outside_backward,
+    reduce_when_passed,
+)
+from fsdp_migrate.torch_compat.unit_outputs import hook_all_outputs
 
 
 if TYPE_CHECKING:
@@ -215,6 +221,10 @@ class _WholeReduction:
         _drop_empty_gradients(group.fsdp_params)
         if not group.reduce_grads:
             return
+        if getattr(group, "_orig_dtype", torch.float32) is None:
+            # The group's first forward found nothing to train; torch (2.10 to 2.14) then leaves gradients in
+            # the dtype in which they came, also once something is trained.
+            group._init_mp_dtypes()
         waiting = [param for param in group.fsdp_params if _has_pending_gradient(param)]
         dtypes = _pending_dtypes(waiting)
         if len(dtypes) > 1 and all(map(_accumulates_apart, waiting)):
@@ -334,10 +344,36 @@ def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
 
 
 def reduce_as_fsdp1(model: nn.Module) -> None:
-    """Reduce, from now on, each unit as a whole, once a backward, and leave its inputs alone."""
+    """Reduce, from now on, each unit as a whole, once a backward, and leave its inputs alone.
+
+    A backward that broke off, and a first forward under inference mode, do no harm to what comes after; and
+    what units return may be any object.
+    """
     for group in parameter_groups(model):
         group.reduce_whole()
-    reduce_when_passed(group for state in _states(model) for group in _groups(state))
+    groups = [group for state in _states(model) for group in _groups(state)]
+    reduce_when_passed(groups)
+    gather_outside_inference(groups)
+    hook_all_outputs(_states(model))
+    recover_before_forward(model)
+
+
+def recover_before_forward(model: nn.Module) -> None:
+    """Put FSDP2 back, before a forward, if the last backward broke off with an error that the script caught.
+
+    Units in which it broke off would take the forward for a recomputation of theirs, and run with the
+    parameters of the step before; and nothing would be reduced that FSDP2 reduces when a backward ends, for
+    the broken one had promised to.
+    """
+    states = _states(model)
+
+    def recover(module: nn.Module, args: Any) -> None:
+        del args
+        if states[0]._state_ctx.post_backward_final_callback_queued and is_outside_backward():
+            reset_after_failure(module)
+
+    if states:  # the root's comes first, and all share what is asked for
+        model.register_forward_pre_hook(torch.compiler.disable(recover), prepend=True)
 
 
 def _states(model: nn.Module) -> list[Any]:

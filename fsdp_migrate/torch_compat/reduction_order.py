@@ -166,6 +166,11 @@ class _Span:
         return bool(self.group.modules[0].training)
 
 
+def is_outside_backward() -> bool:
+    """Tell whether no backward runs in this thread."""
+    return _current_backward() == -1
+
+
 def _do_nothing() -> None:
     pass
 

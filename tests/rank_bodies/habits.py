@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,20 @@ class Checkpointing(Layer):
         return out
 
 
+@dataclass
+class Pack:
+    """What torch's pytrees do not look into."""
+
+    x: torch.Tensor
+
+
+class Packing(Layer):
+    """Returns an object of its own."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return Pack(super().forward(x))
+
+
 class Adapted(Layer):
     """Trains an adapter alone."""
 
@@ -128,6 +143,12 @@ def _end(net: Any, x: torch.Tensor) -> torch.Tensor:
 def _in_turn(net: Any, x: torch.Tensor) -> torch.Tensor:
     for layer in net.layers:
         x = layer(x * 1.0)
+    return _end(net, x)
+
+
+def _unpacking(net: Any, x: torch.Tensor) -> torch.Tensor:
+    for layer in net.layers:
+        x = layer(x).x
     return _end(net, x)
 
 
@@ -197,7 +218,15 @@ HABITS = {
     "two forwards, two backwards": Habit(Layer, train="two in turn", reference="accumulated"),
     "two backwards of one graph": Habit(Layer, train="twice", reference="at twice the rate"),
     "evaluated with gradients": Habit(Layer, train="after evaluation", reference="one after the other"),
+    "after a backward that broke off": Habit(
+        Layer, train="after a broken one", reference="one after the other"
+    ),
     "units are recomputed": Habit(Layer, _recomputed),
+    "evaluated first, in inference mode": Habit(
+        Layer, train="after inference", reference="one after the other"
+    ),
+    "dataclasses are returned": Habit(Packing, _unpacking),
+    "a unit is thawed": Habit(Layer, train="thawed"),
     "most is frozen": Habit(Adapted),
     "two forwards, one backward": Habit(Layer, train="two at once"),
 }
@@ -206,6 +235,24 @@ HABITS = {
 def _backward(loss: torch.Tensor) -> float:
     torch.autograd.backward(loss)
     return loss.item()
+
+
+class _BrokenOffError(Exception):
+    """What a hook raises in the middle of a backward."""
+
+
+def _break_off(model: Any, batch: torch.Tensor) -> None:
+    """Begin a backward that fails in the middle unit."""
+
+    def fail(*args: Any) -> None:
+        raise _BrokenOffError
+
+    handle = model.layers[1].register_full_backward_pre_hook(fail)
+    loss = model(batch)
+    handle.remove()
+    with contextlib.suppress(_BrokenOffError):
+        torch.autograd.backward(loss)
+    model.zero_grad()
 
 
 def losses_of(model: nn.Module, train: str, step: int) -> list[float]:
@@ -221,7 +268,16 @@ def losses_of(model: nn.Module, train: str, step: int) -> list[float]:
         found = [_backward(model(batches[0]))]
         assert kept.grad_fn is not None
         return found
-    losses = [model(each) for each in batches[: 1 if train in {"plain", "twice"} else 2]]
+    if train == "after a broken one":
+        _break_off(model, batches[1])
+        return [_backward(model(batches[0]))]
+    if train == "after inference":
+        model.eval()
+        with torch.inference_mode():
+            model(batches[1])
+        model.train()
+        return [_backward(model(batches[0]))]
+    losses = [model(each) for each in batches[: 1 if train in {"plain", "twice", "thawed"} else 2]]
     if train == "two at once":
         torch.autograd.backward(sum(losses[1:], losses[0]))
     elif train == "twice":
@@ -246,10 +302,15 @@ def train(name: str, precision: str, *, prepared: bool) -> list[Any]:
         arguments["mixed_precision"] = MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16)
     torch.manual_seed(0)
     model: Any = Net(habit.kind, habit.way)
+    first = model.layers[0]
+    if habit.train == "thawed":
+        first.requires_grad_(requires_grad=False)
     model = prepare_fully_shard(model, arguments) if prepared else FSDP(model, **arguments)
     optimizer = torch.optim.SGD(model.parameters(), lr=habit.rate, momentum=0.9)
     found: list[Any] = []
     for step in range(3):
+        if habit.train == "thawed":
+            first.requires_grad_(step > 0)
         found.append(losses_of(model, habit.train, step))
         optimizer.step()
         optimizer.zero_grad()

@@ -141,6 +141,25 @@ def test_a_tie_that_fsdp1_tore_is_told() -> None:
         assert "FM273" not in {finding.code for finding in plan.findings}
 
 
+def test_a_tie_that_fsdp1_reduced_in_part_is_told() -> None:
+    """Nothing was sharded, so that the others could use it; but one unit reduced it."""
+    arguments = {
+        "auto_wrap_policy": {nn.Embedding},
+        "sharding_strategy": "NO_SHARD",
+        "use_orig_params": True,
+    }
+    told = plan_fully_shard(Net(tied=True), arguments, world_size=2)
+    (finding,) = [finding for finding in told.findings if finding.code == "FM123"]
+    assert finding.message.startswith("`embed.weight` and `head.out.weight` are one parameter in several")
+    for tied, more in (
+        (True, {"sharding_strategy": "FULL_SHARD"}),
+        (False, {}),
+        (True, {"auto_wrap_policy": {Block}}),
+    ):
+        plan = plan_fully_shard(Net(tied=tied), {**arguments, **more}, world_size=2)
+        assert "FM123" not in {finding.code for finding in plan.findings}
+
+
 @pytest.mark.parametrize("tied", ["parent", "group"])
 def test_a_tied_module_with_settings_of_its_own_is_an_error(tied: TieOwner) -> None:
     own = {nn.Embedding: {"mixed_precision": MixedPrecision(torch.bfloat16)}, nn.Linear: {}}

@@ -1,0 +1,185 @@
+"""What the fuzzer makes of a draw's reports: equal, explained, or a fault."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tests.fuzz.draws import CHANGE_IN_FORWARD
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fuzz.draws import Draw
+    from tests.fuzz.runs import Report
+
+
+Outcome = Literal["equal", "explained", "refused", "FSDP1 fails", "differs", "fails", "hangs"]
+FAULTS: tuple[Outcome, ...] = ("differs", "fails", "hangs")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a draw, and why."""
+
+    draw: Draw
+    outcome: Outcome
+    reason: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether ours is to blame."""
+        return self.outcome in FAULTS
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a draw may differ, in the words of docs/prepare.md, and by how much at most."""
+
+    reason: str
+    bound: float
+
+
+_SEVERAL_RUNS = frozenset({"twice over", "there and back", "registered twice", "as often as the rank says"})
+_USED_SEVERAL_TIMES = frozenset({"repeating", "recurrent", "weight norm", "cross", "nested keyword"})
+"""Kinds of blocks that use a parameter several times in one run, or may where they are registered twice."""
+
+
+def _runs_again(drawn: Draw) -> bool:
+    """Tell whether a unit runs several times before a backward."""
+    return drawn.route in _SEVERAL_RUNS or drawn.backward == "of two forwards at once"
+
+
+def _uses_again(drawn: Draw) -> bool:
+    """Tell whether a parameter is used several times in one run of its unit, or of the unit above."""
+    # The encoder looks tokens up in the same embedding.
+    if drawn.tie != "none" or drawn.encoder == "yes" or drawn.route == "registered twice":
+        return True
+    is_by_root = drawn.route in _SEVERAL_RUNS and drawn.backward == "of two forwards at once"
+    return is_by_root or bool(_USED_SEVERAL_TIMES.intersection(drawn.blocks))
+
+
+def _goes_backward_again(drawn: Draw) -> bool:
+    """Tell whether several backwards come before a step."""
+    return drawn.microbatches != "1" or drawn.backward == "of two forwards in turn"
+
+
+def _is_recomputed_where_gradients_are(drawn: Draw) -> bool:
+    """Tell whether it matters that FSDP1's views of a unit need gradients if anything in it is trained."""
+    changes = bool(CHANGE_IN_FORWARD.intersection(drawn.blocks))
+    return drawn.route == "recomputed, reentrant" or (drawn.route == "recomputed" and changes)
+
+
+_REASONS: tuple[tuple[str, Callable[[Draw], bool], float], ...] = (
+    # The kernel rounds the numbers after the last full vector otherwise, and shards end elsewhere.
+    ("a fused optimizer, on shards that end elsewhere", lambda d: "fused" in d.optimizer, 1e-5),
+    ("clipped: the norm is summed in another order", lambda d: d.clip != "no", 1e-5),
+    (
+        "FM022: added up in the reduction's dtype",
+        lambda d: d.sync == "no_sync" and d.precision in {"bf16, reduced in fp32", "reduced in bf16"},
+        1e-1,
+    ),
+    (
+        "no_sync in low precision, units that run again",
+        lambda d: d.sync == "no_sync" and d.precision != "fp32" and _runs_again(d),
+        1e-1,
+    ),
+    (
+        "NO_SHARD: FSDP1 reduces what it has with what is new",
+        lambda d: d.strategy == "NO_SHARD" and _goes_backward_again(d),
+        1e-5,
+    ),
+    (
+        "autocast keeps the cast parameters for what runs again",
+        lambda d: d.autocast != "no" and (_runs_again(d) or _uses_again(d)),
+        1e-1,
+    ),
+    (
+        "a parameter used several times in each of several runs",
+        lambda d: _runs_again(d) and _uses_again(d),
+        1e-5,
+    ),
+    (
+        "recomputed, after what is frozen: FSDP1 had gradients there",
+        lambda d: d.frozen != "nothing" and _is_recomputed_where_gradients_are(d),
+        math.inf,
+    ),
+    (
+        "zeros that FSDP1 took for no gradient",
+        lambda d: d.zero == "zeros" and (d.frozen == "frozen later" or d.originals == "no"),
+        math.inf,
+    ),
+)
+"""Why a draw may differ, when, and by how much where nothing enlarges it."""
+
+_CODES = {
+    "FM273": "FSDP1 tore a tie",
+    "FM123": "FSDP1 reduced a tie in part",
+    "FM012": "FSDP1 kept gradients in low precision",
+}
+
+
+def explanations(drawn: Draw, codes: list[str]) -> list[Explanation]:
+    """Return why a draw may differ from FSDP1."""
+    enlarged = _bound_of_order(drawn)
+    found = [Explanation(f"{code}: {_CODES[code]}", math.inf) for code in _CODES if code in codes]
+    return found + [
+        Explanation(reason, max(bound, enlarged)) for reason, applies, bound in _REASONS if applies(drawn)
+    ]
+
+
+def _bound_of_order(drawn: Draw) -> float:
+    """Return how far sums in another order may lead in three steps.
+
+    What differs in its last bit moves sums to the next number of bfloat16; and where optimizers divide by the
+    gradient, what is nearly zero may change its sign.
+    """
+    is_low = drawn.precision != "fp32" or drawn.autocast != "no"
+    if drawn.optimizer.startswith("SGD") and not is_low:
+        return 1e-5
+    return 0.5 if drawn.optimizer in {"RMSprop", "Adadelta", "Adagrad"} else 1e-1
+
+
+def judge(drawn: Draw, reports: list[Report]) -> Verdict:
+    """Judge by what the ranks report."""
+    for report in reports:
+        if report.fsdp1:
+            return Verdict(drawn, "FSDP1 fails", report.fsdp1)
+    for report in reports:
+        if report.ours:
+            return Verdict(drawn, "refused" if report.is_ours_known else "fails", report.ours)
+    worst = {
+        what: max((each.distances[what] for each in reports), key=lambda d: math.inf if math.isnan(d) else d)
+        for what in reports[0].distances
+    }
+    if not any(worst.values()):
+        return Verdict(drawn, "equal")
+    words = ", ".join(
+        f"{what} {distance:.2g}{_where(reports, what)}" for what, distance in worst.items() if distance
+    )
+    why = explanations(drawn, reports[0].codes)
+    bound = max((each.bound for each in why), default=0.0)
+    if why and (bound == math.inf or all(distance <= bound for distance in worst.values())):
+        return Verdict(drawn, "explained", f"{'; '.join(each.reason for each in why)} ({words})")
+    return Verdict(drawn, "differs", words)
+
+
+def _where(reports: list[Report], what: str) -> str:
+    places = [each.where[what] for each in reports if what in each.where]
+    return f" ({places[0]})" if places else ""
+
+
+def summary(verdicts: list[Verdict]) -> str:
+    """Return how many draws came out how, and every reason with its number."""
+    counts = Counter(each.outcome for each in verdicts)
+    lines = [f"{len(verdicts)} draws: " + ", ".join(f"{counts[each]} {each}" for each in counts)]
+    reasons = Counter(
+        (each.outcome, each.reason.split("\n")[0].split(" (")[0][:160])
+        for each in verdicts
+        if each.outcome in {"explained", "refused", "FSDP1 fails"}
+    )
+    lines += [f"  {number:4d}  {outcome}: {why}" for (outcome, why), number in reasons.most_common()]
+    return "\n".join(lines)
