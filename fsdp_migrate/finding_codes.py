@@ -129,7 +129,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "exact", "Hooks of `register_hook` on parameters are not called, as under FSDP1."
         ),
         "FM117": FindingCode(
-            "changed", "A callback or an algorithm of Composer's does or logs something else than under FSDP1."
+            "changed",
+            "A callback or an algorithm of Composer's does or logs something else than under FSDP1.",
         ),
         "FM118": FindingCode(
             "refused", "A callback or an algorithm of Composer's does not work with sharded parameters."
