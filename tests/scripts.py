@@ -32,12 +32,12 @@ def run_python(*arguments: object, cwd: Path | None = None, paths: tuple[Path, .
     return out
 
 
-def run_torchrun(script: object, *arguments: object, num_ranks: int = 2) -> str:
+def run_torchrun(script: object, *arguments: object, num_ranks: int = 2, cwd: Path | None = None) -> str:
     """Return what ``torchrun --nproc-per-node NUM_RANKS SCRIPT ARGUMENTS`` writes to stdout."""
     # By its name a machine may not find itself.
     local = ["--standalone", "--local-addr", "localhost"]
     launcher = ["-m", "torch.distributed.run", *local, "--nproc-per-node", num_ranks]
-    return run_python(*launcher, ROOT / str(script), *arguments)
+    return run_python(*launcher, ROOT / str(script), *arguments, cwd=cwd)
 
 
 def run_composer(

@@ -49,6 +49,30 @@ def test_take_over(tmp_path: Path) -> None:
     assert output.splitlines()[-1] == "identical"
 
 
+def started_by(path: Path) -> list[str]:
+    """Return the first command in a script's docstring, without what may be left out."""
+    commands = re.findall(r"(?:^|`)((?:torchrun|composer|python) [^`\n]*)", path.read_text(), re.MULTILINE)
+    assert commands, path
+    return re.sub(r"\[[^]]*\]", "", commands[0]).split()
+
+
+def test_every_example_says_how_it_is_started() -> None:
+    launchers = {path.name: started_by(path)[0] for path in EXAMPLES.glob("*.py")}
+    others = {"take_over.py": "python", "composer_finetune.py": "composer"}  # which have tests of their own
+    assert launchers == {name: others.get(name, "torchrun") for name in launchers}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", sorted(p.name for p in EXAMPLES.glob("*.py") if started_by(p)[0] == "torchrun")
+)
+def test_examples_start_as_their_users_start_them(tmp_path: Path, name: str) -> None:
+    _, option, num_ranks, script, *arguments = started_by(EXAMPLES / name)
+    assert (option, script) == ("--nproc-per-node", f"examples/{name}")
+    output = run_torchrun(script, *arguments, num_ranks=int(num_ranks), cwd=tmp_path)
+    assert re.search(r"loss \d", output)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "num_ranks", "shown"),
