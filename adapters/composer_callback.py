@@ -85,7 +85,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
     as a hyperparameter ``fsdp2_migration`` and a table of that name.
 
     Changes: the model, in place, as :func:`~fsdp_migrate.prepare_fully_shard` does; the optimizer's
-    parameters; seven functions of Composer's, which for Trainers without the callback do what they did.
+    parameters; eight functions of Composer's, which for Trainers without the callback do what they did.
     Leaves alone: the Trainer call, the names of parameters and what is in checkpoints.
 
     Args:

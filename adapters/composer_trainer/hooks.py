@@ -1,7 +1,7 @@
 """The private parts of Composer that the callback hangs on: they stand here, and nowhere else.
 
 Each is checked when a Trainer starts (:func:`check_composer`), so that a Composer in which one has moved is
-an error that names it, not a run that goes wrong. :func:`install` puts wrappers around six functions, once
+an error that names it, not a run that goes wrong. :func:`install` puts wrappers around seven functions, once
 in a process; for Trainers without the callback they only call what they wrap.
 """
 # ruff: noqa: SLF001 - what Composer offers callbacks ends before the model is sharded
@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import composer
+from composer.algorithms.ema import ema
 from composer.algorithms.gradient_clipping import gradient_clipping
 from composer.callbacks import OptimizerMonitor
 from composer.core import State
@@ -84,6 +86,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(trainer_module.Trainer, "_eval_loop", ("evaluator", "metrics")),
     Hook(trainer_module, "_is_cuda_oom", ("e",)),
     Hook(OptimizerMonitor, "batch_end", ("state", "logger")),
+    Hook(ema, "get_model_context_manager", ("model",)),
     Hook(checkpoint, "load_checkpoint", ("path", "state", "object_store", "load_weights_only")),
     Hook(
         gradient_clipping,
@@ -274,6 +277,7 @@ def install() -> None:
         "load_checkpoint": _wrap_load_checkpoint,
         "apply_gradient_clipping": _wrap_clipping,
         "batch_end": _wrap_monitor,
+        "get_model_context_manager": _wrap_ema,
     }
     for hook in HOOKS:
         if hook.name in wrappers and hook not in _installed:
@@ -380,5 +384,15 @@ def _wrap_monitor(original: Callable[..., Any]) -> Callable[..., Any]:
         driver = driver_of(state)
         if driver is None or not driver.monitor(self, state, logger):
             original(self, state, logger)
+
+    return call
+
+
+def _wrap_ema(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let EMA average shards: Composer 0.33 asks FSDP2's modules for FSDP1's ``summon_full_params``."""
+
+    @functools.wraps(original)
+    def call(model: Any) -> Any:
+        return nullcontext() if model in _drivers else original(model)
 
     return call
