@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_HEADER: Final = 100_000_000
 _MAX_DIMENSIONS: Final = 64
+_WHOLE: Final = frozenset({int})
 _METADATA: Final = "__metadata__"
 _DTYPES: Final = {
     "F64": "float64",
@@ -85,7 +86,7 @@ def read_safetensors(folder: Folder, name: str, size: int) -> tuple[list[TensorE
 def _entry(key: str, described: object, name: str, start: int, size: int, where: str) -> TensorEntry:
     if not isinstance(described, dict):
         raise _broken(where, f"`{key[:80]}` is not described")
-    dtype, shape, span = (described.get(field) for field in ("dtype", "shape", "data_offsets"))
+    dtype, shape, span = described.get("dtype"), described.get("shape"), described.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise _broken(where, f"`{key[:80]}` is of the type {str(dtype)[:20]!r}, which is not known")
     if not _are_sizes(shape) or not _are_sizes(span) or len(span) != 2:
@@ -111,7 +112,9 @@ def _load_json(data: bytes) -> object:
     def refuse(word: str) -> NoReturn:
         raise ValueError(f"{word} is no JSON")
 
-    found = json.loads(text, object_pairs_hook=_unique, parse_constant=refuse, parse_int=_whole)
+    # Few headers have it: without, the numbers are read in C.
+    whole = _whole if "-0" in text else None
+    found = json.loads(text, object_pairs_hook=_unique, parse_constant=refuse, parse_int=whole)
     if "\\u" in text:
         # An escape can name half of a character, which then cannot be written again.
         json.dumps(found, ensure_ascii=False).encode()
@@ -136,7 +139,8 @@ def _are_sizes(value: object) -> TypeGuard[list[int]]:
     return (
         isinstance(value, list)
         and len(value) <= _MAX_DIMENSIONS
-        and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+        and _WHOLE.issuperset(map(type, value))
+        and (not value or (min(value) >= 0 and max(value) < 1 << 63))
     )
 
 

@@ -113,7 +113,7 @@ def find_parts(entries: Mapping[str, Entry]) -> tuple[Part, ...]:
 def _trained_names(paths: Mapping[str, Path], optimizers: set[Path]) -> list[frozenset[str]]:
     """Return the parameters that each optimizer knows by name."""
     names: dict[Path, set[str]] = {prefix: set() for prefix in optimizers}
-    for path in paths.values():
+    for path in paths.values() if optimizers else ():
         for depth in range(min(len(path), _MAX_DEPTH + 1)):
             if path[:depth] in names:
                 name = parameter_name(Part("optimizer", path[:depth], ()), path)
@@ -195,10 +195,11 @@ def _find_models(
     optimizers: set[Path],
     trained: Iterable[frozenset[str]],
 ) -> set[Path]:
-    below, plain, direct = _find_candidates(paths, entries, optimizers)
+    trained = [names for names in trained if names]
+    below, plain, direct = _find_candidates(paths, entries, optimizers, with_names=bool(trained))
     found = _outermost({prefix for prefix in below if plain[prefix] and _is_model_place(prefix, optimizers)})
     for wanted in trained:
-        if wanted and not any(wanted <= below[prefix] for prefix in found):
+        if not any(wanted <= below[prefix] for prefix in found):
             fitting = {prefix for prefix, names in below.items() if wanted <= names}
             found |= {prefix for prefix in _trained(_outermost(fitting)) if not _overlaps(prefix, found)}
     dicts = {prefix for prefix in direct if not prefix or plain[prefix]}
@@ -235,28 +236,31 @@ def _trained(prefixes: set[Path]) -> set[Path]:
 
 
 def _find_candidates(
-    paths: Mapping[str, Path], entries: Mapping[str, Entry], optimizers: set[Path]
+    paths: Mapping[str, Path], entries: Mapping[str, Entry], optimizers: set[Path], *, with_names: bool
 ) -> tuple[Mapping[Path, set[str]], Mapping[Path, bool], set[Path]]:
     """Return what may be a model.
 
     Returns:
-        The names of the tensors below each path; whether nothing else is nested there; and the paths at which
-        parameters lie by their dotted names.
+        The names of the tensors below each path, if they are wanted; whether nothing else is nested there;
+        and the paths at which parameters lie by their dotted names.
     """
     below: defaultdict[Path, set[str]] = defaultdict(set)
     plain: defaultdict[Path, bool] = defaultdict(lambda: True)
     direct: set[Path] = set()
     for key, path in paths.items():
-        if _is_below(path, optimizers):
+        if optimizers and _is_below(path, optimizers):
             continue
         entry = entries[key]
         is_tensor = isinstance(entry, TensorEntry)
         for depth in range(min(len(path), _MAX_DEPTH + 1)):
-            rest = path[depth:]
-            if is_tensor:
-                below[path[:depth]].add(_comparable(".".join(map(str, rest))))
-            is_state = any(_EXTRA_STATE in str(name) for name in rest)
-            plain[path[:depth]] &= is_tensor or is_state or len(rest) == 1
+            prefix, rest = path[:depth], path[depth:]
+            if is_tensor and with_names:
+                below[prefix].add(_comparable(".".join(map(str, rest))))
+            elif is_tensor and prefix not in below:
+                below[prefix] = set()
+            is_plain = is_tensor or len(rest) == 1 or any(_EXTRA_STATE in str(name) for name in rest)
+            if not is_plain or prefix not in plain:
+                plain[prefix] = is_plain
         if isinstance(entry, TensorEntry) and entry.is_float and entry.shape and "." in str(path[-1]):
             direct.add(path[:-1])
     return below, plain, direct

@@ -186,7 +186,8 @@ def _tie_findings(entries: Mapping[str, Entry], parts: tuple[Part, ...]) -> Iter
         for key in part.keys if part.kind == "model" else ():
             entry = entries[key]
             if isinstance(entry, TensorEntry) and entry.nbytes:
-                places = tuple(chunk.stored for chunk in entry.chunks)
+                chunks = entry.chunks
+                places = chunks[0].stored if len(chunks) == 1 else tuple(chunk.stored for chunk in chunks)
                 names[entry.shape, entry.dtype, places].append(key)
         tied = [keys for keys in names.values() if len(keys) > 1]
         if tied:
