@@ -14,6 +14,7 @@ from fsdp_migrate.checkpoint_convert.execution.execute import (
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan, plan_conversion
 from fsdp_migrate.checkpoint_convert.sources.config_beside import full_state_configs
+from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.errors import OutputError
 from fsdp_migrate.findings import make_finding, raise_on_findings
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _FULL_MODEL: Final = "pytorch_model_fsdp.bin"
 
 
+@within_limits("convert the checkpoint")
 def convert_checkpoint(
     src: Location,
     dst: Location | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.sources.read import reading_source
+from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage.progress import Progress
 
 
+@within_limits("inspect the checkpoint")
 def inspect_checkpoint(
     src: Location,
     *,

@@ -18,6 +18,7 @@
     └── CheckpointError
         ├── CheckpointNotFoundError (FileNotFoundError)
         ├── CheckpointReadError (OSError)            the system could not read it: a bad disk, no permission
+        ├── CheckpointMemoryError (MemoryError)      there is not enough memory for what was asked
         ├── CheckpointFormatError (ValueError)       unreadable, corrupt, or not a checkpoint of a known kind
         │   └── UnsafePickleError                    a pickle that asks for something outside the allow-list
         ├── CheckpointMismatchError (ValueError)     two checkpoints, or a checkpoint and a request, disagree
@@ -151,6 +152,10 @@ class CheckpointReadError(CheckpointError, OSError):
     """The system could not read a file of the checkpoint: a bad disk, a lost connection, no permission."""
 
 
+class CheckpointMemoryError(CheckpointError, MemoryError):
+    """There is not enough memory to read, convert or compare a checkpoint. Nothing is left of an output."""
+
+
 class CheckpointFormatError(CheckpointError, ValueError):
     """Unreadable, corrupt, or not a checkpoint of a known kind."""
 
@@ -184,3 +189,20 @@ class OutputExistsError(CheckpointError, FileExistsError):
 
 class OutputError(CheckpointError, OSError):
     """The output could not be written. Nothing is left of it; the source is as it was."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether the system gave no more memory; torch, the loader of libraries and threads say it so.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("can't start new thread")), is_out_of_memory(RuntimeError("no"))
+        (True, False)
+    """
+    signs = {
+        RuntimeError: ("can't allocate memory", "can't start new thread"),
+        ImportError: ("failed to map segment", "cannot allocate memory"),
+        OSError: ("cannot allocate memory",),
+    }
+    text = str(error).lower()
+    said = (sign for kind, words in signs.items() if isinstance(error, kind) for sign in words)
+    return isinstance(error, MemoryError) or any(sign in text for sign in said)

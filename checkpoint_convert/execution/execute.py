@@ -28,6 +28,7 @@ from fsdp_migrate.checkpoint_convert.formats.checksums import (
 from fsdp_migrate.checkpoint_convert.formats.stored_checksums import RecordRun, StoredChecks
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.outputs.opening import join_output, open_output
+from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG, is_tokenizer
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.errors import CheckpointMismatchError, OutputError
@@ -84,6 +85,7 @@ class ConversionReport:
         }
 
 
+@within_limits("convert the checkpoint")
 def execute_plan(
     plan: ConversionPlan,
     dst: Location,

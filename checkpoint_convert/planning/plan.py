@@ -29,6 +29,7 @@ from fsdp_migrate.checkpoint_convert.planning.collisions import collision_findin
 from fsdp_migrate.checkpoint_convert.planning.model_fit import fit_findings
 from fsdp_migrate.checkpoint_convert.planning.renames import Renames, plan_renames
 from fsdp_migrate.checkpoint_convert.planning.source_findings import source_findings
+from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.targets.base import is_empty, without_empty
 from fsdp_migrate.checkpoint_convert.targets.frameworks import resolve_target
 from fsdp_migrate.errors import ConfigError, PlanError
@@ -175,6 +176,7 @@ class ConversionPlan:
         }
 
 
+@within_limits("plan the conversion")
 def plan_conversion(
     manifest: Manifest,
     *,

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.errors import CheckpointNotFoundError, CheckpointReadError, FSDPMigrateError, OutputError
+from fsdp_migrate.errors import (
+    CheckpointFormatError,
+    CheckpointMemoryError,
+    CheckpointNotFoundError,
+    CheckpointReadError,
+    FSDPMigrateError,
+    OutputError,
+    is_out_of_memory,
+)
 
 
 if TYPE_CHECKING:
@@ -38,6 +46,35 @@ def writing_to(url: str) -> Iterator[None]:
         wrapped = OutputError(_say(url, "written", error), path=url)
         wrapped.errno = getattr(error, "errno", None)
         raise wrapped from error
+
+
+@contextlib.contextmanager
+def within_limits(what: str) -> Iterator[None]:
+    """Turn what Python says where memory or its stack is at an end into an error of this package.
+
+    Args:
+        what: What was being done, as an infinitive: ``"convert the checkpoint"``.
+    """
+    try:
+        yield
+    except FSDPMigrateError as error:
+        # The system says so of a file, too: ENOMEM.
+        if isinstance(error, MemoryError) or not is_out_of_memory(error):
+            raise
+        raise CheckpointMemoryError(_MEMORY.format(what), path=getattr(error, "path", None)) from error
+    except RecursionError as error:
+        msg = f"Something in the checkpoint is nested too deeply to {what}."
+        raise CheckpointFormatError(msg) from error
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise CheckpointMemoryError(_MEMORY.format(what)) from error
+
+
+_MEMORY: Final = (
+    "There is not enough memory to {}. Give the process more, or lower `buffer_bytes` (--buffer) where it is "
+    "an option. Nothing is left of an unfinished output."
+)
 
 
 def _is_ours(error: Exception) -> bool:

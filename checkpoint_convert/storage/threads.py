@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import queue
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from fsdp_migrate.checkpoint_convert.storage.progress import ProgressEvent
@@ -18,6 +20,8 @@ Advance = Callable[[int], None]
 """Reports bytes as done; raises where the work is to stop."""
 
 _POLL: Final = 0.1
+# A thread for which there is no memory can die before it does anything, and nobody is told.
+START_SECONDS = 60.0
 
 
 def run_workers(
@@ -37,20 +41,52 @@ def run_workers(
     ``check`` raises, which is called in the calling thread now and then.
     """
     crew = _Crew(tasks, work)
-    workers = [threading.Thread(target=crew.loop, daemon=True) for _ in range(threads)]
+    workers = [_Worker(crew.loop) for _ in range(threads)]
     try:
         for worker in workers:
             worker.start()
-        crew.follow(threads, total_bytes, message, progress, check or _nothing)
+        crew.follow(workers, total_bytes, message, progress, check or _nothing)
     finally:
         crew.stop.set()
         for worker in workers:
-            if worker.ident is not None:
-                worker.join()
+            worker.join()
 
 
 class _StoppedError(Exception):
     """Raised inside a worker when the work has been given up; never leaves this module."""
+
+
+class _Worker:
+    """A thread. ``threading.Thread.start`` would wait for ever for one that dies for want of memory."""
+
+    def __init__(self, loop: Callable[[], None]) -> None:
+        self._loop = loop
+        self._started = threading.Event()
+        self._ended = threading.Event()
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Start it, without waiting until it has."""
+        self._since = time.monotonic()
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        try:
+            self._started.set()
+            self._loop()
+        finally:
+            self._ended.set()
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether it will do nothing any more: it has ended, or never begun."""
+        is_late = self._since is not None and time.monotonic() - self._since > START_SECONDS
+        return self._ended.is_set() or (is_late and not self._started.is_set())
+
+    def join(self) -> None:
+        """Wait until it has ended, if it has begun."""
+        while self._started.is_set() and not self._ended.wait(_POLL):
+            pass
 
 
 class _Crew(Generic[T]):
@@ -75,7 +111,7 @@ class _Crew(Generic[T]):
 
     def follow(
         self,
-        running: int,
+        workers: Sequence[_Worker],
         total_bytes: int,
         message: str,
         progress: Progress | None,
@@ -83,7 +119,7 @@ class _Crew(Generic[T]):
     ) -> None:
         """Report progress until all workers have ended, or one of them failed."""
         report = progress or _ignore
-        done = 0
+        done, running = 0, len(workers)
         report(ProgressEvent(done, total_bytes, message))
         while running:
             check()
@@ -91,6 +127,9 @@ class _Crew(Generic[T]):
                 # A timeout, because without one a signal would wait for the next event.
                 event = self._events.get(timeout=_POLL)
             except queue.Empty:
+                # Each says so when it ends, if there is memory left to say it with.
+                if all(worker.is_lost for worker in workers) and self._events.empty():
+                    raise MemoryError("a thread ended without a word") from None
                 continue
             if event is None:
                 running -= 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE, checksum_problems
 from fsdp_migrate.checkpoint_convert.sources.read import read_manifest
+from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.checkpoint_convert.verification.item_check import ItemsCheck, check_items
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError
@@ -66,6 +67,7 @@ class CheckReport:
         }
 
 
+@within_limits("check the checkpoint")
 def check_checkpoint(
     src: Location, *, progress: Progress | None = None, options: SourceOptions | None = None
 ) -> CheckReport:

@@ -17,6 +17,7 @@ from fsdp_migrate.checkpoint_convert.manifest.keys import parse_rename
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry, Manifest, TensorEntry
 from fsdp_migrate.checkpoint_convert.planning.plan import CASTABLE
 from fsdp_migrate.checkpoint_convert.sources.read import read_manifest
+from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.checkpoint_convert.storage.threads import Advance, run_workers
 from fsdp_migrate.checkpoint_convert.verification.alignment import Side, Wishes, make_sides
@@ -108,6 +109,7 @@ class VerifyReport:
         }
 
 
+@within_limits("compare the checkpoints")
 def verify_checkpoints(
     src: Location | Manifest,
     dst: Location | Manifest,

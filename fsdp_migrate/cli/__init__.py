@@ -24,7 +24,7 @@ import typer
 from fsdp_migrate.cli import torchrun
 from fsdp_migrate.cli.app import app
 from fsdp_migrate.cli.document import error_body, printable, write_document
-from fsdp_migrate.errors import FindingsError, FSDPMigrateError
+from fsdp_migrate.errors import FindingsError, FSDPMigrateError, is_out_of_memory
 
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
         return f"Error: {error}", code
     if type(error).__name__ == "CheckpointException":
         return f"Error: {_first_failure(error)}", 1
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         text = "there is not enough memory. Give the process more, or lower `--buffer` where it is an option."
         return f"Error: {text} {_NOTHING_LEFT}", 1
     if isinstance(error, RecursionError):
@@ -98,17 +98,6 @@ def _explain(error: BaseException) -> tuple[str, int]:
         return f"Error: {error.strerror or error}{where}", 1
     text = "".join(traceback.format_exception(error))
     return f"{text}This is a bug in fsdp-migrate. Report it to its maintainers with these lines.", 1
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether the system gave no more memory; torch, the loader of libraries and threads say it so."""
-    signs = {
-        RuntimeError: ("can't allocate memory", "can't start new thread"),
-        ImportError: ("failed to map segment", "cannot allocate memory"),
-    }
-    text = str(error).lower()
-    said = (sign for kind, words in signs.items() if isinstance(error, kind) for sign in words)
-    return isinstance(error, MemoryError) or any(sign in text for sign in said)
 
 
 def _explain_usage(error: BaseException) -> tuple[str, int]:
