@@ -140,6 +140,53 @@ def test_every_kind_of_write_that_fails(
     assert bytes_of(source) == before
 
 
+def test_reads_and_writes_that_are_cut_short(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may do less than it was asked for, and says how much."""
+    source = way.make(tmp_path)
+    convert_checkpoint(source, tmp_path / "whole", **way.options)
+    preadv, pwrite, counts = os.preadv, os.pwrite, [0, 0]
+
+    def read_less(fd: int, buffers: Any, offset: int) -> int:
+        counts[0] += 1
+        return preadv(fd, [memoryview(buffer)[: -(-len(buffer) // 2)] for buffer in buffers], offset)
+
+    def write_less(fd: int, data: Any, offset: int) -> int:
+        counts[1] += 1
+        return pwrite(fd, memoryview(data)[: -(-len(data) // 2)], offset)
+
+    monkeypatch.setattr(os, "preadv", read_less)
+    monkeypatch.setattr(os, "pwrite", write_less)
+    convert_checkpoint(source, tmp_path / "out", **way.options)
+    assert min(counts) > 10
+    found, wanted = contents(tmp_path / "out"), contents(tmp_path / "whole")
+    assert found.keys() == wanted.keys()
+    assert verify_checkpoints(tmp_path / "whole", tmp_path / "out").is_same
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES], ids=["EIO", "EACCES"])
+@pytest.mark.parametrize("name", ["pwrite", "fsync", "mkdir", "rename", "open"])
+def test_the_first_write_that_fails_for_other_reasons(
+    name: str, number: int, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = way.make(tmp_path)
+    before, real = bytes_of(source), getattr(os, name)
+
+    def fail(*args: Any, **options: Any) -> Any:
+        if name == "open" and not args[1] & os.O_CREAT:
+            return real(*args, **options)
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail)
+        with pytest.raises(OutputError) as caught:
+            convert_checkpoint(source, tmp_path / "out", **way.options)
+    assert caught.value.errno == number
+    assert not (tmp_path / "out").exists()
+    assert bytes_of(source) == before
+
+
 def test_a_limit_on_files_of_every_size(way: Way, tmp_path: Path) -> None:
     source = way.make(tmp_path)
     before, limits = bytes_of(source), resource.getrlimit(resource.RLIMIT_FSIZE)
