@@ -49,8 +49,14 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign(
         "verl",
         ("verl",),
-        ("actor_rollout_ref",),
+        ("actor_rollout_ref", "ulysses_sequence_parallel_size"),
         "verl runs FSDP2 with `strategy: fsdp2` for the actor and the critic",
+    ),
+    Foreign(
+        "lingua",
+        (),
+        ("fsdp_type",),
+        "lingua calls FSDP2's `fully_shard` by itself",
     ),
     Foreign(
         "torchtune",

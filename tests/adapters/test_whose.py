@@ -198,3 +198,15 @@ def test_a_file_that_is_in_no_project_takes_the_newer_package(tmp_path: Path) ->
     config = tmp_path / "a" / "fsdp.yaml"
     config.write_text(PROJECT)
     assert "lightning.pytorch.strategies" in convert_config_file(config).conversion.text
+
+
+@pytest.mark.parametrize(
+    ("text", "whose"),
+    [
+        ("ulysses_sequence_parallel_size: 1\nmodel:\n  fsdp_config:\n    offload_params: false\n", "verl"),
+        ("distributed:\n  fsdp_type: full_shard\n", "lingua"),
+    ],
+)
+def test_settings_of_others_are_named(text: str, whose: str) -> None:
+    with pytest.raises(ConfigError, match=f"configures FSDP for {whose}"):
+        convert_text(text)

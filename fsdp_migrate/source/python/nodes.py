@@ -30,12 +30,21 @@ def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         _FIELDS[type(node)] = names
     for name in names:
         value = getattr(node, name)
-        if isinstance(value, cst.CSTNode):
+        if _is_node(type(value)):
             yield value
         elif isinstance(value, (list, tuple)):
-            for item in value:
-                if isinstance(item, cst.CSTNode):
-                    yield item
+            yield from (item for item in value if _is_node(type(item)))
+
+
+_KINDS: dict[type, bool] = {}
+
+
+def _is_node(kind: type) -> bool:
+    """Tell whether a class is one of nodes: asking each value, of an abstract class, takes most of a walk."""
+    known = _KINDS.get(kind)
+    if known is None:
+        known = _KINDS[kind] = issubclass(kind, cst.CSTNode)
+    return known
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

@@ -90,6 +90,8 @@ class Index:
     by_kind: dict[type, list[cst.CSTNode]] = field(default_factory=dict)
     stars: set[str] = field(default_factory=set)
     """The modules all of whose names are imported."""
+    _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
+    _reached: dict[cst.CSTNode, list[Binding]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.scope = Scope(self.module, None)
@@ -146,6 +148,14 @@ class Index:
 
     def qualified(self, node: cst.CSTNode, depth: int = 0) -> set[str]:
         """Return the dotted names that an expression may stand for, as its imports say."""
+        if depth:
+            return self._qualified(node, depth)
+        known = self._known.get(node)
+        if known is None:
+            known = self._known[node] = self._qualified(node, 0)
+        return known
+
+    def _qualified(self, node: cst.CSTNode, depth: int) -> set[str]:
         if isinstance(node, cst.Attribute):
             return {f"{base}.{node.attr.value}" for base in self.qualified(node.value, depth)}
         if not isinstance(node, cst.Name) or depth > 3:
@@ -170,7 +180,11 @@ class Index:
         found = self.scopes[node].lookup(node.value)
         if len(found) < 2:
             return found
-        return [each for each in found if not self.excludes(each.node, node)] or found
+        known = self._reached.get(node)
+        if known is None:
+            known = [each for each in found if not self.excludes(each.node, node)] or found
+            self._reached[node] = known
+        return known
 
     def excludes(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether two nodes stand in the two branches of one ``if``, so that never both are run."""
