@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A file goes to one process: its tests share what is costly to set up.
 SIDE_BY_SIDE := -n auto --dist loadfile
 
-.PHONY: demo setup check test test-core test-composer test-range test-frameworks fuzz lint typecheck bench clean
+.PHONY: demo setup check test test-core test-composer test-range test-frameworks fuzz zoo lint typecheck bench clean
 
 demo: $(CORE)/.run
 	$(CORE)/bin/fsdp-migrate demo
@@ -55,6 +55,11 @@ PYTHON_OF_FUZZ ?= $(CORE)/bin/python
 fuzz: $(CORE)/.dev
 	$(PYTHON_OF_FUZZ) -m tests.fuzz --draws $(or $(DRAWS),200) --seed $(or $(SEED),0) --ranks $(or $(RANKS),2) \
 		$(if $(DRAW),--draw '$(DRAW)')
+
+# Trains a tiny model of every architecture of transformers under FSDP1 and prepared, and writes docs/models.md; an
+# hour, and not in CI. ONLY='llama t5' trains those.
+zoo: $(CORE)/.dev
+	HF_HUB_OFFLINE=1 $(CORE)/bin/python -m tests.zoo $(ONLY)
 
 lint: $(CORE)/.dev
 	$(CORE)/bin/ruff format --check

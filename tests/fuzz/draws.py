@@ -253,6 +253,8 @@ def settle(drawn: Draw) -> Draw:
         changes["precision"] = "fp32"  # what is ignored is not cast
         changes["ignored"] = "a module" if len(drawn.blocks) == 1 else drawn.ignored
         changes["clip"] = "no"  # gradients that nobody reduces are others on each rank
+    if "experts" in drawn.blocks and drawn.policy in {"linears", "blocks and linears", "by size"}:
+        changes["policy"] = "blocks"  # ranks would run, and gather, different units
     if not _can_share(drawn):
         changes["tie"] = "none"  # units that share a parameter free it under each other
     return replace(drawn, **changes)  # type: ignore[arg-type]
