@@ -149,11 +149,12 @@ def test_every_command_that_the_readme_shows_is_tried() -> None:
     assert [command for command in SHOWN if not command.startswith(known)] == []
 
 
-def test_the_code_of_the_readme_runs() -> None:
+def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
+    readme.save_old_run(tmp_path / "runs" / "old" / "step-4000")
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(blocks) >= 3
-    for classes in run_ranks(readme.run_blocks, blocks):
-        assert classes == ["FullyShardedDataParallel", "FSDPModel", "FSDPModel"]
+    for classes in run_ranks(readme.run_blocks, blocks, str(tmp_path)):
+        assert classes == ["FullyShardedDataParallel", "FSDPModel", "FSDPModel", "FSDPModel"]
 
 
 @pytest.mark.slow

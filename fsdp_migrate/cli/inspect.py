@@ -29,6 +29,7 @@ def inspect(
 ) -> int:
     """Show what a checkpoint is, what it holds, and whether FSDP2 loads it as it is."""
     from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
+    from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
     from fsdp_migrate.cli.render.inspect import show_manifest, show_outlook
     from fsdp_migrate.cli.render.progress import watch_progress
     from fsdp_migrate.errors import PlanError
@@ -42,7 +43,10 @@ def inspect(
         plan, problem = None, error
     if json:
         conversion = plan.as_dict() if plan else {"error": str(problem)}
-        write_document("inspect", {"manifest": manifest.as_dict(), "conversion": conversion})
+        loading = advise_loading(manifest).as_dict()
+        write_document(
+            "inspect", {"manifest": manifest.as_dict(), "conversion": conversion, "loading": loading}
+        )
     else:
         show_manifest(manifest)
         show_outlook(manifest, plan, problem, everything=everything)

@@ -11,6 +11,9 @@ import torch
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding
 from fsdp_migrate.loading.apply import (
+    ExtraPlan,
+    ModelPlan,
+    StatePlan,
     load_extra,
     load_optimizers,
     load_rest_of_model,
@@ -188,27 +191,31 @@ class _Run:
 
     def fill(self, opened: Opened, offer: Offer, found: Fit, progress: Progress | None) -> SliceCounts:
         """Read everything into its place; from here on the model changes."""
-        done: list[SliceCounts] = []
+        done: list[tuple[SliceCounts, ModelPlan, StatePlan, ExtraPlan]] = []
 
-        def work() -> None:
+        def read() -> None:
             if check_meta(self.model):
                 materialize(self.model, self.optimizers, found.missing)
                 self._wanted = look_at(self.model, self.optimizers)
-            model = plan_model(self.wanted, found)
-            states = plan_optimizers(self.wanted, found)
-            more = plan_extra(offer)
-            jobs: list[Job] = [*model.jobs, *states.jobs, *more.jobs]
+            plans = plan_model(self.wanted, found), plan_optimizers(self.wanted, found), plan_extra(offer)
+            jobs: list[Job] = [job for plan in plans for job in plan.jobs]
             if opened.sender is None:
                 assert opened.catalogue is not None
-                done.append(read_jobs(opened.catalogue, jobs, progress))
+                counts = read_jobs(opened.catalogue, jobs, progress)
             else:
-                done.append(send_jobs(opened.catalogue, jobs, self.peers, opened.sender, progress))
+                counts = send_jobs(opened.catalogue, jobs, self.peers, opened.sender, progress)
+            done.append((counts, *plans))
+
+        def give() -> None:
+            _, model, states, more = done[0]
             load_rest_of_model(self.model, model)
             self.findings += [*model_casts(model.jobs), *load_optimizers(self.wanted, found, states)]
             self.values = load_extra(self.extra, more)
 
-        self.peers.together(work, _DURING)
-        return done[0]
+        # Where one rank cannot read, no optimizer is touched on any.
+        self.peers.together(read, _DURING)
+        self.peers.together(give, _DURING)
+        return done[0][0]
 
     def report(
         self, opened: Opened, offer: Offer, found: Fit, counts: SliceCounts, seconds: float

@@ -117,7 +117,7 @@ def make_offer(
         for part in _choose_optimizers(catalogue.parts, chosen, known):
             _add_optimizer(offer, catalogue, part, known)
             used.update(part.keys)
-    every = [*catalogue.tensors, *catalogue.values]
+    every = [key for part in catalogue.parts if part.kind == "other" for key in part.keys]
     for name in extra:
         prefix, keys = find_extra(every, name)
         if keys:

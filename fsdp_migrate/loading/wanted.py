@@ -67,8 +67,7 @@ def look_at(model: nn.Module, optimizers: Sequence[Optimizer]) -> Wanted:
     Raises:
         OptimizerError: An optimizer holds parameters that are not the model's.
     """
-    # torch's function refuses a model without anything to save.
-    state = dict(get_model_state_dict(model)) if model.state_dict() else {}
+    state = _state_of(model)
     names = {
         param: tuple(dict.fromkeys(map(clean_parameter_name, every)))
         for param, every in parameter_names(model).items()
@@ -84,6 +83,16 @@ def look_at(model: nn.Module, optimizers: Sequence[Optimizer]) -> Wanted:
                 )
                 raise OptimizerError(msg)
     return Wanted(state, names, tuple(optimizers), (*model.parameters(), *model.buffers()))
+
+
+def _state_of(model: nn.Module) -> dict[str, Any]:
+    """Return the model's state dict, without wrappers in its names."""
+    own = model.state_dict()
+    if any(isinstance(value, torch.Tensor) and value.is_meta for value in own.values()):
+        # torch's function leaves out what has no memory, without a word, up to 2.7 at least.
+        return {clean_parameter_name(name): value for name, value in own.items()}
+    # It also refuses a model without anything to save.
+    return dict(get_model_state_dict(model)) if own else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,16 @@ def test_inspect_says_that_nothing_is_needed(clean: Path, capsys: pytest.Capture
     assert "loads it as it is" in capsys.readouterr().out
 
 
+def test_inspect_says_what_to_type_to_load_it(capsys: pytest.CaptureFixture[str], run_json: RunJson) -> None:
+    assert main(["inspect", str(COMPOSER)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"load_checkpoint('{COMPOSER}', model, optimizer, extra={{" in shown
+    assert "Converting is still better where Composer's Trainer is to load it by itself" in shown
+    _, document = run_json("inspect", NEWEST)
+    assert document["loading"]["call"].startswith(f"load_checkpoint('{NEWEST}', model, optimizer")
+    assert document["loading"]["better_converted"] == ["the run is started many times from it"]
+
+
 @pytest.mark.parametrize("arguments", [[], ["--deep"]])
 def test_inspect_as_a_document(clean: Path, run_json: RunJson, arguments: list[str]) -> None:
     code, document = run_json("inspect", clean, *arguments)

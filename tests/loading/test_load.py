@@ -29,3 +29,9 @@ def test_the_next_losses_of_a_hybrid_run(tmp_path: Path) -> None:
     wanted = run_ranks(loading.run_fsdp1, str(tmp_path / "old"), "hsdp", world_size=4)
     found = run_ranks(loading.resume_fsdp2, str(tmp_path / "old"), "hsdp", world_size=4)
     assert [rank["losses"] for rank in found] == wanted
+
+
+def test_a_run_goes_back_to_fsdp1_by_torchs_own_call(tmp_path: Path) -> None:
+    wanted = run_ranks(loading.run_fsdp1, str(tmp_path / "old"), "sharded", 6)
+    found = run_ranks(loading.go_there_and_back, str(tmp_path / "old"), str(tmp_path / "back"))
+    assert found == wanted

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -118,9 +120,16 @@ def _scheduler(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
 
-def run_fsdp1(folder: str, kind: str) -> list[float]:
-    """Train FSDP1 two steps, save it, and return the losses of the next two."""
+def run_fsdp1(folder: str, kind: str, last: int = 4) -> list[float]:
+    """Train FSDP1 two steps, save it, and return the losses of the next ones."""
     warnings.simplefilter("ignore")
+    model, optimizer, scheduler = _fsdp1(kind)
+    train(model, optimizer, range(2), scheduler)
+    _save(Path(folder), kind, model, optimizer, {"scheduler": scheduler.state_dict(), "step": 2})
+    return train(model, optimizer, range(2, last), scheduler)
+
+
+def _fsdp1(kind: str) -> tuple[FSDP, torch.optim.Optimizer, Any]:
     torch.manual_seed(1)
     options: Flat = dict(ARGUMENTS[kind])
     if kind == "hsdp":
@@ -129,10 +138,7 @@ def run_fsdp1(folder: str, kind: str) -> list[float]:
     policy = ModuleWrapPolicy({Block})
     model = FSDP(Net(), auto_wrap_policy=policy, device_id=torch.device("cpu"), **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = _scheduler(optimizer)
-    train(model, optimizer, range(2), scheduler)
-    _save(Path(folder), kind, model, optimizer, {"scheduler": scheduler.state_dict(), "step": 2})
-    return train(model, optimizer, range(2, 4), scheduler)
+    return model, optimizer, _scheduler(optimizer)
 
 
 def _save(folder: Path, kind: str, model: FSDP, optimizer: Any, more: Flat) -> None:
@@ -185,3 +191,27 @@ def resume_fsdp2(folder: str, kind: str, arguments: Flat | None = None) -> Flat:
         "lr": [group["lr"] for group in optimizer.param_groups],
         "report": report.as_dict(),
     }
+
+
+def go_there_and_back(folder: str, back: str) -> list[float]:
+    """Load FSDP1's checkpoint into FSDP2, train two steps, and let FSDP1 go on from what torch saves."""
+    warnings.simplefilter("ignore")
+    torch.manual_seed(7)
+    model: Any = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    given: Flat = {"use_orig_params": True, "auto_wrap_policy": {Block}, "device_id": "cpu"}
+    model = prepare_fully_shard(model, given, optimizers=optimizer)
+    scheduler = _scheduler(optimizer)
+    load_checkpoint(folder, model, optimizer, extra={"scheduler": scheduler, "step": 0})
+    losses = train(model, optimizer, range(2, 4), scheduler)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state: Flat = {"model": model_state, "optimizer": optimizer_state, "scheduler": scheduler.state_dict()}
+    save(state, checkpoint_id=back)
+
+    old, old_optimizer, old_scheduler = _fsdp1("sharded")
+    model_state, optimizer_state = get_state_dict(old, old_optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "scheduler": old_scheduler.state_dict()}
+    dcp_load(state, checkpoint_id=back)
+    set_state_dict(old, old_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    old_scheduler.load_state_dict(state["scheduler"])
+    return losses + train(old, old_optimizer, range(4, 6), old_scheduler)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
@@ -13,8 +14,25 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from tests.rank_bodies.checkpoints import Block, Model
 
 
-def run_blocks(blocks: list[str]) -> list[str]:
-    """Run each block with a new ``model``; return the class that the model has after it."""
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def save_old_run(folder: Path) -> None:
+    """Save what the README loads, as the old run would have."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    names = [name for name, _ in model.named_parameters()]
+    group = {**optimizer.state_dict()["param_groups"][0], "params": names}
+    folder.mkdir(parents=True)
+    state = {"model": model.state_dict(), "optimizer": {"state": {}, "param_groups": [group]}}
+    torch.save({**state, "scheduler": scheduler.state_dict(), "step": 4000}, folder / "state.pt")
+
+
+def run_blocks(blocks: list[str], folder: str) -> list[str]:
+    """Run each block in a folder with a new ``model``; return the class that the model has after it."""
+    os.chdir(folder)
     names: dict[str, Any] = {
         "Block": Block,
         "MixedPrecision": MixedPrecision,
@@ -26,6 +44,8 @@ def run_blocks(blocks: list[str]) -> list[str]:
     classes = []
     for block in blocks:
         names["model"] = Model()
+        names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.1)
+        names["scheduler"] = torch.optim.lr_scheduler.StepLR(names["optimizer"], 1)
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(block, "README.md", "exec"), names)
         names["model"](torch.ones(2, 5)).sum().backward()

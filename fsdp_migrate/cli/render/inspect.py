@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
 from fsdp_migrate.cli.render.changes import ACTIONS, SHOWN, show_changes
 from fsdp_migrate.cli.render.findings import show_named_findings
-from fsdp_migrate.cli.render.screen import console, escape, make_table
+from fsdp_migrate.cli.render.screen import console, escape, make_table, print_text
 from fsdp_migrate.findings import listed
 
 
@@ -98,11 +98,22 @@ def show_outlook(
             end="",
         )
         out.print(f"{ACTIONS[plan.action]}.")
+    _show_loading(manifest)
     described = plan.as_dict()
     if plan.action != "none" and plan.findings:
         out.print("What a conversion would say:")
     show_changes(described)
     show_named_findings(described["findings"], described["source"], everything=everything)
+
+
+def _show_loading(manifest: Manifest) -> None:
+    """Show what one types to load it without converting, and when converting is better."""
+    from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
+
+    out, advice = console(), advise_loading(manifest)
+    out.print("Without converting, `fsdp_migrate.load_checkpoint` loads it into a model:")
+    print_text(out, advice.call, indent="      ", first="  ")
+    print_text(out, f"Converting is still better where {', or where '.join(advice.better_converted)}.")
 
 
 def _entries(count: int) -> str:

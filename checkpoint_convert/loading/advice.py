@@ -1,0 +1,89 @@
+"""What one types to load a checkpoint without converting it, and when converting is better. Text only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed
+from fsdp_migrate.checkpoint_convert.storage.folders import is_url
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
+
+
+_LOADERS: Final = {
+    "accelerate": "`Accelerator.load_state` or the HF Trainer",
+    "composer": "Composer's Trainer",
+    "lightning": "Lightning's Trainer",
+    "torchtitan": "torchtitan",
+}
+_MOST_EXTRA: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdvice:
+    """How a checkpoint is loaded as it is.
+
+    Attributes:
+        call: The line of Python.
+        better_converted: When converting it first is better.
+    """
+
+    call: str
+    better_converted: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {"call": self.call, "better_converted": list(self.better_converted)}
+
+
+def advise_loading(manifest: Manifest) -> LoadAdvice:
+    """Say what one types to load a checkpoint, and when converting it is still better.
+
+    Example:
+        >>> from fsdp_migrate.checkpoint_convert import inspect_checkpoint
+        >>> advise_loading(inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp")).call
+        "load_checkpoint('tests/checkpoint/data/torch-2.13.0/plain.dcp', model, optimizer)"
+    """
+    kinds = [part.kind for part in manifest.parts]
+    arguments = [repr(manifest.source), "model"]
+    optimizers = kinds.count("optimizer")
+    if optimizers == 1:
+        arguments.append("optimizer")
+    elif optimizers:
+        arguments.append(f"[{', '.join(f'optimizer{number}' for number in range(optimizers))}]")
+    names = [part.name for part in manifest.parts]
+    # A name above others stands for them, too.
+    others = [
+        part.name
+        for part in manifest.parts
+        if part.kind == "other" and not any(name.startswith(f"{part.name}.") for name in names)
+    ]
+    if others:
+        asked = ", ".join(f"{name!r}: {_variable(name)}" for name in others[:_MOST_EXTRA])
+        more = ", ..." if len(others) > _MOST_EXTRA else ""
+        arguments.append(f"extra={{{asked}{more}}}")
+    return LoadAdvice(f"load_checkpoint({', '.join(arguments)})", tuple(_better_converted(manifest)))
+
+
+def _variable(name: str) -> str:
+    last = name.rpartition(".")[2]
+    is_object = "sched" in last.lower()
+    return last if is_object and last.isidentifier() else "None"
+
+
+def _better_converted(manifest: Manifest) -> list[str]:
+    found = []
+    if is_packed(manifest.source.rstrip("/").rpartition("/")[2]):
+        found.append("it is packed, and each start unpacks it on every rank")
+    if is_url(manifest.source):
+        found.append("each start of the run fetches it over the network")
+    if manifest.layout == "ranks":
+        found.append("each start looks into the file of every rank")
+    loader = _LOADERS.get(manifest.stack)
+    if loader is not None:
+        found.append(f"{loader} is to load it by itself")
+    found.append("the run is started many times from it")
+    return found
