@@ -70,6 +70,7 @@ typecheck: $(CORE)/.dev
 
 bench: $(CORE)/.dev
 	$(CORE)/bin/python benchmarks/bench_convert.py $(if $(SIZE),--size $(SIZE))
+	$(CORE)/bin/python benchmarks/bench_load.py $(if $(SIZE),--size $(SIZE))
 	$(CORE)/bin/python benchmarks/bench_start.py
 	$(CORE)/bin/python benchmarks/bench_step.py
 	$(CORE)/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/bench_microbatch.py
