@@ -22,7 +22,7 @@ from fsdp_migrate.checkpoint_convert.loading.slices import Slice, read_slices
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry, PlannedTensor
 from fsdp_migrate.checkpoint_convert.sources.detect import open_source
 from fsdp_migrate.errors import CheckpointError, CheckpointMismatchError
-from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ class CheckpointReader(StorageReader):
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(values[item.storage_index.fqn]))
-        named = [(item.storage_index.fqn, one) for item, one in zip(tensors, slices, strict=True)]
-        self.findings = (*catalogue.findings, *cast_findings(named))
+        pairs = [(item.storage_index.fqn, one) for item, one in zip(tensors, slices, strict=True)]
+        self.findings = (*catalogue.findings, *cast_findings(pairs))
 
     def _catalogue(self) -> Catalogue:
         if self._open is None:
@@ -222,8 +222,5 @@ def cast_findings(slices: Iterable[tuple[str, Slice]]) -> list[Finding]:
 
 def cast_finding(stored: str, held: str, keys: Sequence[str]) -> Finding:
     """Return the finding that some tensors were cast."""
-    shown = ", ".join(f"`{key}`" for key in keys[:8])
-    more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
-    return make_finding(
-        "FM430", keys[0], f"{counted(len(keys), 'tensor')}, {stored} to {held}: {shown}{more}."
-    )
+    text = f"{counted(len(keys), 'tensor')}, {stored} to {held}: {named(keys, 8)}."
+    return make_finding("FM430", keys[0], text)

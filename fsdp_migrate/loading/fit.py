@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fsdp_migrate.errors import CheckpointMismatchError
-from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 from fsdp_migrate.loading.offer import Leaf, Offer, StoredTensor
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from fsdp_migrate.loading.wanted import Wanted
 
 
 OWN_SETTINGS: Final = frozenset({"params", "param_names", "foreach", "fused"})
 """Settings that are the new optimizer's own: whose they are, and by which kernels they are stepped."""
+_MOST_NAMED: Final = 8
 _MAX_LISTED: Final = 40
 
 
@@ -64,7 +65,9 @@ class Fit:
         for code, subject, text in self.problems:
             of_code.setdefault(code, []).append((subject, text))
         for code, found in of_code.items():
-            self.findings.append(make_finding(code, found[0][0], _some([text for _, text in found])))
+            self.findings.append(
+                make_finding(code, found[0][0], f"{listed((text for _, text in found), _MOST_NAMED)}.")
+            )
 
 
 def fit(offer: Offer, wanted: Wanted, *, extra: Collection[str], meta: Collection[str] = ()) -> Fit:
@@ -86,10 +89,10 @@ def fit(offer: Offer, wanted: Wanted, *, extra: Collection[str], meta: Collectio
             found.problem("FM432", name, f"`{name}`, asked for in `extra`, is not there; what is: {there}")
     random = offer.random_states
     if random:
-        found.findings.append(make_finding("FM438", random[0], _some([f"`{name}`" for name in random])))
+        found.findings.append(make_finding("FM438", random[0], f"{named(random, _MOST_NAMED)}."))
     unused = [name for name in offer.others if name not in random]
     if unused:
-        found.findings.append(make_finding("FM431", unused[0], _some([f"`{name}`" for name in unused])))
+        found.findings.append(make_finding("FM431", unused[0], f"{named(unused, _MOST_NAMED)}."))
     return found
 
 
@@ -171,7 +174,7 @@ def _fit_optimizers(found: Fit, offer: Offer, wanted: Wanted) -> None:
             found.state[name] = state[name]
     without = [name for name in own if name not in state]
     if without:
-        found.findings.append(make_finding("FM435", without[0], _some([f"`{name}`" for name in without])))
+        found.findings.append(make_finding("FM435", without[0], f"{named(without, _MOST_NAMED)}."))
 
 
 def _fit_settings(found: Fit, offer: Offer, wanted: Wanted, aliases: Mapping[str, str]) -> None:
@@ -215,9 +218,7 @@ def _fit_flattened(found: Fit, offer: Offer, wanted: Wanted, aliases: Mapping[st
     for group, settings in zip(wanted.groups, wanted.settings, strict=True):
         missing = [name for name in group if name not in own]
         if missing:
-            text = (
-                f"{_some([f'`{name}`' for name in missing])} have no settings in the checkpoint's optimizer"
-            )
+            text = f"{named(missing, _MOST_NAMED)} have no settings in the checkpoint's optimizer"
             found.problem("FM434", missing[0], text)
         given = next((own[name] for name in group if name in own), {})
         differ = [name for name in group if name in own and not _same_settings(own[name], given)]
@@ -243,9 +244,3 @@ def _groups_text(stored: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) 
         f"the checkpoint has {counted(len(stored), 'parameter group')} of {sizes[0]} parameters, and the "
         f"optimizers have {len(own)} of {sizes[1]}: {what}"
     )
-
-
-def _some(texts: Iterable[str], limit: int = 8) -> str:
-    every = list(texts)
-    more = f" and {len(every) - limit} more" if len(every) > limit else ""
-    return f"{', '.join(every[:limit])}{more}."

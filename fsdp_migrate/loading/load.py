@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding
 from fsdp_migrate.loading.apply import (
@@ -31,6 +29,7 @@ from fsdp_migrate.loading.report import LoadReport
 from fsdp_migrate.loading.transfer import read_jobs, send_jobs
 from fsdp_migrate.loading.wanted import Wanted, look_at
 from fsdp_migrate.runtime.sharded import show_shards
+from fsdp_migrate.sharding.optimizers import as_list
 
 
 if TYPE_CHECKING:
@@ -102,8 +101,8 @@ def load_checkpoint(
         ModelStateError: A forward or backward is under way.
 
     Example:
+        >>> import os, tempfile, torch
         >>> from torch import nn
-        >>> import tempfile, os
         >>> model = nn.Linear(2, 1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = os.path.join(folder, "state.pt")
@@ -113,8 +112,7 @@ def load_checkpoint(
         (2.0, {'step': 7})
     """
     start = time.monotonic()
-    several = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-    run = _Run(model, [] if weights_only else several, dict(extra or {}), Peers(model))
+    run = _Run(model, [] if weights_only else as_list(optimizers), dict(extra or {}), Peers(model))
     run.peers.together(lambda: run.look(broadcast), _BEFORE)
     opened = open_checkpoint(
         path,
