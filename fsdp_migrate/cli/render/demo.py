@@ -35,9 +35,10 @@ def show_demo(report: DemoReport) -> None:
     out.print("What became of the FSDP1 arguments:")
     show_findings(report.findings, everything=True)
     out.print("Next, with a run of your own:")
+    out.print("  model = prepare_fully_shard(model, {...the arguments of FSDP...})", markup=False)
+    out.print("  load_checkpoint(CKPT, model, optimizer) any checkpoint of FSDP1, without converting it")
     out.print("  fsdp-migrate inspect CKPT               what is it, does FSDP2 load it as it is")
     out.print("  fsdp-migrate convert CKPT OUT           make it one that does")
-    out.print("  model = prepare_fully_shard(model, {...the arguments of FSDP...})", markup=False)
     if report.folder:
         out.print(f"The checkpoints are in {report.folder}", markup=False)
     out.print()
