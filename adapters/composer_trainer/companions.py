@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsdp_migrate.adapters.config_objects.composer_marks import composer_children, is_marked
 from fsdp_migrate.findings import Finding, make_finding
 
 
@@ -96,16 +95,15 @@ def _swa(companion: Any, run: Run) -> Said | None:
 
 
 def _depth(companion: Any, run: Run) -> Said | None:
+    del run
     if companion.stochastic_method != "block":
         return None
-    stochastic = {module for module in run.model.modules() if "Bottleneck" in type(module).__name__}
-    if not any(is_marked(child, stochastic) for child in composer_children(run.model).sharded.values()):
-        return None
+    # Norms are units of their own, so that there are some in a block that is none.
     message = (
         "Each rank drops other blocks, and one that drops a unit does not reduce it: FSDP1 failed, and "
         "so would FSDP2."
     )
-    return REFUSED, message, "Set `stochastic_method='sample'`, or mark units above the blocks."
+    return REFUSED, message, "Set `stochastic_method='sample'`."
 
 
 def _surgery(companion: Any, run: Run) -> Said | None:
@@ -198,7 +196,7 @@ COMPANIONS: tuple[Companion, ...] = (
     Companion(
         "StochasticDepth",
         "same",
-        "`sample`; `block` is refused where blocks are units, which hung under FSDP1 too",
+        "`sample`; `block` is refused, which hung or was aborted under FSDP1 too",
         _depth,
     ),
     Companion("WeightStandardization", "same", _BEFORE),

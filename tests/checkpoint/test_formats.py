@@ -248,7 +248,9 @@ def test_metadata_of_early_python_3_11_names_enum_members_by_getattr() -> None:
 def test_torch_is_not_imported_but_for_casts(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from fsdp_migrate.checkpoint_convert import *\n"
+        "from fsdp_migrate.checkpoint_convert import (\n"
+        "    convert_checkpoint, inspect_checkpoint, verify_checkpoints\n"
+        ")\n"
         "source, out = sys.argv[1:3]\n"
         "inspect_checkpoint(source, deep=True)\n"
         "convert_checkpoint(source, out + '1')\n"
