@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ class _Order:
         for span in sorted(over, key=lambda span: -span.start):
             self.begun.remove(span)
             span.group.post_backward()
+            # FSDP2 takes a forward in a unit's backward for its recomputation, and gathers nothing. This is
+            # over; if reentrant checkpointing runs another of its forwards again, it must be gathered.
+            span.group.modules[0]._get_fsdp_state()._training_state = TrainingState.IDLE
 
 
 @dataclass(eq=False)

@@ -229,6 +229,7 @@ HABITS = {
     "a unit is thawed": Habit(Layer, train="thawed"),
     "most is frozen": Habit(Adapted),
     "two forwards, one backward": Habit(Layer, train="two at once"),
+    "two forwards, each recomputed": Habit(Layer, _recomputed, train="two at once"),
 }
 
 
