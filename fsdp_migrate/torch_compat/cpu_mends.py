@@ -55,10 +55,21 @@ def _is_gloo(group: dist.ProcessGroup, device_type: str) -> bool:
 def _sums_instead_of_averaging(group: dist.ProcessGroup) -> bool:
     size = dist.get_world_size(group)
     if size == 1:
-        return False
+        return _refuses_averages(group)
     output = torch.empty(1)
-    dist.reduce_scatter_tensor(output, torch.ones(size), op=dist.ReduceOp.AVG, group=group)
+    # By the name of torch 2.13 on, where the older one warns every user that it is deprecated.
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    reduce_scatter(output, torch.ones(size), op=dist.ReduceOp.AVG, group=group)
     return bool(output.item() != 1.0)
+
+
+def _refuses_averages(group: dist.ProcessGroup) -> bool:
+    """Tell whether an all-reduce of a group of one rank fails, as it does with gloo up to torch 2.8."""
+    try:
+        dist.all_reduce(torch.ones(1), op=dist.ReduceOp.AVG, group=group)
+    except RuntimeError:
+        return True
+    return False
 
 
 _SUMMING_GROUPS: set[str] = set()

@@ -20,11 +20,6 @@ def is_fsdp1_module(module: nn.Module) -> bool:
     return isinstance(module, FullyShardedDataParallel)
 
 
-def is_flat_parameter(parameter: nn.Parameter) -> bool:
-    """Tell whether a parameter is one of FSDP1's flat parameters (2.6 to 2.15)."""
-    return bool(getattr(parameter, "_is_flat_param", False))
-
-
 def has_forward(module: nn.Module) -> bool:
     """Tell whether a module has a forward of its own, on which FSDP2 can hang its hooks."""
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)

@@ -1,0 +1,121 @@
+"""The command ``parity``."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsdp_migrate.cli import torchrun
+from fsdp_migrate.cli.command_help import SOURCE, words_of
+from fsdp_migrate.cli.document import write_document
+from fsdp_migrate.cli.options import All, Json, Strict
+
+
+class Device(str, Enum):
+    """Where both runs train."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+Model = Annotated[
+    str,
+    typer.Option(
+        metavar="PKG.MOD:FACTORY",
+        help="What makes the model. It is run. Or transformers:config.json.",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="YAML or JSON: the keyword arguments of FSDP1.")
+]
+Data = Annotated[
+    str | None,
+    typer.Option(metavar="PKG.MOD:BATCHES", help="What gives batches. Default: made up for the model."),
+]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PKG.MOD:LOSS",
+        help="A function of model and batch that gives the loss. Default: what the model returns.",
+    ),
+]
+MakesOptimizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PKG.MOD:OPTIMIZER",
+        help="A function of the model that gives its optimizer. Default: the factory's, or AdamW.",
+    ),
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(metavar="CKPT", help="Both go on from this checkpoint.", rich_help_panel=SOURCE),
+]
+WeightsOnly = Annotated[
+    bool,
+    typer.Option(
+        "--weights-only", help="Load no optimizer state from the checkpoint.", rich_help_panel=SOURCE
+    ),
+]
+
+
+def parity(
+    model: Model,
+    config: Config = None,
+    data: Data = None,
+    loss: Loss = None,
+    optimizer: MakesOptimizer = None,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps to train.")] = 4,
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="How many processes to start.")] = 2,
+    device: Annotated[
+        Device, typer.Option(metavar="WHERE", help=f"Where to train: {words_of(Device)}.")
+    ] = Device.auto,
+    checkpoint: Checkpoint = None,
+    weights_only: WeightsOnly = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Where random numbers begin.")] = 0,
+    strict: Strict = False,
+    everything: All = False,
+    json: Json = False,
+) -> int:
+    """Train a model of your own under FSDP1 and FSDP2 for some steps, and compare every tensor.
+
+    Needs no GPU. Exits with 1 if something differs that no finding
+    explains, and names where the runs part first.
+    """
+    from fsdp_migrate.cli.render.parity import show_parity
+    from fsdp_migrate.cli.render.progress import say
+    from fsdp_migrate.errors import ConfigError
+    from fsdp_migrate.parity.start import Recipe, run_parity
+
+    if torchrun.is_shared():
+        raise ConfigError(
+            "`parity` starts its ranks itself. Run it without torchrun, or call `fsdp_migrate.compare_runs` "
+            "in a script of your own.",
+            field="ranks",
+        )
+    recipe = Recipe(
+        model=model,
+        config=None if config is None else str(config),
+        data=data,
+        loss=loss,
+        optimizer=optimizer,
+        checkpoint=checkpoint,
+        weights_only=weights_only,
+        steps=steps,
+        seed=seed,
+        device=device.value,
+    )
+    report = run_parity(recipe, ranks=ranks, on_phase=say)
+    if json:
+        write_document("parity", report.as_dict())
+    else:
+        show_parity(report, everything=everything)
+    if report.identical:
+        return 0
+    if not report.is_explained:
+        return 1
+    return 3 if strict else 0

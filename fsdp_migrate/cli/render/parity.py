@@ -1,0 +1,131 @@
+"""What a comparison of FSDP1 with FSDP2 shows: the verdict, where they part, and what each step cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.filesize import decimal
+
+from fsdp_migrate.cli.render.findings import show_findings
+from fsdp_migrate.cli.render.screen import console, make_table
+from fsdp_migrate.findings import counted
+
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fsdp_migrate.parity import Cost, Difference, ParityReport
+
+
+_MOST_SHOWN = 10
+
+
+def show_parity(report: ParityReport, *, everything: bool = False) -> None:
+    """Show the verdict, the first difference, the steps, what they cost, and what was assumed."""
+    out = console()
+    if report.first is not None:
+        _show_first(report.first)
+        others = report.differences[1:]
+        shown = others if everything else others[:_MOST_SHOWN]
+        if shown:
+            out.print("And then:")
+        for each in shown:
+            out.print(f"  step {each.step}, {place(each)}: {what_differs(each)}", markup=False)
+        if report.num_differences - 1 > len(shown):
+            out.print(f"  and {report.num_differences - 1 - len(shown):,} more", markup=False)
+    out.print(_steps(report))
+    out.print(_costs(report))
+    for note in report.notes:
+        out.print(f"- {note}", markup=False)
+    show_findings([each.as_dict() for each in report.findings], everything=everything)
+    out.print()
+    out.print(verdict(report), markup=False)
+
+
+def verdict(report: ParityReport) -> str:
+    """Return the outcome in one line."""
+    compared = sum(sum(each.compared.values()) for each in report.steps)
+    where = f"{counted(len(report.steps), 'step')} on {counted(report.world_size, 'rank')} ({report.device})"
+    if report.identical:
+        return f"Identical: {counted(compared, 'tensor')} of {where} are the same, bit for bit."
+    first = report.first
+    assert first is not None
+    explained = f"{first.explained_by} explains it" if report.is_explained else "and no finding explains it"
+    return (
+        f"Different: {report.num_differences:,} of {counted(compared, 'tensor')} of {where}; the first is "
+        f"{place(first)}, step {first.step}, {explained}."
+    )
+
+
+def place(difference: Difference) -> str:
+    """Say what differs of which module or parameter."""
+    return f"{difference.stage} {difference.name or '(the whole model)'}"
+
+
+def what_differs(difference: Difference) -> str:
+    """Say how two values differ."""
+    gap = difference.gap
+    if gap.words:
+        return gap.words
+    ulps = "" if gap.ulps is None else f", {counted(gap.ulps, 'ulp')} at most"
+    index = "" if not gap.index else f" at {list(gap.index)}"
+    return f"{gap.fsdp1!r} / {gap.fsdp2!r}{index}, {gap.count:,} of {gap.numel:,} numbers{ulps}"
+
+
+def _show_first(first: Difference) -> None:
+    out = console()
+    when = "before the first step" if first.step == 0 else f"in step {first.step}"
+    out.print(f"The runs part {when}, at {place(first)} (rank {first.rank}):", markup=False)
+    if first.module and first.module != first.name:
+        out.print(f"  module:    {first.module}", markup=False)
+    if first.gap.words:
+        out.print(f"  what:      {first.gap.words}", markup=False)
+    else:
+        out.print(f"  FSDP1:     {first.gap.fsdp1!r}", markup=False)
+        out.print(f"  FSDP2:     {first.gap.fsdp2!r}", markup=False)
+        out.print(
+            f"  where:     {what_differs(first).partition(' / ')[2].partition(' at ')[2]}", markup=False
+        )
+    if first.clue:
+        out.print(f"  clue:      {first.clue}", markup=False)
+    code = f"{first.explained_by}: " if first.explained_by else ""
+    out.print(f"  explained: {code}{first.explanation}", markup=False)
+
+
+def _steps(report: ParityReport) -> Table:
+    columns = ("step", "loss, FSDP1", "loss, FSDP2", "compared", "different")
+    table = make_table(*columns, right=columns)
+    for step in report.steps:
+        table.add_row(
+            str(step.number),
+            f"{step.fsdp1_loss:.9f}",
+            f"{step.fsdp2_loss:.9f}",
+            f"{sum(step.compared.values()):,}",
+            f"{sum(step.different.values()):,}",
+        )
+    return table
+
+
+def _costs(report: ParityReport) -> Table:
+    """Show what the last step cost on rank 0; the first ones also allocate."""
+    table = make_table("the last step, on rank 0", "FSDP1", "FSDP2", right=("FSDP1", "FSDP2"))
+    last = report.steps[-1]
+    costs = (last.fsdp1, last.fsdp2)
+    table.add_row("seconds, without comparing", *(f"{each.seconds:.3f}" for each in costs))
+    for name in ("parameter", "gradient", "optimizer", "buffer"):
+        table.add_row(f"{name} bytes held", *(decimal(getattr(each, f"{name}_bytes")) for each in costs))
+    if last.fsdp1.peak_bytes is not None and last.fsdp2.peak_bytes is not None:
+        peaks = (decimal(last.fsdp1.peak_bytes), decimal(last.fsdp2.peak_bytes))
+        table.add_row("peak in forward and backward", *peaks)
+    keys = sorted({(c.kind, c.dtype, c.group_size) for each in costs for c in each.collectives})
+    for key in keys:
+        kind, dtype, size = key
+        table.add_row(f"{kind}, {dtype}, of {size} ranks", *(_sent(each, key) for each in costs))
+    return table
+
+
+def _sent(cost: Cost, key: tuple[str, str, int]) -> str:
+    for each in cost.collectives:
+        if (each.kind, each.dtype, each.group_size) == key:
+            return f"{each.calls} x, {decimal(each.bytes)}"
+    return "none"

@@ -1,0 +1,185 @@
+"""Models and functions that are named as ``package.module:factory``, or as ``transformers:config.json``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import traceback
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.findings import named
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_MOST_NAMED = 12
+_TRANSFORMERS = "transformers"
+
+
+def build_model(name: str) -> nn.Module:
+    """Import a module, call the factory in it without arguments, and return the model that it makes.
+
+    A factory may also return a model and its optimizer; see :func:`build_run`.
+
+    Raises:
+        ConfigError: See :func:`build_run`.
+    """
+    return build_run(name)[0]
+
+
+def build_run(name: str) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    """Import a module, call the factory in it without arguments, and return the model that it makes.
+
+    The factory returns a model, or a model and an optimizer of its parameters.
+
+    The factory runs under ``torch.device("meta")``, so that a model of any size costs no memory. The folder
+    from which the command is run is looked at last, so that no file in it stands for a module of Python's own
+    or of a package. This executes the user's code.
+
+    Raises:
+        ConfigError: The name has another form, cannot be imported, or what it names makes no module.
+    """
+    return call_factory(name, load_factory(name), device="meta")
+
+
+def call_factory(
+    name: str, factory: Callable[[], Any], *, device: str | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    """Call a factory, under a device if one is given; return its model, and its optimizer if it made one.
+
+    Raises:
+        ConfigError: It raised, or what it returned is neither a model nor a model and its optimizer.
+    """
+    place: AbstractContextManager[Any] = nullcontext() if device is None else torch.device(device)
+    try:
+        with place:
+            model = factory()
+    except Exception as error:
+        where = "" if device is None else f", on the {device} device and without a process group"
+        called = name.partition(":")[2] or name
+        msg = (
+            f"`--model` is {name!r}, and `{called}()` raised {describe_error(error)}. "
+            f"It is called without arguments{where}; name a function that makes the plain model so."
+        )
+        raise ConfigError(msg, field="model") from error
+    optimizer = None
+    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], torch.optim.Optimizer):
+        model, optimizer = model
+    if not isinstance(model, nn.Module):
+        msg = f"`--model` is {name!r}, which makes a {type(model).__name__}; expected a torch module."
+        raise ConfigError(msg, field="model")
+    return model, optimizer
+
+
+def load_factory(name: str) -> Callable[[], Any]:
+    """Return the factory of that name. ``transformers:CONFIG`` makes the model of a ``config.json``.
+
+    Raises:
+        ConfigError: See :func:`load_function`; or the config cannot be read, or names no architecture.
+    """
+    module, _, path = name.partition(":")
+    if module == _TRANSFORMERS and (path.endswith(".json") or "/" in path or Path(path).is_dir()):
+        return partial(_build_from_config, name, _read_architecture(name, Path(path)))
+    return load_function(name, "model")
+
+
+def load_function(name: str, option: str) -> Callable[..., Any]:
+    """Import a module and return the function or class in it, both named as ``package.module:function``.
+
+    The folder from which the command is run is looked at last, so that no file in it stands for a module of
+    Python's own or of a package. This executes the user's code.
+
+    Args:
+        name: The name.
+        option: Whose value it is, for errors: ``model``, ``data``.
+
+    Raises:
+        ConfigError: The name has another form, cannot be imported, or what it names cannot be called.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        kind = "factory" if option == "model" else option
+        msg = f"`--{option}` is {name!r}; expected `package.module:{kind}`."
+        raise ConfigError(msg, field=option)
+    if "" not in sys.path:
+        sys.path.append("")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        msg = f"`--{option}` is {name!r}, but module `{module_name}` cannot be imported: {error}."
+        raise ConfigError(msg, field=option) from error
+    except Exception as error:
+        msg = f"`--{option}` is {name!r}, but importing `{module_name}` raised {describe_error(error)}."
+        raise ConfigError(msg, field=option) from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ConfigError(_no_function(name, option, module_name, attribute), field=option)
+    function: Callable[..., Any] = found
+    return function
+
+
+def _no_function(name: str, option: str, module_name: str, attribute: str) -> str:
+    """Say that a module has no such function, and what of its own could be meant."""
+    module = sys.modules[module_name]
+    own = [
+        each
+        for each, value in vars(module).items()
+        if callable(value) and not each.startswith("_") and getattr(value, "__module__", "") == module_name
+    ]
+    has = (
+        f"What can be called in it: {named(sorted(own), _MOST_NAMED)}."
+        if own
+        else "It defines no function and no class."
+    )
+    return f"`--{option}` is {name!r}, but `{module_name}` has no function or class `{attribute}`. {has}"
+
+
+def _read_architecture(name: str, path: Path) -> tuple[dict[str, Any], str | None]:
+    """Return what a config of transformers says, and the class of the model that it was saved from."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        msg = f"`--model` is {name!r}, but {str(file)!r} cannot be read as JSON: {error}."
+        raise ConfigError(msg, field="model") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        msg = (
+            f"`--model` is {name!r}, but {str(file)!r} has no `model_type`: it is no config of transformers."
+        )
+        raise ConfigError(msg, field="model")
+    return config, next(iter(config.get("architectures") or ()), None)
+
+
+def _build_from_config(name: str, described: tuple[dict[str, Any], str | None]) -> nn.Module:
+    """Make the model of a config, with random weights: no file of weights is looked for."""
+    try:
+        transformers: Any = importlib.import_module(_TRANSFORMERS)
+    except ImportError as error:
+        msg = f"`--model` is {name!r}, which needs the package `transformers`: {error}."
+        raise ConfigError(msg, field="model") from error
+    config, architecture = described
+    made = transformers.AutoConfig.for_model(**config)
+    maker = None if architecture is None else getattr(transformers, architecture, None)
+    model: nn.Module = transformers.AutoModel.from_config(made) if maker is None else maker(made)
+    return model
+
+
+def describe_error(error: Exception) -> str:
+    """Name an error of the user's code, and the last line of theirs that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [
+        frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__
+    ]
+    where = f" in {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
+    return f"{type(error).__name__}{where}: {error}".rstrip(". ")

@@ -1,0 +1,233 @@
+"""What both runs are fed with, and what their loss is: the user's, or made from the model's signature."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.findings import named
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+_ROWS, _LENGTH, _SIDE = 2, 8, 32
+_TOKENS = 100
+
+
+@dataclass(frozen=True)
+class Fed:
+    """The batches of this rank, one for each step, how a loss comes of one, and what of it was made up."""
+
+    batches: tuple[Any, ...]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    notes: tuple[str, ...]
+
+
+def feed(
+    make_model: Callable[[], nn.Module],
+    batches: Any,
+    loss: Callable[[nn.Module, Any], Any] | None,
+    *,
+    steps: int,
+    rank: int,
+    world_size: int,
+) -> Fed:
+    """Return what a rank trains on.
+
+    Args:
+        make_model: Makes a model that may be run once, to see which inputs it takes.
+        batches: The user's: batches in an iterable, of which each rank takes every ``world_size``-th, or a
+            function that returns one, with or without the parameters ``rank`` and ``world_size``; with them
+            it returns the batches of that rank alone. None: made from the model's signature.
+        loss: The user's function of the model and a batch. None: what the model returns is looked at.
+        steps: How many there are.
+        rank: This rank.
+        world_size: The number of ranks.
+
+    Raises:
+        ConfigError: There are fewer batches than steps, or none can be made for this model.
+    """
+    notes = []
+    if batches is None:
+        found, words = _made_up(make_model(), steps=steps, rank=rank)
+        notes.append(f"The batches were made up: {words}. Give `--data` for your own.")
+    else:
+        found = _of_user(batches, steps=steps, rank=rank, world_size=world_size)
+    if loss is None:
+        notes.append(
+            "The loss is the one that the model returns, or else the mean square of its first output. Give "
+            "`--loss` for your own."
+        )
+    return Fed(found, loss or default_loss, tuple(notes))
+
+
+def _of_user(batches: Any, *, steps: int, rank: int, world_size: int) -> tuple[Any, ...]:
+    given, every = batches, world_size
+    if callable(batches):
+        taken = inspect.signature(batches).parameters
+        about = {"rank": rank, "world_size": world_size}
+        wanted = {name: value for name, value in about.items() if name in taken}
+        given = batches(**wanted)
+        every = 1 if wanted else world_size
+    if not isinstance(given, Iterable):
+        msg = f"`data` gives a {type(given).__name__}; expected batches that can be iterated over."
+        raise ConfigError(msg, field="data")
+    first = rank if every > 1 else 0
+    found = tuple(itertools.islice(given, first, first + steps * every, every))
+    if len(found) < steps:
+        msg = (
+            f"`data` gives rank {rank} {len(found)} batches for {steps} steps. Give at least "
+            f"{steps * every}, or fewer `steps`."
+        )
+        raise ConfigError(msg, field="data")
+    return found
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a batch: a mapping gives keyword arguments, a sequence positional ones.
+
+    Example:
+        >>> call_model(nn.Identity(), (torch.tensor(1.0),))
+        tensor(1.)
+    """
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def default_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Return the loss that the model returns, or else the mean square of its first output."""
+    output = call_model(model, batch)
+    told = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(told, torch.Tensor):
+        return told
+    for each in _tensors(output):
+        if each.is_floating_point() and each.requires_grad:
+            return each if each.dim() == 0 else each.float().square().mean()
+    msg = (
+        f"The model returns a {type(output).__name__} without a floating-point tensor to train on. Give a "
+        "`loss`: a function of the model and a batch."
+    )
+    raise ConfigError(msg, field="loss")
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """Return a copy of a batch on a device, so that no run sees what the other did to it."""
+    if isinstance(batch, torch.Tensor):
+        return batch.detach().clone().to(device).requires_grad_(batch.requires_grad)
+    if isinstance(batch, Mapping):
+        return {name: move(each, device) for name, each in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(each, device) for each in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(move(each, device) for each in batch)
+    return copy.deepcopy(batch)
+
+
+Maker = tuple[str, "Callable[[torch.Generator], Any]"]
+
+
+def _made_up(model: nn.Module, *, steps: int, rank: int) -> tuple[tuple[Any, ...], str]:
+    """Make random batches of the first kind that the model can be run with."""
+    refusals = []
+    for words, make in _candidates(model):
+        try:
+            with torch.no_grad():
+                call_model(model, make(torch.Generator().manual_seed(0)))
+        except Exception as error:
+            refusals.append(f"{words}: {type(error).__name__}: {error}".split("\n")[0][:160])
+            continue
+        seeds = [1000 * step + rank + 1 for step in range(steps)]
+        return tuple(make(torch.Generator().manual_seed(seed)) for seed in seeds), words
+    taken = [
+        name
+        for name, each in inspect.signature(model.forward).parameters.items()
+        if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+    ]
+    tried = "; ".join(refusals) or "it has no layer that tells what it takes"
+    msg = (
+        f"No batches can be made for {type(model).__name__}, whose forward takes {named(taken) or 'nothing'} "
+        f"({tried}). Give `data`: batches, or a function that returns them."
+    )
+    raise ConfigError(msg, field="data")
+
+
+def _candidates(model: nn.Module) -> Iterator[Maker]:
+    """Yield kinds of batches that a model may take, the likeliest first."""
+    taken = inspect.signature(model.forward).parameters
+    if hasattr(model, "main_input_name") and hasattr(model, "config"):
+        yield from _for_transformers(model, taken)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            most = module.num_embeddings
+            yield f"random tokens of {most} in rows of {_LENGTH}", _random_tokens(most)
+        elif isinstance(module, nn.Linear):
+            width = module.in_features
+            yield f"{_ROWS} random rows of {width} numbers", _random_numbers(_ROWS, width)
+            yield (
+                f"{_ROWS} x {_LENGTH} random rows of {width} numbers",
+                _random_numbers(_ROWS, _LENGTH, width),
+            )
+        elif isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            sides = [_SIDE] * len(module.kernel_size)
+            yield (
+                f"random images of {module.in_channels} channels",
+                _random_numbers(_ROWS, module.in_channels, *sides),
+            )
+        else:
+            continue
+        return
+
+
+def _for_transformers(model: Any, taken: Mapping[str, Any]) -> Iterator[Maker]:
+    """Yield what models of transformers take: tokens or images, and labels where a loss comes of them."""
+    main, config = str(model.main_input_name), model.config
+    if main == "input_ids":
+        text = config.get_text_config()
+        most = int(getattr(text, "vocab_size", _TOKENS))
+        names = [name for name in ("input_ids", "decoder_input_ids", "labels") if name in taken]
+
+        def tokens(generator: torch.Generator, names: Iterable[str] = tuple(names)) -> dict[str, Any]:
+            # The first ones stand for padding and ends in many models.
+            made = torch.randint(min(5, most - 1), most, (_ROWS, _LENGTH), generator=generator)
+            return {name: made.clone() for name in names}
+
+        words = f"random tokens of {most} for " + named(names)
+        yield words, tokens
+        without = tuple(name for name in names if name != "labels")
+        yield (
+            f"random tokens of {most} for {named(without)}",
+            lambda generator: tokens(generator, without),
+        )
+    dummies = getattr(model, "dummy_inputs", None)
+    if isinstance(dummies, Mapping):
+        yield "the model's own `dummy_inputs`, every step the same", lambda _: dict(dummies)
+
+
+def _random_tokens(most: int) -> Callable[[torch.Generator], Any]:
+    return lambda generator: torch.randint(0, most, (_ROWS, _LENGTH), generator=generator)
+
+
+def _random_numbers(*shape: int) -> Callable[[torch.Generator], Any]:
+    return lambda generator: torch.randn(*shape, generator=generator)

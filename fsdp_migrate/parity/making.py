@@ -1,0 +1,165 @@
+"""Makes the two runs: the same model twice, from one seed or checkpoint, with optimizers that are alike."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.factories import call_factory
+from fsdp_migrate.loading import load_checkpoint
+from fsdp_migrate.parity.fsdp1 import fsdp1_arguments, settle_config
+from fsdp_migrate.parity.recording import clean_name
+from fsdp_migrate.parity.trainees import Prepared, UnderFSDP1, quiet_fsdp1, seed_everything
+from fsdp_migrate.sharding.plan import read_config
+from fsdp_migrate.sharding.tying import parameter_names
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsdp_migrate.config import FSDP1Config
+
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What is compared, as it was asked for; :func:`~fsdp_migrate.parity.compare_runs` explains each."""
+
+    model: Callable[[], Any]
+    config: Any
+    optimizer: Callable[[nn.Module], Optimizer] | None
+    checkpoint: Any
+    weights_only: bool
+    seed: int
+    device: torch.device
+    prepare: Callable[..., Any]
+
+    def make_model(self) -> tuple[nn.Module, Optimizer | None]:
+        """Call the factory, always from the same seed."""
+        seed_everything(self.seed)
+        name = getattr(self.model, "__qualname__", "model")
+        return call_factory(name, self.model)
+
+    def config_of(self, model: nn.Module) -> FSDP1Config:
+        """Return the config for one of the models, whose own modules it may name."""
+        given = self.config
+        is_function = callable(given) and not isinstance(given, type) and not hasattr(given, "model_fields")
+        return read_config(given(model) if is_function else given)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two runs, and what had to be settled to make them."""
+
+    fsdp1: UnderFSDP1
+    fsdp2: Prepared
+    notes: tuple[str, ...]
+
+
+def make_pair(wishes: Wishes) -> Pair:
+    """Make both runs; a collective call of all ranks.
+
+    Raises:
+        ConfigError: Something that was given means nothing, or FSDP1 itself could not be given it.
+    """
+    plain, made = wishes.make_model()
+    config, notes = settle_config(wishes.config_of(plain), wishes.device)
+    more: list[str] = []
+    if wishes.optimizer is None and made is None:
+        more.append(f"The optimizer is AdamW with lr {LEARNING_RATE:g}. Give `--optimizer` for your own.")
+    fsdp1 = UnderFSDP1(plain, wishes.device)
+    arguments, fsdp1_notes = fsdp1_arguments(config, plain, wishes.device)
+    state = _load_plain(wishes, plain, made)
+    with quiet_fsdp1():
+        fsdp1.wrap(arguments, _maker(wishes, plain, made))
+        if state is not None:
+            fsdp1.load_optimizer_state(state)
+    other, other_made = wishes.make_model()
+    fsdp2 = Prepared(other, wishes.device)
+    own_config = config if not callable(wishes.config) else _settled_again(wishes, other, config)
+    fsdp2.prepare(wishes.prepare, own_config, _maker(wishes, other, other_made))
+    if wishes.checkpoint is not None:
+        optimizers = () if wishes.weights_only else (fsdp2.optimizer,)
+        load_checkpoint(wishes.checkpoint, fsdp2.model, optimizers, weights_only=wishes.weights_only)
+    return Pair(fsdp1, fsdp2, (*notes, *fsdp1_notes, *more))
+
+
+def _settled_again(wishes: Wishes, model: nn.Module, settled: FSDP1Config) -> FSDP1Config:
+    """Return the second model's own config, with the device and the groups of the first."""
+    own = wishes.config_of(model)
+    same = {name: getattr(settled, name) for name in ("device_id", "device_mesh")}
+    return own.updated(**{name: value for name, value in same.items() if value is not None})
+
+
+def _load_plain(wishes: Wishes, plain: nn.Module, made: Optimizer | None) -> dict[str, Any] | None:
+    """Load a checkpoint into the model before FSDP1 wraps it; return the optimizer's state by names."""
+    if wishes.checkpoint is None:
+        return None
+    if wishes.weights_only:
+        load_checkpoint(wishes.checkpoint, plain, weights_only=True)
+        return None
+    optimizer = _maker(wishes, plain, made)(plain)
+    load_checkpoint(wishes.checkpoint, plain, optimizer)
+    names: dict[Any, str] = {param: each[0] for param, each in parameter_names(plain).items()}
+    return {
+        "state": {names[param]: dict(values) for param, values in optimizer.state.items()},
+        "param_groups": [
+            {**group, "params": [names[param] for param in group["params"]]}
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def _maker(wishes: Wishes, plain: nn.Module, made: Optimizer | None) -> Callable[[nn.Module], Optimizer]:
+    """Return what makes the optimizer of the sharded model."""
+    if wishes.optimizer is not None:
+        own: Callable[[nn.Module], Any] = wishes.optimizer
+
+        def checked(model: nn.Module) -> Optimizer:
+            found = own(model)
+            if not isinstance(found, Optimizer):
+                msg = f"`optimizer` returns a {type(found).__name__}; expected an optimizer of torch."
+                raise ConfigError(msg, field="optimizer")
+            return found
+
+        return checked
+    if made is None:
+        return lambda model: torch.optim.AdamW(
+            [each for each in model.parameters() if each.requires_grad], lr=LEARNING_RATE
+        )
+    names = {param: each[0] for param, each in parameter_names(plain).items()}
+    groups = [{**group, "params": [names[param] for param in group["params"]]} for group in made.param_groups]
+    kind, defaults = type(made), copy.copy(made.defaults)
+    return lambda model: _rebuild(kind, defaults, groups, model)
+
+
+def _rebuild(
+    kind: type[Optimizer], defaults: dict[str, Any], groups: list[dict[str, Any]], model: nn.Module
+) -> Optimizer:
+    """Make an optimizer of a model as one was of the same model before it was sharded."""
+    named = {clean_name(name): each for name, each in model.named_parameters(remove_duplicate=False)}
+    is_flat = any(name not in named for group in groups for name in group["params"])
+    if is_flat and len(groups) > 1:
+        msg = (
+            f"The factory's optimizer has {len(groups)} groups of parameters, which FSDP1 cannot tell apart "
+            "with `use_orig_params=False`. Set it to true, or make an optimizer of one group."
+        )
+        raise ConfigError(msg, field="use_orig_params")
+    found = [
+        {
+            **group,
+            "params": list(model.parameters()) if is_flat else [named[name] for name in group["params"]],
+        }
+        for group in groups
+    ]
+    maker: Any = kind
+    optimizer: Optimizer = maker(found, **defaults)
+    return optimizer

@@ -1,0 +1,279 @@
+"""The two that are trained, under torch's FSDP1 and prepared; each shows whole tensors by plain names."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel as FSDP,
+    StateDictType,
+)
+from torch.distributed.tensor import DTensor
+
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.parity.recording import Recorder, clean_name
+from fsdp_migrate.parity.report import Collective, Cost
+from fsdp_migrate.runtime import full_optimizer_state_dict
+from fsdp_migrate.sharding.prepare import shard_plan
+from fsdp_migrate.sharding.tying import parameter_names
+from fsdp_migrate.torch_compat.traffic import Traffic, count_traffic
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch.optim import Optimizer
+
+
+Tensors = dict[str, torch.Tensor]
+
+_CARRIED = "carried by fsdp_migrate"
+_WHOLE = {"rank0_only": False, "offload_to_cpu": False}
+
+
+class Trainee:
+    """A model that is trained, and what it shows. ``plain`` is the model itself, without a wrapper."""
+
+    def __init__(self, plain: nn.Module, device: torch.device) -> None:
+        self.plain = plain
+        self.device = device
+        self.recorder = Recorder(plain, self._wait)
+        self.model: Any = plain
+        self.optimizer: Any = None
+        self.traffic = Traffic()
+
+    def _wait(self) -> None:
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device.type).synchronize()
+
+    def train(self, batch: Any, loss: Callable[[nn.Module, Any], Any], seed: int) -> tuple[float, float]:
+        """Go forward and backward; return the loss and the seconds that it took without recording."""
+        seed_everything(seed)
+        self.traffic = Traffic()
+        self._wait()
+        began = time.perf_counter()
+        with count_traffic(self.traffic):
+            found = loss(self.model, batch)
+            if not isinstance(found, torch.Tensor) or found.numel() != 1:
+                msg = f"`loss` returns {found!r:.100}; expected a tensor of one number."
+                raise ConfigError(msg, field="loss")
+            self.recorder.is_backward = True
+            torch.autograd.backward(found)
+        self._wait()
+        return float(found.detach()), time.perf_counter() - began - self.recorder.seconds
+
+    def step(self) -> float:
+        """Step the optimizer; return the seconds."""
+        began = time.perf_counter()
+        with count_traffic(self.traffic):
+            self.optimizer.step()
+        self._wait()
+        return time.perf_counter() - began
+
+    def cost(self, seconds: float, peak: int | None) -> Cost:
+        """Return what the step cost; gradients must still be there."""
+        params = list(self.model.parameters())
+        states = [
+            each
+            for values in self.optimizer.state.values()
+            for each in values.values()
+            if isinstance(each, torch.Tensor)
+        ]
+        collectives = tuple(
+            Collective(kind=kind, dtype=dtype, group_size=size, calls=calls, bytes=self.traffic.bytes[key])
+            for key, calls in sorted(self.traffic.calls.items())
+            for kind, dtype, size in [key]
+        )
+        return Cost(
+            seconds=seconds,
+            collectives=collectives,
+            parameter_bytes=held_bytes(params),
+            gradient_bytes=held_bytes(each.grad for each in params if each.grad is not None),
+            optimizer_bytes=held_bytes(states),
+            buffer_bytes=held_bytes(self.model.buffers()),
+            peak_bytes=peak,
+        )
+
+    def buffers(self) -> Tensors:
+        """Return the buffers."""
+        return {clean_name(name): each.detach().clone() for name, each in self.model.named_buffers()}
+
+
+class UnderFSDP1(Trainee):
+    """A model that torch's FSDP1 wraps."""
+
+    def wrap(self, arguments: Mapping[str, Any], make_optimizer: Callable[[nn.Module], Optimizer]) -> None:
+        """Wrap the model, and make its optimizer."""
+        self.names = list(parameter_names(self.plain).values())
+        self.uses_originals = bool(arguments["use_orig_params"])
+        self.model = FSDP(self.plain, **arguments)
+        self.optimizer = make_optimizer(self.model)
+
+    def units(self) -> set[str]:
+        """Return the names of the units."""
+        return {clean_name(name) for name, each in self.model.named_modules() if isinstance(each, FSDP)}
+
+    @contextmanager
+    def _states(self) -> Iterator[None]:
+        configs = FullStateDictConfig(**_WHOLE), FullOptimStateDictConfig(**_WHOLE)
+        with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT, *configs):
+            yield
+
+    def ties(self) -> set[tuple[str, ...]]:
+        """Return the names that have one parameter."""
+        with FSDP.summon_full_params(self.model, writeback=False):
+            return _ties(self.model)
+
+    def parameters(self) -> Tensors:
+        """Return the parameters, whole."""
+        with FSDP.summon_full_params(self.model, writeback=False):
+            return {
+                clean_name(name): each.detach().clone()
+                for name, each in self.model.named_parameters(remove_duplicate=False)
+            }
+
+    def gradients(self) -> Tensors:
+        """Return the gradients, whole; what is frozen has none, though FSDP1 shows zeros in trained units."""
+        # torch's own `summon_full_params(with_grads=True)` fails with flat parameters and with gradients in
+        # another dtype than the parameters'.
+        carried = {
+            param: {} if param.grad is None else {_CARRIED: param.grad} for param in self.model.parameters()
+        }
+        trained = {clean_name(name) for name, param in self.model.named_parameters() if param.requires_grad}
+        found = self._whole(carried)
+        return {
+            name: values[_CARRIED].detach().clone()
+            for name, values in found.items()
+            if _CARRIED in values and (name in trained or not self.uses_originals)
+        }
+
+    def _whole(self, states: Mapping[Any, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return what lies beside parameters, or flat parameters, whole and by names.
+
+        torch itself unflattens it, as the state of an optimizer that has all of a unit's parameters. Where an
+        optimizer lacks one, torch refuses to.
+        """
+        carrier = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        carrier.state.update(states)
+        with self._states():
+            found: dict[str, Any] = FSDP.optim_state_dict(self.model, carrier)
+        return {clean_name(name): values for name, values in found["state"].items()}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state, whole, by the names of parameters."""
+        groups = self.optimizer.param_groups
+        places = {param: place for place, group in enumerate(groups, 1) for param in group["params"]}
+        states = {
+            param: {
+                **self.optimizer.state.get(param, {}),
+                _CARRIED: places.get(param, 0),
+            }
+            for param in self.model.parameters()
+        }
+        found = self._whole(states)
+        numbers = {name: int(values.pop(_CARRIED, 0)) for name, values in found.items()}
+        return {
+            "state": {name: values for name, values in found.items() if values},
+            "param_groups": [
+                {**group, "params": [name for name, each in numbers.items() if each == place]}
+                for place, group in enumerate(groups, 1)
+            ],
+        }
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Load an optimizer's whole state, by the names of parameters."""
+        with self._states():
+            self.optimizer.load_state_dict(FSDP.optim_state_dict_to_load(self.model, self.optimizer, state))
+
+
+class Prepared(Trainee):
+    """A model that :func:`~fsdp_migrate.prepare_fully_shard` shards."""
+
+    def prepare(
+        self, prepare: Callable[..., Any], config: Any, make_optimizer: Callable[[nn.Module], Optimizer]
+    ) -> None:
+        """Shard the model, and make its optimizer."""
+        self.model = prepare(self.plain, config)
+        self.plan = shard_plan(self.model)
+        self.optimizer = make_optimizer(self.model)
+
+    def units(self) -> set[str]:
+        """Return the names of the units."""
+        named = self.model.named_modules()
+        return {clean_name(name) for name, each in named if isinstance(each, FSDPModule)}
+
+    def ties(self) -> set[tuple[str, ...]]:
+        """Return the names that have one parameter."""
+        return _ties(self.model)
+
+    def parameters(self) -> Tensors:
+        """Return the parameters, whole."""
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {clean_name(name): whole(each) for name, each in named}
+
+    def gradients(self) -> Tensors:
+        """Return the gradients, whole."""
+        return {
+            clean_name(name): whole(each.grad)
+            for name, each in self.model.named_parameters()
+            if each.grad is not None
+        }
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state, whole, by the names of parameters."""
+        found: dict[str, Any] = full_optimizer_state_dict(self.model, self.optimizer, **_WHOLE)
+        return found
+
+
+def _ties(model: nn.Module) -> set[tuple[str, ...]]:
+    names = (tuple(sorted(map(clean_name, each))) for each in parameter_names(model).values())
+    return {each for each in names if len(each) > 1}
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor, gathered if it is sharded."""
+    found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return found.detach().clone()
+
+
+def held_bytes(tensors: Any) -> int:
+    """Return how many bytes of this rank's memory tensors hold; what is shared counts once."""
+    sizes = {}
+    for each in tensors:
+        local = each.to_local() if isinstance(each, DTensor) else each
+        storage = local.untyped_storage()
+        sizes[storage.data_ptr(), local.device] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch's generators and Python's, and numpy's where it is loaded."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def quiet_fsdp1() -> Iterator[None]:
+    """Keep FSDP1's warnings of its own end to itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def is_alone() -> bool:
+    """Tell whether there is no process group."""
+    return not (dist.is_available() and dist.is_initialized())

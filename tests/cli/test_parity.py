@@ -1,0 +1,164 @@
+"""The command ``parity``: it starts its ranks, tells what they found, and what went wrong on one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed import TCPStore
+
+from fsdp_migrate.cli import main
+from fsdp_migrate.cli.render.parity import show_parity, verdict
+from fsdp_migrate.errors import RankError
+from fsdp_migrate.findings import make_finding
+from fsdp_migrate.parity.report import Collective, Cost, Difference, ParityReport, Step
+from fsdp_migrate.parity.tensors import Gap
+from tests.rank_bodies import scripts
+from tests.ranks import RanksFailedError, run_ranks
+
+
+if TYPE_CHECKING:
+    Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.filterwarnings(  # torch's launcher leaves its log files open
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_config_of_transformers_is_enough(tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("transformers")
+    model = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**model, "n_head": 1, "vocab_size": 11}))
+    (tmp_path / "fsdp.yaml").write_text("auto_wrap_policy: {transformer_layer_cls: [GPT2Block]}\n")
+    given = ["--model", f"transformers:{tmp_path}", "--config", str(tmp_path / "fsdp.yaml")]
+    assert main(["parity", *given, "--steps", "1", "--device", "cpu", "--json"]) == 0
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert (document["command"], document["identical"], document["world_size"]) == ("parity", True, 2)
+    assert document["units"] == ["transformer.h.0", ""]
+    assert "random tokens of 11" in " ".join(document["notes"])
+    assert "2 processes train 1 steps" in shown.err
+    assert main(["plan", *given, "--world-size", "4", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["units"]) == 2
+
+
+def test_what_a_rank_said_is_told(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(arguments: list[str], *, world_size: int, logs: Path) -> None:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        assert (arguments[:2], world_size) == (["-m", "fsdp_migrate.parity.worker"], 2)
+        assert logs.parent == Path(arguments[2])
+        try:
+            run_ranks(scripts.parity_worker, arguments[2], master_port=store.port)
+        except RanksFailedError as error:
+            raise RankError(str(error)) from error
+
+    monkeypatch.setattr("fsdp_migrate.parity.start.launch_ranks", launch)
+    assert main(["parity", "--model", "tests.models:ConvNet", "--device", "cpu"]) == 1
+    said = capsys.readouterr().err.partition("\n")[2]
+    assert said.startswith("Error: No batches can be made for ConvNet, whose forward takes `tokens`")
+    assert "Traceback" not in said
+
+
+@pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--config", "no-such.yaml"], "no-such.yaml"),
+        (["--steps", "0"], "--steps"),
+        (["--device", "tpu"], "--device"),
+    ],
+)
+def test_wrong_usage_starts_nothing(arguments: list[str], said: str, capsys: Capture) -> None:
+    assert main(["parity", "--model", "tests.models:Net", *arguments]) in {1, 2}
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.any_torch
+def test_under_torchrun_the_function_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["parity", "--model", "tests.models:Net"]) == 1
+    assert "compare_runs" in capsys.readouterr().err
+
+
+COST = Cost(
+    seconds=0.5,
+    collectives=(Collective(kind="all-gather", dtype="float32", group_size=2, calls=5, bytes=4760),),
+    parameter_bytes=100,
+    gradient_bytes=100,
+    optimizer_bytes=200,
+    buffer_bytes=0,
+)
+
+
+def report_of(*differences: Difference) -> ParityReport:
+    step = Step(
+        number=1,
+        fsdp1_loss=0.25,
+        fsdp2_loss=0.5,
+        compared={"loss": 1, "gradient": 3},
+        different={each.stage: 1 for each in differences},
+        fsdp1=COST,
+        fsdp2=Cost(**{**vars(COST), "collectives": ()}),
+    )
+    return ParityReport(
+        world_size=2,
+        device="cpu",
+        torch_version="2.13.0",
+        steps=(step,),
+        differences=differences,
+        num_differences=len(differences),
+        findings=(make_finding("FM012", "mixed_precision", "Kept."),),
+        notes=("The batches were made up.",),
+    )
+
+
+GRADIENT = Difference(
+    step=1,
+    stage="gradient",
+    name="head.[red]weight",
+    module="head",
+    rank=1,
+    gap=Gap(count=2, numel=4, index=(0, 1), fsdp1=1.0, fsdp2=2.0, largest=1.0, ulps=8388608),
+    clue="every number is 2 times FSDP1's",
+)
+
+
+@pytest.mark.any_torch
+def test_the_first_difference_is_shown_with_all_that_is_known(capsys: Capture) -> None:
+    other = Difference(
+        step=1, stage="buffer", name="scale", module="", rank=0, gap=Gap(words="only under FSDP1")
+    )
+    report = report_of(GRADIENT, other)
+    show_parity(report)
+    shown = capsys.readouterr().out
+    for expected in (
+        "The runs part in step 1, at gradient head.[red]weight (rank 1):",
+        "FSDP1:     1.0",
+        "[0, 1], 2 of 4 numbers, 8,388,608 ulps at most",
+        "clue:      every number is 2 times FSDP1's",
+        "explained: not explained by any finding",
+        "step 1, buffer scale: only under FSDP1",
+        "5 x, 4.8 kB",
+        "none",
+        "The batches were made up.",
+        "Different: 2 of 4 tensors of 1 step on 2 ranks (cpu)",
+    ):
+        assert expected in shown, shown
+    assert (
+        verdict(report_of()) == "Identical: 4 tensors of 1 step on 2 ranks (cpu) are the same, bit for bit."
+    )
+
+
+@pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("code", "strict", "exit_code"), [("", False, 1), ("FM012", False, 0), ("FM012", True, 3)]
+)
+def test_exit_codes(
+    code: str, strict: bool, exit_code: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Difference(**{**vars(GRADIENT), "explained_by": code, "explanation": "FSDP1 kept them"})
+    monkeypatch.setattr("fsdp_migrate.parity.start.run_parity", lambda *_, **__: report_of(found))
+    assert main(["parity", "--model", "a:b", *(["--strict"] if strict else [])]) == exit_code
+    assert ("FM012 explains it" in capsys.readouterr().out) is bool(code)
