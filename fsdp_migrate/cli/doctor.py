@@ -1,0 +1,53 @@
+"""The command ``doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsdp_migrate.cli.command_help import REPORT
+from fsdp_migrate.cli.document import write_document
+from fsdp_migrate.cli.options import Json
+
+
+def doctor(
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="PATH...", help="Files, folders and patterns.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PKG.MOD:FACTORY",
+            help="What makes the model. It is run. Or transformers:config.json.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML or JSON with FSDP1's settings.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(metavar="CKPT", help="A checkpoint.")] = None,
+    world_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="The number of ranks, with --model.")
+    ] = 8,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit with 3 if a known fault is there.", rich_help_panel=REPORT),
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Say which known faults of torch and the frameworks hit you, and what to do.
+
+    Looks at the versions here, and at whatever it is given. docs/known-issues.md
+    lists all faults that it knows.
+    """
+    from fsdp_migrate.cli.render.doctor import show_diagnosis
+    from fsdp_migrate.doctor import examine, look
+
+    sight = look(model=model, config=config, checkpoint=checkpoint, paths=paths or (), world_size=world_size)
+    diagnosis = examine(sight)
+    if json:
+        write_document("doctor", diagnosis.as_dict())
+    else:
+        show_diagnosis(diagnosis)
+    return 3 if strict and diagnosis.symptoms else 0

@@ -1,0 +1,162 @@
+"""Known faults that a checkpoint shows."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
+from fsdp_migrate.doctor.known import Affected, KnownFault
+from fsdp_migrate.findings import named
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.doctor.sight import Sight
+
+
+_EXPERT = re.compile(r"^(.*\.)experts\.(\d+)\.")
+_ROUTER = re.compile(r"^(.*\.)(?:gate|router)\.weight$")
+
+
+def _tensors(sight: Sight) -> Iterator[TensorEntry]:
+    for entry in sight.manifest.entries.values() if sight.manifest is not None else ():
+        if isinstance(entry, TensorEntry):
+            yield entry
+
+
+def _not_portable(sight: Sight) -> str:
+    return "its metadata is of torch 2.15" if sight.manifest and not sight.manifest.is_portable else ""
+
+
+def _missing_experts(sight: Sight) -> str:
+    """Compare the experts of each layer with the rows of its router, or with each other."""
+    experts: dict[str, set[int]] = {}
+    rows: dict[str, int] = {}
+    for entry in _tensors(sight):
+        if found := _EXPERT.match(entry.key):
+            experts.setdefault(found.group(1), set()).add(int(found.group(2)))
+        elif found := _ROUTER.match(entry.key):
+            rows[found.group(1)] = entry.shape[0]
+    for layer, numbers in experts.items():
+        expected = rows.get(layer, max(numbers) + 1)
+        if missing := sorted(set(range(expected)) - numbers):
+            return f"`{layer}experts` has {len(numbers)} of {expected}, and not number {missing[0]}"
+    return ""
+
+
+def _truncated_adapters(sight: Sight) -> str:
+    """Compare the ranks of the two halves of each adapter."""
+    shapes = {entry.key: entry.shape for entry in _tensors(sight)}
+    for key, shape in shapes.items():
+        other = shapes.get(key.replace("lora_A", "lora_B")) if "lora_A" in key else None
+        if other is not None and len(shape) == len(other) == 2 and shape[0] != other[1]:
+            return f"`{key}` has {shape[0]} rows, and its `lora_B` {other[1]} columns"
+    return ""
+
+
+def _several_groups(sight: Sight) -> str:
+    for each in sight.manifest.name_lists if sight.manifest is not None else ():
+        if len(each.groups) > 1:
+            return f"`{each.key}` holds {len(each.groups)} parameter groups"
+    return ""
+
+
+def _wants_full(sight: Sight) -> str:
+    """Compare the config's kind of state dict with what the checkpoint is."""
+    wanted = str(sight.setting("state_dict_type") or "").upper()
+    if sight.manifest is None or not wanted:
+        return ""
+    is_sharded = sight.manifest.layout == "dcp"
+    if "FULL" in wanted and is_sharded:
+        return f"the config says {wanted}, and the checkpoint is a sharded one"
+    if "SHARDED" in wanted and not is_sharded:
+        return f"the config says {wanted}, and the checkpoint is a whole one ({sight.manifest.layout})"
+    return ""
+
+
+def _separate_experts(sight: Sight) -> str:
+    found = [entry.key for entry in _tensors(sight) if _EXPERT.match(entry.key)]
+    return f"experts have tensors of their own, such as {named(found[:1])}" if found else ""
+
+
+CHECKPOINT_FAULTS = (
+    KnownFault(
+        "checkpoint-of-2.15",
+        "The checkpoint was written by torch 2.15, and earlier versions cannot read its metadata.",
+        "pytorch/pytorch#192248",
+        "checkpoint",
+        _not_portable,
+        "`fsdp-migrate convert` writes metadata that torch 2.6 to 2.15 read.",
+        (Affected("torch", before="2.15"),),
+    ),
+    KnownFault(
+        "corrupt-full-optimizer",
+        "FSDP1's full optimizer state with `offload_to_cpu` on a CPU device: both moments are the same "
+        "tensor.",
+        "measured",
+        "checkpoint",
+        lambda sight: sight.findings("FM217"),
+        "Save it again with `FullOptimStateDictConfig(offload_to_cpu=False)`; `fsdp-migrate explain FM217`.",
+        reproduced=True,
+    ),
+    KnownFault(
+        "optimizer-by-numbers",
+        "`optimizer.state_dict()` was saved as it is: every rank saved its part under the same keys, and "
+        "one was "
+        "kept. Moments are lost.",
+        "measured",
+        "checkpoint",
+        lambda sight: sight.findings("FM222"),
+        "Save by `get_state_dict`, or `fsdp_migrate.runtime.sharded_state_dict`.",
+    ),
+    KnownFault(
+        "missing-experts",
+        "Under expert parallelism the experts of one rank only were saved.",
+        "KempnerInstitute/KempnerForge#202",
+        "checkpoint",
+        _missing_experts,
+        "Save again with the experts of all ranks. What is missing is nowhere else.",
+    ),
+    KnownFault(
+        "truncated-adapters",
+        "An adapter of PEFT was saved as rank 0's slice of it.",
+        "huggingface/accelerate#4206",
+        "checkpoint",
+        _truncated_adapters,
+        "Convert the distributed checkpoint of the same step instead; the adapter's file lacks rows.",
+    ),
+    KnownFault(
+        "fewer-groups-than-saved",
+        "A checkpoint of several parameter groups loads into an optimizer of one without an error, with the "
+        "settings of the first group for all.",
+        "measured",
+        "checkpoint",
+        _several_groups,
+        "Build the optimizer with the same groups. `load_checkpoint` refuses what does not fit.",
+    ),
+    KnownFault(
+        "state-dict-type-of-another-form",
+        "`fsdp_state_dict_type` decides which files are looked for: a checkpoint of the other form is not "
+        "found, "
+        "or not read.",
+        "huggingface/transformers#30491",
+        "checkpoint",
+        _wants_full,
+        "Convert the checkpoint for the framework: `fsdp-migrate convert --to accelerate`, or change the "
+        "setting.",
+    ),
+    KnownFault(
+        "fused-experts",
+        "From transformers 5 on, the experts of a layer are one tensor. A checkpoint of separate ones has "
+        "other "
+        "names and shapes; optimizer state is not converted.",
+        "hiyouga/LlamaFactory#10414",
+        "checkpoint",
+        _separate_experts,
+        "Go on with the transformers of the run, or load weights only through `from_pretrained`.",
+        (Affected("transformers", "5.0"),),
+    ),
+)
+"""Faults of what was saved."""

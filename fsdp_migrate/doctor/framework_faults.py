@@ -1,0 +1,195 @@
+"""Known faults of frameworks: settings that mean nothing, or something else in another version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate.doctor.known import Affected, KnownFault
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsdp_migrate.doctor.sight import Sight
+
+
+_HYBRID = ("HYBRID", "_HYBRID")
+
+
+def _is(value: Any, *words: str) -> bool:
+    return str(value).lower() in words
+
+
+def _in(stack: str, sees: Callable[[Sight], str]) -> Callable[[Sight], str]:
+    """Return what sees something in the config files of one framework only."""
+    return lambda sight: sees(sight) if sight.stack == stack else ""
+
+
+def _is_version_2(sight: Sight) -> bool:
+    return _is(sight.settings.get("version"), "2") or _is(sight.setting("version"), "2")
+
+
+def _version_2(sight: Sight) -> str:
+    return "`version: 2` stands in `fsdp_config`" if _is_version_2(sight) else ""
+
+
+def _version_2_without_reshard(sight: Sight) -> str:
+    is_missing = sight.setting("reshard_after_forward") is None
+    return "`version: 2`, and no `reshard_after_forward`" if _is_version_2(sight) and is_missing else ""
+
+
+def _version_2_with(*names: str) -> Callable[[Sight], str]:
+    def sees(sight: Sight) -> str:
+        found = [name for name in names if sight.setting(name) is not None]
+        return f"`version: 2`, and `{found[0]}`" if found and _is_version_2(sight) else ""
+
+    return sees
+
+
+def _no_version(sight: Sight) -> str:
+    is_missing = sight.settings.get("version") is None and sight.setting("version") is None
+    return "`fsdp_config` has no `version`" if is_missing else ""
+
+
+def _size_without_policy(sight: Sight) -> str:
+    size, policy = sight.setting("min_num_params"), sight.setting("auto_wrap_policy")
+    return f"`min_num_params: {size}` without `auto_wrap_policy`" if size and policy is None else ""
+
+
+def _recomputes(sight: Sight) -> str:
+    name = "activation_checkpointing"
+    return f"`fsdp_{name}` is on" if _is(sight.setting(name), "true") else ""
+
+
+def _hybrid(sight: Sight) -> str:
+    strategy = sight.config.sharding_strategy if sight.config is not None else ""
+    return f"the strategy is {strategy}" if strategy.startswith(_HYBRID) else ""
+
+
+def _strategy(name: str) -> Callable[[Sight], str]:
+    def sees(sight: Sight) -> str:
+        is_it = sight.config is not None and sight.config.sharding_strategy == name
+        return f"the strategy is {name}" if is_it else ""
+
+    return sees
+
+
+def _forward_prefetch(sight: Sight) -> str:
+    return "`forward_prefetch` is on" if sight.config and sight.config.forward_prefetch else ""
+
+
+def _buffer_dtype(sight: Sight) -> str:
+    precision = sight.config.mixed_precision if sight.config else None
+    return f"buffers were {precision.buffer_dtype}" if precision and precision.buffer_dtype else ""
+
+
+_DRIFT = "huggingface/transformers#45640"
+
+FRAMEWORK_FAULTS = (
+    KnownFault(
+        "trainer-ignores-version",
+        "HF Trainer does not read `version` in `fsdp_config`: `version: 2` trains under FSDP1.",
+        "huggingface/transformers#42521",
+        "config",
+        _in("hf", _version_2),
+        "Take transformers 5.0 or later, or start with an Accelerate config that says `fsdp_version: 2`.",
+        (Affected("transformers", before="5.0"),),
+    ),
+    KnownFault(
+        "trainer-keeps-parameters",
+        "HF Trainer takes a missing `reshard_after_forward` for false under `version: 2`: parameters stay "
+        "whole "
+        "after forward, and memory grows.",
+        _DRIFT,
+        "config",
+        _in("hf", _version_2_without_reshard),
+        "Write `reshard_after_forward: true`.",
+        (Affected("transformers", "5.0", "5.4"),),
+    ),
+    KnownFault(
+        "trainer-ignores-settings",
+        "HF Trainer does not read `state_dict_type` and `cpu_offload` under `version: 2`.",
+        _DRIFT,
+        "config",
+        _in("hf", _version_2_with("state_dict_type", "cpu_offload")),
+        "Take transformers 5.10 or later; for offload write `offload` in `fsdp`.",
+        (Affected("transformers", "5.0", "5.10"),),
+    ),
+    KnownFault(
+        "trainer-defaults-to-fsdp2",
+        "HF Trainer runs FSDP2 where `fsdp_config` has no `version`; before 5.10 it ran FSDP1.",
+        _DRIFT,
+        "config",
+        _in("hf", _no_version),
+        "Write the `version` that you mean. `fsdp-migrate config` writes 2.",
+        (Affected("transformers", "5.10"),),
+    ),
+    KnownFault(
+        "trainer-wraps-by-size-no-more",
+        "HF Trainer heeds `min_num_params` only beside `auto_wrap_policy: SIZE_BASED_WRAP`: without it "
+        "nothing is "
+        "wrapped but the whole.",
+        "axolotl-ai-cloud/axolotl#3710",
+        "config",
+        _in("hf", _size_without_policy),
+        "Write `auto_wrap_policy: SIZE_BASED_WRAP`.",
+        (Affected("transformers", "5.10"),),
+    ),
+    KnownFault(
+        "accelerate-recomputes-children",
+        "Under FSDP2 Accelerate checkpoints the children of a layer, not the layer: more activations are "
+        "kept "
+        "than under FSDP1.",
+        "huggingface/accelerate#4172",
+        "config",
+        _in("accelerate", _recomputes),
+        "Set `fsdp_activation_checkpointing: false`, and call the model's `gradient_checkpointing_enable()`.",
+        (Affected("accelerate", "1.6"),),
+    ),
+    KnownFault(
+        "accelerate-shards-no-shard",
+        "Accelerate turns NO_SHARD into `reshard_after_forward: false`, which shards.",
+        "pytorch/pytorch#152710",
+        "config",
+        _in("accelerate", _strategy("NO_SHARD")),
+        "Use DistributedDataParallel; or `prepare_fully_shard`, which makes a mesh of replicas.",
+        (Affected("accelerate", "1.6"),),
+    ),
+    KnownFault(
+        "accelerate-refuses-forward-prefetch",
+        "Accelerate refuses `fsdp_forward_prefetch` under `fsdp_version: 2`.",
+        "verl-project/verl#6317",
+        "config",
+        _in("accelerate", _forward_prefetch),
+        "Leave it out, or shard by `prepare_fully_shard`, which keeps it.",
+        (Affected("accelerate", "1.6"),),
+    ),
+    KnownFault(
+        "composer-has-no-hybrid",
+        "Composer's own FSDP2 has no hybrid sharding: replicas are not averaged, or it fails.",
+        "mosaicml/composer#3916",
+        "config",
+        _in("composer", _hybrid),
+        "Use the callback `FSDP2Migration`, which makes the mesh.",
+        (Affected("mosaicml", "0.30"),),
+    ),
+    KnownFault(
+        "composer-ignores-strategy",
+        "Composer's own FSDP2 frees parameters after forward whatever `sharding_strategy` says.",
+        "measured",
+        "config",
+        _in("composer", _strategy("SHARD_GRAD_OP")),
+        "Use the callback `FSDP2Migration`, which keeps them.",
+        (Affected("mosaicml", "0.30"),),
+    ),
+    KnownFault(
+        "buffers-stay",
+        "FSDP2's mixed precision has no `buffer_dtype`: buffers keep their own dtype, and results change.",
+        "pytorch/pytorch#146114",
+        "config",
+        _buffer_dtype,
+        "`prepare_fully_shard` casts them (FM011). With `fully_shard` alone cast them yourself.",
+        (Affected("torch", "2.6"),),
+    ),
+)
+"""Faults that a config file shows."""

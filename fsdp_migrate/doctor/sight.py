@@ -1,0 +1,161 @@
+"""What the doctor looks at: this environment, and the model, config, checkpoint and sources given to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate.adapters.conversion.text import find_blocks, looks_like_json, read_documents
+from fsdp_migrate.adapters.document.nodes import plain
+from fsdp_migrate.checkpoint_convert import inspect_checkpoint
+from fsdp_migrate.config_files import read_config_file, read_text
+from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.factories import build_model
+from fsdp_migrate.sharding.plan import plan_fully_shard
+from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.torch_compat import devices
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from torch import nn
+
+    from fsdp_migrate.checkpoint_convert import Manifest
+    from fsdp_migrate.config import FSDP1Config
+    from fsdp_migrate.sharding.plan import ShardPlan
+
+
+PACKAGES = (
+    "torch",
+    "mosaicml",
+    "accelerate",
+    "transformers",
+    "lightning",
+    "peft",
+    "bitsandbytes",
+    "axolotl",
+    "transformer-engine",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What there is to see. What was not given is None or empty; ``problem`` says why there is no plan."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    has_accelerator: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict)
+    config: FSDP1Config | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    stack: str = ""
+    model: nn.Module | None = None
+    plan: ShardPlan | None = None
+    problem: str = ""
+    manifest: Manifest | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def setting(self, name: str) -> Any:
+        """Return a value of the config file as it stands there, with or without ``fsdp_`` before its key."""
+        return self.settings.get(name, self.settings.get(f"fsdp_{name}"))
+
+    def find(self, pattern: str, *, without: str = "") -> str:
+        """Return the place of the first source line that matches, in a file that has nothing of ``without``.
+
+        Example:
+            >>> Sight(sources={"train.py": "dcp.load(state)"}).find("dcp.load")
+            'train.py:1'
+        """
+        for path, text in self.sources.items():
+            if without and re.search(without, text):
+                continue
+            for count, line in enumerate(text.splitlines(), 1):
+                if re.search(pattern, line.partition("#")[0]):
+                    return f"{path}:{count}"
+        return ""
+
+    def findings(self, *codes: str) -> str:
+        """Return what the plan and the checkpoint say under these codes, or nothing."""
+        every = [
+            *(self.plan.findings if self.plan else ()),
+            *(self.manifest.findings if self.manifest else ()),
+        ]
+        said = (f"{each.code}: {each.message}" for each in every if each.code in codes)
+        return next(said, "")
+
+
+def look(
+    *,
+    model: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    checkpoint: str | None = None,
+    paths: Iterable[str] = (),
+    world_size: int = 8,
+) -> Sight:
+    """Look at what is given, and at this environment. Nothing is run but the model's factory.
+
+    Args:
+        model: The name of a factory, which is run on the meta device.
+        config: A file with FSDP1's arguments.
+        checkpoint: Any checkpoint that ``inspect`` reads.
+        paths: Files and folders with Python sources.
+        world_size: The number of ranks that the model is planned for.
+
+    Raises:
+        FSDPMigrateError: Something that was given cannot be read.
+    """
+    arguments = None if config is None else read_config_file(config)
+    settings, stack = ({}, "") if config is None else _read_settings(Path(config))
+    built = None if model is None else build_model(model)
+    plan, problem = None, ""
+    if built is not None:
+        try:
+            plan = plan_fully_shard(built, arguments, world_size=world_size, devices_per_node=world_size)
+        except FSDPMigrateError as error:  # what else is wrong is to be said too
+            problem = str(error)
+    return Sight(
+        versions=dict(installed_versions()),
+        has_accelerator=devices.accelerator_type() is not None,
+        environ=dict(os.environ),
+        config=arguments,
+        settings=settings,
+        stack=stack,
+        model=built,
+        plan=plan,
+        problem=problem,
+        manifest=None if checkpoint is None else inspect_checkpoint(checkpoint),
+        sources={str(path): read_source(path) for path in find_sources(paths)},
+    )
+
+
+def installed_versions() -> Iterator[tuple[str, str]]:
+    """Yield the packages of the table that are installed, with their versions."""
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            yield package, metadata.version(package)
+
+
+def _read_settings(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the scalars of a config file by their last keys, and whose file it is."""
+    text = read_text(path)
+    settings: dict[str, Any] = {}
+    stack = ""
+    for document in read_documents(text, is_json=looks_like_json(text)):
+        settings.update(_scalars(plain(document)))
+        stack = stack or next((block.stack for block in find_blocks(document)), "")
+    return settings, stack
+
+
+def _scalars(value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        return
+    for key, each in value.items():
+        if isinstance(each, dict):
+            yield from _scalars(each)
+        else:
+            yield str(key), each

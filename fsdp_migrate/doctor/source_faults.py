@@ -1,0 +1,165 @@
+"""Known faults that sources show, line by line. Nothing is run; what stands in a comment does not count."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.doctor.known import Affected, KnownFault
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsdp_migrate.doctor.sight import Sight
+
+
+_DCP_LOAD = r"\b(?:dcp|checkpoint|dist_cp|DCP)\.load\("
+_WRAPS = r"\b(?:FSDP|FullyShardedDataParallel|fully_shard|prepare_fully_shard)\("
+
+
+def _line(pattern: str, *, without: str = "", beside: str = "") -> Callable[[Sight], str]:
+    """Return what sees a line; ``without``, or only ``beside``, something else in the same file."""
+
+    def sees(sight: Sight) -> str:
+        if beside:
+            near = {path: text for path, text in sight.sources.items() if _has(text, beside)}
+            sight = type(sight)(sources=near)
+        return sight.find(pattern, without=without)
+
+    return sees
+
+
+def _has(text: str, pattern: str) -> bool:
+    return re.search(pattern, text) is not None
+
+
+SOURCE_FAULTS = (
+    KnownFault(
+        "initial-lr-is-lost",
+        "A scheduler that is built with `last_epoch` looks for `initial_lr` in the optimizer, which "
+        "loading a "
+        "distributed checkpoint does not put there: KeyError.",
+        "pytorch/pytorch#140900",
+        "sources",
+        _line(r"\blast_epoch\s*=\s*(?!-\s*1\b|None\b|=)"),
+        "Build the scheduler without `last_epoch`, and load its own `state_dict()`.",
+        reproduced=True,
+    ),
+    KnownFault(
+        "raw-optimizer-state",
+        "`optimizer.state_dict()` of a new optimizer has no moments, so `dcp.load` loads none: they begin "
+        "at zero, "
+        "silently.",
+        "KempnerInstitute/KempnerForge#115",
+        "sources",
+        _line(r"\boptim\w*\.state_dict\(\)", beside=_DCP_LOAD),
+        "Ask for `get_state_dict(model, optimizer)`, or call `fsdp_migrate.load_checkpoint`.",
+        reproduced=True,
+    ),
+    KnownFault(
+        "unfreezing-later",
+        "A unit whose first forward was all frozen keeps no dtype for its reductions: once it is trained, "
+        "backward "
+        "fails, or reduces in low precision silently.",
+        "pytorch/pytorch#186998",
+        "sources",
+        _line(r"\.requires_grad(?:_\(\s*True|_\(\s*\)|\s*=\s*True)", beside=_WRAPS),
+        "Unfreeze before the first forward, or run one forward with everything trained; then freeze.",
+        (Affected("torch", "2.8"),),
+        reproduced=True,
+    ),
+    KnownFault(
+        "checkpoint-errors-slip-through",
+        "What `dcp.load` raises is no `Exception` but a `BaseException`: `except Exception` misses it.",
+        "measured",
+        "sources",
+        _line(r"^\s*except Exception\b", beside=_DCP_LOAD),
+        "Catch `CheckpointException` too, and look into its `failures`.",
+        reproduced=True,
+    ),
+    KnownFault(
+        "metadata-is-a-pickle",
+        "`dcp.load` unpickles `.metadata`: a checkpoint from elsewhere can run any code.",
+        "pytorch/pytorch#189308",
+        "sources",
+        _line(_DCP_LOAD),
+        "Load what is not your own by `fsdp_migrate.load_checkpoint`, which runs nothing of it.",
+        reproduced=True,
+    ),
+    KnownFault(
+        "deepcopy-of-shards",
+        "A model that FSDP2 has sharded cannot be copied by `deepcopy`, as averages of weights do.",
+        "pytorch/pytorch#149138",
+        "sources",
+        _line(r"\bdeepcopy\(\s*(?:self\.)?(?:model|net|module|student|policy)\b"),
+        "Use `fsdp_migrate.runtime.clone_parameters` and `ema_update`.",
+        reproduced=True,
+    ),
+    KnownFault(
+        "sync-stays-off",
+        "`set_requires_gradient_sync(False)` stays until it is set again; FSDP1's `no_sync()` ended by "
+        "itself.",
+        "huggingface/accelerate#3760",
+        "sources",
+        _line(
+            r"set_requires_gradient_sync\(\s*False",
+            without=r"set_requires_gradient_sync\(\s*(?!False)[^\s)]",
+        ),
+        "Set it to True before the last backward, or use `fsdp_migrate.runtime.no_sync`.",
+        reproduced=True,
+    ),
+    KnownFault(
+        "nameless-hybrid-mesh",
+        "`fully_shard` refuses a mesh of two dimensions without names, which FSDP1 took.",
+        "measured",
+        "sources",
+        _line(r"init_device_mesh\([^)]*\([^)]*,\s*[^)\s][^)]*\)\s*\)", beside=r"fully_shard"),
+        'Give `mesh_dim_names=("replicate", "shard")`; `prepare_fully_shard` names them.',
+        reproduced=True,
+    ),
+    KnownFault(
+        "groups-by-dimensions",
+        "FSDP1's parameters were flat, so that `p.ndim >= 2` put all of them into one group; FSDP2's have "
+        "their "
+        "shapes: weight decay changes silently, and old checkpoints' groups do not fit.",
+        "measured",
+        "sources",
+        _line(r"\.(?:ndim|dim\(\))\s*(?:<|>|>=|<=|==)\s*[12]\b", beside=_WRAPS),
+        "Group by names. `fsdp-migrate scan` marks each such line (FM318).",
+        reproduced=True,
+    ),
+    KnownFault(
+        "old-optimizer-state-functions",
+        "`FSDP.full_optim_state_dict` and its kin are to raise in a torch to come, and know no FSDP2 model.",
+        "pytorch/pytorch#191712",
+        "sources",
+        _line(
+            r"\.(?:full_optim_state_dict|sharded_optim_state_dict|shard_full_optim_state_dict|"
+            r"flatten_sharded_optim_state_dict|scatter_full_optim_state_dict)\("
+        ),
+        "`fsdp-migrate rewrite` turns them into `fsdp_migrate.runtime`'s.",
+    ),
+    KnownFault(
+        "norm-is-a-part",
+        "What `torch.nn.utils.clip_grad_norm_` returns of sharded gradients is a DTensor: its local value "
+        "is this "
+        "rank's part of the norm.",
+        "pytorch/pytorch#170862",
+        "sources",
+        _line(r"=\s*[\w.]*clip_grad_norm_\(.*\)(?:\.to_local\(\)|\._local_tensor)"),
+        "Call `.full_tensor()` on it, or `fsdp_migrate.runtime.clip_grad_norm_`, which returns a plain "
+        "tensor.",
+        (Affected("torch", "2.6", "2.13"),),
+        reproduced=True,
+    ),
+    KnownFault(
+        "optimizer-of-8-bits",
+        "8-bit optimizers of bitsandbytes fail with, or wrongly quantise, DTensors.",
+        "bitsandbytes-foundation/bitsandbytes#1633",
+        "sources",
+        _line(r"\b(?:bnb|bitsandbytes)\.optim\.\w*8bit\("),
+        "Take torchao's low-bit optimizers, or torch's AdamW.",
+    ),
+)
+"""Faults of scripts."""

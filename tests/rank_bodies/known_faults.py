@@ -1,0 +1,299 @@
+"""Makes known faults of torch happen, with torch alone: none of this package's mends is in the way."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel as FSDP,
+    MixedPrecisionPolicy,
+    StateDictType,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from tests.models import Net
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def happening(folder: str) -> dict[str, bool]:
+    """Return which faults happen on this torch."""
+    warnings.simplefilter("ignore")
+    return {name: fault(Path(folder)) for name, fault in FAULTS.items()}
+
+
+def _mesh() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def _sharded(model: nn.Module, *units: nn.Module, **options: Any) -> Any:
+    for unit in (*units, model):
+        fully_shard(unit, mesh=_mesh(), **options)
+    return model
+
+
+def _says(words: str, do: Callable[[], object], *others: str) -> bool:
+    """Tell whether something fails with these words, or with others."""
+    try:
+        do()
+    except Exception as error:
+        if not any(each in str(error) for each in (words, *others)):
+            raise
+        return True
+    return False
+
+
+def _sums(folder: Path) -> bool:
+    del folder
+    found = torch.empty(1)
+    dist.reduce_scatter_tensor(found, torch.ones(dist.get_world_size()), op=dist.ReduceOp.AVG)
+    return found.item() == dist.get_world_size()
+
+
+def _pins(folder: Path) -> bool:
+    del folder
+    # The first is what a build without CUDA says, the other one with CUDA.
+    return _says(
+        "accelerator",
+        lambda: _sharded(nn.Linear(4, 4), offload_policy=CPUOffloadPolicy())(torch.ones(1, 4)),
+        "NVIDIA driver",
+    )
+
+
+def _has_no_rows(folder: Path) -> bool:
+    del folder
+    model = _sharded(nn.Linear(4, 1))
+    counts = [0] * dist.get_world_size()
+    dist.all_gather_object(counts, model.weight.to_local().numel())
+    return 0 in counts
+
+
+def _refuses_ties(folder: Path) -> bool:
+    del folder
+    model = Net(tied=True)
+    _sharded(model, model.embed, model.head.out)
+    return _says("shared", lambda: model(torch.ones(1, 2, dtype=torch.long)))
+
+
+def _tears_ties(folder: Path) -> bool:
+    del folder
+    with torch.device("meta"):
+        model = Net(tied=True)
+    model.to_empty(device="cpu")
+    return model.head.out.weight is not model.embed.weight
+
+
+def _forgets_buffers(folder: Path) -> bool:
+    del folder
+
+    class Rotary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("frequencies", torch.ones(2), persistent=False)
+
+    state = Rotary().state_dict()
+    with torch.device("meta"):
+        model: Any = Rotary()
+    model.to_empty(device="cpu")
+    model.frequencies.fill_(torch.nan)  # what empty memory may hold
+    model.load_state_dict(state)
+    return bool(model.frequencies.isnan().all())
+
+
+def _refuses_scalars(folder: Path) -> bool:
+    del folder
+    model = nn.Linear(2, 2)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    return _says("scalar parameters", lambda: _sharded(model)) or _says(
+        "salar parameters", lambda: _sharded(model)
+    )
+
+
+def _refuses_mixed_dtypes(folder: Path) -> bool:
+    del folder
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
+    prepared = _sharded(model)
+    return _says("uniform original parameter dtype", lambda: prepared(torch.ones(1, 2)))
+
+
+def _refuses_containers(folder: Path) -> bool:
+    del folder
+    model = Net()
+    return _says("forward", lambda: _sharded(model, model.blocks))
+
+
+def _refuses_plain_gradients(folder: Path) -> bool:
+    del folder
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    _sharded(model, ignored_params=set(model[1].parameters()))
+    model(torch.ones(1, 2)).sum().backward()
+    return _says("DTensor", lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+
+
+def _corrupts_moments(folder: Path) -> bool:
+    del folder
+    model = FSDP(nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    configs = (
+        FullStateDictConfig(rank0_only=False, offload_to_cpu=True),
+        FullOptimStateDictConfig(rank0_only=False, offload_to_cpu=True),
+    )
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, *configs):
+        state = FSDP.optim_state_dict(model, optimizer)["state"]["weight"]
+    return torch.equal(state["exp_avg"], state["exp_avg_sq"])
+
+
+def _trained(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def _loses_initial_lr(folder: Path) -> bool:
+    model = _sharded(nn.Linear(4, 4))
+    optimizer = _trained(model)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.5)
+    dcp.save({"o": get_state_dict(model, optimizer)[1]}, checkpoint_id=folder / "lr")
+    fresh = torch.optim.AdamW(model.parameters())
+    wanted = {"o": get_state_dict(model, fresh)[1]}
+    dcp.load(wanted, checkpoint_id=folder / "lr")
+    set_optimizer_state_dict(model, fresh, optim_state_dict=wanted["o"])
+    return _says("initial_lr", lambda: torch.optim.lr_scheduler.LambdaLR(fresh, lambda _: 0.5, last_epoch=3))
+
+
+def _loads_no_moments(folder: Path) -> bool:
+    model = _sharded(nn.Linear(4, 4))
+    dcp.save({"o": _trained(model).state_dict()}, checkpoint_id=folder / "raw")
+    fresh = torch.optim.AdamW(model.parameters(), lr=0.1)
+    wanted = {"o": fresh.state_dict()}
+    dcp.load(wanted, checkpoint_id=folder / "raw")
+    fresh.load_state_dict(wanted["o"])
+    return not fresh.state
+
+
+def _slips_through(folder: Path) -> bool:
+    try:
+        dcp.load({"a": torch.ones(1)}, checkpoint_id=folder / "nothing")
+    except BaseException as error:
+        return not isinstance(error, Exception)
+    return False
+
+
+class Running:
+    """Is made by a call, as anything in a pickle may be."""
+
+    ran = False
+
+    def __reduce__(self) -> Any:
+        return run, ()
+
+
+def run() -> None:
+    """Leave a trace."""
+    Running.ran = True
+
+
+def _runs_pickles(folder: Path) -> bool:
+    if dist.get_rank() == 0:
+        (folder / "pickle").mkdir()
+        (folder / "pickle" / ".metadata").write_bytes(pickle.dumps(Running()))
+    dist.barrier()
+    try:
+        dcp.FileSystemReader(folder / "pickle").read_metadata()
+    except Exception:
+        return Running.ran
+    return Running.ran
+
+
+def _refuses_copies(folder: Path) -> bool:
+    del folder
+    model = _sharded(nn.Linear(2, 2))
+    return _says("deepcopy", lambda: copy.deepcopy(model))
+
+
+def _stays_off(folder: Path) -> bool:
+    del folder
+    model = _sharded(nn.Linear(2, 2))
+    model.set_requires_gradient_sync(False)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+    return model.weight.grad is None
+
+
+def _refuses_nameless_meshes(folder: Path) -> bool:
+    del folder
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1))
+    return _says("mesh_dim_names", lambda: fully_shard(nn.Linear(2, 2), mesh=mesh))
+
+
+def _has_other_dimensions(folder: Path) -> bool:
+    del folder
+    flat = FSDP(nn.Linear(2, 2), device_id=torch.device("cpu"), use_orig_params=True)
+    return [next(each.parameters()).ndim for each in (flat, _sharded(nn.Linear(2, 2)))] == [1, 2]
+
+
+def _returns_a_part(folder: Path) -> bool:
+    del folder
+    model: FSDPModule = _sharded(nn.Linear(3, 3))
+    loss: Any = model
+    loss(torch.ones(1, 3)).sum().backward()
+    norm: Any = nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
+    return isinstance(norm, DTensor) and not torch.equal(norm.to_local(), norm.full_tensor())
+
+
+def _forgets_dtypes(folder: Path) -> bool:
+    del folder
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for param in model[0].parameters():
+        param.requires_grad_(False)
+    prepared = _sharded(model, model[0], model[1], mp_policy=policy)
+    prepared(torch.ones(1, 2)).sum().backward()
+    for param in model[0].parameters():
+        param.requires_grad_(True)
+    return _says("dtype", lambda: prepared(torch.ones(1, 2)).sum().backward())
+
+
+FAULTS: dict[str, Callable[[Path], bool]] = {
+    "gloo-averages": _sums,
+    "pinned-offload-without-accelerator": _pins,
+    "shards-without-rows": _has_no_rows,
+    "ties-across-units": _refuses_ties,
+    "ties-torn-on-meta": _tears_ties,
+    "unsaved-buffers-on-meta": _forgets_buffers,
+    "scalar-parameters": _refuses_scalars,
+    "mixed-dtypes-in-a-unit": _refuses_mixed_dtypes,
+    "containers-are-no-units": _refuses_containers,
+    "clipping-plain-among-sharded": _refuses_plain_gradients,
+    "corrupt-full-optimizer": _corrupts_moments,
+    "initial-lr-is-lost": _loses_initial_lr,
+    "raw-optimizer-state": _loads_no_moments,
+    "checkpoint-errors-slip-through": _slips_through,
+    "metadata-is-a-pickle": _runs_pickles,
+    "deepcopy-of-shards": _refuses_copies,
+    "sync-stays-off": _stays_off,
+    "nameless-hybrid-mesh": _refuses_nameless_meshes,
+    "groups-by-dimensions": _has_other_dimensions,
+    "norm-is-a-part": _returns_a_part,
+    "unfreezing-later": _forgets_dtypes,
+}
