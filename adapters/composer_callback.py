@@ -28,6 +28,7 @@ from fsdp_migrate.adapters.composer_trainer.hooks import (
     name_what_is_saved,
     out_of_memory_error,
     out_of_memory_here,
+    reading_by,
     shard_now,
     surround_start,
     take_over_sharding,
@@ -94,9 +95,10 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         strict: Raise if anything would change that a user could notice.
         tied: Which unit owns a parameter that several would share: ``parent`` or ``group``, as in
             :func:`~fsdp_migrate.prepare_fully_shard`.
-        convert_checkpoints: What to do with a checkpoint that does not load into FSDP2 as it is: ``convert``
+        convert_checkpoints: What to do with a checkpoint that does not load into FSDP2 as it is: ``load``
+            reads it straight into the shards, and converts only what cannot be read so; ``convert`` converts
             it into a folder beside it (its name and ``.fsdp2``), which is used again until the checkpoint
-            changes; or an ``error``.
+            changes; or an ``error``. A conversion that is there and holds is used in any case.
         cache_folder: Where conversions lie, if not beside their checkpoints, whose folder may be for reading
             only. Every node must see it.
         reshard_after_forward: In place of what the strategy says, as in
@@ -125,7 +127,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         *,
         strict: bool = False,
         tied: TieOwner = "parent",
-        convert_checkpoints: Conversion = "convert",
+        convert_checkpoints: Conversion = "load",
         cache_folder: str | Path | None = None,
         reshard_after_forward: bool | int | None = None,
         comms: Comms = "auto",
@@ -135,7 +137,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         self.findings: tuple[Finding, ...] = ()
         self._given = fsdp_config
         self._reshard = reshard_after_forward
-        self._loader = CheckpointLoader(convert_checkpoints, cache_folder)
+        self._loader = CheckpointLoader(convert_checkpoints, cache_folder, reading_by)
         self._mapping: ComposerMapping | None = None
         self._is_sharded = False
         self._microbatches = MicrobatchDriver(comms, out_of_memory_error)
@@ -283,7 +285,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         return agreeing_evaluation(state.model, evaluator.dataloader, metrics, out_of_memory_here)
 
     def load(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Load a checkpoint, converted before if it does not load as it is."""
+        """Load a checkpoint as it is, or in the way that was asked for if it does not load so."""
         state = arguments["state"]
         try:
             return self._loader.load(call, arguments, lambda: shard_now(state))

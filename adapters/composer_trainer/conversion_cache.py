@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Conversion = Literal["convert", "error"]
+Conversion = Literal["load", "convert", "error"]
 CACHE_SUFFIX: Final = ".fsdp2"
 """What is appended to a checkpoint's name to name the folder of its conversion, beside it."""
 TRUSTED: Final = SourceOptions(trust_pickle=True)
@@ -37,7 +37,7 @@ class ConversionCache:
     """Converts checkpoints into folders beside them, each once.
 
     Args:
-        conversion: Whether to convert at all.
+        conversion: Whether to convert at all, and whether only what cannot be read straight.
         folder: Where conversions lie; None: each beside its source.
 
     Raises:
@@ -65,6 +65,10 @@ class ConversionCache:
             return source.with_name(f"{source.name}.{name}")
         return path.with_name(name)
 
+    def is_made(self, path: Path, manifest: Manifest) -> bool:
+        """Tell whether a conversion of a checkpoint is there, and of what it is now."""
+        return self._holds(self.place(path, manifest), manifest)
+
     def convert(self, path: Path, manifest: Manifest) -> Path:
         """Return the conversion of a checkpoint; it is made unless one that holds is there.
 
@@ -74,7 +78,7 @@ class ConversionCache:
             CheckpointError: The source cannot be converted.
         """
         target = self.place(path, manifest)
-        if self._holds(target, manifest):
+        if self.is_made(path, manifest):
             log.warning("%s does not load into FSDP2 as it is; its conversion %s is used.", path, target)
             return target
         if self.conversion == "error":

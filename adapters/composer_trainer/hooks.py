@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
@@ -28,10 +28,11 @@ from fsdp_migrate.errors import UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
+    from torch.distributed.checkpoint.storage import StorageReader
     from torch.distributed.device_mesh import DeviceMesh
 
     from fsdp_migrate.adapters.config_objects.composer import ComposerSettings
@@ -88,6 +89,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(OptimizerMonitor, "batch_end", ("state", "logger")),
     Hook(ema, "get_model_context_manager", ("model",)),
     Hook(checkpoint, "load_checkpoint", ("path", "state", "object_store", "load_weights_only")),
+    Hook(checkpoint, "FileSystemReaderWithValidation", ("path",)),
     Hook(
         gradient_clipping,
         "apply_gradient_clipping",
@@ -244,6 +246,17 @@ def take_over_sharding(state: Any) -> None:
 def shard_now(state: Any) -> None:
     """Shard the state's model before the Trainer would, on all ranks."""
     state._apply_fsdp()
+
+
+@contextmanager
+def reading_by(reader: StorageReader) -> Iterator[None]:
+    """Let a reader take the place of the one that Composer makes for the folder of a sharded checkpoint."""
+    original = checkpoint.FileSystemReaderWithValidation
+    checkpoint.FileSystemReaderWithValidation = lambda path: reader
+    try:
+        yield
+    finally:
+        checkpoint.FileSystemReaderWithValidation = original
 
 
 def name_what_is_saved(

@@ -16,7 +16,7 @@ from fsdp_migrate.findings import Finding, listed, make_finding, named
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import nn
 
@@ -34,13 +34,15 @@ _PROPERTIES = 5
 class Found:
     """What is to be loaded in place of a path, how, and what there is to say.
 
-    ``kind`` None leaves it to the config; ``scaler_names`` None, to Composer.
+    ``kind`` None leaves it to the config; ``scaler_names`` None, to Composer. ``is_read``: this package
+    reads it, in place of torch.
     """
 
     path: str
     kind: Kind | None = None
     scaler_names: tuple[str, ...] | None = None
     findings: tuple[Finding, ...] = ()
+    is_read: bool = False
 
 
 class _Blanks(dict[str, Any]):
@@ -74,7 +76,13 @@ def find_local(path: str, run_name: str | None) -> Path:
     return found
 
 
-def look_in_store(store: Any, path: str, run_name: str | None, model: nn.Module | None) -> Found:
+def look_in_store(
+    store: Any,
+    path: str,
+    run_name: str | None,
+    model: nn.Module | None,
+    read: Callable[[str], Found] | None = None,
+) -> Found:
     """Look at a checkpoint in one of Composer's object stores: its metadata is fetched, no tensor is.
 
     Args:
@@ -82,6 +90,7 @@ def look_in_store(store: Any, path: str, run_name: str | None, model: nn.Module 
         path: The name of the checkpoint there.
         run_name: The name of the run, for the placeholder.
         model: The model that it is held against; None: against none.
+        read: Looks at a URL of what does not load as it is; None: such a checkpoint is refused.
 
     Raises:
         CheckpointError: It is damaged, of another model, or would have to be converted.
@@ -99,15 +108,33 @@ def look_in_store(store: Any, path: str, run_name: str | None, model: nn.Module 
     metadata = read_metadata(data, _AnyFile(), where=f"{name}/{METADATA_FILE}")
     paths = [entry.path for entry in metadata.entries.values() if entry.path is not None]
     if metadata.property_sizes - {_PROPERTIES} or any(each[:1] == _OPTIMIZERS for each in paths):
-        msg = (
-            f"{name!r} in {type(store).__name__} does not load into FSDP2 as it is, and is not converted on "
-            "the way, because it is not here. Convert it first: `fsdp-migrate convert URL OUT`, and load OUT."
-        )
-        raise CheckpointMismatchError(msg, path=name)
+        return _read_behind(store, name, read)
     tensors = [each for each in metadata.entries.values() if isinstance(each, TensorEntry)]
     if model is not None and tensors:
         compare_models(model_shapes((each.path, each.shape) for each in tensors), model, name)
     return Found(name, "sharded", scaler_names(paths))
+
+
+def _read_behind(store: Any, name: str, read: Callable[[str], Found] | None) -> Found:
+    """Return what a store's URL leads to, where fsspec opens it.
+
+    Raises:
+        CheckpointMismatchError: It does not, or this is not wanted.
+    """
+    why = "because it is not here"
+    if read is not None and hasattr(store, "get_uri"):
+        url = str(store.get_uri(name))
+        try:
+            return read(url)
+        except CheckpointMismatchError:
+            raise
+        except Exception as error:  # whatever the library of a store raises
+            why += f", and {url!r} cannot be read ({error})"
+    msg = (
+        f"{name!r} in {type(store).__name__} does not load into FSDP2 as it is, and is not converted on the "
+        f"way, {why}. Convert it first: `fsdp-migrate convert URL OUT`, and load OUT."
+    )
+    raise CheckpointMismatchError(msg, path=name)
 
 
 class _AnyFile(dict[str, int]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from fsdp_migrate.checkpoint_convert.formats.unflatten import nest
 from fsdp_migrate.checkpoint_convert.loading.reader import cast_finding
+from fsdp_migrate.errors import CheckpointMismatchError
 from fsdp_migrate.loading.offer import Leaf, Offer, StoredTensor, build_extra
 from fsdp_migrate.loading.transfer import Job
 from fsdp_migrate.loading.wanted import Wanted, blank_state, place_of
@@ -17,7 +20,7 @@ from fsdp_migrate.runtime.sharded import local_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -186,10 +189,72 @@ def plan_extra(offer: Offer) -> ExtraPlan:
 
 
 def load_extra(extra: Mapping[str, Any], plan: ExtraPlan) -> dict[str, Any]:
-    """Give objects with ``load_state_dict`` what is theirs; return all values by name."""
-    values = {name: build_extra(leaves) for name, leaves in plan.leaves.items()}
-    for name, value in values.items():
+    """Give objects with ``load_state_dict`` what is theirs; return all values by name.
+
+    Raises:
+        CheckpointMismatchError: An object does not take it.
+    """
+    values: dict[str, Any] = {}
+    for name, leaves in plan.leaves.items():
         load = getattr(extra[name], "load_state_dict", None)
-        if callable(load):
-            load(value)
+        if not callable(load):
+            values[name] = build_extra(leaves)
+            continue
+        own: Any = getattr(extra[name], "state_dict", dict)()
+        values[name] = as_in(own, build_extra([*leaves, *_not_stored(own, [path for path, _ in leaves])]))
+        try:
+            load(values[name])
+        except Exception as error:
+            msg = (
+                f"`{name}`, given in `extra`, does not take what was saved of it: its `load_state_dict` "
+                f"raised {type(error).__name__}: {error}. Model and optimizers are loaded by then. With "
+                "`None` in the object's place, the report's `values` has what was saved."
+            )
+            raise CheckpointMismatchError(msg) from error
     return values
+
+
+def _not_stored(own: Any, found: Sequence[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the empty mappings of an object's own state of which nothing was found, with their paths.
+
+    torch.distributed.checkpoint stores none, such as LambdaLR's for a function without attributes.
+    ``dcp.load`` has no need of them: it writes into the object's own state.
+    """
+    if found == [()]:  # the whole state is one value
+        return
+    texts = [tuple(map(str, path)) for path in found]
+    for path in _empty_mappings(own, ()):
+        text = tuple(map(str, path))
+        if not any(other[: len(text)] == text for other in texts):
+            yield path, {}
+
+
+def _empty_mappings(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, Mapping) and not value and path:
+        yield path
+    elif isinstance(value, Mapping | list):
+        for key, below in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _empty_mappings(below, (*path, key))
+
+
+def as_in(own: Any, found: Any) -> Any:
+    """Return what was found with the keys that an object's own state has.
+
+    torch.distributed.checkpoint makes text of keys that are numbers, such as the milestones of MultiStepLR.
+
+    Example:
+        >>> as_in({"milestones": {2: 1}, "gamma": 0.5}, {"milestones": {"5": 1}, "gamma": 0.1})
+        {'milestones': {5: 1}, 'gamma': 0.1}
+    """
+    if isinstance(own, Mapping) and isinstance(found, Mapping):
+        names = {str(key): key for key in own}
+        is_numbered = bool(own) and all(isinstance(key, int) for key in own)
+        made: dict[Any, Any] = {}
+        for key, value in found.items():
+            other = int(key) if is_numbered and str(key).isdigit() else key
+            name = names.get(str(key), other)
+            made[name] = as_in(own.get(name), value)
+        return Counter(made) if isinstance(own, Counter) else made
+    if isinstance(own, list) and isinstance(found, list) and len(own) == len(found):
+        return [as_in(*pair) for pair in zip(own, found, strict=True)]
+    return found

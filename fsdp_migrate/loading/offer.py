@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 from dataclasses import dataclass, field
@@ -106,7 +105,7 @@ def make_offer(
         CheckpointError: A value is damaged, or asks for a class on no list.
     """
     manifest = catalogue.manifest
-    offer = Offer(manifest.source, manifest.layout, _seen(catalogue), findings=catalogue.findings)
+    offer = Offer(manifest.source, manifest.layout, catalogue.seen, findings=catalogue.findings)
     known = {name for every in names for name in every}
     chosen = _choose_model(catalogue.parts, known)
     used: set[str] = set()
@@ -125,17 +124,6 @@ def make_offer(
             used.update(keys)
     offer.others = tuple(_tops(catalogue, used))
     return offer
-
-
-def _seen(catalogue: Catalogue) -> str:
-    """Return what is compared between ranks: sizes of files, and every entry with its type and shape."""
-    digest = hashlib.sha256(repr(sorted(catalogue.manifest.files.items())).encode("utf-8", "surrogatepass"))
-    for entry in catalogue.plan.entries:
-        source = catalogue.tensors.get(entry.key)
-        shape = None if source is None else (source.dtype, source.source.shape)
-        digest.update(repr((entry.key, shape)).encode("utf-8", "surrogatepass"))
-    files = catalogue.manifest.files
-    return f"{len(files)} files of {sum(files.values())} bytes ({digest.hexdigest()[:12]})"
 
 
 def _leaf(catalogue: Catalogue, key: str) -> Leaf:

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue
+from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue, refuse_unlike
 from fsdp_migrate.checkpoint_convert.manifest.options import ModelOutline, SourceOptions
-from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError, FSDPMigrateError
+from fsdp_migrate.errors import CheckpointNotFoundError, FSDPMigrateError
 from fsdp_migrate.findings import Finding, make_finding
 from fsdp_migrate.sharding.outlines import outline_model
 from fsdp_migrate.sharding.prepare import fsdp1_arguments
@@ -52,17 +52,11 @@ class Opened:
             CheckpointMismatchError: They do not; on every rank.
         """
         said = dict(zip(peers.ranks, peers.exchange(seen), strict=True))
-        if len(set(said.values())) == 1:
-            return
-        of: dict[str, list[int]] = {}
-        for rank, what in said.items():
-            of.setdefault(what, []).append(rank)
-        listing = "; ".join(f"ranks {ranks[:8]}: {what}" for what, ranks in of.items())
-        msg = (
-            f"The ranks see different checkpoints at {self.path!r}, so none is loaded: {listing}. Give all "
-            "ranks the same files, or pass `broadcast=True`: then one rank reads for all."
+        refuse_unlike(
+            self.path,
+            said,
+            "Give all ranks the same files, or pass `broadcast=True`: then one rank reads for all.",
         )
-        raise CheckpointMismatchError(msg, path=self.path)
 
 
 def open_checkpoint(

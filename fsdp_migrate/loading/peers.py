@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import RankError, UnsupportedFeatureError
-from fsdp_migrate.sharding.consensus import exchange, together
+from fsdp_migrate.sharding.consensus import exchange, share, together
 
 
 if TYPE_CHECKING:
@@ -73,13 +73,4 @@ class Peers:
         Raises:
             RankError: It could not be made.
         """
-        made: list[T | None] = [None]
-
-        def work() -> None:
-            if self.rank == sender:
-                made[0] = make()
-
-        self.together(work, where)
-        said = self.exchange(made[0])
-        found: Any = said[self.ranks.index(sender)]
-        return found  # type: ignore[no-any-return]
+        return make() if self.is_alone else share(make, self._groups, sender, where, RankError)

@@ -9,9 +9,8 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor, Replicate
 
-from fsdp_migrate.errors import OptimizerError
 from fsdp_migrate.runtime.sharded import local_of
-from fsdp_migrate.runtime.state_dicts import clean_parameter_name
+from fsdp_migrate.runtime.state_dicts import check_owners, clean_parameter_name
 from fsdp_migrate.sharding.tying import parameter_names
 from fsdp_migrate.torch_compat.local_boxes import local_box
 
@@ -72,16 +71,7 @@ def look_at(model: nn.Module, optimizers: Sequence[Optimizer]) -> Wanted:
         param: tuple(dict.fromkeys(map(clean_parameter_name, every)))
         for param, every in parameter_names(model).items()
     }
-    for position, optimizer in enumerate(optimizers):
-        for index, group in enumerate(optimizer.param_groups):
-            strangers = sum(param not in names for param in group["params"])
-            if strangers:
-                msg = (
-                    f"Optimizer {position} ({type(optimizer).__name__}) has {strangers} parameters in group "
-                    f"{index} that are not the model's. Build it from the sharded model, or pass it to "
-                    "prepare_fully_shard in `optimizers`."
-                )
-                raise OptimizerError(msg)
+    check_owners(optimizers, names)
     return Wanted(state, names, tuple(optimizers), (*model.parameters(), *model.buffers()))
 
 

@@ -14,6 +14,7 @@ from tests.rank_bodies.composer_conversions import (
     FULL,
     NAME,
     RANK0,
+    SAVED,
     composer_of_old_torch,
     go_on,
     loading,
@@ -29,20 +30,24 @@ pytestmark = pytest.mark.composer
 
 OLD = {"2.1.2": "flat", "2.3.1": "mesh"}
 AUTO: dict[str, Any] = {"autoresume": True, "save_folder": "resumed", "save_overwrite": False}
-CONVERTED = {
+CONVERT = {"convert_checkpoints": "convert"}
+READ = {
     "torch 2.15": loading("later"),
-    "torch 2.15 again": loading("later"),
-    "over a conversion of something else": loading("stale"),
-    "over half of a conversion": loading("half"),
+    "beside half of a conversion": loading("half"),
     "optimizers at the root": loading("at_root"),
     "a file per rank": loading(f"ranks/{NAME}-rank{{rank}}.pt"),
-    "a file per rank, full": loading(f"ranks/{NAME}-rank0.pt", FULL),
     "a folder of files": loading("ranks", RANK0),
     "a whole file": loading(f"full/{NAME}-rank{{rank}}.pt"),
-    "packed": loading("full/packed.pt.gz"),
     "by the run's name": loading("run/{run_name}-rank{rank}.pt"),
-    "in a cache": replace(loading("cached"), callback={"cache_folder": "elsewhere.fsdp2"}),
     "autoresume": replace(loading(""), trainer={**loading("").trainer, "load_path": None, **AUTO}),
+}
+CONVERTED = {
+    "over a conversion of something else": replace(loading("stale"), callback=CONVERT),
+    "by the conversion that is there": loading("stale"),
+    "over half of a conversion": replace(loading("half"), callback=CONVERT),
+    "a file per rank, full": replace(loading(f"ranks/{NAME}-rank0.pt", FULL), callback=CONVERT),
+    "packed": loading("full/packed.pt.gz"),
+    "in a cache": replace(loading("cached"), callback={**CONVERT, "cache_folder": "elsewhere.fsdp2"}),
 }
 AS_THEY_ARE = {
     "a folder, rank 0 only": loading(f"sharded/{NAME}", RANK0),
@@ -55,15 +60,19 @@ STORED = {
     "a folder in a store, full": loading(f"sharded/{NAME}", FULL),
     "a file in a store": loading(f"full/{NAME}-rank{{rank}}.pt"),
     "a symlink in a store": loading("sharded/latest.symlink", FULL),
+    "torch 2.15 behind a URL": loading("reachable"),
 }
 REFUSED: dict[str, tuple[Run, str]] = {
     "not to be converted": (
         replace(loading("refused"), callback={"convert_checkpoints": "error"}),
         "does not load into FSDP2 as it is, and `convert_checkpoints` is 'error'. Convert it: `fsdp-migrate",
     ),
-    "something else is there": (loading("taken"), "taken.fsdp2' is there already, and is no checkpoint"),
+    "something else is there": (
+        replace(loading("taken"), callback=CONVERT),
+        "taken.fsdp2' is there already, and is no checkpoint",
+    ),
     "not to be written": (
-        replace(loading("unwritable"), callback={"cache_folder": "full/packed.pt.gz"}),
+        replace(loading("unwritable"), callback={**CONVERT, "cache_folder": "full/packed.pt.gz"}),
         "Give the callback a `cache_folder` that every node sees and that can be written",
     ),
     "cut off": (loading("cut/cut-rank0.pt", RANK0), "cut-rank0.pt"),
@@ -86,6 +95,17 @@ REFUSED_STORED: dict[str, tuple[Run, str]] = {
 }
 
 
+STRAIGHT = ("later", f"full/{NAME}-rank0.pt")
+LOADED: dict[str, dict[str, Any]] = {
+    "all": {},
+    "weights": {"load_weights_only": True, "load_strict_model_weights": True},
+    "some": {
+        "load_ignore_keys": ["state/optimizers", "state/callbacks", "rng"],
+        "load_exclude_algorithms": ["BlurPool"],
+    },
+}
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("conversions")
@@ -93,15 +113,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(root: Path) -> list[dict[str, Any]]:
-    runs = {**CONVERTED, **AS_THEY_ARE, **{name: run for name, (run, _) in REFUSED.items()}}
+    runs = {**READ, **CONVERTED, **AS_THEY_ARE, **{name: run for name, (run, _) in REFUSED.items()}}
     stored = {**STORED, **{name: run for name, (run, _) in REFUSED_STORED.items()}}
     old = {version: str(root / f"old-{version}.fsdp2") for version in OLD}
     for version, kind in OLD.items():
         composer_of_old_torch(DATA / f"torch-{version}" / f"{kind}.dcp", Path(old[version]))
-    return run_ranks(go_on, str(root), runs, stored, old, timeout=400)
+    looked = {
+        f"{source}, {name}": replace(loading(source), trainer={**loading(source).trainer, **options})
+        for source in (f"sharded/{NAME}", *STRAIGHT)
+        for name, options in LOADED.items()
+    }
+    return run_ranks(go_on, str(root), runs, stored, old, looked, timeout=400)
 
 
-@pytest.mark.parametrize("case", [*CONVERTED, *AS_THEY_ARE, *STORED])
+@pytest.mark.parametrize("case", [*READ, *CONVERTED, *AS_THEY_ARE, *STORED])
 def test_the_run_goes_on_from_any_of_them(outcomes: list[dict[str, Any]], case: str) -> None:
     for found in outcomes:
         before, after = found["fsdp1"], found[case]
@@ -111,7 +136,10 @@ def test_the_run_goes_on_from_any_of_them(outcomes: list[dict[str, Any]], case: 
         assert after["losses"] == before["losses"][4:]
         for name, expected in before["parameters"].items():
             assert torch.equal(after["parameters"][name], expected), name
-        assert (("FM418", "load_path") in after["findings"]) == (case in CONVERTED)
+        codes = {code for code, subject in after["findings"] if subject == "load_path"}
+        assert ("FM418" in codes) == (case in CONVERTED)
+        assert ("FM439" in codes) == (case in READ or case.endswith("URL"))
+        assert ("FM440" in codes) == (case == "packed")
 
 
 @pytest.mark.parametrize("case", [*REFUSED, *REFUSED_STORED])
@@ -122,9 +150,25 @@ def test_what_cannot_be_loaded_is_an_error_on_every_rank(outcomes: list[dict[str
 
 def test_no_source_was_changed(outcomes: list[dict[str, Any]], root: Path) -> None:
     assert [found["changed"] for found in outcomes] == [[], []]
-    assert not (root / "refused.fsdp2").exists()
+    made = ["stale", "half", "elsewhere", f"ranks.{NAME}-rank0.pt", "full/packed.pt.gz", "taken"]
+    assert {str(path.relative_to(root)) for path in root.rglob("*.fsdp2")} >= {f"{one}.fsdp2" for one in made}
+    assert not any((root / f"{name}.fsdp2").exists() for name in ("refused", "later", "at_root", "ranks"))
     assert (root / "taken.fsdp2" / "notes.txt").read_text() == "mine"
-    assert (root / f"ranks.{NAME}-rank0.pt.fsdp2").is_dir()
+
+
+@pytest.mark.parametrize("options", LOADED)
+def test_what_is_read_straight_is_what_composer_loads(outcomes: list[dict[str, Any]], options: str) -> None:
+    """Timestamp, callbacks, schedulers, random states and the data's place too, with each of the options."""
+    for found in outcomes:
+        wanted, *others = (found[f"{source}, {options}"] for source in (f"sharded/{NAME}", *STRAIGHT))
+        assert wanted["timestamp"] == (0 if options == "weights" else SAVED)
+        assert wanted["seen"] == (-1 if options != "all" else SAVED)
+        assert bool(wanted["rng"]) == (options == "all")
+        whole = found[f"sharded/{NAME}, all"]
+        assert (wanted["optimizer"] == whole["optimizer"]) == (options == "all")
+        assert wanted["model"] == whole["model"]
+        for other in others:
+            assert other == wanted
 
 
 @pytest.mark.parametrize(("version", "kind"), OLD.items())

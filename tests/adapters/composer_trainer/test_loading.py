@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from pathlib import Path
@@ -80,6 +81,33 @@ def test_what_does_not_load_is_converted_beside_it_once(tmp_path: Path) -> None:
     os.utime(path / ".metadata", (earlier, earlier))  # another file in its place, though an older one
     loader.load(lambda **given: None, request_of(path))
     assert Path(loaded[0], ".metadata").stat().st_mtime_ns > written
+
+
+class Odd:
+    """A class on no list."""
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_cannot_be_read_straight_is_converted_with_the_reason(tmp_path: Path) -> None:
+    readers: list[Any] = []
+
+    def read_by(reader: Any) -> Any:
+        readers.append(reader.read_metadata())
+        return contextlib.nullcontext()
+
+    loader = CheckpointLoader("load", read_by=read_by)
+    plain = wrapped_checkpoint(tmp_path)
+    loader.load(lambda **given: None, request_of(plain))
+    assert [finding.code for finding in loader.findings] == ["FM439", "FM202"]
+    assert list(readers[0].state_dict_metadata) == ["state.model.weight"]
+    assert [each.name for each in tmp_path.iterdir()] == ["ba3"]
+    loader.findings.clear()
+    torch.save({"state": {"model": {"weight": torch.ones(2, 2)}, "odd": Odd()}}, tmp_path / "odd.pt")
+    loaded: list[str] = []
+    loader.load(lambda **given: loaded.append(given["path"]), request_of(tmp_path / "odd.pt"))
+    assert loaded == [f"{tmp_path / 'odd.pt'}.fsdp2"]
+    assert [finding.code for finding in loader.findings] == ["FM440", "FM418"]
+    assert "`state.odd` is an object of a class on no list" in loader.findings[0].message
 
 
 @pytest.mark.usefixtures("alone")

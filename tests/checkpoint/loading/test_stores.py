@@ -1,0 +1,191 @@
+"""Where a checkpoint lies and how large it is: requests to a store, and memory for a terabyte."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from fsdp_migrate import load_checkpoint
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import tensor_archive
+from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue
+from fsdp_migrate.checkpoint_convert.loading.slices import Slice, read_slices
+from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, Stored, TensorEntry
+from fsdp_migrate.errors import CheckpointReadError
+from tests.checkpoint.peak_memory import peak, private_bytes
+from tests.checkpoint.s3_service import BUCKET, S3, Answer, Between, Request
+from tests.checkpoint.samples import save_with_torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+MIB = 1 << 20
+URL = f"s3://{BUCKET}/run"
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(2)))
+    return model, torch.optim.AdamW(model.parameters(), lr=1.0)
+
+
+def save_run(folder: Path, kind: str) -> tuple[Path, nn.Module]:
+    """Save a model of 2 MiB after a step, with its optimizer; ``kind`` is a folder or one file."""
+    model, optimizer = model_and_optimizer()
+    model(torch.ones(1, 512)).sum().backward()
+    optimizer.step()
+    names = [name for name, _ in model.named_parameters()]
+    own = optimizer.state_dict()
+    state = {name: own["state"][number] for number, name in enumerate(names)}
+    groups = [{**own["param_groups"][0], "params": names}]
+    whole = {"model": model.state_dict(), "optimizer": {"state": state, "param_groups": groups}}
+    (folder / "run").mkdir()
+    if kind == "file":
+        torch.save(whole, folder / "run" / "state.pt")
+    else:
+        save_with_torch(whole, folder / "run")
+    return folder / "run", model
+
+
+def counted(between: Between) -> dict[str, int]:
+    """Count the bytes that are answered, from here on."""
+    found = {"bytes": 0, "gets": 0, "lists": 0, "probes": 0}
+
+    def pass_on(request: Request, ask: Callable[[], Answer]) -> Answer:
+        answer = ask()
+        is_probe = "max-keys=1&" in request.query
+        found["gets" if not request.lists else "probes" if is_probe else "lists"] += 1
+        if request.method == "GET" and not request.lists:
+            found["bytes"] += len(answer.body)
+        return answer
+
+    between.fault = pass_on
+    return found
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_little_more_is_asked_of_a_store_than_is_needed(
+    kind: str, s3: S3, between: Between, tmp_path: Path
+) -> None:
+    folder, saved = save_run(tmp_path, kind)
+    s3.put(folder, "run")
+    url = URL if kind == "folder" else f"{URL}/state.pt"
+    needed = sum(path.stat().st_size for path in folder.iterdir())
+    assert needed > 6 * MIB
+    counts = counted(between)
+    model, optimizer = model_and_optimizer()
+    report = load_checkpoint(url, model, optimizer)
+    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in model.state_dict().items())
+    assert report.nbytes > 6 * MIB
+    assert counts["bytes"] <= 1.1 * needed
+    # What there is, and once more at the end, whether it is still the same.
+    assert counts["lists"] <= 2
+    assert counts["probes"] <= 2
+    assert counts["gets"] <= 30
+    # A rank's half of one tensor.
+    counts.update(bytes=0, gets=0, lists=0)
+    catalogue = Catalogue(url)
+    opened = counts["bytes"]
+    half = torch.empty(256, 512)
+    read_slices(
+        catalogue.folder, [Slice(catalogue.tensors["model.0.weight"].source, ((256, 0), (256, 512)), half)]
+    )
+    catalogue.close()
+    assert torch.equal(half, saved.state_dict()["0.weight"][256:])
+    assert counts["bytes"] - opened <= 1.1 * half.nbytes
+
+
+@pytest.mark.s3
+def test_a_store_that_has_no_time_is_asked_again_and_its_errors_are_not_absence(
+    s3: S3, between: Between, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")
+    folder, saved = save_run(tmp_path, "folder")
+    s3.put(folder, "run")
+    seen: set[Request] = set()
+
+    def once(request: Request, ask: Callable[[], Answer]) -> Answer:
+        if request in seen:
+            return ask()
+        seen.add(request)
+        return Answer(503, [], b"").replaced(503, "SlowDown")
+
+    between.fault = once
+    model, optimizer = model_and_optimizer()
+    load_checkpoint(URL, model, optimizer)
+    assert torch.equal(model[0].weight, saved[0].weight)  # type: ignore[index]
+    assert len(seen) > 3
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    between.fault = lambda request, ask: (
+        ask().replaced(403, "AccessDenied") if request.lists and "max-keys=1&" not in request.query else ask()
+    )
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    before = [value.clone() for value in model.parameters()]
+    with pytest.raises(CheckpointReadError, match="access is denied"):
+        load_checkpoint(URL, model, optimizer)
+    assert all(torch.equal(own, old) for own, old in zip(model.parameters(), before, strict=True))
+
+
+FILES, TENSORS, SHAPE = 64, 4, (1 << 20, 1024)
+"""A tensor of 4 GiB for each of four places in each of 64 files."""
+
+
+def sparse_checkpoint(folder: Path) -> int:
+    """Write a checkpoint of a terabyte that is holes but for what frames its tensors; return its size."""
+    folder.mkdir()
+    archive = tensor_archive("float32", SHAPE)
+    entries, total = [], 0
+    for number in range(FILES):
+        file = folder / f"__{number}_0.distcp"
+        with file.open("wb") as out:
+            for place in range(TENSORS):
+                key = f"layers.{number * TENSORS + place}.weight"
+                start = place * archive.length
+                os.pwrite(out.fileno(), archive.head, start)
+                payload = start + len(archive.head)
+                os.pwrite(out.fileno(), mark(key).numpy().tobytes(), payload)
+                os.pwrite(out.fileno(), mark(key).numpy().tobytes(), payload + archive.payload - 4 * SHAPE[1])
+                os.pwrite(out.fileno(), archive.tail(0), payload + archive.payload)
+                stored = Stored(file.name, start, archive.length)
+                chunks = (Chunk((0, 0), SHAPE, stored),)
+                entries.append(TensorEntry(f"model.{key}", ("model", key), "float32", SHAPE, chunks))
+        total += file.stat().st_size
+    (folder / ".metadata").write_bytes(write_metadata(entries, checkpoint_id="x"))
+    return total
+
+
+def mark(key: str) -> torch.Tensor:
+    """Return the first and the last row of a tensor."""
+    return torch.arange(SHAPE[1]) + float(key.split(".")[1])
+
+
+@pytest.mark.any_torch
+def test_a_terabyte_is_planned_and_its_ends_are_loaded_in_little_memory(tmp_path: Path) -> None:
+    assert sparse_checkpoint(tmp_path / "run") > 10**12
+    assert sum(path.stat().st_blocks * 512 for path in (tmp_path / "run").iterdir()) < 20 * MIB
+    rows = 512
+    found: dict[str, Any] = {}
+
+    def load() -> None:
+        catalogue = Catalogue(tmp_path / "run")
+        for name, first in (("layers.0.weight", 0), ("layers.255.weight", SHAPE[0] - rows)):
+            found[name] = torch.empty(rows, SHAPE[1])
+            entry = catalogue.tensors[f"model.{name}"].source
+            read_slices(catalogue.folder, [Slice(entry, ((first, 0), (rows, SHAPE[1])), found[name])])
+        catalogue.check_unchanged()
+        catalogue.close()
+
+    before = private_bytes()
+    assert peak(load) - before < 64 * MIB
+    assert torch.equal(found["layers.0.weight"][0], mark("layers.0.weight"))
+    assert torch.equal(found["layers.255.weight"][-1], mark("layers.255.weight"))
+    assert not found["layers.255.weight"][:-1].any()
