@@ -12,22 +12,26 @@ from fsdp_migrate.checkpoint_convert.execution.execute import (
     execute_plan,
 )
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
-from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan, plan_conversion
-from fsdp_migrate.checkpoint_convert.sources.config_beside import full_state_configs
+from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
+from fsdp_migrate.checkpoint_convert.planning.plan import plan_conversion
+from fsdp_migrate.checkpoint_convert.sources.config_beside import asked_forms
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
+from fsdp_migrate.checkpoint_convert.targets.accelerate import is_full_form
 from fsdp_migrate.errors import OutputError
-from fsdp_migrate.findings import make_finding, raise_on_findings
+from fsdp_migrate.findings import Finding, make_finding, named, raise_on_findings
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
-    from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions, SourceOptions
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
+    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions, StateDictForm
     from fsdp_migrate.checkpoint_convert.storage.folders import Location
     from fsdp_migrate.checkpoint_convert.storage.progress import Progress
 
 
-# What Accelerate writes and opens under FULL_STATE_DICT.
-_FULL_MODEL: Final = "pytorch_model_fsdp.bin"
+_CONFIG_WORDS: Final = {"full": "FULL_STATE_DICT", "sharded": "SHARDED_STATE_DICT"}
 
 
 @within_limits("convert the checkpoint")
@@ -98,6 +102,7 @@ def convert_checkpoint(
         'rewrite'
     """
     manifest = inspect_checkpoint(src, options=options)
+    output_options, said = with_asked_form(manifest, to, output_options, src, dst)
     plan = plan_conversion(
         manifest,
         to=to,
@@ -109,7 +114,7 @@ def convert_checkpoint(
         link=link,
         output_options=output_options,
     )
-    plan = _with_configs(plan, src, dst)
+    plan = replace(plan, findings=(*plan.findings, *said))
     raise_on_findings(plan.findings, strict=strict)
     if dst is not None:
         return execute_plan(
@@ -131,22 +136,49 @@ def convert_checkpoint(
     return ConversionReport(plan, "none", None, 0, 0, plan.findings)
 
 
-def _with_configs(plan: ConversionPlan, src: Location, dst: Location | None) -> ConversionPlan:
-    """Say where a config beside the source or the output tells Accelerate to load another form."""
-    if plan.stack != "accelerate":
-        return plan
-    places = [os.fspath(place).rstrip("/") for place in (src, dst) if place is not None]
-    folders = [*places, *(os.path.dirname(place) or "." for place in places)]  # noqa: PTH120  # may be URLs
-    found = full_state_configs(folders)
-    if not found and not any(name.rpartition("/")[2] == _FULL_MODEL for name in plan.manifest.files):
-        return plan
-    where = ", ".join(f"{name!r}" for name in found[:4]) or "The run that saved it"
+def with_asked_form(
+    manifest: Manifest, to: str, options: OutputOptions | None, src: Location, dst: Location | None
+) -> tuple[OutputOptions, tuple[Finding, ...]]:
+    """Say which form Accelerate is to open, where that is left to a config beside the checkpoint or above it.
+
+    Args:
+        manifest: The source.
+        to: The stack that is to load the result.
+        options: What the user says about the output.
+        src: Where the source lies.
+        dst: Where the output will.
+
+    Returns:
+        The options, and what there is to say where a config asks for another form.
+    """
+    options = options or OutputOptions()
+    if (manifest.stack if to == "auto" else to) != "accelerate":
+        return options, ()
+    above = [None if place is None else _above(place) for place in (dst, src)]
+    says = asked_forms(place for place in (above[0], src, above[1]) if place is not None)
+    if options.state_dict_type == "auto":
+        # Where configs differ, nothing tells which of them the run has.
+        own: StateDictForm = "full" if is_full_form(manifest) else "sharded"
+        options = replace(options, state_dict_type=next(iter(says.values())) if _agree(says) else own)
+    written = options.state_dict_type
+    others = [name for name, form in says.items() if form != written]
+    if not others:
+        return options, ()
+    which, word = _CONFIG_WORDS["sharded" if written == "full" else "full"], _CONFIG_WORDS[written]
     finding = make_finding(
         "FM288",
         "fsdp_state_dict_type",
-        f"{where} says FULL_STATE_DICT, under which `{_FULL_MODEL}` and `optimizer.bin` are opened; the "
-        "output has the folders of SHARDED_STATE_DICT.",
-        "Set `fsdp_state_dict_type: SHARDED_STATE_DICT` in the config (`state_dict_type` in the HF Trainer's "
-        "`fsdp_config`) before the run is resumed; it can be set back after the first save.",
+        f"{named(others)}: {which}. The output has the form of {word}.",
+        f"Set `fsdp_state_dict_type: {word}` in the config (`state_dict_type` in the HF Trainer's "
+        "`fsdp_config`) before the run is resumed, or ask for the other form with `state_dict_type` "
+        "(--state-dict-type).",
     )
-    return replace(plan, findings=(*plan.findings, finding))
+    return options, (finding,)
+
+
+def _above(place: Location) -> str:
+    return os.path.dirname(os.fspath(place).rstrip("/")) or "."  # noqa: PTH120  # may be a URL
+
+
+def _agree(says: Mapping[str, str]) -> bool:
+    return len(set(says.values())) == 1

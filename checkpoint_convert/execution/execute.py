@@ -131,20 +131,22 @@ def execute_plan(
             ranks.gather("ready", {})
         if ranks is not None and ranks.rank != 0:
             return _join(run, ranks, buffer_bytes)
-        output = open_output(
-            dst,
-            source=plan.manifest.source,
-            overwrite=overwrite,
-            resume=resume,
-            keeps_others=not plan.is_distributed,
-        )
-        work = Work(source, output, buffer_bytes, checksums, progress, ranks)
-        if ranks is not None:
-            ranks.on_failure(lambda error: output.abort(keep=_is_kept(run, error, ranks)))
+        opened: list[Output] = []
         try:
+            output = open_output(
+                dst,
+                source=plan.manifest.source,
+                overwrite=overwrite,
+                resume=resume,
+                keeps_others=not plan.is_distributed,
+            )
+            opened.append(output)
+            work = Work(source, output, buffer_bytes, checksums, progress, ranks)
+            if ranks is not None:
+                ranks.on_failure(lambda error: output.abort(keep=_is_kept(run, error, ranks)))
             return _Execution(run, output, work, ranks).run()
         except BaseException as error:
-            if ranks is None:
+            for output in opened if ranks is None else ():
                 output.abort(keep=_is_kept(run, error, None))
             raise
     finally:

@@ -82,6 +82,7 @@ class FileWriter:
         checks.agreed_on(before.agreed, before.bare)
         checks.resume(RecordRun(*run) for run in before.runs)
         writer = ItemWriter(self._source, self._block, advance, overflows, checks)
+        writer.crcs += before.crcs
         target = file if digest is None else _Digesting(file, digest)
         nbytes = marked = before.nbytes
         for number, item in enumerate(items[before.items :], before.items + 1):
@@ -89,7 +90,9 @@ class FileWriter:
             nbytes += item.length
             if nbytes - marked >= MARK_BYTES and number < len(items) and file.sync():
                 marked = nbytes
-                mark = Written(number, nbytes, overflows=dict(overflows), **_as_fields(checks))
+                mark = Written(
+                    number, nbytes, overflows=dict(overflows), crcs=tuple(writer.crcs), **_as_fields(checks)
+                )
                 self._output.record(segment.file, mark, segment.part)
         found = digest.hex() if digest is not None else None
         return Written(len(items), nbytes, True, overflows, found, **_as_fields(checks))

@@ -97,12 +97,11 @@ def check_unchanged(manifest: Manifest, source: Folder, linked: Collection[str] 
         and times.get(name, (time, links))[0] != time
         and times[name][1] == links
     ]
-    changed += [n for n, size in manifest.files.items() if n not in found or _size(found[n]) != size]
+    sizes = manifest.files.items()
+    changed += [n for n, size in sizes if n not in changed and (n not in found or _size(found[n]) != size)]
     if changed:
         how = "has changed since it was inspected" if changed[0] in found else "is gone"
-        more = f", and so {'has' if len(changed) == 2 else 'have'} {len(changed) - 1} more" * (
-            len(changed) > 1
-        )
+        more = f", and {len(changed) - 1} more too" * (len(changed) > 1)
         msg = (
             f"`{changed[0]}` in {manifest.source!r} {how}{more}. Is the checkpoint still being written, or "
             "being removed? Convert it once it is at rest."

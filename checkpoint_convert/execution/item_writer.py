@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from fsdp_migrate.checkpoint_convert.execution.placement import (
     CopyItem,
     DataItem,
+    EndItem,
     Item,
     RawArchive,
     TensorItem,
@@ -20,6 +21,7 @@ from fsdp_migrate.checkpoint_convert.formats.copied_archive import (
 )
 from fsdp_migrate.checkpoint_convert.formats.stored_checksums import combine_crcs
 from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import StreamedRecord
 
 
 if TYPE_CHECKING:
@@ -40,7 +42,10 @@ class Sink(Protocol):
 
 
 class ItemWriter:
-    """Writes items one after the other; one per thread."""
+    """Writes items one after the other; one per thread.
+
+    ``crcs`` are the checksums of the streamed records of the file that is being written.
+    """
 
     def __init__(
         self,
@@ -58,13 +63,14 @@ class ItemWriter:
         self._buffer = bytearray(0)
         self._advance = advance
         self._overflows = overflows
+        self.crcs: list[int] = []
 
     def write(self, item: Item, file: Sink) -> None:
         """Append an item to a file."""
         if isinstance(item, CopyItem):
             self._copy(item, file)
-        elif isinstance(item, DataItem):
-            file.write(item.data)
+        elif isinstance(item, DataItem | EndItem):
+            file.write(item.data if isinstance(item, DataItem) else item.end.directory(self.crcs))
             self._advance(item.length)
         else:
             self._assemble(item, file)
@@ -112,6 +118,8 @@ class ItemWriter:
             self._advance(len(data))
         if written != archive.payload:
             raise AssertionError(f"{written} bytes were written where {archive.payload} were planned")
+        if isinstance(archive, StreamedRecord):
+            self.crcs.append(crc)
         file.write(archive.tail(crc))
         self._advance(archive.length - archive.payload)
         if caster is not None and caster.overflows:

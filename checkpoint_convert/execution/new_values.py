@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.formats.dcp_items import open_value
+from fsdp_migrate.checkpoint_convert.execution.placement import FileRecords, NewValues
+from fsdp_migrate.checkpoint_convert.formats.dcp_items import open_value, streamed_records
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE, read_metadata
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import write_metadata
 from fsdp_migrate.checkpoint_convert.formats.pickle_strings import replace_strings
 from fsdp_migrate.checkpoint_convert.formats.safetensors_writer import INDEX_FILE
 from fsdp_migrate.checkpoint_convert.formats.unflatten import build_nested, pick_value, read_value
 from fsdp_migrate.checkpoint_convert.formats.zip_writer import small_archive
-from fsdp_migrate.checkpoint_convert.manifest.manifest import (
-    BytesEntry,
-    InlineValue,
-    Stored,
-    TensorEntry,
-)
+from fsdp_migrate.checkpoint_convert.manifest.manifest import InlineValue, TensorEntry
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedValue
 
 
@@ -52,17 +48,18 @@ def closing_files(plan: ConversionPlan, placement: Placement, output: Output) ->
     return found
 
 
-def new_values(plan: ConversionPlan, source: Folder) -> dict[ValueKey, bytes]:
-    """Return the bytes of what changes, or is no item yet, and of the files beside the data."""
+def new_values(plan: ConversionPlan, source: Folder) -> NewValues:
+    """Return the bytes of what changes, or is no item yet, and the records of the files beside the data."""
     values: dict[ValueKey, bytes] = {}
+    files: dict[str, FileRecords] = {}
     for entry in plan.entries:
         if isinstance(entry, PlannedValue) and entry.is_new:
             values[entry.folder, entry.key] = _new_value(entry, source)
     for file in plan.files:
-        made = BytesEntry(file.name, None, Stored(file.name, 0, 0), InlineValue(build_nested(file, source)))
-        archive = open_value(source, made, where=f"`{file.name}`")
-        values["", file.name] = small_archive({name: archive.read(name) for name in archive.records})
-    return values
+        nested, streamed = build_nested(file, source)
+        records, later = streamed_records(source, nested, streamed, where=f"`{file.name}`")
+        files[file.name] = {**records, **{name: streamed[id(value)] for name, value in later.items()}}
+    return NewValues(values, files)
 
 
 def rewritten_value(entry: PlannedValue, source: Folder) -> bytes:

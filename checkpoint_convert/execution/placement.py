@@ -5,11 +5,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from fsdp_migrate.checkpoint_convert.formats.safetensors_writer import place_files, write_index
-from fsdp_migrate.checkpoint_convert.formats.zip_writer import TensorArchive, tensor_archive
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import (
+    ArchiveEnd,
+    StreamedRecord,
+    TensorArchive,
+    lay_out_archive,
+    tensor_archive,
+)
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     BytesEntry,
@@ -22,7 +29,7 @@ from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor, Plan
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.boxes import Box
     from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan
@@ -114,7 +121,7 @@ class TensorItem:
 
     tensor: PlannedTensor
     box: Box
-    archive: TensorArchive | RawArchive
+    archive: TensorArchive | RawArchive | StreamedRecord
 
     @property
     def length(self) -> int:
@@ -122,7 +129,19 @@ class TensorItem:
         return self.archive.length
 
 
-Item = CopyItem | DataItem | TensorItem
+@dataclass(frozen=True, slots=True)
+class EndItem:
+    """What a file of torch.save ends with: it tells the checksums of the tensors before it."""
+
+    end: ArchiveEnd
+
+    @property
+    def length(self) -> int:
+        """Return its size."""
+        return self.end.length
+
+
+Item = CopyItem | DataItem | TensorItem | EndItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +168,50 @@ class Placement:
 
 
 ValueKey = tuple[str, str]
-"""A folder of the output, and the key of a value in it, or the name of a file there."""
+"""A folder of the output, and the key of a value in it."""
+
+FileRecords = Mapping[str, "bytes | PlannedTensor"]
+"""The records of a file of torch.save by name: their bytes, or the tensor that is streamed into it."""
 
 
-def place(plan: ConversionPlan, values: Mapping[ValueKey, bytes]) -> Placement:
+class NewValues(NamedTuple):
+    """What is made in memory: the new bytes of items whose content changes, and the files beside the data."""
+
+    values: Mapping[ValueKey, bytes]
+    files: Mapping[str, FileRecords]
+
+
+def place(plan: ConversionPlan, new: NewValues) -> Placement:
     """Lay an output out.
 
     Args:
         plan: The conversion.
-        values: The new bytes of the items whose content changes, and of the files beside the data.
+        new: What changes.
     """
     if not plan.is_distributed:
         return _place_safetensors(plan)
-    return _Placer(plan, values).place()
+    return _Placer(plan, new).place()
+
+
+def _archive_items(records: FileRecords) -> Iterator[Item]:
+    """Yield the items of a file of torch.save."""
+    tensors = {name: record for name, record in records.items() if isinstance(record, PlannedTensor)}
+    contents = {
+        name: _nbytes(record) if isinstance(record, PlannedTensor) else record
+        for name, record in records.items()
+    }
+    parts, end = lay_out_archive(contents)
+    for name, part in zip(contents, parts, strict=True):
+        if isinstance(part, bytes):
+            yield DataItem(part)
+        else:
+            tensor = tensors[name]
+            yield TensorItem(tensor, tensor.boxes[0], part)
+    yield EndItem(end)
+
+
+def _nbytes(tensor: PlannedTensor) -> int:
+    return math.prod(tensor.source.shape) * DTYPES[tensor.dtype].itemsize
 
 
 def _place_safetensors(plan: ConversionPlan) -> Placement:
@@ -171,16 +221,17 @@ def _place_safetensors(plan: ConversionPlan) -> Placement:
         files[name] = [DataItem(header)]
         for tensor in tensors:
             shape = tensor.source.shape
-            archive = RawArchive(math.prod(shape) * DTYPES[tensor.dtype].itemsize)
+            archive = RawArchive(_nbytes(tensor))
             files[name].append(TensorItem(tensor, ((0,) * len(shape), shape), archive))
     index = write_index({name: tensors for name, (_, tensors) in placed.items()}) if len(placed) > 1 else None
     return Placement({}, files, {}, index)
 
 
 class _Placer:
-    def __init__(self, plan: ConversionPlan, values: Mapping[ValueKey, bytes]) -> None:
+    def __init__(self, plan: ConversionPlan, new: NewValues) -> None:
         self._plan = plan
-        self._values = values
+        self._values = new.values
+        self._records = new.files
         self._files: defaultdict[str, list[Item]] = defaultdict(list)
         self._ends: defaultdict[str, int] = defaultdict(int)
         self._shares = plan.action != "rewrite"
@@ -227,7 +278,7 @@ class _Placer:
                 else BytesEntry(entry.key, entry.path, stored[at])
             )
         for file in self._plan.files:
-            self._files[file.name].append(DataItem(self._values["", file.name]))
+            self._files[file.name] += _archive_items(self._records[file.name])
         return Placement(self._taken, self._files, {name: tuple(found) for name, found in volumes.items()})
 
     def _as_stored(self, entry: PlannedTensor) -> list[Chunk]:

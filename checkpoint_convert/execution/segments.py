@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.checkpoint_convert.execution.placement import EndItem
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,9 +59,11 @@ def cut_segments(files: Mapping[str, Sequence[Item]], *, whole_files: bool = Fal
     for file, items in files.items():
         cuts: list[tuple[int, int, int, int]] = []
         first = offset = nbytes = 0
+        # The end of a file of torch.save tells the checksums of all that is before it.
+        whole = whole_files or (bool(items) and isinstance(items[-1], EndItem))
         for number, item in enumerate(items, 1):
             nbytes += item.length
-            if nbytes >= SEGMENT_BYTES and number < len(items) and not whole_files:
+            if nbytes >= SEGMENT_BYTES and number < len(items) and not whole:
                 cuts.append((first, number, offset, nbytes))
                 first, offset, nbytes = number, offset + nbytes, 0
         cuts.append((first, len(items), offset, nbytes))

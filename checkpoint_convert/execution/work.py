@@ -12,6 +12,7 @@ from fsdp_migrate.checkpoint_convert.execution.segments import Segment, cut_segm
 from fsdp_migrate.checkpoint_convert.formats.checksums import Digest
 from fsdp_migrate.checkpoint_convert.formats.stored_checksums import StoredChecks
 from fsdp_migrate.checkpoint_convert.outputs.journal import Written
+from fsdp_migrate.checkpoint_convert.outputs.object_store_tree import LAST
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
 from fsdp_migrate.checkpoint_convert.storage.progress import ProgressEvent
 from fsdp_migrate.checkpoint_convert.storage.threads import Advance, run_workers
@@ -81,7 +82,15 @@ class Work:
         return [sum(segment.nbytes for segment in part) for part in divided]
 
     def write_files(self, files: Mapping[str, Sequence[Item]]) -> Results:
-        """Write this rank's share of the data files; return what all ranks wrote, on rank 0."""
+        """Write this rank's share of the data files; return what all ranks wrote, on rank 0.
+
+        Where files show as soon as they are whole, those that make a checkpoint of the others come last.
+        """
+        last = {} if self.output.takes_parts else {n: i for n, i in files.items() if n.endswith(LAST)}
+        found = self._write_round({name: items for name, items in files.items() if name not in last})
+        return {**found, **self._write_round(last)} if last else found
+
+    def _write_round(self, files: Mapping[str, Sequence[Item]]) -> Results:
         segments = self.segments(files)
         threads = self._threads(len(segments))
         writer = FileWriter(

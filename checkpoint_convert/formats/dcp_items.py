@@ -19,6 +19,8 @@ from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder
 
@@ -69,17 +71,48 @@ def open_value(folder: Folder, entry: BytesEntry, *, where: str) -> TorchZip:
     """
     if entry.inline is None:
         return open_item(folder, entry.stored, where=where)
-    pickled, tensors = pickle_value(entry.inline.value, where=where)
-    nbytes = sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in tensors)
+    data = small_archive(value_records(folder, entry.inline.value, where=where))
+    return TorchZip(lambda start, count: data[start : start + count], 0, len(data), where=where)
+
+
+def value_records(folder: Folder, value: object, *, where: str) -> dict[str, bytes]:
+    """Return the records of the archive of a value, by name.
+
+    Raises:
+        UnsupportedFeatureError: It cannot be written, or is too large for memory.
+    """
+    records, _ = streamed_records(folder, value, {}, where=where)
+    return records
+
+
+def streamed_records(
+    folder: Folder, value: object, streamed: Collection[int], *, where: str
+) -> tuple[dict[str, bytes], dict[str, TensorValue]]:
+    """Return the records of the archive of a value that are read at once, and those that are not.
+
+    Args:
+        folder: Where the elements of the tensors in it lie.
+        value: The value.
+        streamed: The identities (``id``) of the tensors in it whose elements come later: they are empty here.
+        where: The file and entry, for messages.
+
+    Raises:
+        UnsupportedFeatureError: It cannot be written, or the rest is too large for memory.
+    """
+    pickled, tensors = pickle_value(value, where=where)
+    nbytes = sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in tensors if id(t) not in streamed)
     if nbytes > _MAX_INLINE:
         msg = f"{where} is no tensor, and holds {nbytes} bytes of tensors; at most {_MAX_INLINE} are carried."
         raise UnsupportedFeatureError(msg, feature="values with large tensors in them")
-    contents = {"data.pkl": pickled, **FIXED_RECORDS}
+    records = {"data.pkl": pickled, **FIXED_RECORDS}
+    later: dict[str, TensorValue] = {}
     for number, tensor in enumerate(tensors):
-        contents[f"data/{number}"] = _read_tensor(folder, tensor, where)
-    contents["version"] = b"3\n"
-    data = small_archive(contents)
-    return TorchZip(lambda start, count: data[start : start + count], 0, len(data), where=where)
+        name = f"data/{number}"
+        if id(tensor) in streamed:
+            later[name] = tensor
+        records[name] = b"" if id(tensor) in streamed else _read_tensor(folder, tensor, where)
+    records["version"] = b"3\n"
+    return records, later
 
 
 def _read_tensor(folder: Folder, value: TensorValue, where: str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, RawElements, Stored, TensorEntry
@@ -46,6 +46,8 @@ _DTYPES: Final = {
     "BOOL": "bool",
     "C64": "complex64",
 }
+_ITEMSIZES: Final = {word: DTYPES[dtype].itemsize for word, dtype in _DTYPES.items()}
+_PLAIN: Final = RawElements()
 DTYPE_WORDS: Final = {dtype: word for word, dtype in _DTYPES.items()}
 """The word for each type in the header of a file."""
 
@@ -89,12 +91,15 @@ def _entry(key: str, described: object, name: str, start: int, size: int, where:
     dtype, shape, span = described.get("dtype"), described.get("shape"), described.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise _broken(where, f"`{key[:80]}` is of the type {str(dtype)[:20]!r}, which is not known")
-    if not _are_sizes(shape) or not _are_sizes(span) or len(span) != 2:
+    # Both at once: there may be 300,000.
+    if not isinstance(shape, list) or not isinstance(span, list) or not _are_sizes(shape + span):
         raise _broken(where, f"the shape or the place of `{key[:80]}` makes no sense")
-    nbytes = math.prod(shape) * DTYPES[_DTYPES[dtype]].itemsize
+    if len(span) != 2 or len(shape) > _MAX_DIMENSIONS:
+        raise _broken(where, f"the shape or the place of `{key[:80]}` makes no sense")
+    nbytes = math.prod(shape) * _ITEMSIZES[dtype]
     if span[1] - span[0] != nbytes or start + span[1] > size:
         raise _broken(where, f"`{key[:80]}` needs {nbytes} bytes, and lies at {span[0]} to {span[1]}")
-    stored = Stored(name, start + span[0], nbytes, RawElements())
+    stored = Stored(name, start + span[0], nbytes, _PLAIN)
     sizes = tuple(shape)
     chunk = Chunk((0,) * len(sizes), sizes, stored)
     return TensorEntry(key, (key,), _DTYPES[dtype], sizes, (chunk,))
@@ -135,13 +140,11 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return made
 
 
-def _are_sizes(value: object) -> TypeGuard[list[int]]:
-    return (
-        isinstance(value, list)
-        and len(value) <= _MAX_DIMENSIONS
-        and _WHOLE.issuperset(map(type, value))
-        and (not value or (min(value) >= 0 and max(value) < 1 << 63))
-    )
+def _are_sizes(values: list[object]) -> TypeGuard[list[int]]:
+    if not _WHOLE.issuperset(map(type, values)):
+        return False
+    numbers = cast("list[int]", values)
+    return not numbers or (min(numbers) >= 0 and max(numbers) < 1 << 63)
 
 
 def _broken(where: str, what: str) -> CheckpointFormatError:

@@ -175,3 +175,19 @@ class TensorSource:
         # With `...` a box of no dimensions is an array, too, and not a number.
         at: Any = (*index, ...)
         reader.read_into(cells[at], start)
+
+
+def hold_same_bits(folder: Folder, one: TensorEntry, other: TensorEntry, *, block_bytes: int) -> bool:
+    """Tell whether two tensors of one source have the same type, shape and bits.
+
+    Raises:
+        CheckpointFormatError: A stored item is damaged, or not what the metadata says.
+    """
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    box = (0,) * len(one.shape), one.shape
+    left, right = (TensorSource(folder, block_bytes).read(entry, box) for entry in (one, other))
+    return all(
+        np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(theirs, np.uint8))
+        for mine, theirs in zip(left, right, strict=True)
+    )

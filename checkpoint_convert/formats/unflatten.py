@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import load_item, locate_tensor, open_item
@@ -10,11 +11,12 @@ from fsdp_migrate.checkpoint_convert.formats.stored_checksums import check_recor
 from fsdp_migrate.checkpoint_convert.formats.torch_values import Record, StorageRef, TensorValue
 from fsdp_migrate.checkpoint_convert.manifest.boxes import row_major_strides
 from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, InlineValue, TensorEntry
+from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor, PlannedValue
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
     from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedFile
@@ -62,16 +64,42 @@ def pick_value(value: object, pick: Path, *, where: str) -> object:
     return found
 
 
-def build_nested(file: PlannedFile, folder: Folder) -> dict[object, object]:
-    """Return the state that a planned file holds."""
+def build_nested(file: PlannedFile, folder: Folder) -> tuple[dict[object, object], dict[int, PlannedTensor]]:
+    """Return the state that a planned file holds, and by its identity each tensor in it that is streamed."""
     leaves: list[tuple[Path, object]] = [(path, []) for path in file.lists]
+    streamed: dict[int, PlannedTensor] = {}
     for path, leaf in file.leaves:
         if isinstance(leaf, InlineValue):
             leaves.append((path, leaf.value))
+        elif isinstance(leaf, PlannedTensor):
+            shape = leaf.source.shape
+            storage = StorageRef(leaf.dtype, "", math.prod(shape))
+            tensor = TensorValue(leaf.dtype, shape, row_major_strides(shape), 0, storage)
+            streamed[id(tensor)] = leaf
+            leaves.append((path, tensor))
         else:
-            where = f"`{leaf.key}` in {folder.url!r}"
-            leaves.append((path, read_value(folder, leaf, where=where)))
-    return nest(leaves)
+            entry = leaf.source if isinstance(leaf, PlannedValue) else leaf
+            where = f"`{entry.key}` in {folder.url!r}"
+            value = read_value(folder, entry, where=where)
+            if isinstance(leaf, PlannedValue):
+                value = _with_names(pick_value(value, leaf.pick, where=where), leaf.names)
+            leaves.append((path, value))
+    return nest(leaves), streamed
+
+
+def _with_names(value: object, names: Mapping[str, str]) -> object:
+    """Return a value of lists and mappings with other names in it."""
+    if not names:
+        return value
+    if isinstance(value, str):
+        return names.get(value, value)
+    if type(value) is list or type(value) is tuple:
+        return type(value)(_with_names(item, names) for item in value)
+    if isinstance(value, dict):
+        made = type(value)()
+        made.update({_with_names(key, names): _with_names(item, names) for key, item in value.items()})
+        return made
+    return value
 
 
 def nest(leaves: Iterable[tuple[Path, object]]) -> dict[object, object]:

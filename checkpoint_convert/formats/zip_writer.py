@@ -111,15 +111,71 @@ def tensor_archive(dtype: str, shape: Shape) -> TensorArchive:
 
 def small_archive(contents: Mapping[str, bytes]) -> bytes:
     """Build the archive of records that are in memory, in their order."""
-    names = list(contents)
-    records = _lay_out(names, [len(content) for content in contents.values()])
-    parts: list[bytes] = []
-    crcs: list[int] = []
+    parts, end = lay_out_archive(contents)
+    return b"".join(part for part in parts if isinstance(part, bytes)) + end.directory(())
+
+
+@dataclass(frozen=True)
+class StreamedRecord:
+    """A record of an archive whose bytes come later: ``head``, the bytes, then ``tail(crc)``."""
+
+    head: bytes
+    _record: _Record
+
+    @property
+    def payload(self) -> int:
+        """Return how many bytes come."""
+        return self._record.size
+
+    @property
+    def length(self) -> int:
+        """Return its size with what stands before and after the bytes."""
+        return self._record.end - self._record.header
+
+    def tail(self, crc: int) -> bytes:
+        """Return what follows the bytes, whose checksum is ``crc``."""
+        return _descriptor(self._record, crc)
+
+
+@dataclass(frozen=True)
+class ArchiveEnd:
+    """What an archive ends with: the directory of its records."""
+
+    _records: tuple[_Record, ...]
+    _crcs: tuple[int | None, ...]
+
+    @property
+    def length(self) -> int:
+        """Return its size."""
+        return len(_directory(self._records, [0] * len(self._records)))
+
+    def directory(self, crcs: Sequence[int]) -> bytes:
+        """Return it, with the checksums of the streamed records in their order."""
+        streamed = iter(crcs)
+        return _directory(self._records, [next(streamed) if crc is None else crc for crc in self._crcs])
+
+
+def lay_out_archive(contents: Mapping[str, bytes | int]) -> tuple[list[bytes | StreamedRecord], ArchiveEnd]:
+    """Lay out an archive of records that are in memory, or of which only the size is known.
+
+    Example:
+        >>> parts, end = lay_out_archive({"data.pkl": b"N.", "data/0": 8})
+        >>> [type(part).__name__ for part in parts], parts[1].payload, end.length > 0
+        (['bytes', 'StreamedRecord'], 8, True)
+    """
+    sizes = [content if isinstance(content, int) else len(content) for content in contents.values()]
+    records = _lay_out(list(contents), sizes)
+    parts: list[bytes | StreamedRecord] = []
+    crcs: list[int | None] = []
     for record, content in zip(records, contents.values(), strict=True):
-        crcs.append(zlib.crc32(content))
-        parts += [_header(record), content, _descriptor(record, crcs[-1])]
-    parts.append(_directory(records, crcs))
-    return b"".join(parts)
+        if isinstance(content, int):
+            crcs.append(None)
+            parts.append(StreamedRecord(_header(record), record))
+        else:
+            crc = zlib.crc32(content)
+            crcs.append(crc)
+            parts.append(_header(record) + content + _descriptor(record, crc))
+    return parts, ArchiveEnd(tuple(records), tuple(crcs))
 
 
 def _lay_out(names: Sequence[str], sizes: Sequence[int]) -> list[_Record]:

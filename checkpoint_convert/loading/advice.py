@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _LOADERS: Final = {
     "accelerate": "`Accelerator.load_state` or the HF Trainer",
-    "composer": "Composer's Trainer",
     "lightning": "Lightning's Trainer",
     "torchtitan": "torchtitan",
 }
@@ -29,14 +28,20 @@ class LoadAdvice:
     Attributes:
         call: The line of Python.
         better_converted: When converting it first is better.
+        trainer: The line for the framework's Trainer that loads it, where there is one.
     """
 
     call: str
     better_converted: tuple[str, ...]
+    trainer: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        return {"call": self.call, "better_converted": list(self.better_converted)}
+        return {
+            "call": self.call,
+            "trainer": self.trainer,
+            "better_converted": list(self.better_converted),
+        }
 
 
 def advise_loading(manifest: Manifest) -> LoadAdvice:
@@ -65,7 +70,11 @@ def advise_loading(manifest: Manifest) -> LoadAdvice:
         asked = ", ".join(f"{name!r}: {_variable(name)}" for name in others[:_MOST_EXTRA])
         more = ", ..." if len(others) > _MOST_EXTRA else ""
         arguments.append(f"extra={{{asked}{more}}}")
-    return LoadAdvice(f"load_checkpoint({', '.join(arguments)})", tuple(_better_converted(manifest)))
+    trainer = None
+    if manifest.stack == "composer":
+        trainer = f"Trainer(..., callbacks=[FSDP2Migration()], load_path={manifest.source!r})"
+    better = tuple(_better_converted(manifest))
+    return LoadAdvice(f"load_checkpoint({', '.join(arguments)})", better, trainer)
 
 
 def _variable(name: str) -> str:

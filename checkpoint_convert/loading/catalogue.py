@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor, Plan
 from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan, plan_conversion
 from fsdp_migrate.checkpoint_convert.sources.read import reading_source
 from fsdp_migrate.checkpoint_convert.targets.frameworks import resolve_target
-from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.errors import CheckpointMismatchError, ConfigError
 from fsdp_migrate.findings import Finding, raise_on_findings
 
 
@@ -113,6 +114,17 @@ class Catalogue:
         """Return what there is to say about the checkpoint, but for what concerns outputs."""
         return tuple(finding for finding in self.plan.findings if finding.code not in _OF_OUTPUTS)
 
+    @property
+    def seen(self) -> str:
+        """Return what ranks compare: the sizes of files, and every entry with its type and shape."""
+        files = self.manifest.files
+        digest = hashlib.sha256(repr(sorted(files.items())).encode("utf-8", "surrogatepass"))
+        for entry in self.plan.entries:
+            tensor = self.tensors.get(entry.key)
+            shape = None if tensor is None else (tensor.dtype, tensor.source.shape)
+            digest.update(repr((entry.key, shape)).encode("utf-8", "surrogatepass"))
+        return f"{len(files)} files of {sum(files.values())} bytes ({digest.hexdigest()[:12]})"
+
     def value_bytes(self, key: str) -> bytes:
         """Return a value as an archive of torch.save that was written here, of what the safe reader read.
 
@@ -153,3 +165,24 @@ class Catalogue:
             keys = tuple(kept[key] for key in part.keys if key in kept)
             found.append(OfferedPart(part.kind, part.name, prefix, keys))
         return tuple(found)
+
+
+def refuse_unlike(path: str, seen: Mapping[int, str], hint: str) -> None:
+    """Check that all ranks see the same checkpoint.
+
+    Args:
+        path: Where it lies.
+        seen: What each rank sees.
+        hint: What to do if they do not.
+
+    Raises:
+        CheckpointMismatchError: They do not.
+    """
+    if len(set(seen.values())) <= 1:
+        return
+    ranks: dict[str, list[int]] = {}
+    for rank, what in seen.items():
+        ranks.setdefault(what, []).append(rank)
+    listing = "; ".join(f"ranks {some[:8]}: {what}" for what, some in ranks.items())
+    msg = f"The ranks see different checkpoints at {path!r}, so none is loaded: {listing}. {hint}"
+    raise CheckpointMismatchError(msg, path=path)

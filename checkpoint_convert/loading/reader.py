@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue
+from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue, refuse_unlike
 from fsdp_migrate.checkpoint_convert.loading.slices import Slice, read_slices
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry, PlannedTensor
 from fsdp_migrate.checkpoint_convert.sources.detect import open_source
@@ -26,7 +28,6 @@ from fsdp_migrate.findings import Finding, counted, make_finding, named
 
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Sequence
 
     from typing_extensions import Self
@@ -85,7 +86,7 @@ class CheckpointReader(StorageReader):
             "options": options,
         }
         self._progress = progress
-        self._open: Catalogue | None = None
+        self._opened: Catalogue | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -93,11 +94,19 @@ class CheckpointReader(StorageReader):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def open(self) -> None:
+        """Look at the checkpoint now; otherwise it is done when the metadata is asked for.
+
+        Raises:
+            CheckpointError: It cannot be read.
+        """
+        self._catalogue()
+
     def close(self) -> None:
         """Close what is open; ``dcp.load`` does it by itself once it has read."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -134,11 +143,17 @@ class CheckpointReader(StorageReader):
         del metadata, is_coordinator
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan of this rank as it is."""
-        return plan
+        """Return the plan of this rank, with what it sees of the checkpoint."""
+        return replace(plan, storage_data=self._catalogue().seen)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans of all ranks as they are."""
+        """Return the plans of all ranks as they are.
+
+        Raises:
+            CheckpointMismatchError: The ranks see different checkpoints.
+        """
+        seen = {rank: str(plan.storage_data) for rank, plan in enumerate(plans) if plan.storage_data}
+        refuse_unlike(os.fspath(self.path), seen, "Give all ranks the same files.")
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -177,10 +192,10 @@ class CheckpointReader(StorageReader):
         self.findings = (*catalogue.findings, *cast_findings(pairs))
 
     def _catalogue(self) -> Catalogue:
-        if self._open is None:
-            self._open = Catalogue(self.path, **self._asked)
-            self.findings = self._open.findings
-        return self._open
+        if self._opened is None:
+            self._opened = Catalogue(self.path, **self._asked)
+            self.findings = self._opened.findings
+        return self._opened
 
 
 def _describe(entry: PlannedEntry) -> TensorStorageMetadata | BytesStorageMetadata:

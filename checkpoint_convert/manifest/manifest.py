@@ -179,6 +179,7 @@ class Manifest:
         is_relinkable: Whether an output can share its data files; only those of distributed checkpoints.
         places: For each entry of a distributed checkpoint in a folder below: that folder, and the key there.
         added: The keys of entries that are in no file of it, and that a conversion adds.
+        ties: The key of each further name of a tied parameter of a model, with the key of the first.
     """
 
     source: str
@@ -202,6 +203,7 @@ class Manifest:
     outline: ModelOutline | None = None
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     added: tuple[str, ...] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:

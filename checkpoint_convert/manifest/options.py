@@ -1,10 +1,10 @@
-"""What a user can say about a source, and about an output beside its stack."""
+"""What a user can say about a source, and about an output beside its framework."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from fsdp_migrate.checkpoint_convert.manifest.keys import RenameRule, parse_rename
 from fsdp_migrate.errors import ConfigError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import FlatUnit
 
 
+StateDictForm = Literal["auto", "sharded", "full"]
 DEFAULT_SHARD_SIZE: Final = 5 * 10**9
 _SIZE: Final = re.compile(r"^\s*(\d+)\s*([KMGT]?)(I?)B?\s*$", re.IGNORECASE)
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -88,6 +89,8 @@ class OutputOptions:
         model_files: What is to stand beside the weights of a Hugging Face model, by name, as
             ``read_model_files`` gives it.
         keep_corrupt_optimizer: Carry an optimizer over that torch saved corrupt (FM217), as it is.
+        state_dict_type: The form that Accelerate is to open: ``"sharded"``, ``"full"``, or ``"auto"`` for the
+            one that a config beside the checkpoint asks for, and else that of the source.
 
     Example:
         >>> OutputOptions(max_shard_size=parse_size("2GB")).max_shard_size
@@ -99,11 +102,16 @@ class OutputOptions:
     renames: tuple[str, ...] = ()
     model_files: Mapping[str, bytes] = field(default_factory=dict)
     keep_corrupt_optimizer: bool = False
+    state_dict_type: StateDictForm = "auto"
 
     def __post_init__(self) -> None:
         if type(self.max_shard_size) is not int or self.max_shard_size < 1:
             msg = f"`max_shard_size` is {self.max_shard_size!r}; expected a number of bytes of at least 1."
             raise ConfigError(msg, field="max_shard_size")
+        if self.state_dict_type not in get_args(StateDictForm):
+            words = ", ".join(map(repr, get_args(StateDictForm)))
+            msg = f"`state_dict_type` is {self.state_dict_type!r}; expected one of {words}."
+            raise ConfigError(msg, field="state_dict_type")
         for text in self.renames:
             parse_rename(text)
         name = self.optimizer_class

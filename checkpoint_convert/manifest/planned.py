@@ -38,7 +38,10 @@ class PlannedTensor:
     @property
     def is_rechunked(self) -> bool:
         """Tell whether it is divided in another way than before."""
-        return self.boxes != tuple((chunk.offsets, chunk.sizes) for chunk in self.source.chunks)
+        chunks = self.source.chunks
+        if len(chunks) == 1 == len(self.boxes):
+            return chunks[0][:2] != self.boxes[0]
+        return self.boxes != tuple((chunk.offsets, chunk.sizes) for chunk in chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +73,22 @@ class PlannedFile:
 
     Attributes:
         name: The name of the file in the output.
-        leaves: The path of each leaf, and the entry of the source, or the value, that stands there.
+        leaves: The path of each leaf, and what stands there: an entry of the source as it is, what becomes of
+            one, or a value. Tensors that are planned are streamed into the file; others are small.
         lists: The paths of lists without a leaf, which no leaf's path tells of.
     """
 
     name: str
-    leaves: tuple[tuple[Path, Entry | InlineValue], ...]
+    leaves: tuple[tuple[Path, Entry | InlineValue | PlannedEntry], ...]
     lists: tuple[Path, ...] = ()
+
+    @property
+    def planned(self) -> tuple[PlannedEntry, ...]:
+        """Return what becomes of entries of the source in it."""
+        return tuple(leaf for _, leaf in self.leaves if isinstance(leaf, PlannedTensor | PlannedValue))
 
     @property
     def sources(self) -> tuple[Entry, ...]:
         """Return the entries of the source that are in it."""
-        return tuple(leaf for _, leaf in self.leaves if not isinstance(leaf, InlineValue))
+        own = tuple(leaf for _, leaf in self.leaves if isinstance(leaf, TensorEntry | BytesEntry))
+        return own + tuple(leaf.source for leaf in self.planned)

@@ -6,6 +6,7 @@ then what of which file is whole. A line that a crash cut off counts as not writ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Written:
     ``overflows`` counts, by key, the values in them that a cast made infinite. ``digest`` is the checksum of
     the whole file, once it is done and if one was asked for. ``agreed`` counts the bytes of the source that
     agree with a checksum, ``bare`` those that have none, and ``runs`` are the parts of records that were read
-    in part (``RecordRun`` of ``stored_checksums``).
+    in part (``RecordRun`` of ``stored_checksums``). ``crcs`` are the checksums of the records so far, which
+    the end of a file of torch.save tells.
     """
 
     items: int
@@ -40,6 +42,7 @@ class Written:
     agreed: int = 0
     bare: int = 0
     runs: Sequence[Sequence[Any]] = ()
+    crcs: Sequence[int] = ()
 
 
 NOTHING: Final = Written(0, 0)
@@ -100,6 +103,7 @@ class Journal:
                 "agreed": written.agreed,
                 "bare": written.bare,
                 "runs": list(written.runs),
+                "crcs": list(written.crcs),
             }
         )
         self.files[name, part] = written
@@ -111,9 +115,11 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            # Each line was flushed.
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
     def _take(self, record: Mapping[str, Any]) -> None:
         if "identity" in record:
@@ -137,6 +143,7 @@ class Journal:
                 agreed=int(record["agreed"]),
                 bare=int(record["bare"]),
                 runs=record["runs"],
+                crcs=record["crcs"],
             )
 
     def _append(self, record: Mapping[str, Any]) -> None:

@@ -35,6 +35,7 @@ from fsdp_migrate.checkpoint_convert.storage.folders import (
     Location,
     is_url,
 )
+from fsdp_migrate.checkpoint_convert.storage.model_files import FULL_MODEL
 from fsdp_migrate.errors import OutputError, OutputExistsError
 
 
@@ -166,7 +167,7 @@ class LocalOutput:
         with writing(self.path / as_name):
             new.parent.mkdir(parents=True, exist_ok=True)
             new.unlink(missing_ok=True)
-        return _clone_or_link(folder.path / name, new)
+            return _clone_or_link(folder.path / name, new)
 
     def commit(self) -> None:
         """Put the output in its place."""
@@ -178,7 +179,8 @@ class LocalOutput:
                 self.kept_others = take_over_others(self.path, self._work.content, self._names)
             for base, _, _ in os.walk(self._work.content):
                 _sync_folder(Path(base))
-            self._journal.record_place(_place(self._work.content) or (0, 0))
+            status = self._work.content.lstat()
+            self._journal.record_place((status.st_dev, status.st_ino))
             if self._overwrite and os.path.lexists(self.path):
                 self._replace()
             else:
@@ -291,7 +293,7 @@ def _is_checkpoint(path: Path) -> bool:
         return False
     names = [entry.name for entry in path.iterdir()]
     folders = [path, *(entry for entry in path.iterdir() if entry.is_dir())]
-    if any((folder / METADATA_FILE).is_file() for folder in folders):
+    if FULL_MODEL in names or any((folder / METADATA_FILE).is_file() for folder in folders):
         return True
     return all(name.endswith(_SAFETENSORS) or name == CHECKSUMS_FILE for name in names)
 

@@ -46,7 +46,7 @@ from fsdp_migrate.checkpoint_convert.storage.errors import writing_to
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
 from fsdp_migrate.checkpoint_convert.storage.fsspec import resolve_url
 from fsdp_migrate.checkpoint_convert.storage.listing import is_flat, kind_at
-from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG
+from fsdp_migrate.checkpoint_convert.storage.model_files import FULL_MODEL, MODEL_CONFIG
 from fsdp_migrate.errors import OutputError, OutputExistsError
 
 
@@ -322,7 +322,7 @@ class FsspecOutput(_Writer):
             raise already_there(self.url)
         names = [path.rpartition("/")[2] for path in files_below(self._fs, self._root)]
         is_replacing = self._left is not None and self._left.get("phase") == _REPLACING
-        known = {METADATA_FILE, MODEL_CONFIG} if self._keeps_others else {METADATA_FILE}
+        known = {METADATA_FILE, FULL_MODEL, *((MODEL_CONFIG,) if self._keeps_others else ())}
         if not is_replacing and not any(n in known or n.endswith(".safetensors") for n in names):
             msg = (
                 f"{self.url!r} is there already, and is no checkpoint: it holds no `.metadata` and no "

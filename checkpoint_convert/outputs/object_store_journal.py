@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 # An object is written anew for each note; a killed process has so many seconds to do again.
 SAVE_SECONDS = 2.0
 _TAGS: Final = ("ETag", "etag", "md5Hash", "generation")

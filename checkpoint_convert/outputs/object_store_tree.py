@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.storage.listing import is_flat, kind_at, list_files
+from fsdp_migrate.checkpoint_convert.storage.model_files import FULL_MODEL
 from fsdp_migrate.errors import OutputError
 
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-LAST: Final = (METADATA_FILE, ".index.json")
+LAST: Final = (METADATA_FILE, ".index.json", FULL_MODEL)
 """How the names end of what makes a checkpoint of files."""
 
 

@@ -45,7 +45,7 @@ class WorkFolder:
         self.path = output.with_name(output.name + SUFFIX)
         self.content = self.path / _CONTENT
         self.replaced = self.path / _REPLACED
-        self._lock: int | None = None
+        self._lock: _Lock | None = None
 
     def acquire(self) -> bool:
         """Make the folder and lock it; return whether an earlier conversion left something in it.
@@ -60,25 +60,18 @@ class WorkFolder:
                 self.path.mkdir()
                 is_made = True
             self._check_own()
+            lock = _Lock()
             try:
-                fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # its owner has just removed it
-                continue
-            except OSError:
-                if is_made:
-                    # Without the lock it is nobody's; another process that is about to lock it makes its own.
-                    with contextlib.suppress(OSError):
-                        self.path.rmdir()
-                raise
-            try:
-                self._take_lock(fd)
-                if _is_at(fd, self.path / _LOCK):
-                    self._lock = fd
+                if not lock.open(self.path / _LOCK):  # its owner has just removed it
+                    continue
+                self._take_lock(lock.fd)
+                if _is_at(lock.fd, self.path / _LOCK):
+                    self._lock = lock
                     return any(name != _LOCK for name in os.listdir(self.path))  # noqa: PTH208
             except BaseException:
-                os.close(fd)
+                self._give_back(lock, is_made=is_made)
                 raise
-            os.close(fd)
+            lock.close()
         msg = f"{str(self.path)!r} appears and disappears. Is another conversion writing there?"
         raise OutputError(msg, path=self.path)
 
@@ -104,9 +97,11 @@ class WorkFolder:
 
     def release(self) -> None:
         """Let go of the folder and leave it as it is, but for a lock on nothing."""
-        if set(os.listdir(self.path)) <= {_LOCK}:  # noqa: PTH208
-            self.remove()
-        self._close()
+        try:
+            if set(os.listdir(self.path)) <= {_LOCK}:  # noqa: PTH208
+                self.remove()
+        finally:
+            self._close()
 
     def remove(self) -> None:
         """Remove the folder, its lock last, and let go of it. Failing to is no error: the output stands."""
@@ -117,10 +112,21 @@ class WorkFolder:
                 self.path.rmdir()
         self._close()
 
+    def _give_back(self, lock: _Lock, *, is_made: bool) -> None:
+        """Let go of the folder, and remove it if nobody was there before."""
+        if is_made:
+            with contextlib.suppress(OSError):
+                # Without the lock it is nobody's; who is about to lock it makes its own.
+                if self._lock is lock:
+                    (self.path / _LOCK).unlink()
+                self.path.rmdir()
+        self._lock = None
+        lock.close()
+
     def _close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
 
     def _check_own(self) -> None:
         """Check that nothing is in the folder that this package does not put there."""
@@ -152,6 +158,31 @@ class WorkFolder:
             # Some cluster file systems are mounted without locks.
             if error.errno not in _NO_LOCKS:
                 raise
+
+
+class _Lock:
+    """An open file that can be locked. It is let go of once nobody refers to it, whatever interrupts us."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+
+    def open(self, path: Path) -> bool:
+        """Open it, or make it; False where its folder is gone."""
+        try:
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close it, once. It is closed, whatever the system says about it: nothing was written."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -49,6 +49,8 @@ def collision_findings(entries: Sequence[PlannedEntry], renames: Renames, target
 
 
 def _entry_collisions(entries: Sequence[PlannedEntry]) -> dict[str, list[str]]:
+    if len({entry.folder for entry in entries}) <= 1 and len({e.key for e in entries}) == len(entries):
+        return {}
     olds: defaultdict[str, list[str]] = defaultdict(list)
     for entry in entries:
         olds[f"{entry.folder}/{entry.key}".lstrip("/")].append(entry.source.key)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from fsdp_migrate.checkpoint_convert.formats.flatten import NumberKey
+from fsdp_migrate.checkpoint_convert.formats.pickle_reader import paused_gc
 from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, shard_boxes
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import resolve_cast
@@ -99,12 +100,17 @@ class ConversionPlan:
     @property
     def tensors(self) -> tuple[PlannedTensor, ...]:
         """Return the tensors of the result."""
-        return tuple(e for e in self.entries if isinstance(e, PlannedTensor))
+        return tuple(e for e in self.planned if isinstance(e, PlannedTensor))
+
+    @property
+    def planned(self) -> tuple[PlannedEntry, ...]:
+        """Return what becomes of the entries of the source, in distributed checkpoints and in files."""
+        return (*self.entries, *(leaf for file in self.files for leaf in file.planned))
 
     @property
     def renamed(self) -> dict[str, str]:
         """Return the new key of every entry that gets one."""
-        return {e.source.key: e.key for e in self.entries if e.key != e.source.key}
+        return {e.source.key: e.key for e in self.planned if e.key != e.source.key}
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -129,7 +135,7 @@ class ConversionPlan:
         added, end = set(self.manifest.added), f".{NEWER}"
         return [
             entry.key
-            for entry in self.entries
+            for entry in self.planned
             if entry.source.key in added or (entry.key.endswith(end) and not _is_stored(entry))
         ]
 
@@ -160,7 +166,7 @@ class ConversionPlan:
             "world_size": self.world_size,
             "link": self.link,
             "nbytes": self.nbytes,
-            "entries": len(self.entries),
+            "entries": len(self.planned),
             "renamed": self.renamed,
             "rechunked": [e.key for e in self.tensors if e.is_rechunked],
             "cast": {e.key: {"from": e.source.dtype, "to": e.dtype} for e in self.tensors if e.is_cast},
@@ -177,6 +183,7 @@ class ConversionPlan:
 
 
 @within_limits("plan the conversion")
+@paused_gc()
 def plan_conversion(
     manifest: Manifest,
     *,
@@ -313,7 +320,7 @@ def _plan_boxes(entry: TensorEntry, world_size: int | None, *, shard_whole: bool
     there nothing tells buffers from parameters, and every tensor of a model or an optimizer is divided, but
     for what a module's ``get_extra_state`` returned.
     """
-    old = tuple((chunk.offsets, chunk.sizes) for chunk in entry.chunks)
+    old = tuple([chunk[:2] for chunk in entry.chunks])
     shard_whole = shard_whole and not _is_extra_state(entry)
     if world_size is None or not (shard_whole or len(old) > 1):
         return old
@@ -327,7 +334,9 @@ def _is_stored(entry: PlannedEntry) -> bool:
 
 
 def _is_extra_state(entry: TensorEntry) -> bool:
-    return any(str(name).rpartition(".")[2] == _EXTRA_STATE for name in entry_path(entry))
+    return _EXTRA_STATE in entry.key and any(
+        str(name).rpartition(".")[2] == _EXTRA_STATE for name in entry_path(entry)
+    )
 
 
 def plan_dtype(entry: TensorEntry, cast: str | None) -> str:
@@ -368,7 +377,8 @@ def _choose_action(target: Target, arrangement: Arrangement, left_out: Sequence[
     tensors = [entry for entry in entries if isinstance(entry, PlannedTensor)]
     is_changed = any(entry.is_cast or entry.is_rechunked for entry in tensors)
     is_linkable = manifest.is_relinkable and target.is_distributed and not _shares_files(entries)
-    if is_changed or not is_linkable or _takes_up_space(manifest, left_out):
+    is_streamed = any(file.planned for file in arrangement.files)
+    if is_changed or is_streamed or not is_linkable or _takes_up_space(manifest, left_out):
         return "rewrite"
     values = [entry for entry in entries if isinstance(entry, PlannedValue)]
     is_renamed = any(
@@ -425,12 +435,12 @@ def _uncast_findings(entries: Sequence[PlannedEntry], manifest: Manifest, casts:
 def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     manifest, found = plan.manifest, []
     cast = [e for e in plan.tensors if e.is_cast]
-    rechunked = [e for e in plan.tensors if e.is_rechunked]
+    rechunked = [e for e in plan.entries if isinstance(e, PlannedTensor) and e.is_rechunked]
     others = [p.name for p in target.parts if p.kind == "other" and plan.is_distributed]
     wanted = {key for part in target.parts for key in part.keys}
     empty = [key for key in plan.left_out if is_empty(manifest.entries[key])]
     unwanted = [key for key in plan.left_out if key not in wanted and key not in set(empty)]
-    numbers = [e.key for e in plan.entries if any(isinstance(name, NumberKey) for name in e.path or ())]
+    numbers = [e.key for e in plan.planned if any(isinstance(name, NumberKey) for name in e.path or ())]
     tensors = counted(len(rechunked), "tensor")
     left = [name for name in manifest.extra_files if name not in plan.extra_files]
     notes = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -169,6 +170,8 @@ def clean_path(part: Part, path: Path, *, module: bool) -> Path:
         ('optim', 'param_groups.up.weight.lr')
     """
     cleaned = [strip_wrappers(name) if isinstance(name, str) else name for name in path]
+    if not module and cleaned == list(path):
+        return path
     if module:
         start = len(part.prefix)
         # Nested optimizer state has the name one level further down, flattened state behind its first word.
@@ -189,9 +192,10 @@ def _without_module(name: str | int, *, whole: bool) -> str | int:
 
 
 def _drops_module(part: Part, manifest: Manifest, lists: Sequence[NameList]) -> bool:
-    names = [name for found in lists for name in found.names or ()]
-    known = [name for key in part.keys if (name := parameter_name(part, entry_path(manifest.entries[key])))]
-    return part.kind != "other" and all_have_module([*known, *names])
+    # Not made as lists: the first name most often tells.
+    names = (name for found in lists for name in found.names or ())
+    known = (name for key in part.keys if (name := parameter_name(part, entry_path(manifest.entries[key]))))
+    return part.kind != "other" and all_have_module(itertools.chain(known, names))
 
 
 def _findings(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,16 +17,16 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     Entry,
     InlineValue,
     Manifest,
-    Part,
     Stack,
     Stored,
     TensorEntry,
 )
 from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
 from fsdp_migrate.checkpoint_convert.sources.dcp import FLAT_PARAMETER, content_findings, read_name_lists
+from fsdp_migrate.checkpoint_convert.sources.equal_moments import find_equal_moments
 from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
 from fsdp_migrate.errors import CheckpointFormatError
-from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
@@ -123,8 +122,9 @@ def build_manifest(
         *content_findings(entries, parts, name_lists, is_distributed=False),
         *unlisted_findings(folder, entries, trusted=options.trust_pickle),
         *_key_findings(entries),
-        *_tie_findings(entries, parts),
-        *_moment_findings(entries, parts),
+        *find_equal_moments(
+            entries, parts, lambda one, two: one.chunks == two.chunks, "both are the same bytes of the file."
+        ),
         *beside_findings(folder, {name: n for name, n in files.items() if name not in contents.files}),
     ]
     return Manifest(
@@ -177,51 +177,4 @@ def _key_findings(entries: Mapping[str, Entry]) -> Iterator[Finding]:
                 entry.key,
                 f"it has keys of the type {', '.join(f'`{kind}`' for kind in kinds[:4])}.",
                 "Save it with text for keys, or leave it out with `weights_only` (--weights-only).",
-            )
-
-
-def _tie_findings(entries: Mapping[str, Entry], parts: tuple[Part, ...]) -> Iterator[Finding]:
-    for part in parts:
-        names: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
-        for key in part.keys if part.kind == "model" else ():
-            entry = entries[key]
-            if isinstance(entry, TensorEntry) and entry.nbytes:
-                chunks = entry.chunks
-                places = chunks[0].stored if len(chunks) == 1 else tuple(chunk.stored for chunk in chunks)
-                names[entry.shape, entry.dtype, places].append(key)
-        tied = [keys for keys in names.values() if len(keys) > 1]
-        if tied:
-            shown = "; ".join(" and ".join(f"`{key}`" for key in keys) for keys in tied[:4])
-            yield make_finding("FM231", part.name, f"{len(tied)} of them: {shown}.")
-
-
-CORRUPT_REMEDY: Final = (
-    "Save it again with offload_to_cpu=False, or SHARDED_STATE_DICT; or leave it out with "
-    "`without_optimizer` (--without-optimizer). `keep_corrupt_optimizer` (--keep-corrupt-optimizer) carries "
-    "it over as it is."
-)
-
-
-def _moment_findings(entries: Mapping[str, Entry], parts: tuple[Part, ...]) -> Iterator[Finding]:
-    """Find both moments of an optimizer in the same bytes: torch gathered one over the other."""
-    for part in parts:
-        tensors = {
-            entry_path(entry): entry
-            for key in (part.keys if part.kind == "optimizer" else ())
-            if isinstance(entry := entries[key], TensorEntry) and entry.nbytes
-        }
-        pairs = [
-            (first, second)
-            for path, first in tensors.items()
-            if path[-1] == "exp_avg" and (second := tensors.get((*path[:-1], "exp_avg_sq"))) is not None
-        ]
-        same = [first.key for first, second in pairs if first.chunks == second.chunks]
-        if same:
-            yield make_finding(
-                "FM217",
-                part.name,
-                f"{len(same)} of {counted(len(pairs), 'parameter')}, such as `{same[0]}`: both are the same "
-                "bytes of the file. torch does that to a full optimizer state on CPU with "
-                "offload_to_cpu=True.",
-                CORRUPT_REMEDY,
             )

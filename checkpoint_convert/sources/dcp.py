@@ -33,7 +33,6 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
 )
 from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
 from fsdp_migrate.checkpoint_convert.sources.lightning import lightning_evidence
-from fsdp_migrate.checkpoint_convert.sources.tied_tensors import find_ties
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url, refuse_links
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointReadError, UnsafePickleError
 from fsdp_migrate.findings import Finding, counted, make_finding
@@ -107,10 +106,7 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
         has_paths=metadata.has_paths,
         version=metadata.version,
         save_id=metadata.save_id,
-        findings=(
-            *content_findings(entries, parts, name_lists, is_distributed=True),
-            *find_ties(folder, entries, parts),
-        ),
+        findings=tuple(content_findings(entries, parts, name_lists, is_distributed=True)),
     )
 
 

@@ -94,7 +94,9 @@ def _named_family(src: Location) -> Source | None:
     """
     url = os.fspath(src)
     parent, _, name = url.rpartition("/")
-    if not _ENDS_RANKED.search(name) or not (is_url(src) or _is_file(src)):
+    # Of `s3://bucket-1` nothing is above.
+    is_bucket = parent.endswith(":/")
+    if is_bucket or not _ENDS_RANKED.search(name) or not (is_url(src) or _is_file(src)):
         return None
     refuse_tensor_parallel([name], url)
     folder = open_folder(parent or ".")

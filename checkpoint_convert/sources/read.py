@@ -12,6 +12,7 @@ from fsdp_migrate.checkpoint_convert.sources.contents import build_manifest
 from fsdp_migrate.checkpoint_convert.sources.dcp import inspect_dcp
 from fsdp_migrate.checkpoint_convert.sources.detect import Source, open_source
 from fsdp_migrate.checkpoint_convert.sources.optimizer_names import name_numbers
+from fsdp_migrate.checkpoint_convert.sources.tied_tensors import find_ties
 from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
 from fsdp_migrate.checkpoint_convert.storage.folders import refuse_links
 
@@ -38,6 +39,8 @@ def reading_source(src: Location, options: SourceOptions | None = None) -> Itera
         stamps, changes = folder.stamps(source.files), folder.changes(source.files)
         with paused_gc():
             manifest = replace(_read(source, options), stamps=stamps, changes=changes, outline=options.model)
+            ties, told = find_ties(folder, manifest)
+            manifest = replace(manifest, ties=ties, findings=(*manifest.findings, *told))
         refuse_links(folder, manifest.files)
         yield folder, manifest
     finally:

@@ -19,7 +19,12 @@ from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 from fsdp_migrate.checkpoint_convert.storage.folders import LocalFolder, is_url, local_path
 from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at, resolve_url
-from fsdp_migrate.errors import CheckpointFormatError, CheckpointReadError, UnsupportedFeatureError
+from fsdp_migrate.errors import (
+    CheckpointFormatError,
+    CheckpointReadError,
+    FSDPMigrateError,
+    UnsupportedFeatureError,
+)
 
 
 if TYPE_CHECKING:
@@ -168,15 +173,13 @@ def _unpack(url: str, stamp: str | None) -> _Unpacked:
             else:
                 unpacked.name = name.rpartition(".")[0]
                 _copy(stream, unpacked)
-    except Exception as error:  # each library of these has errors of its own
+    except BaseException as error:
         unpacked.folder.cleanup()
-        if isinstance(error, CheckpointFormatError | CheckpointReadError | UnsupportedFeatureError):
+        if not isinstance(error, Exception) or isinstance(error, FSDPMigrateError | MemoryError):
             raise
+        # Each library of these has errors of its own.
         msg = f"{url!r} could not be unpacked: {type(error).__name__}: {str(error)[:200]}. Is it whole?"
         raise CheckpointFormatError(msg, path=url) from error
-    except BaseException:
-        unpacked.folder.cleanup()
-        raise
     return unpacked
 
 

@@ -50,7 +50,7 @@ def writing_to(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def within_limits(what: str) -> Iterator[None]:
-    """Turn what Python says where memory or its stack is at an end into an error of this package.
+    """Turn what Python and the system say where something is at an end into an error of this package.
 
     Args:
         what: What was being done, as an infinitive: ``"convert the checkpoint"``.
@@ -66,9 +66,15 @@ def within_limits(what: str) -> Iterator[None]:
         msg = f"Something in the checkpoint is nested too deeply to {what}."
         raise CheckpointFormatError(msg) from error
     except Exception as error:
-        if not is_out_of_memory(error):
+        if is_out_of_memory(error):
+            raise CheckpointMemoryError(_MEMORY.format(what)) from error
+        if not isinstance(error, OSError) or isinstance(error, BrokenPipeError):
             raise
-        raise CheckpointMemoryError(_MEMORY.format(what)) from error
+        msg = f"The system failed while it was to {what}: {error}. Nothing is left of an unfinished output."
+        kind = CheckpointNotFoundError if isinstance(error, FileNotFoundError) else CheckpointReadError
+        wrapped = kind(msg, path=error.filename)
+        wrapped.errno = error.errno
+        raise wrapped from error
 
 
 _MEMORY: Final = (

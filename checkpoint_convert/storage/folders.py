@@ -221,9 +221,8 @@ class LocalFolder:
     def close(self) -> None:
         """Close what is open."""
         with self._lock:
-            for opened in self._open.values():
-                os.close(opened.fd)
-            self._open.clear()
+            while self._open:
+                _close(self._open.popitem()[1])
 
     def _unreadable(self, error: OSError) -> None:
         """Raise for a folder that cannot be listed: what is in it would be left out without a word."""
@@ -269,7 +268,13 @@ class LocalFolder:
     def _close_idle(self) -> None:
         for name in list(self._open)[: len(self._open) - _MAX_OPEN_FILES]:
             if self._open[name].users == 0:
-                os.close(self._open.pop(name).fd)
+                _close(self._open.pop(name))
+
+
+def _close(opened: _OpenFile) -> None:
+    """Close a file that was only read; it is closed, whatever the system says about it."""
+    with contextlib.suppress(OSError):
+        os.close(opened.fd)
 
 
 def _blobs_of(snapshot: Path) -> Path | None:

@@ -31,7 +31,7 @@ def open_folder_at(location: Location) -> Folder:
         url = os.fspath(location).rstrip("/")
         if _kind_at(url) == "file":
             return FsspecFolder(url.rpartition("/")[0], only=url.rpartition("/")[2])
-        return FsspecFolder(url)
+        return FsspecFolder(url, is_there=True)
     path = local_path(location)
     try:
         if path.is_file():
@@ -44,16 +44,16 @@ def open_folder_at(location: Location) -> Folder:
 
 
 class FsspecFolder:
-    """A folder behind an fsspec URL."""
+    """A folder behind an fsspec URL; ``is_there`` where that is known already."""
 
-    def __init__(self, url: str, *, only: str | None = None) -> None:
+    def __init__(self, url: str, *, only: str | None = None, is_there: bool = False) -> None:
         self.url = url.rstrip("/")
         self.only = only
         self.fs, self.root = resolve_url(self.url)
         self._cache = BlockCache(self._fetch)
         # What the last list of everything said, until it was asked what tells the files from others.
         self._listed: Mapping[str, Mapping[str, Any]] | None = None
-        if only is None and _kind_at(self.url) != "directory":
+        if only is None and not is_there and _kind_at(self.url) != "directory":
             raise CheckpointFormatError(f"{self.url!r} is not a folder.", path=self.url)
 
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 MODEL_CONFIG: Final = "config.json"
+FULL_MODEL: Final = "pytorch_model_fsdp.bin"
+"""The model in the full form of Accelerate: without it, nothing beside it is a checkpoint."""
 _TEXTS: Final = re.compile(
     r"(?:[^/]*\.(?:json|jinja|md|merges|model|py|spm|tiktoken|txt|vocab|ya?ml)|(?:LICEN[CS]E|NOTICE|COPYING)[^/]*)",
     re.IGNORECASE,

@@ -33,11 +33,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What an output holds: the entries of its distributed checkpoints, other files, and what is left out."""
+    """What an output holds: the entries of its distributed checkpoints, and other files."""
 
     entries: tuple[PlannedEntry, ...]
     files: tuple[PlannedFile, ...] = ()
-    left_out: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 
 
@@ -145,8 +144,8 @@ class Target:
         return [part for part in self.parts if self.place(part) is None]
 
 
-class Stay(Target):
-    """The stack of the source, whose parts are where they belong."""
+class UnchangedTarget(Target):
+    """The framework of the source, whose parts are where they belong."""
 
     def place(self, part: Part) -> Place:
         """Return where a part is."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
 from fsdp_migrate.checkpoint_convert.targets.accelerate import AccelerateTarget
-from fsdp_migrate.checkpoint_convert.targets.base import Place, Stay, Target
+from fsdp_migrate.checkpoint_convert.targets.base import Place, Target, UnchangedTarget
 from fsdp_migrate.checkpoint_convert.targets.composer import ComposerTarget
 from fsdp_migrate.checkpoint_convert.targets.lightning import LightningTarget
 from fsdp_migrate.checkpoint_convert.targets.safetensors import HfTarget
@@ -62,7 +62,7 @@ def resolve_target(
     return kind(manifest, wanted, options or OutputOptions())
 
 
-class _StayComposer(Stay):
+class _StayComposer(UnchangedTarget):
     stack = "composer"
 
     def place(self, part: Part) -> Place:
@@ -74,4 +74,4 @@ class _StayComposer(Stay):
         return Place(("state", *part.prefix)) if is_at_root else super().place(part)
 
 
-_OWN: Final[Mapping[str, type[Target]]] = {"torch": Stay, "composer": _StayComposer}
+_OWN: Final[Mapping[str, type[Target]]] = {"torch": UnchangedTarget, "composer": _StayComposer}

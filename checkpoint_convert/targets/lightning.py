@@ -8,7 +8,12 @@ from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import InlineValue
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedFile
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target, without
-from fsdp_migrate.checkpoint_convert.targets.schedulers import find_counter, find_schedulers
+from fsdp_migrate.checkpoint_convert.targets.schedulers import (
+    find_counter,
+    find_schedulers,
+    lambdas_not_stored,
+    lists_not_stored,
+)
 from fsdp_migrate.findings import Finding, counted, make_finding
 
 
@@ -66,14 +71,17 @@ class LightningTarget(Target):
         counters = {name: find_counter(self.manifest, name) for name in ("epoch", "global_step")}
         leaves += [((name,), entry or InlineValue(0)) for name, entry in counters.items()]
         moved: set[str] = set()
+        lists: list[Path] = [] if schedulers else [("lr_schedulers",)]
         for number, scheduler in enumerate(schedulers):
-            leaves += [(("lr_schedulers", number, *path), entry) for path, entry in scheduler.items()]
+            head = ("lr_schedulers", number)
+            leaves += [((*head, *path), entry) for path, entry in scheduler.items()]
+            leaves += [((*head, *path), InlineValue({})) for path in lambdas_not_stored(scheduler)]
+            lists += [(*head, *path) for path in lists_not_stored(scheduler)]
             moved |= {entry.key for entry in scheduler.values()}
-        lists = () if schedulers else (("lr_schedulers",),)
         unknown = [name for name, entry in counters.items() if entry is None]
         text = f"{counted(len(schedulers), 'scheduler')}, and the numbers of epochs and steps"
         text += f"; the source does not say {' and '.join(unknown)}, so they start at 0." if unknown else "."
         hint = "The loops' own progress starts anew: set `max_steps` or `max_epochs` for what is left."
         found = make_finding("FM256", META_FILE, text, hint)
-        file = PlannedFile(META_FILE, tuple(leaves), lists)
+        file = PlannedFile(META_FILE, tuple(leaves), tuple(lists))
         return Arrangement(without(entries, moved), (file,), findings=(found,))

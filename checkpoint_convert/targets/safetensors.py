@@ -15,7 +15,6 @@ from fsdp_migrate.checkpoint_convert.storage.model_files import (
     is_tokenizer,
 )
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
-from fsdp_migrate.checkpoint_convert.targets.ties import find_model_ties
 from fsdp_migrate.findings import Finding, counted, make_finding
 
 
@@ -83,7 +82,7 @@ class HfTarget(Target):
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
         """Keep the tensors of the model."""
         own = {key for part in self.of_kind("model") for key in part.keys}
-        ties = find_model_ties(self.manifest)
+        ties = self.manifest.ties
         kept = [
             e
             for e in entries

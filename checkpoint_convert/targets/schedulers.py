@@ -23,6 +23,14 @@ _SURE: Final = frozenset({"last_epoch", "_step_count"})
 _MARKS: Final = _SURE | {"base_lrs", "_last_lr", "num_bad_epochs", _INNER}
 _ENOUGH: Final = 2
 _MILESTONES: Final = "milestones"
+_LAMBDAS: Final = "lr_lambdas"
+# What every scheduler has. One that has no more is LambdaLR or of its kind.
+_COMMON: Final = frozenset(
+    {
+        *{"_get_lr_called_within_step", "_is_initial", "_last_lr", "_step_count"},
+        *{"base_lrs", "last_epoch", "verbose"},
+    }
+)
 _STAMP: Final = ("state", "timestamp", "Timestamp")
 _COUNTERS: Final[dict[str, tuple[Path, ...]]] = {
     "epoch": (("epoch",), (*_STAMP, "epoch")),
@@ -63,6 +71,39 @@ def find_schedulers(manifest: Manifest, parts: Sequence[Part]) -> list[Scheduler
         if head is not None:
             found.setdefault(head, {})[_with_numbers(path[len(head) :])] = entry
     return list(found.values())
+
+
+def lists_not_stored(scheduler: Scheduler) -> tuple[Path, ...]:
+    """Return the lists that LambdaLR looks for in a state from torch.distributed.checkpoint, which has none.
+
+    LambdaLR keeps an empty mapping for each function without attributes, such as the partials of
+    transformers' schedules, and empty mappings are not stored. An empty list in their place changes
+    no function.
+
+    Example:
+        >>> lists_not_stored({("last_epoch",): 3, ("base_lrs",): [0.1]})
+        (('lr_lambdas',),)
+        >>> lists_not_stored({("last_epoch",): 3, ("gamma",): 0.5})
+        ()
+    """
+    heads = [path[:-1] for path in scheduler if path[-1] == "last_epoch"]
+    return tuple(
+        (*head, _LAMBDAS)
+        for head in heads
+        if {path[len(head)] for path in scheduler if path[: len(head)] == head} <= _COMMON
+    )
+
+
+def lambdas_not_stored(scheduler: Scheduler) -> list[Path]:
+    """Return the places in LambdaLR's list before one that is there, of functions without attributes.
+
+    Example:
+        >>> lambdas_not_stored({("lr_lambdas", 2, "steps"): 4, ("last_epoch",): 3})
+        [('lr_lambdas', 0), ('lr_lambdas', 1)]
+    """
+    found = [path[1] for path in scheduler if path[0] == _LAMBDAS and len(path) > 1]
+    numbers = [number for number in found if isinstance(number, int)]
+    return [(_LAMBDAS, number) for number in range(max(numbers, default=0)) if number not in numbers]
 
 
 def _with_numbers(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Two checkpoints under names that can be compared, whatever stacks they are of."""
+"""Two checkpoints under names that can be compared, whatever frameworks they are of."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from fsdp_migrate.checkpoint_convert.manifest.param_group_defaults import with_n
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.planning.plan import plan_dtype
 from fsdp_migrate.checkpoint_convert.planning.renames import plan_renames
-from fsdp_migrate.checkpoint_convert.targets.base import Place, Stay, Target, is_empty
+from fsdp_migrate.checkpoint_convert.targets.base import Place, Target, UnchangedTarget, is_empty
 from fsdp_migrate.checkpoint_convert.targets.safetensors import (
     HUGGINGFACE_ATTRIBUTE,
     is_huggingface_model,
 )
-from fsdp_migrate.checkpoint_convert.targets.ties import find_model_ties
 from fsdp_migrate.checkpoint_convert.targets.torch import TorchTarget
 from fsdp_migrate.checkpoint_convert.targets.torchtitan import flatten_optimizers
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RequestedChanges:
     """What the conversion of the first into the second was asked to change.
 
     Attributes:
@@ -50,7 +49,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class AlignedCheckpoint:
     """One of two checkpoints: its entries under the names by which they are compared.
 
     ``dtypes`` is the type that a tensor of the first gets before it is compared, where it gets another one.
@@ -63,10 +62,10 @@ class Side:
     dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_sides(
-    manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder], wishes: Wishes
-) -> tuple[tuple[Side, Side], tuple[str, ...]]:
-    """Return both sides, and the keys that have no counterpart because stacks keep such things elsewhere.
+def align_checkpoints(
+    manifests: tuple[Manifest, Manifest], folders: tuple[Folder, Folder], requested: RequestedChanges
+) -> tuple[tuple[AlignedCheckpoint, AlignedCheckpoint], tuple[str, ...]]:
+    """Return both sides, and the keys that have no counterpart because frameworks keep such things elsewhere.
 
     Where models and optimizers stand in the same places, everything is compared. Otherwise models and
     optimizers are brought to the same places, and of the rest what both have.
@@ -77,16 +76,16 @@ def make_sides(
     # What a conversion adds is compared too, with what it would add to a source that lacks it.
     one, other = (with_newer_settings(found, found.parts)[0] for found in manifests)
     manifests = one, other
-    parts = [[part for part in m.parts if _is_wanted(part, wishes)] for m in manifests]
+    parts = [[part for part in m.parts if _is_wanted(part, requested)] for m in manifests]
     is_alike = _places(one, parts[0]) == _places(other, parts[1])
     kinds = [sum(part.kind == "optimizer" for part in found) for found in parts]
-    kind = Stay if is_alike else _Numbered if kinds[0] == kinds[1] else TorchTarget
+    kind = UnchangedTarget if is_alike else _Numbered if kinds[0] == kinds[1] else TorchTarget
     targets = [kind(m, found) for m, found in zip(manifests, parts, strict=True)]
     flat = not is_alike and any(map(_is_flattened, targets))
-    left = _side(targets[0], folders[0], wishes.rules or _implied_rules(*manifests), flat=flat)
+    left = _side(targets[0], folders[0], requested.rules or _implied_rules(*manifests), flat=flat)
     right = _side(targets[1], folders[1], flat=flat)
     left, right = _with_root_values(left, right), _with_root_values(right, left)
-    left = replace(left, dtypes=_dtypes(left, wishes.casts))
+    left = replace(left, dtypes=_dtypes(left, requested.casts))
     if is_alike and one.stack == other.stack and _is_weights(one) == _is_weights(other):
         return (left, right), ()
     aside = _without_counterpart(left, right), _without_counterpart(right, left)
@@ -98,7 +97,7 @@ def make_sides(
 
 
 class _Numbered(TorchTarget):
-    """Several models and optimizers by their numbers, which is all that some stacks keep of their names."""
+    """Several models and optimizers by their numbers, all that some frameworks keep of their names."""
 
     def place(self, part: Part) -> Place | None:
         """Return where a part is compared."""
@@ -107,7 +106,7 @@ class _Numbered(TorchTarget):
         return Place((f"{part.kind}_{self.number(part)}",))
 
 
-def _with_root_values(side: Side, other: Side) -> Side:
+def _with_root_values(side: AlignedCheckpoint, other: AlignedCheckpoint) -> AlignedCheckpoint:
     """Name tensors that lie beside a model at the root, and look like part of it, as the other side does.
 
     Empty mappings are nothing where the other side has none: a distributed checkpoint cannot hold them.
@@ -135,13 +134,13 @@ def _is_weights(manifest: Manifest) -> bool:
     return "safetensors" in manifest.layout and all(part.kind != "optimizer" for part in manifest.parts)
 
 
-def _is_wanted(part: Part, wishes: Wishes) -> bool:
-    if part.kind == "optimizer" and wishes.without_optimizer:
+def _is_wanted(part: Part, requested: RequestedChanges) -> bool:
+    if part.kind == "optimizer" and requested.without_optimizer:
         return False
-    return part.kind == "model" or not wishes.weights_only
+    return part.kind == "model" or not requested.weights_only
 
 
-def _dtypes(side: Side, casts: Mapping[str, str | None]) -> dict[str, str]:
+def _dtypes(side: AlignedCheckpoint, casts: Mapping[str, str | None]) -> dict[str, str]:
     kinds = {key: part.kind for part in side.manifest.parts for key in part.keys}
     return {
         name: dtype
@@ -153,14 +152,14 @@ def _dtypes(side: Side, casts: Mapping[str, str | None]) -> dict[str, str]:
 
 def _places(manifest: Manifest, parts: Sequence[Part]) -> set[object]:
     places: set[object] = {(p.kind, p.prefix) for p in parts if p.kind != "other"}
-    return places | {_is_flattened(Stay(manifest, parts))}
+    return places | {_is_flattened(UnchangedTarget(manifest, parts))}
 
 
 def _is_flattened(target: Target) -> bool:
     return any(target.is_flattened(part) for part in target.of_kind("optimizer"))
 
 
-def _without_counterpart(side: Side, other: Side) -> list[str]:
+def _without_counterpart(side: AlignedCheckpoint, other: AlignedCheckpoint) -> list[str]:
     kinds = {key: part.kind for part in side.manifest.parts for key in part.keys}
     # Safetensors hold a model, and nothing else can be in them.
     weights_only = _is_weights(other.manifest)
@@ -169,11 +168,13 @@ def _without_counterpart(side: Side, other: Side) -> list[str]:
     found = [key for key in missing if kinds.get(key, "other") in aside]
     if weights_only and len(found) < len(missing):
         # They have each tied parameter once.
-        found += missing & find_model_ties(side.manifest).keys()
+        found += missing & side.manifest.ties.keys()
     return sorted(found)
 
 
-def _side(target: Target, folder: Folder, rules: Sequence[RenameRule] = (), *, flat: bool = False) -> Side:
+def _side(
+    target: Target, folder: Folder, rules: Sequence[RenameRule] = (), *, flat: bool = False
+) -> AlignedCheckpoint:
     manifest = target.manifest
     renames = plan_renames(manifest, target.parts, target.move, rules)
     planned: list[PlannedEntry] = []
@@ -192,7 +193,7 @@ def _side(target: Target, folder: Folder, rules: Sequence[RenameRule] = (), *, f
     for name, entry in _named(planned, folder):
         # Names that collide are compared as they are.
         entries[entry.key if name in entries else name] = entry
-    return Side(manifest, folder, entries, renames.names)
+    return AlignedCheckpoint(manifest, folder, entries, renames.names)
 
 
 def _named(planned: list[PlannedEntry], folder: Folder) -> Iterator[tuple[str, Entry]]:

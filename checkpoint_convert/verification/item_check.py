@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import load_item, open_item, tensor_in
-from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource, check_kind, describe_chunk
+from fsdp_migrate.checkpoint_convert.formats.tensor_reader import (
+    TensorSource,
+    check_kind,
+    describe_chunk,
+    hold_same_bits,
+)
 from fsdp_migrate.checkpoint_convert.formats.whole_files import SAVED_SUFFIXES, open_whole_file
 from fsdp_migrate.checkpoint_convert.formats.zip_check import check_archive
-from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Manifest, TensorEntry
-from fsdp_migrate.checkpoint_convert.sources.contents import CORRUPT_REMEDY
+from fsdp_migrate.checkpoint_convert.sources.equal_moments import find_equal_moments
 from fsdp_migrate.checkpoint_convert.storage.threads import Advance, run_workers
 from fsdp_migrate.errors import (
     CheckpointFormatError,
@@ -102,7 +106,7 @@ def check_items(folder: Folder, manifest: Manifest, progress: Progress | None) -
     )
     result = check.result(tasks)
     if not result.damages:
-        result.findings += _equal_moments(TensorSource(folder, _BLOCK), manifest)
+        result.findings += _equal_moments(folder, manifest)
         items = counted(result.items, "item or file", "items and files")
         whole = f"{items}, {result.nbytes} bytes that agree with their checksums."
         result.findings.append(make_finding("FM270", manifest.source, whole))
@@ -206,39 +210,17 @@ class _Check:
         return (0, task.nbytes) if archive is None else check_archive(archive, step)
 
 
-def _equal_moments(source: TensorSource, manifest: Manifest) -> Iterator[Finding]:
-    """Find what torch does to full optimizer state on CPU: one moment saved as both."""
-    entries = {entry_path(entry): entry for entry in manifest.tensors}
+def _equal_moments(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
+    """Find moments of optimizers with the same bits, in those of which nothing was said yet."""
     told = {finding.subject for finding in manifest.findings if finding.code == "FM217"}
-    for part in manifest.parts:
-        if part.kind != "optimizer" or part.name in told:
-            continue
-        pairs = [
-            (first, second)
-            for path, first in entries.items()
-            if path[: len(part.prefix)] == part.prefix
-            and str(path[-1]).endswith("exp_avg")
-            and (second := entries.get((*path[:-1], f"{path[-1]}_sq"))) is not None
-        ]
-        equal = [first.key for first, second in pairs if _are_equal(source, first, second)]
-        if equal:
-            yield make_finding(
-                "FM217",
-                part.name,
-                f"{len(equal)} of {counted(len(pairs), 'parameter')}, such as `{equal[0]}`. torch does that "
-                "to a full optimizer state on CPU with offload_to_cpu=True.",
-                CORRUPT_REMEDY,
-            )
+    parts = [part for part in manifest.parts if part.name not in told]
+
+    def are_equal(first: TensorEntry, second: TensorEntry) -> bool:
+        return hold_same_bits(folder, first, second, block_bytes=_BLOCK) and not _is_zero(folder, first)
+
+    return find_equal_moments(manifest.entries, parts, are_equal, "they have the same bits.")
 
 
-def _are_equal(source: TensorSource, first: TensorEntry, second: TensorEntry) -> bool:
-    if (first.shape, first.dtype) != (second.shape, second.dtype) or len(first.chunks) != len(second.chunks):
-        return False
-    box = (0,) * len(first.shape), first.shape
-    other = TensorSource(source.folder, _BLOCK)
-    is_zero = True
-    for one, two in zip(source.read(first, box), other.read(second, box), strict=True):
-        if not np.array_equal(np.frombuffer(one, np.uint8), np.frombuffer(two, np.uint8)):
-            return False
-        is_zero = is_zero and not np.frombuffer(one, np.uint8).any()
-    return not is_zero
+def _is_zero(folder: Folder, entry: TensorEntry) -> bool:
+    blocks = TensorSource(folder, _BLOCK).read(entry, ((0,) * len(entry.shape), entry.shape))
+    return not any(np.frombuffer(block, np.uint8).any() for block in blocks)

@@ -20,7 +20,11 @@ from fsdp_migrate.checkpoint_convert.sources.read import read_manifest
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.checkpoint_convert.storage.threads import Advance, run_workers
-from fsdp_migrate.checkpoint_convert.verification.alignment import Side, Wishes, make_sides
+from fsdp_migrate.checkpoint_convert.verification.alignment import (
+    AlignedCheckpoint,
+    RequestedChanges,
+    align_checkpoints,
+)
 from fsdp_migrate.checkpoint_convert.verification.check import check_manifest, hash_damages
 from fsdp_migrate.checkpoint_convert.verification.value_compare import value_difference
 
@@ -71,7 +75,7 @@ class VerifyReport:
         values: The same for other values.
         nbytes: The bytes of these tensors.
         renamed: The name in the second of what both hold, where the first has it under another one.
-        aside: What only one of them has and was not compared, because the stack of the other keeps it
+        aside: What only one of them has and was not compared, because the framework of the other keeps it
             elsewhere or not at all. Never a part of a model, and of an optimizer only beside safetensors.
         cast: The tensors whose values were compared after the cast that was asked for, with their new type.
     """
@@ -160,7 +164,7 @@ def verify_checkpoints(
         "model": resolve_cast(dtype, field="dtype"),
         "optimizer": resolve_cast(optimizer_dtype, field="optimizer_dtype"),
     }
-    wishes = Wishes(tuple(map(parse_rename, renames)), casts, weights_only, without_optimizer)
+    requested = RequestedChanges(tuple(map(parse_rename, renames)), casts, weights_only, without_optimizer)
     manifests = _manifest(src, options), _manifest(dst, options)
     with contextlib.ExitStack() as stack:
         folders = open_folder(manifests[0].source), open_folder(manifests[1].source)
@@ -171,7 +175,7 @@ def verify_checkpoints(
             for manifest, folder in zip(manifests, folders, strict=True)
             for found in _damages(manifest, folder, progress)
         ]
-        sides, aside = make_sides(manifests, folders, wishes)
+        sides, aside = align_checkpoints(manifests, folders, requested)
         comparison = _Comparison(sides, max_differences, damaged, aside)
         return comparison.run(progress)
 
@@ -196,7 +200,7 @@ class _EnoughError(Exception):
 class _Comparison:
     def __init__(
         self,
-        sides: tuple[Side, Side],
+        sides: tuple[AlignedCheckpoint, AlignedCheckpoint],
         max_differences: int,
         damaged: Sequence[Difference],
         aside: tuple[str, ...],

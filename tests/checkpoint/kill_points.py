@@ -38,7 +38,10 @@ def run(moment: int | None, source: Path, out: Path, options: dict[str, Any]) ->
         try:
             if moment is not None:
                 _die_at(moment, out)
-            convert_checkpoint(source, out, output_options=OutputOptions("AdamW"), **options)
+            asked = dict(options)
+            form = asked.pop("state_dict_type", "auto")
+            given = OutputOptions("AdamW", state_dict_type=form)
+            convert_checkpoint(source, out, output_options=given, **asked)
             code = 0
         except BaseException as error:  # the child must not go on as its parent
             sys.stderr.write(f"{type(error).__name__}: {error}\n")

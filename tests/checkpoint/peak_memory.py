@@ -11,10 +11,15 @@ import json
 import shutil
 import sys
 import threading
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint
+from fsdp_migrate.checkpoint_convert import OutputOptions, convert_checkpoint
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def private_bytes() -> int:
@@ -24,8 +29,8 @@ def private_bytes() -> int:
     raise AssertionError("the system does not say")
 
 
-def peak(source: str, out: Path, options: dict[str, Any]) -> int:
-    """Convert, and return the most private memory meanwhile."""
+def peak(work: Callable[[], object]) -> int:
+    """Do something, and return the most private memory meanwhile."""
     found, done = 0, threading.Event()
 
     def watch() -> None:
@@ -36,7 +41,7 @@ def peak(source: str, out: Path, options: dict[str, Any]) -> int:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        convert_checkpoint(source, out, **options)
+        work()
     finally:
         done.set()
         watcher.join()
@@ -48,12 +53,14 @@ def main() -> None:
     out, small, peaks = Path(sys.argv[1]), sys.argv[2], []
     jobs = json.loads(sys.argv[3])
     for _, options in jobs:
+        options["output_options"] = OutputOptions(state_dict_type=options.pop("form", "auto"))
+    for _, options in jobs:
         convert_checkpoint(small, out, **options)
         shutil.rmtree(out)
     gc.collect()
     before = private_bytes()
     for source, options in jobs:
-        peaks.append(peak(source, out, options) - before)
+        peaks.append(peak(partial(convert_checkpoint, source, out, **options)) - before)
         shutil.rmtree(out)
     sys.stdout.write(json.dumps(peaks))
 

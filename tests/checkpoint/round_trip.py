@@ -82,7 +82,9 @@ def draw(seed: int, ranks: int = 1) -> Draw:
         if chance.random() < 0.22:
             options[name] = choose()
     options["output_options"] = OutputOptions(
-        optimizer_class="AdamW", max_shard_size=chance.choice((99, 10**9))
+        optimizer_class="AdamW",
+        max_shard_size=chance.choice((99, 10**9)),
+        state_dict_type=chance.choice(("auto", "full")),
     )
     return Draw(seed, way, options)
 

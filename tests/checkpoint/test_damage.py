@@ -297,6 +297,7 @@ def test_a_damaged_item_is_an_error(at: int, tmp_path: Path) -> None:
 
 def test_a_source_that_shrinks_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = copy_of(PLAIN, tmp_path)
+    plan = plan_conversion(inspect_checkpoint(source), dtype="bf16")
     locate = TensorSource.locate
 
     def cut_after_it_was_found(self: TensorSource, entry: TensorEntry, chunk: Chunk) -> TensorBytes:
@@ -306,7 +307,7 @@ def test_a_source_that_shrinks_meanwhile(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(TensorSource, "locate", cut_after_it_was_found)
     with pytest.raises(CheckpointFormatError, match="too early"):
-        convert_checkpoint(source, tmp_path / "out", dtype="bf16")
+        execute_plan(plan, tmp_path / "out")
     assert_nothing_left(tmp_path, "copy")
 
 

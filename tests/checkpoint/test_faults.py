@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdp_migrate.checkpoint_convert import (
+    OutputOptions,
     check_checkpoint,
     convert_checkpoint,
     execute_plan,
@@ -47,10 +49,12 @@ class Way:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+FULL = OutputOptions(state_dict_type="full")
 WAYS = {
     "file to torch": Way(fault_sources.one_file, {"to": "torch"}),
     "accelerate": Way(fault_sources.accelerate, {"to": "accelerate", "dtype": "bf16"}),
     "dcp to hf": Way(fault_sources.distributed, {"to": "hf", "checksums": True}),
+    "file to full": Way(fault_sources.one_file, {"to": "accelerate", "output_options": FULL}),
     "pieces to lightning": Way(fault_sources.pieces, {"to": "lightning"}),
 }
 
@@ -69,6 +73,28 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+class Faults:
+    """Stands for a function of ``os``, and fails at a call of it that concerns a folder, or from then on."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        self._name, self._real, self._folder = name, getattr(os, name), folder
+        self.count, self._at, self._number, self._lasts = 0, 1 << 60, 0, False
+
+    def start(self, *, at: int, number: int = 0, lasts: bool = False) -> None:
+        self.count, self._at, self._number, self._lasts = 0, at, number, lasts
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        where = args[0] if args else ""
+        if not isinstance(where, int) and self._folder not in os.fsdecode(where):
+            return self._real(*args, **options)
+        self.count += 1
+        if self.count == self._at or (self._lasts and self.count > self._at):
+            if self._name == "close":
+                self._real(*args)
+            raise OSError(self._number, os.strerror(self._number))
+        return self._real(*args, **options)
 
 
 @dataclass
@@ -185,6 +211,66 @@ def test_the_first_write_that_fails_for_other_reasons(
     assert caught.value.errno == number
     assert not (tmp_path / "out").exists()
     assert bytes_of(source) == before
+
+
+CALLS = (
+    "open",
+    "mkdir",
+    "link",
+    "unlink",
+    "rename",
+    "rmdir",
+    "ftruncate",
+    "pwrite",
+    "fsync",
+    "listdir",
+    "stat",
+)
+CALLS_THAT_READ = ("preadv", "scandir", "close")
+NUMBERS = (errno.ENOSPC, errno.EIO, errno.EACCES)
+
+
+@pytest.mark.parametrize("name", [*CALLS, *CALLS_THAT_READ])
+@pytest.mark.parametrize("kind", ["file to full", "relinked", "replaced"])
+def test_any_call_that_fails_loses_nothing_and_is_gone_on_from(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call fails once, or from then on; then `--resume` goes on, where the system is well again."""
+    relinks = Way(fault_sources.distributed, {"to": "composer", "output_options": OutputOptions("AdamW")})
+    way = relinks if kind == "relinked" else WAYS["file to full"]
+    source, out = way.make(tmp_path), tmp_path / "out"
+    options = {**way.options, "overwrite": kind == "replaced"}
+    convert_checkpoint(source, tmp_path / "whole", **way.options)
+    old = tmp_path / "old"
+    convert_checkpoint(source, old, **way.options, dtype="fp16")
+    before, states = bytes_of(source), [contents(old), contents(tmp_path / "whole")]
+    faults = Faults(name, str(tmp_path))
+    monkeypatch.setattr(os, name, faults)
+
+    def start_anew() -> None:
+        remove(out)
+        if kind == "replaced":
+            shutil.copytree(old, out)
+
+    start_anew()
+    faults.start(at=1 << 60)
+    convert_checkpoint(source, out, **options)
+    for turn, number in enumerate(some_of(faults.count) if faults.count else ()):
+        start_anew()
+        faults.start(at=number, number=NUMBERS[turn % len(NUMBERS)], lasts=turn % 2 == 1)
+        with contextlib.suppress(OutputError, OutputExistsError, CheckpointReadError):
+            convert_checkpoint(source, out, **options)
+        faults.start(at=1 << 60)
+        assert bytes_of(source) == before
+        if out.exists() or kind == "replaced":
+            assert [found.keys() for found in (contents(out),) if found != states[0]] in (
+                [],
+                [states[1].keys()],
+            )
+        convert_checkpoint(source, out, **options, resume=True)
+        assert contents(out).keys() == states[1].keys()
+        assert verify_checkpoints(tmp_path / "whole", out).is_same
+        assert_nothing_left(tmp_path, "whole", "old", "out", source.name)
 
 
 def test_a_limit_on_files_of_every_size(way: Way, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from fsdp_migrate.checkpoint_convert import (
 from fsdp_migrate.checkpoint_convert.formats import pickle_reader
 from fsdp_migrate.checkpoint_convert.storage import compressed
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointReadError, OutputExistsError
-from tests.checkpoint import fault_sources
 from tests.checkpoint.samples import PLAIN, assert_nothing_left, contents, copy_of, save_with_torch
 
 
@@ -291,26 +290,6 @@ def test_buffers_that_differ_by_rank_are_named(tmp_path: Path) -> None:
     (finding,) = [found for found in inspect_checkpoint(source).findings if found.code == "FM289"]
     assert "2 of them" in finding.message
     assert "FM289" not in {found.code for found in inspect_checkpoint(PLAIN).findings}
-
-
-@pytest.mark.parametrize("says", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
-@pytest.mark.parametrize("place", ["source", "out"])
-def test_a_config_that_asks_for_the_other_form_is_named(says: str, place: str, tmp_path: Path) -> None:
-    source = fault_sources.accelerate(tmp_path)
-    folder = source if place == "source" else tmp_path
-    (folder / "accelerate.yaml").write_text(f"fsdp_config:\n  fsdp_state_dict_type: {says}\n")
-    report = convert_checkpoint(source, tmp_path / "out", to="accelerate", dtype="bf16")
-    found = [finding for finding in report.findings if finding.code == "FM288"]
-    assert bool(found) == (says == "FULL_STATE_DICT")
-    assert not found or "accelerate.yaml" in found[0].message
-
-
-def test_a_source_of_the_full_form_says_what_to_change(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    torch.save({"w": torch.ones(4, 2)}, tmp_path / "source" / "pytorch_model_fsdp.bin")
-    report = convert_checkpoint(tmp_path / "source", tmp_path / "out", to="accelerate")
-    (finding,) = [found for found in report.findings if found.code == "FM288"]
-    assert "SHARDED_STATE_DICT" in (finding.hint or "")
 
 
 def test_an_error_of_memory_is_one_of_ours() -> None:

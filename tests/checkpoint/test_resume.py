@@ -99,7 +99,10 @@ def test_killed_whoever_the_output_is_for(tmp_path: Path) -> None:
     source = save_with_torch(state, tmp_path / "source")
     targets = ("composer", "accelerate", "lightning", "torchtitan", "hf")
     wishes = [{"to": to, "world_size": None if to == "hf" else 2} for to in targets]
-    for to, found in zip(targets, kill_at(source, tmp_path / "work", wishes, every=5), strict=True):
+    wishes.append({"to": "accelerate", "state_dict_type": "full", "checksums": True})
+    for to, found in zip(
+        (*targets, "full"), kill_at(source, tmp_path / "work", wishes, every=5), strict=True
+    ):
         assert found["wrong"] == [], to
         assert found["moments"] >= 4, to
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from tests.checkpoint.every_source import SOURCES, make_sources
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert.manifest.options import StateDictForm
     from tests.checkpoint.rank_sources import RankSources
 
 
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.any_torch
 TARGETS = ("torch", "composer", "accelerate", "lightning", "torchtitan", "hf")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 OPTIONS = OutputOptions(optimizer_class="AdamW")
+FORMS: tuple[StateDictForm, ...] = ("sharded", "full")
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +60,15 @@ def test_pair(source: str, to: str, sources: dict[str, tuple[Path, SourceOptions
             convert_checkpoint(path, tmp_path / "out", **arguments)
         assert {finding.code for finding in caught.value.findings} == {wanted}
         return
-    convert_checkpoint(path, tmp_path / "out", **arguments)
-    report = verify_checkpoints(inspect_checkpoint(path, options=options), tmp_path / "out")
-    assert report.differences == ()
-    models = [part for part in inspect_checkpoint(tmp_path / "out").parts if part.kind == "model"]
-    assert len(models) == 1
-    assert report.tensors > 5
+    # Accelerate opens one of two forms.
+    for form in FORMS if to == "accelerate" else FORMS[:1]:
+        asked = replace(OPTIONS, state_dict_type=form)
+        convert_checkpoint(path, tmp_path / form, **{**arguments, "output_options": asked})
+        report = verify_checkpoints(inspect_checkpoint(path, options=options), tmp_path / form)
+        assert report.differences == ()
+        models = [part for part in inspect_checkpoint(tmp_path / form).parts if part.kind == "model"]
+        assert len(models) == 1
+        assert report.tensors > 5
 
 
 def test_every_source_of_the_document_is_tested() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import OutputOptions, convert_checkpoint
+from fsdp_migrate.checkpoint_convert import OutputOptions, convert_checkpoint, verify_checkpoints
 from tests.rank_bodies import conversions, targets
 from tests.ranks import run_ranks
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from fsdp_migrate.checkpoint_convert.manifest.options import StateDictForm
+
 
 LOADERS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "accelerate": targets.load_accelerate,
     "lightning": targets.load_lightning,
     "torchtitan": targets.load_torchtitan,
 }
@@ -51,10 +52,31 @@ def test_the_stack_loads_its_target(
     assert report.plan.stack == to
     for found in run_ranks(LOADERS[to], str(tmp_path / "out")):
         assert_loaded(found, wanted)
-        if to == "accelerate":
-            assert found["scheduler"]["last_epoch"] == 2
         if to == "lightning":
             assert found["meta"]["lr_schedulers"][0]["last_epoch"] == 2
+
+
+def test_accelerate_goes_on_from_either_form(fsdp1: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    source, wanted = fsdp1
+    losses = []
+    forms: list[tuple[StateDictForm, int | None]] = [("full", None), ("sharded", None), ("sharded", 3)]
+    for form, world_size in forms:
+        out = tmp_path / f"{form}-{world_size}"
+        options = OutputOptions(state_dict_type=form)
+        convert_checkpoint(source, out, to="accelerate", world_size=world_size, output_options=options)
+        assert verify_checkpoints(source, out).differences == ()
+        ranks = run_ranks(targets.load_accelerate, str(out))
+        for found in ranks:
+            assert_loaded(found, wanted)
+            assert found["scheduler"]["last_epoch"] == 2
+        losses.append([found["losses"] for found in ranks])
+    assert losses[0] == losses[1] == losses[2]
+    assert sorted(path.name for path in (tmp_path / "full-None").iterdir()) == [
+        "optimizer.bin",
+        "other_0",
+        "pytorch_model_fsdp.bin",
+        "scheduler.bin",
+    ]
 
 
 def test_torch_loads_what_accelerate_saved(fsdp1: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_torchrun_makes_what_one_process_makes(tmp_path: Path) -> None:
     assert_nothing_left(tmp_path, "alone", "out")
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize(("how", "rank"), [("error", 1), ("kill", 1), ("kill", 0)])
 def test_a_rank_that_fails_stops_all_and_is_named(
     how: str, rank: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
@@ -117,10 +118,11 @@ def test_a_rank_that_fails_stops_all_and_is_named(
     assert done.returncode == 1
     (said,) = (line for line in done.stderr.splitlines() if line.startswith("Error: "))
     assert said.startswith(f"Error: Rank {rank} ")
-    assert ("killed" if how == "kill" else "OSError: [Errno 5] Input/output error: '/the/disk'") in said
+    assert ("killed" if how == "kill" else "[Errno 5] Input/output error: '/the/disk'") in said
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("segment_bytes", [1, 4096, 1 << 30])
 def test_files_in_parts_and_checksums_on_ranks(segment_bytes: int, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import inspect_checkpoint
+from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
 from tests.checkpoint.samples import DATA, GOLDEN, copy_of, save_with_torch
 
 
@@ -59,3 +59,18 @@ def test_what_is_damaged_is_no_tie_and_no_error(tmp_path: Path) -> None:
         data[stored.offset + stored.length - 22 : stored.offset + stored.length] = bytes(22)
         (source / stored.file).write_bytes(data)
     assert ties(source) == []
+
+
+def test_planning_opens_nothing(tmp_path: Path) -> None:
+    """Ties are found by the inspection: a plan is made where the source is gone."""
+    both = state(c=torch.ones(2))
+    both["optim"] = {"state": {"a": {"exp_avg": torch.ones(3, 2)}}, "param_groups": [{"params": ["a"]}]}
+    torch.save(both, tmp_path / "file.pt")
+    for source in (save_with_torch(both, tmp_path / "folder"), tmp_path / "file.pt"):
+        manifest = inspect_checkpoint(source)
+        assert manifest.ties == {"model.b": "model.a"}
+        source.rename(tmp_path / "gone")
+        plan = plan_conversion(manifest, to="hf")
+        assert [entry.key for entry in plan.entries] == ["a", "c"]
+        assert [found.subject for found in plan.findings if found.code == "FM264"] == ["model.b"]
+        (tmp_path / "gone").rename(source)

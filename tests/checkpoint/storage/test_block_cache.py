@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 
-DATA = bytes(range(251)) * (5 * BLOCK_BYTES // 502)
+DATA = bytes(range(251)) * (21 * BLOCK_BYTES // 502)
 PLACES = st.integers(0, len(DATA) - 1) | st.integers(-9, 9).map(lambda n: 2 * BLOCK_BYTES + n)
+LENGTHS = st.integers(1, 40) | st.integers(1, BLOCK_BYTES) | st.integers(4 * BLOCK_BYTES, len(DATA))
 
 
-@given(st.lists(st.tuples(PLACES, st.integers(1, 40) | st.integers(1, BLOCK_BYTES)), max_size=8))
+@given(st.lists(st.tuples(PLACES, LENGTHS), max_size=8))
 def test_reads_are_what_is_there(reads: list[tuple[int, int]]) -> None:
     cache = BlockCache(lambda name, start, stop: DATA[start:stop])
     for offset, length in reads:
@@ -42,9 +43,28 @@ def test_old_blocks_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
         return DATA[start:stop]
 
     cache = BlockCache(fetch)
-    for block in (0, 1, 0, 2, 0, 1):
+    for block in (0, 3, 0, 6, 0, 3):
         cache.read("file", block * BLOCK_BYTES, 1)
-    assert asked == [0, 1, 2, 1]
+    assert asked == [0, 3, 6, 3]
+
+
+def test_no_more_is_asked_for_than_is_not_there() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def fetch(name: str, start: int, stop: int) -> bytes:
+        asked.append((start, stop))
+        return DATA[start:stop]
+
+    cache = BlockCache(fetch)
+    cache.read("file", 9, 5)
+    cache.read("file", 7 * BLOCK_BYTES + 9, 5)
+    # What is large, and begins and ends in blocks that are there.
+    assert cache.read("file", 90, 7 * BLOCK_BYTES) == DATA[90 : 90 + 7 * BLOCK_BYTES]
+    assert asked[2:] == [(BLOCK_BYTES, 7 * BLOCK_BYTES)]
+    # Small reads one after the other.
+    for place in range(7 * BLOCK_BYTES, len(DATA), 5000):
+        cache.read("file", place, 100)
+    assert asked[3:] == [(8 * BLOCK_BYTES, 16 * BLOCK_BYTES)]
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from fsdp_migrate.checkpoint_convert.execution.execute import execute_plan
 from fsdp_migrate.checkpoint_convert.storage import compressed
 from fsdp_migrate.errors import (
     CheckpointFormatError,
+    CheckpointMemoryError,
     CheckpointNotFoundError,
     CheckpointReadError,
     UnsupportedFeatureError,
@@ -197,3 +198,14 @@ def test_composers_symlink_files(tmp_path: Path) -> None:
     for name in ("evil", "binary", "empty"):
         with pytest.raises(CheckpointFormatError, match="holds no path"):
             inspect_checkpoint(folder / f"{name}.symlink")
+
+
+def test_too_little_memory_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.pt.gz").write_bytes(gzip.compress(b"PK"))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(compressed, "_copy", fail)
+    with pytest.raises(CheckpointMemoryError, match="not enough memory"):
+        inspect_checkpoint(tmp_path / "model.pt.gz")
