@@ -6,6 +6,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CORE := .venv
 COMPOSER := .venv-composer
+DOCS := .venv-docs
 # By another name, because `make -n` runs the lines that hold $(MAKE).
 LANE := $(MAKE)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -13,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A file goes to one process: its tests share what is costly to set up.
 SIDE_BY_SIDE := -n auto --dist loadfile
 
-.PHONY: demo setup check test test-core test-composer test-range test-frameworks fuzz zoo lint typecheck bench clean
+.PHONY: demo setup check test test-core test-composer test-range test-frameworks fuzz zoo lint typecheck bench docs clean
 
 demo: $(CORE)/.run
 	$(CORE)/bin/fsdp-migrate demo
@@ -75,8 +76,12 @@ bench: $(CORE)/.dev
 	$(CORE)/bin/python benchmarks/bench_step.py
 	$(CORE)/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/bench_microbatch.py
 
+# The site, into site/. A link or an anchor that leads nowhere ends it; `make test` finds these too, without mkdocs.
+docs: $(DOCS)/.dev
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+
 clean:
-	rm -rf $(CORE) $(COMPOSER) build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(CORE) $(COMPOSER) $(DOCS) site build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 # A stamp says that an installation was finished; one that broke off has none and is done again.
 $(CORE)/.run: pyproject.toml constraints/core.txt
@@ -99,6 +104,12 @@ $(COMPOSER)/.dev: pyproject.toml constraints/composer.txt
 	@echo "Setting up $(COMPOSER): Composer and torch 2.7. Some 3 GB are downloaded, and 5.4 GB installed."
 	$(call make_venv,$(COMPOSER))
 	@$(COMPOSER)/bin/pip install -qq -e '.[composer,dev]' -c constraints/composer.txt
+	@touch $@
+
+$(DOCS)/.dev: constraints/docs.txt
+	@echo "Setting up $(DOCS): mkdocs and its theme, 100 MB, a minute."
+	$(call make_venv,$(DOCS))
+	@$(DOCS)/bin/pip install -qq -r constraints/docs.txt
 	@touch $@
 
 define make_venv

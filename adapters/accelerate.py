@@ -112,7 +112,7 @@ def keep_unread(value: Any, block: Block) -> Outcome:
 
 
 FORWARD_PREFETCH = lost(
-    "the stack's FSDP2 does not prefetch in forward. Values are the same; communication overlaps less.",
+    "the framework's FSDP2 does not prefetch in forward. Values are the same; communication overlaps less.",
     False,
     "no",
     0,

@@ -11,6 +11,7 @@
     plan_conversion, execute_plan   the same in two steps
     verify_checkpoints              do two hold the same, bit for bit
     convert_config_file             the same for the config of a framework
+    compare_runs                    FSDP1 and FSDP2 on a model of one's own, step by step
 
 What FSDP1 offered at run time (``no_sync``, ``clip_grad_norm_``, full states) is in
 :mod:`fsdp_migrate.runtime`.
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.findings import Finding as Finding
     from fsdp_migrate.loading import load_checkpoint as load_checkpoint
     from fsdp_migrate.microbatch import microbatches as microbatches
+    from fsdp_migrate.parity import compare_runs as compare_runs
     from fsdp_migrate.sharding.plan import ShardPlan as ShardPlan, plan_fully_shard as plan_fully_shard
     from fsdp_migrate.sharding.prepare import (
         prepare_fully_shard as prepare_fully_shard,
@@ -80,6 +82,7 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "apply_activation_checkpointing",
+    "compare_runs",
     "convert_checkpoint",
     "convert_config_file",
     "execute_plan",
@@ -100,6 +103,7 @@ _HOMES = {
     "Finding": "findings",
     "ShardPlan": "sharding.plan",
     "apply_activation_checkpointing": "activation_checkpointing",
+    "compare_runs": "parity",
     "convert_config_file": "config_files",
     "load_checkpoint": "loading",
     "microbatches": "microbatch",

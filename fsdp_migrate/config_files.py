@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import os
 import re
 import shlex
-import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,16 +24,27 @@ from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.base import Settings
 from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.errors import ConfigError, OutputError, OutputExistsError, UnsupportedFeatureError
+from fsdp_migrate.errors import (
+    ConfigError,
+    NothingToConvertError,
+    OutputError,
+    OutputExistsError,
+    UnsupportedFeatureError,
+)
 from fsdp_migrate.findings import raise_on_findings
+from fsdp_migrate.text_files import keep_backup, unified_diff, write_whole
 
 
 if TYPE_CHECKING:
+    import os
+
     from fsdp_migrate.adapters.engine.base import Block
 
 
 MAX_BYTES = 16 << 20
 COMMAND = "--command"
+_OTHER_WORDS = frozenset({"torch", "composer", "lightning"})
+"""Whose FSDP2 settings have other words than FSDP1's, so that they are not read as those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +78,7 @@ class ConfigConversion:
 
     def diff(self) -> str:
         """Return the change as a unified diff, empty where nothing changes."""
-        before, after = (
-            text.splitlines(keepends=True) for text in (self.conversion.source, self.conversion.text)
-        )
-        return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-            for line in difflib.unified_diff(before, after, self.path, self.path)
-        )
+        return unified_diff(self.conversion.source, self.conversion.text, self.path)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the conversion as it stands in JSON."""
@@ -111,9 +111,9 @@ def convert_config_file(
     Without ``dst`` and ``in_place`` nothing is written. An output is written whole or not at all.
 
     Args:
-        src: YAML or JSON of a stack that is known, or of FSDP's own arguments.
+        src: YAML or JSON of a framework that is known, or of FSDP's own arguments.
         dst: Where to write the outcome, also where nothing had to be changed.
-        in_place: Replace ``src``; the file as it was is kept beside it, as ``src.bak``.
+        in_place: Replace ``src``; the file as it was is kept beside it, as ``src.fsdp1``.
         overwrite: Replace ``dst`` if it exists.
         strict: Treat findings that something would change as an error.
         stack: Whose config it is, if it cannot be told: ``accelerate``, ``torch``, ...
@@ -176,7 +176,7 @@ def convert_command_line(
 
 
 def config_as_torch(path: str | os.PathLike[str], *, stack: str = "auto", key: str | None = None) -> str:
-    """Return Python that shards a model as a config file of any stack says, in plain torch.
+    """Return Python that shards a model as a config file of any framework says, in plain torch.
 
     Raises:
         ConfigError: As :func:`read_config_file`.
@@ -192,7 +192,7 @@ def config_as_torch(path: str | os.PathLike[str], *, stack: str = "auto", key: s
 def read_config_file(
     path: str | os.PathLike[str], *, stack: str = "auto", key: str | None = None
 ) -> FSDP1Config:
-    """Read FSDP1 arguments from a config file of any known stack, or a mapping of them, as words.
+    """Read FSDP1 arguments from a config file of any known framework, or a mapping of them, as words.
 
     Raises:
         ConfigError: There is no such file, it cannot be read, it holds no FSDP settings or several, or an
@@ -205,9 +205,19 @@ def read_config_file(
         blocks = [block for document in documents for block in find_blocks(document, stack, key)]
         if not blocks and len(documents) == 1 and key is None:
             return _plain_arguments(plain(documents[0]))
-        return FSDP1Config(**ADAPTERS[_only(blocks).stack].parse(_only(blocks)))
+        return _arguments_of(_only(blocks))
     except ConfigError as error:
         raise _named(error, file) from error
+
+
+def _arguments_of(block: Block) -> FSDP1Config:
+    if block.is_fsdp2 and block.stack in _OTHER_WORDS:
+        msg = (
+            f"`{block.name}` holds settings of FSDP2 already; expected FSDP1's. Give the file as it was: "
+            "`config --write` kept it beside this one, as NAME.fsdp1."
+        )
+        raise ConfigError(msg)
+    return FSDP1Config(**ADAPTERS[block.stack].parse(block))
 
 
 def _plain_arguments(data: Any) -> FSDP1Config:
@@ -264,6 +274,8 @@ def _is_json(path: Path, text: str) -> bool:
 def _named(error: ConfigError | UnsupportedFeatureError, path: Path) -> ConfigError | UnsupportedFeatureError:
     """Return the error with the file's name before what it says."""
     text = f"{str(path)!r}: {_with_name(str(error), path)}"
+    if isinstance(error, NothingToConvertError):
+        return NothingToConvertError(text, field=error.field, names_fsdp=error.names_fsdp)
     if isinstance(error, ConfigError):
         return ConfigError(text, field=error.field)
     return UnsupportedFeatureError(text, feature=error.feature)
@@ -302,45 +314,25 @@ def _written(report: ConfigConversion, dst: Path, *, overwrite: bool) -> ConfigC
 def _replaced(report: ConfigConversion) -> ConfigConversion:
     # A link stays a link: what it points to is replaced.
     path = Path(report.path).resolve()
-    backup = _free_name(path)
     try:
-        shutil.copy2(path, backup)
+        backup = keep_backup(path)
     except OSError as error:
         msg = (
-            f"{str(backup)!r}, the backup, cannot be written: {error.strerror}. {report.path!r} is as it was."
+            f"The backup of {str(path)!r} cannot be written: {error.strerror}. {report.path!r} is as it was."
         )
-        raise OutputError(msg, path=backup) from error
+        raise OutputError(msg, path=path) from error
     try:
         _replace(path, report.conversion.text, like=path)
     except BaseException:
-        backup.unlink()
+        if backup.is_new:
+            backup.path.unlink()
         raise
-    return ConfigConversion(report.path, report.conversion, report.path, str(backup))
-
-
-def _free_name(path: Path) -> Path:
-    names = (path.with_name(f"{path.name}.bak{number or ''}") for number in range(10_000))
-    return next(name for name in names if not name.exists())
+    return ConfigConversion(report.path, report.conversion, report.path, str(backup.path))
 
 
 def _replace(path: Path, text: str, *, like: Path) -> None:
-    """Write a file whole or not at all, with the permissions of another."""
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "wb", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = file.name
-            file.write(text.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(like, temporary)
-        Path(temporary).replace(path)
-    except BaseException as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-        if not isinstance(error, OSError):
-            raise
+        write_whole(path, text.encode("utf-8"), like=like)
+    except OSError as error:
         msg = f"{str(path)!r} cannot be written: {error.strerror or error}. Nothing is left of it."
         raise OutputError(msg, path=path) from error

@@ -2,6 +2,7 @@
 
     FSDPMigrateError
     ├── ConfigError (ValueError)                     an FSDP1 or FSDP2 argument that means nothing
+    │   └── NothingToConvertError                    a config or command in which no FSDP1 settings are known
     ├── UnsupportedFeatureError (NotImplementedError) understood, and not possible here; names the feature
     ├── WrapPolicyError (ValueError)                 an auto-wrap policy that cannot be evaluated
     ├── ModelError (ValueError)                      a model that cannot be sharded as asked
@@ -54,6 +55,18 @@ class ConfigError(FSDPMigrateError, ValueError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class NothingToConvertError(ConfigError):
+    """A config, a script or a command in which no FSDP1 settings are known.
+
+    ``names_fsdp`` tells whether something in it names FSDP all the same: settings of a framework that is not
+    known here, or such that may be of several.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, names_fsdp: bool) -> None:
+        super().__init__(message, field=field)
+        self.names_fsdp = names_fsdp
 
 
 class UnsupportedFeatureError(FSDPMigrateError, NotImplementedError):

@@ -230,7 +230,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "refused", "Composer needs the class of the optimizer, and the source has none."
         ),
         "FM255": FindingCode("changed", "What only Composer writes is not there; it has to be told so."),
-        "FM256": FindingCode("changed", "Lightning's `meta.pt` was made up from what another stack kept."),
+        "FM256": FindingCode(
+            "changed", "Lightning's `meta.pt` was made up from what another framework kept."
+        ),
         "FM257": FindingCode("changed", "Left out: files of safetensors hold the tensors of a model."),
         "FM258": FindingCode("refused", "The model that was given has other names or shapes."),
         "FM259": FindingCode("changed", "The model that was given has no place for some tensors."),
@@ -280,7 +282,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "refused", "A mapping has keys of which nothing tells what text torch makes of them."
         ),
         "FM288": FindingCode(
-            "changed", "Accelerate is told to load the full form, and this output is the sharded one."
+            "changed", "A config tells Accelerate to load another form than this output has: full or sharded."
         ),
         "FM289": FindingCode(
             "exact", "Buffers of which every rank had its own: the checkpoint has those of one rank."
@@ -291,6 +293,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM292": FindingCode(
             "changed", "The folder lacks what `from_pretrained` looks for beside the weights."
+        ),
+        "FM293": FindingCode(
+            "exact", "The output has Accelerate's full form, which it opens under FULL_STATE_DICT."
         ),
         # FM3xx: Python sources
         "FM301": FindingCode(
@@ -371,7 +376,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),
         "FM341": FindingCode("equivalent", "A config key got the name or the value that FSDP2 has for it."),
         "FM342": FindingCode("obsolete", "A config key was taken out: FSDP2 needs no such option."),
-        "FM343": FindingCode("changed", "A config key asks for what this stack's FSDP2 does not do."),
+        "FM343": FindingCode("changed", "A config key asks for what this framework's FSDP2 does not do."),
         "FM344": FindingCode("equivalent", "A config key was added, without which FSDP2 would do otherwise."),
         "FM345": FindingCode(
             "changed", "A config key that is not known here was kept; the nearest one is named."
@@ -381,17 +386,19 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM348": FindingCode("refused", "A config value means nothing to FSDP1."),
         "FM349": FindingCode("exact", "A config key stands twice; the last one counts."),
         "FM350": FindingCode("refused", "PyTorch/XLA's FSDP, which is another one."),
-        "FM351": FindingCode("exact", "FSDP settings that the stack does not read were left as they are."),
+        "FM351": FindingCode(
+            "exact", "FSDP settings that the framework does not read were left as they are."
+        ),
         "FM352": FindingCode("refused", "`HYBRID_SHARD` whose number of nodes and of ranks nothing tells."),
         "FM353": FindingCode(
-            "changed", "`NO_SHARD`, or replicas alone, where this stack's FSDP2 always shards."
+            "changed", "`NO_SHARD`, or replicas alone, where this framework's FSDP2 always shards."
         ),
-        "FM354": FindingCode("changed", "Mixed precision, as this stack's FSDP2 applies it."),
+        "FM354": FindingCode("changed", "Mixed precision, as this framework's FSDP2 applies it."),
         "FM355": FindingCode(
             "changed", "What FSDP2 is told in code or in the environment, not in the config."
         ),
         "FM356": FindingCode("changed", "Settings in another file, which is not converted with this one."),
-        "FM357": FindingCode("refused", "A precision that this stack's FSDP2 does not have."),
+        "FM357": FindingCode("refused", "A precision that this framework's FSDP2 does not have."),
         "FM358": FindingCode("changed", "What not every version of the framework does; they are named."),
         "FM359": FindingCode(
             "changed", "FSDP settings whose framework cannot be told were left as they are."
@@ -459,6 +466,12 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM437": FindingCode("equivalent", "Not every rank sees the checkpoint: one that does sent it."),
         "FM438": FindingCode("changed", "Random states are in the checkpoint, and were not asked for."),
+        "FM439": FindingCode(
+            "equivalent", "Composer's Trainer reads the checkpoint straight into its shards, unconverted."
+        ),
+        "FM440": FindingCode(
+            "equivalent", "A checkpoint that Composer's Trainer was to read straight had to be converted."
+        ),
         "FM425": FindingCode(
             "changed",
             "`optimizer.state_dict()` of a sharded model: one rank's part, which nothing puts together.",

@@ -54,12 +54,12 @@ def test_the_source_is_no_output(source: Path) -> None:
 
 
 def test_in_place_keeps_every_backup(source: Path) -> None:
-    (source.parent / "config.yaml.bak").write_text("mine")
+    (source.parent / "config.yaml.fsdp1").write_text("mine")
     report = convert_config_file(source, in_place=True)
-    assert report.backup == str(source.with_name("config.yaml.bak1"))
+    assert report.backup == str(source.with_name("config.yaml.fsdp1.1"))
     assert Path(report.backup).read_bytes() == EXAMPLE.read_bytes()
     assert source.read_text() == report.conversion.text
-    assert (source.parent / "config.yaml.bak").read_text() == "mine"
+    assert (source.parent / "config.yaml.fsdp1").read_text() == "mine"
     again = convert_config_file(source, in_place=True)
     assert again.is_fsdp2
     assert again.backup is None
@@ -153,3 +153,27 @@ def test_arguments_of_several_blocks_need_a_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"`a\.fsdp_config`, `b\.fsdp_config`"):
         read_config_file(path)
     assert read_config_file(path, key="b.fsdp_config").sharding_strategy == "SHARD_GRAD_OP"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sharding_strategy: FULL_SHARD\nmixed_precision: {param_dtype: bfloat16}\n",
+        "parallelism_config:\n  fsdp: {sharding_strategy: FULL_SHARD, mixed_precision: DEFAULT}\n",
+        (
+            "trainer:\n  accelerator: gpu\n  strategy:\n"
+            "    class_path: lightning.pytorch.strategies.FSDPStrategy\n"
+            "    init_args: {sharding_strategy: FULL_SHARD}\n"
+        ),
+    ],
+    ids=["torch", "composer", "lightning"],
+)
+def test_settings_of_fsdp2_are_not_read_as_fsdp1s(text: str, tmp_path: Path) -> None:
+    """They have other words, and what they say would be lost without one."""
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert read_config_file(path).sharding_strategy == "FULL_SHARD"
+    assert convert_config_file(path, in_place=True, world_size=2).is_changed
+    with pytest.raises(ConfigError, match="settings of FSDP2 already"):
+        read_config_file(path)
+    assert read_config_file(f"{path}.fsdp1", key=None).sharding_strategy == "FULL_SHARD"

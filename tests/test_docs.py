@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import shutil
@@ -18,7 +19,7 @@ from fsdp_migrate.finding_codes import FIDELITIES
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.rank_bodies import checkpoints, readme
 from tests.ranks import ROOT, run_ranks
-from tools import architecture_page, findings_table
+from tools import architecture_page, findings_table, known_issues
 
 
 if TYPE_CHECKING:
@@ -66,6 +67,16 @@ def test_an_outdated_table_of_codes_is_noticed(tmp_path: Path, monkeypatch: pyte
     assert findings_table.main(["--check"]) == 0
     page.write_text(page.read_text().replace("| FM001 |", "| FM999 |"))
     assert findings_table.main(["--check"]) == 1
+
+
+def test_the_page_of_known_issues_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert known_issues.main(["--check"]) == 0, "run `python tools/known_issues.py`"
+    page = tmp_path / "known-issues.md"
+    page.write_text(known_issues.PAGE.read_text().replace("### gloo-averages", "### other"))
+    monkeypatch.setattr(known_issues, "PAGE", page)
+    assert known_issues.main(["--check"]) == 1
+    assert known_issues.main([]) == 0
+    assert known_issues.main(["--check"]) == 0
 
 
 def test_the_page_of_the_architecture_is_up_to_date() -> None:
@@ -186,3 +197,69 @@ def test_every_keyword_of_prepare_fully_shard_is_documented() -> None:
     keywords = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY]
     assert [name for name in keywords if f"| `{name}` |" not in page] == []
     assert len(keywords) > 5
+
+
+PAGES = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), ROOT / "examples" / "README.md"]
+SITE = (ROOT / "mkdocs.yml").read_text()
+
+
+def broken_links(text: str, page: Path) -> list[str]:
+    """Return the links and anchors of a page that lead nowhere, on GitHub or in the site."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        is_outside = page.parent.name == "docs" and "/" in path  # the site has the folder alone
+        if is_outside or not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            found.append(link)
+    return found
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of headings for which GitHub and the site have the same name."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    names = (
+        re.sub(r"[^\w\s-]", "", title.lower()).strip()
+        for title in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    )
+    return {name.replace(" ", "-") for name in names if not re.search(r"[\s-]{2}", name)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert broken_links(page.read_text(), page) == []
+
+
+def test_a_broken_link_is_noticed() -> None:
+    page = ROOT / "docs" / "why.md"
+    broken = ["prepare.md#no-such", "gone.md", "../README.md", "#g"]
+    text = "[right](prepare.md#in-which-order) `[code](x)` " + " ".join(f"[wrong]({link})" for link in broken)
+    assert broken_links(text, page) == broken
+
+
+def test_the_site_has_every_page_once() -> None:
+    pages = re.findall(r": ([\w-]+\.md)$", SITE, re.MULTILINE)
+    assert sorted(pages) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_page_of_the_api_names_what_is_there() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for name in re.findall(r"^::: (.*)$", page, re.MULTILINE):
+        module, _, attribute = name.rpartition(".")
+        if "composer_callback" not in module:  # it imports Composer
+            assert hasattr(importlib.import_module(module), attribute), name
+
+
+@pytest.mark.parametrize("page", ["index.md", "tutorial.md", "frameworks.md"])
+def test_commands_of_the_first_pages_are_there(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    shown = re.findall(r"(?:\$ |`)fsdp-migrate (\w+)([^`\n]*)", text)
+    assert shown
+    for command, rest in shown:
+        assert set(re.findall(r"--[a-z-]+", rest.partition("#")[0])) <= {
+            option for name, option in OPTIONS if name == command
+        }, (command, rest)
+        assert command in COMMANDS

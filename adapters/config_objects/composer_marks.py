@@ -9,7 +9,7 @@ and torch only where a policy is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -133,18 +133,6 @@ def read_wrap_answer(
         # The mesh that Composer's state makes for the whole model would contradict it.
         read.setdefault("device_mesh", None)
     return read
-
-
-def is_marked(child: nn.Module, modules: Container[nn.Module]) -> bool:
-    """Tell whether a child's marks choose one of these modules as a unit."""
-    asked = getattr(child, WRAP_FN, None)
-    return any(
-        bool(getattr(module, WRAP_MARK))
-        if hasattr(module, WRAP_MARK)
-        else callable(asked) and bool(asked(module))
-        for module in child.modules()
-        if module in modules
-    )
 
 
 def layers_to_checkpoint(child: nn.Module) -> list[nn.Module]:

@@ -20,7 +20,7 @@ from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.base import Settings, by_name as keys_by_name, is_known, read_number
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.adapters.hf_trainer import STRONG
-from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.errors import ConfigError, NothingToConvertError
 from fsdp_migrate.findings import Finding, make_finding
 from fsdp_migrate.words import bare_word
 
@@ -101,7 +101,8 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
     """Turn the FSDP1 flags in a shell command into FSDP2's.
 
     Raises:
-        ConfigError: It cannot be read, or has no FSDP flags.
+        NothingToConvertError: It has no FSDP flags.
+        ConfigError: It cannot be read.
 
     Example:
         >>> command = "accelerate launch --use_fsdp --fsdp_sharding_strategy 2 x.py --lr 1"
@@ -127,7 +128,7 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
         elif _FLAG.search(command):
             why = "They stand within quotes or in a variable, which is not looked into: give them alone."
         msg = f"The command has no FSDP flags of HF Trainer or of `accelerate launch`: {why}"
-        raise ConfigError(msg)
+        raise NothingToConvertError(msg, names_fsdp=_FLAG.search(command) is not None)
     text_of_own = "A flag of the script's own: left as it is. `fsdp-migrate scan` tells what the script does."
     findings += [make_finding("FM345", f"--{name}", text_of_own) for name in own]
     return TextConversion(command, text, tuple(blocks), tuple(findings))
@@ -137,7 +138,7 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     r"""Turn the FSDP1 flags in every command of a shell script into FSDP2's.
 
     Raises:
-        ConfigError: No command in it has FSDP flags, or starts what reads FSDP settings.
+        NothingToConvertError: No command in it has FSDP flags, or starts what reads FSDP settings.
 
     Example:
         >>> script = "set -e\naccelerate launch --use_fsdp --fsdp_state_dict_type FULL_STATE_DICT x.py\n"
@@ -165,7 +166,7 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     if not blocks:
         said = " ".join(f"{finding.subject}: {finding.message}" for finding in findings)
         msg = f"No command in this script has FSDP flags of HF Trainer or of `accelerate launch`. {said}"
-        raise ConfigError(msg.strip())
+        raise NothingToConvertError(msg.strip(), names_fsdp=bool(findings))
     result = text
     for start, end, new in reversed(pieces):
         result = result[:start] + new + result[end:]

@@ -1,4 +1,4 @@
-"""The stacks whose configs are known. Where several know the same block, the first one has it."""
+"""The frameworks whose configs are known. Where several know the same block, the first one has it."""
 
 from __future__ import annotations
 

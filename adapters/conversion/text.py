@@ -1,4 +1,4 @@
-"""One text, any stack: find the blocks that configure FSDP1, and make them FSDP2."""
+"""One text, any framework: find the blocks that configure FSDP1, and make them FSDP2."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class BlockReport:
     """One block of a file: whose it is, where it stands, and what there was to do.
 
-    ``state`` is ``converted``, ``fsdp2`` (it was FSDP2 already), ``unused`` (the stack does not read it) or
-    ``unchanged`` (nothing of it could be converted here; the findings say why).
+    ``state`` is ``converted``, ``fsdp2`` (it was FSDP2 already), ``unused`` (the framework does not read it)
+    or ``unchanged`` (nothing of it could be converted here; the findings say why).
     ``code`` is Python that must go beside it, or None.
     """
 
@@ -168,7 +168,7 @@ def _nothing_found(
 
 
 def find_blocks(document: Node, stack: str = "auto", key: str | None = None) -> list[Block]:
-    """Return the blocks of one document that configure FSDP, each by the first stack that knows it.
+    """Return the blocks of one document that configure FSDP, each by the first framework that knows it.
 
     Raises:
         ConfigError: Nothing that could be a block stands at ``key``.
@@ -183,7 +183,7 @@ def find_blocks(document: Node, stack: str = "auto", key: str | None = None) -> 
 
 
 def _refuse_two(blocks: list[Block]) -> None:
-    """Raise where two stacks surely read one block; Accelerate and Axolotl run others, and come first."""
+    """Raise where two frameworks surely read one block; Accelerate and Axolotl run others, and come first."""
     first = {block.path: block.stack for block in reversed(blocks)}
     for block in (block for block in blocks if block.stack != "torch"):
         other = first[block.path]
@@ -194,7 +194,7 @@ def _refuse_two(blocks: list[Block]) -> None:
 
 
 def _candidates(document: Node) -> list[Block]:
-    """Return what could be a block of any stack: first those that surely are."""
+    """Return what could be a block of any framework: first those that surely are."""
     found = [block for name in STACKS for block in ADAPTERS[name].detect(document)]
     return sorted(found, key=lambda block: not block.is_certain)
 
@@ -209,7 +209,7 @@ def _apart(blocks: Iterable[Block]) -> list[Block]:
 
 
 def uncertain_blocks(document: Node) -> list[Block]:
-    """Return blocks that may be of a stack, where nothing around them is surely its own."""
+    """Return blocks that may be of a framework, where nothing around them is surely its own."""
     found = _candidates(document)
     sure = [block for block in found if block.is_certain]
     return [
@@ -235,7 +235,7 @@ def _blocks_at(document: Node, stack: str, key: str) -> list[Block]:
             return known
         stack = "torch"
     block = ADAPTERS[stack].at(path, node, owner, document)
-    if node.entries:  # who names it wants it converted, whether the stack reads it or not
+    if node.entries:  # who names it wants it converted, whether the framework reads it or not
         block.unused = None
     return [block]
 

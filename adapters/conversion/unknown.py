@@ -19,7 +19,7 @@ from fsdp_migrate.adapters.document.nodes import (
 )
 from fsdp_migrate.adapters.engine.base import mappings_of, plain_values
 from fsdp_migrate.adapters.torch_kwargs import TORCH_KEYS
-from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.errors import ConfigError, NothingToConvertError
 
 
 if TYPE_CHECKING:
@@ -144,16 +144,17 @@ def nothing_found(
         msg = (
             f"It configures FSDP for {foreign.title} ({listed}), whose settings are its own: {foreign.says}."
         )
-        return ConfigError(f"{msg} There is nothing to convert.")
+        return NothingToConvertError(f"{msg} There is nothing to convert.", names_fsdp=True)
     if uncertain:
-        return ConfigError(_uncertain(uncertain))
+        return NothingToConvertError(_uncertain(uncertain), names_fsdp=True)
     commands = [
         f"`fsdp-migrate config {FILE} --from torch --key {path or '.'}`"
         for path in _argument_paths(documents)
         if converts(path or ".")
     ]
     if not seen and not commands:
-        return ConfigError(f"Nothing in it configures FSDP{whose}: there is nothing to convert.")
+        msg = f"Nothing in it configures FSDP{whose}: there is nothing to convert."
+        return NothingToConvertError(msg, names_fsdp=False)
     shown = ", ".join(f"`{path}`" for path in seen[:6]) + (", ..." if len(seen) > 6 else "")
     msg = f"Nothing in it configures FSDP1{whose} in a way that is known here."
     if shown:
@@ -161,8 +162,9 @@ def nothing_found(
     if commands:
         msg += f" Arguments of FullyShardedDataParallel for code of its own: {' or '.join(commands)}."
     else:
-        msg += " If one of them is a mapping of FSDP settings, name it by `--key`, and its stack by `--from`."
-    return ConfigError(msg)
+        msg += " If one of them is a mapping of FSDP settings, name it by `--key`, and its framework by"
+        msg += " `--from`."
+    return NothingToConvertError(msg, names_fsdp=True)
 
 
 def _uncertain(uncertain: list[tuple[Block, str]]) -> str:

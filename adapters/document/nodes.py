@@ -69,7 +69,7 @@ class Alias:
 
 Node: TypeAlias = "Scalar | Mapping | Sequence | Alias"
 
-# What PyYAML, with which these stacks read, takes for something other than a word.
+# What PyYAML, with which these frameworks read, takes for something other than a word.
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 for _yes, _no in (("true", "false"), ("yes", "no"), ("on", "off")):
     for _change in (str.lower, str.title, str.upper):

@@ -45,8 +45,8 @@ class Block:
 
     ``node`` holds the FSDP keys, or is None where there is no such mapping yet; ``owner`` is the mapping
     around it (the same as ``node`` where the keys stand at the top), ``root`` the whole document.
-    ``unused`` says why the stack does not read it, ``is_fsdp2`` that it is FSDP2 already, ``is_certain`` that
-    what stands around it is this stack's and no other's.
+    ``unused`` says why the framework does not read it, ``is_fsdp2`` that it is FSDP2 already, ``is_certain``
+    that what stands around it is this framework's and no other's.
     """
 
     stack: str
@@ -95,7 +95,7 @@ Handler = Callable[[Any, Block], Outcome]
 class Key:
     """One key of people's files: its bare name, what becomes of it in words, and how.
 
-    ``is_read`` is false for what the stack itself has never read, which nobody means by another word.
+    ``is_read`` is false for what the framework itself has never read, which nobody means by another word.
     """
 
     name: str
@@ -144,7 +144,7 @@ def obsolete(message: str) -> Handler:
 
 
 def lost(message: str, *harmless: Any, hint: str | None = None) -> Handler:
-    """Return a handler that takes out a key for which the stack's FSDP2 has nothing.
+    """Return a handler that takes out a key for which the framework's FSDP2 has nothing.
 
     With one of the ``harmless`` values, or none, nothing differs.
     """
@@ -182,18 +182,18 @@ def bare(name: str) -> str:
 
 
 class Adapter(Protocol):
-    """One stack: how its FSDP1 configs are recognised, read, and made FSDP2."""
+    """One framework: how its FSDP1 configs are recognised, read, and made FSDP2."""
 
     name: str
     title: str
     keys: tuple[Key, ...]
-    """Every key of the stack's FSDP1 configs."""
+    """Every key of the framework's FSDP1 configs."""
 
     def detect(self, document: Node) -> Iterator[Block]:
-        """Yield the blocks of a document that this stack reads."""
+        """Yield the blocks of a document that this framework reads."""
 
     def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:
-        """Take a mapping, which the user named, for a block of this stack."""
+        """Take a mapping, which the user named, for a block of this framework."""
 
     def parse(self, block: Block) -> dict[str, Any]:
         """Return the FSDP1 arguments, as words, that a block means; references are left out."""
@@ -282,7 +282,7 @@ class Draft:
         if key is not None and (outcome := self._outcome(key, plain(entry.value), block, name)) is not None:
             self.take(owner, entry, outcome, name, rename)
         self.findings[:] = said
-        self.say("FM349", block.at(name), "It stands twice; the last one counts, as for the stack.")
+        self.say("FM349", block.at(name), "It stands twice; the last one counts, as for the framework.")
 
     def _outcome(self, key: Key, value: Any, block: Block, subject: str) -> Outcome | None:
         if isinstance(value, Reference):
@@ -316,7 +316,7 @@ class Draft:
         subject: str,
         rename: Callable[[str, str], str] = lambda written, new: new,
     ) -> None:
-        """Do and say what becomes of one entry. Spaces around a key, which hide it from the stack, go."""
+        """Do and say what becomes of one entry. Spaces around a key, which hide it from the framework, go."""
         written = key_text(entry) or ""
         new = None if outcome.key is None else rename(written, outcome.key)
         if new == written:
@@ -329,7 +329,7 @@ class Draft:
         key = target(entry.key)
         if isinstance(key, Scalar) and key.value != written and not outcome.remove:
             text = (
-                f"The key is {key.value!r}, with spaces, which the stack does not know: they are taken off."
+                f"The key is {key.value!r}: the framework does not know it with spaces, they are taken off."
             )
             self.say("FM341", subject, text)
             new = new or written

@@ -1,4 +1,4 @@
-"""What the configs of several stacks have in common: keys, and what becomes of them under FSDP2."""
+"""What the configs of several frameworks have in common: keys, and what becomes of them under FSDP2."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def broadcasts_from_rank0(block: Block, keys: tuple[Key, ...], *, default: bool)
 
 
 def lost_sync(value: Any, hint: str) -> Outcome:
-    """Return the outcome of ``sync_module_states`` where the stack's FSDP2 sends nothing."""
+    """Return the outcome of ``sync_module_states`` where the framework's FSDP2 sends nothing."""
     text = (
         f"{shown(value)}: FSDP2 does not send rank 0's weights to the other ranks unless "
         "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
@@ -252,7 +252,7 @@ def say_no_prefetch(
 
 
 def say_no_shard(draft: Draft, subject: str, ddp: str) -> None:
-    """Say what NO_SHARD becomes where a stack's FSDP2 always shards."""
+    """Say what NO_SHARD becomes where a framework's FSDP2 always shards."""
     text = (
         "NO_SHARD: this FSDP2 cannot keep whole parameters on every rank between steps. It shards them and "
         "frees nothing "

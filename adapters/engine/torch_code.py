@@ -1,4 +1,4 @@
-"""Any stack's FSDP1 settings as a call in plain torch, which ``prepare_fully_shard`` understands."""
+"""Any framework's FSDP1 settings as a call in plain torch, which ``prepare_fully_shard`` understands."""
 
 from __future__ import annotations
 

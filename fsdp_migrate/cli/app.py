@@ -13,8 +13,10 @@ from fsdp_migrate.cli.command_help import REPORT, Command, Group
 from fsdp_migrate.cli.config import config
 from fsdp_migrate.cli.convert import convert
 from fsdp_migrate.cli.demo import demo
+from fsdp_migrate.cli.doctor import doctor
 from fsdp_migrate.cli.explain import explain
 from fsdp_migrate.cli.inspect import inspect
+from fsdp_migrate.cli.parity import parity
 from fsdp_migrate.cli.plan import plan
 from fsdp_migrate.cli.rewrite import rewrite
 from fsdp_migrate.cli.scan import scan
@@ -75,6 +77,22 @@ for command, group, examples in (
         plan,
         _REPOSITORY,
         "fsdp-migrate plan --model train:make_model --config fsdp.yaml --world-size 8",
+    ),
+    (
+        parity,
+        _REPOSITORY,
+        """
+        fsdp-migrate parity --model train:make_model --config fsdp.yaml
+        fsdp-migrate parity --model transformers:config.json --steps 2
+        """,
+    ),
+    (
+        doctor,
+        _REPOSITORY,
+        """
+        fsdp-migrate doctor .
+        fsdp-migrate doctor --model train:make_model --config fsdp.yaml
+        """,
     ),
     (
         config,

@@ -73,7 +73,7 @@ ToWhat = Annotated[
     Outcome,
     typer.Option(
         metavar="WHAT",
-        help="`same`: the same stack's FSDP2. `torch`: a call in plain torch, on stdout.",
+        help="`same`: the same framework's FSDP2. `torch`: a call in plain torch, on stdout.",
         rich_help_panel=WRITING,
     ),
 ]

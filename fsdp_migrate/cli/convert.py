@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.cli import torchrun
@@ -29,6 +30,8 @@ from fsdp_migrate.cli.options import (
     ShardSize,
     SourceConfig,
     SourceModel,
+    StateDict,
+    StateDictType,
     Strict,
     Target,
     To,
@@ -56,6 +59,7 @@ def convert(
     max_shard_size: ShardSize = "5GB",
     hf_config: HfConfig = None,
     optimizer_class: OptimizerClass = None,
+    state_dict_type: StateDict = StateDictType.auto,
     rename: Rename = None,
     keep_corrupt_optimizer: KeepCorrupt = False,
     model: SourceModel = None,
@@ -77,8 +81,6 @@ def convert(
     the answer is whether FSDP2 loads CKPT as it is. Under torchrun the
     work is divided over the ranks, and rank 0 reports.
     """
-    from fsdp_migrate.cli.render.convert import show_conversion, show_verify_command
-
     wanted: dict[str, Any] = {
         "to": to.value,
         "world_size": world_size,
@@ -93,22 +95,17 @@ def convert(
             rename,
             hf_config,
             keep_corrupt_optimizer=keep_corrupt_optimizer,
+            state_dict_type=state_dict_type,
         ),
     }
     given = source_options(model, config, trust_pickle)
     if dry_run:
-        _show_plan(source, given, wanted, strict=strict, everything=everything, json=json)
+        _show_plan((source, output), given, wanted, strict=strict, everything=everything, json=json)
         return 0
     how = {"overwrite": overwrite, "resume": resume, "checksums": checksums, "buffer_bytes": buffer << 20}
     report = _convert(source, output, {**wanted, **how, "strict": strict, "options": given})
-    if torchrun.is_quiet():
-        return 0
-    if json:
-        write_document("convert", {"dry_run": False, "report": report.as_dict()})
-    else:
-        show_conversion(report, everything=everything)
-        asked = {**wanted, "rename": rename, "model": model, "config": config, "trust_pickle": trust_pickle}
-        show_verify_command(source, report.output, asked)
+    asked = {**wanted, "rename": rename, "model": model, "config": config, "trust_pickle": trust_pickle}
+    _show_report(source, report, asked, everything=everything, json=json)
     return 0
 
 
@@ -122,8 +119,22 @@ def _convert(source: str, output: str | None, asked: dict[str, Any]) -> Conversi
         return convert_checkpoint(source, output, **asked, progress=shown, ranks=ranks)
 
 
+def _show_report(
+    source: str, report: ConversionReport, asked: dict[str, Any], *, everything: bool, json: bool
+) -> None:
+    from fsdp_migrate.cli.render.convert import show_conversion, show_verify_command
+
+    if torchrun.is_quiet():
+        return
+    if json:
+        write_document("convert", {"dry_run": False, "report": report.as_dict()})
+    else:
+        show_conversion(report, everything=everything)
+        show_verify_command(source, report.output, asked)
+
+
 def _show_plan(
-    source: str,
+    places: tuple[str, str | None],
     given: SourceOptions,
     wanted: dict[str, Any],
     *,
@@ -132,12 +143,16 @@ def _show_plan(
     json: bool,
 ) -> None:
     from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
+    from fsdp_migrate.checkpoint_convert.convert import with_asked_form
     from fsdp_migrate.cli.render.convert import show_plan
     from fsdp_migrate.findings import raise_on_findings
 
     if torchrun.is_quiet():
         return
-    plan = plan_conversion(inspect_checkpoint(source, options=given), **wanted)
+    manifest = inspect_checkpoint(places[0], options=given)
+    chosen, said = with_asked_form(manifest, wanted["to"], wanted["output_options"], *places)
+    plan = plan_conversion(manifest, **{**wanted, "output_options": chosen})
+    plan = replace(plan, findings=(*plan.findings, *said))
     raise_on_findings(plan.findings, strict=strict)
     if json:
         write_document("convert", {"dry_run": True, "plan": plan.as_dict()})

@@ -64,6 +64,14 @@ class Link(str, Enum):
     copy = "copy"
 
 
+class StateDictType(str, Enum):
+    """Which form of Accelerate's checkpoints is written."""
+
+    auto = "auto"
+    sharded = "sharded"
+    full = "full"
+
+
 class Tied(str, Enum):
     """Which unit owns a tied parameter."""
 
@@ -130,6 +138,15 @@ ShardSize = Annotated[
 OptimizerClass = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="For composer: the class of the optimizer.", rich_help_panel=TARGET),
+]
+StateDict = Annotated[
+    StateDictType,
+    typer.Option(
+        "--state-dict-type",
+        metavar="FORM",
+        help=f"For accelerate: {words_of(StateDictType)}; auto asks a config beside CKPT or OUT.",
+        rich_help_panel=TARGET,
+    ),
 ]
 Rename = Annotated[
     list[str] | None,
@@ -234,8 +251,8 @@ def source_options(model: str | None, config: Path | None, trust_pickle: bool) -
 
     outline = None
     if model is not None:
-        from fsdp_migrate.cli.factories import build_run
         from fsdp_migrate.config_files import read_config_file
+        from fsdp_migrate.factories import build_run
         from fsdp_migrate.sharding.outlines import outline_model
 
         built, optimizer = build_run(model)
@@ -255,6 +272,7 @@ def output_options(
     hf_config: str | None,
     *,
     keep_corrupt_optimizer: bool,
+    state_dict_type: StateDictType,
 ) -> OutputOptions:
     """Return what the command line says about an output."""
     from fsdp_migrate.checkpoint_convert import read_model_files
@@ -266,4 +284,5 @@ def output_options(
         tuple(renames or ()),
         {} if hf_config is None else read_model_files(hf_config),
         keep_corrupt_optimizer,
+        state_dict_type.value,
     )

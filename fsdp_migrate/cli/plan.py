@@ -46,10 +46,10 @@ def plan(
 
     The model is built on the meta device, so that its size does not matter.
     """
-    from fsdp_migrate.cli.factories import build_model
     from fsdp_migrate.cli.render.plan import show_shard_plan
     from fsdp_migrate.config import FSDP1Config
     from fsdp_migrate.config_files import read_config_file
+    from fsdp_migrate.factories import build_model
     from fsdp_migrate.findings import raise_on_findings
     from fsdp_migrate.sharding.plan import plan_fully_shard
 

@@ -1,4 +1,4 @@
-"""The demo: an FSDP1 run stops, its checkpoint is converted, and the run goes on under FSDP2.
+"""The demo: an FSDP1 run stops, and goes on under FSDP2: from its checkpoint converted, and from it as it is.
 
 Everything in it is real: torch's `FullyShardedDataParallel` and its checkpoint, this package's converter and
 `prepare_fully_shard`, and processes started by torch's own launcher. It needs no GPU.
@@ -17,8 +17,8 @@ import torch
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, verify_checkpoints
 from fsdp_migrate.demo.compare import Comparison, compare_states
-from fsdp_migrate.demo.launch import launch_ranks
 from fsdp_migrate.errors import ConfigError, OutputExistsError
+from fsdp_migrate.launch import launch_ranks
 
 
 if TYPE_CHECKING:
@@ -33,18 +33,38 @@ FSDP2_CHECKPOINT = "fsdp2-checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """How a run under FSDP2 went on: its losses, and what differs from the run that stayed on FSDP1."""
+
+    losses: dict[int, float]
+    loss: Comparison
+    parameters: Comparison
+    optimizer: Comparison
+
+    @property
+    def parts(self) -> tuple[Comparison, ...]:
+        """Return all that was compared."""
+        return self.loss, self.parameters, self.optimizer
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparisons as they stand in JSON."""
+        return {name: getattr(self, name).as_dict() for name in ("loss", "parameters", "optimizer")}
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoReport:
-    """What the demo measured. ``identical`` says that no bit differs between the two runs."""
+    """What the demo measured. ``identical`` says that no bit differs between the runs.
+
+    ``converted`` went on from the converted checkpoint, ``loaded`` from FSDP1's own, by ``load_checkpoint``.
+    """
 
     world_size: int
     num_steps: int
     saved_at: int
     torch_version: str
     fsdp1_losses: dict[int, float]
-    fsdp2_losses: dict[int, float]
-    loss: Comparison
-    parameters: Comparison
-    optimizer: Comparison
+    converted: Continuation
+    loaded: Continuation
     findings: list[dict[str, str | None]]
     conversion: ConversionReport
     verification: VerifyReport
@@ -53,8 +73,8 @@ class DemoReport:
 
     @property
     def identical(self) -> bool:
-        """Whether losses, parameters, optimizer state and the converted checkpoint are the same."""
-        compared = (self.loss, self.parameters, self.optimizer)
+        """Whether losses, parameters, optimizer states and the converted checkpoint are the same."""
+        compared = (*self.converted.parts, *self.loaded.parts)
         return self.verification.is_same and not any(part.num_different for part in compared)
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,10 +85,13 @@ class DemoReport:
             "num_steps": self.num_steps,
             "saved_at": self.saved_at,
             "torch_version": self.torch_version,
-            "losses": {"fsdp1": self.fsdp1_losses, "fsdp2": self.fsdp2_losses},
-            "loss": self.loss.as_dict(),
-            "parameters": self.parameters.as_dict(),
-            "optimizer": self.optimizer.as_dict(),
+            "losses": {
+                "fsdp1": self.fsdp1_losses,
+                "fsdp2": self.converted.losses,
+                "loaded": self.loaded.losses,
+            },
+            **self.converted.as_dict(),
+            "loaded": self.loaded.as_dict(),
             "findings": self.findings,
             "conversion": self.conversion.as_dict(),
             "verification": self.verification.as_dict(),
@@ -84,7 +107,7 @@ def run_demo(
     num_steps: int = 10,
     on_phase: Callable[[str], None] | None = None,
 ) -> DemoReport:
-    """Train under FSDP1, convert the checkpoint, go on under FSDP2, and compare.
+    """Train under FSDP1, convert the checkpoint or load it as it is, go on under FSDP2, and compare.
 
     The run is saved half way, after ``num_steps // 2`` steps. Sums over two ranks are the same in whatever
     order they are made; ``world_size`` 4 makes two replicas of two shards, so that it holds there as well.
@@ -131,7 +154,8 @@ def _run(
         )
         seconds[phase] = time.monotonic() - start
         result: dict[str, Any] = json.loads((folder / f"{phase}.json").read_text())
-        result["losses"] = {int(step): loss for step, loss in result["losses"].items()}
+        for name in ("losses", "loaded"):
+            result[name] = {int(step): loss for step, loss in result.get(name, {}).items()}
         return result
 
     saved_at = num_steps // 2
@@ -142,20 +166,28 @@ def _run(
     conversion = convert_checkpoint(folder / FSDP1_CHECKPOINT, folder / FSDP2_CHECKPOINT)
     verification = verify_checkpoints(folder / FSDP1_CHECKPOINT, folder / FSDP2_CHECKPOINT)
     seconds["convert"] = time.monotonic() - start
-    tell(f"FSDP2: {world_size} new processes load it and train on to step {num_steps}")
+    tell(f"FSDP2: {world_size} new processes load it, or FSDP1's own, and train on to step {num_steps}")
     fsdp2 = train("fsdp2")
     reference = {step: loss for step, loss in fsdp1["losses"].items() if step > saved_at}
-    states = [_load(folder / f"{phase}-final.pt") for phase in ("fsdp1", "fsdp2")]
+    final = _load(folder / "fsdp1-final.pt")
+
+    def continuation(losses: dict[int, float], name: str) -> Continuation:
+        state = _load(folder / name)
+        return Continuation(
+            losses=losses,
+            loss=compare_states(reference, losses),
+            parameters=compare_states(final["model"], state["model"]),
+            optimizer=compare_states(final["optimizer"], state["optimizer"]),
+        )
+
     return DemoReport(
         world_size=world_size,
         num_steps=num_steps,
         saved_at=saved_at,
         torch_version=torch.__version__,
         fsdp1_losses=fsdp1["losses"],
-        fsdp2_losses=fsdp2["losses"],
-        loss=compare_states(reference, fsdp2["losses"]),
-        parameters=compare_states(*(state["model"] for state in states)),
-        optimizer=compare_states(*(state["optimizer"] for state in states)),
+        converted=continuation(fsdp2["losses"], "fsdp2-final.pt"),
+        loaded=continuation(fsdp2["loaded"], "loaded-final.pt"),
         findings=fsdp2["findings"],
         conversion=conversion,
         verification=verification,

@@ -1,6 +1,7 @@
 """What the demo's processes run, as ``python -m fsdp_migrate.demo.worker PHASE FOLDER STEPS``.
 
-The two phases differ in three lines: how the model is sharded, and where the run starts.
+The two phases differ in three lines: how the model is sharded, and where the run starts. The second one goes
+on twice: from the converted checkpoint by torch's own calls, and from FSDP1's own by ``load_checkpoint``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fsdp_migrate.demo.model import (
     make_batch,
     make_optimizer,
 )
+from fsdp_migrate.loading import load_checkpoint
 from fsdp_migrate.runtime import end_process_group
 from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
 
@@ -70,8 +72,20 @@ def train_fsdp2(folder: Path, steps: int) -> dict[str, Any]:
     save_final_state(model, optimizer, folder / "fsdp2-final.pt")
     return {
         "losses": losses,
+        "loaded": load_and_train(folder, steps),
         "findings": [finding.as_dict() for finding in shard_plan(model).findings],
     }
+
+
+def load_and_train(folder: Path, steps: int) -> dict[int, float]:
+    """The same in the one-line way: load what FSDP1 saved, as it is, and train on to the end."""
+    torch.manual_seed(2)
+    model = prepare_fully_shard(Transformer(), fsdp1_arguments(dist.get_world_size()))
+    optimizer = make_optimizer(model)
+    report = load_checkpoint(folder / FSDP1_CHECKPOINT, model, optimizer, extra={"step": 0})
+    losses = train(model, optimizer, report.values["step"], steps)
+    save_final_state(model, optimizer, folder / "loaded-final.pt")
+    return losses
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, start: int, end: int) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Checkpoints that are loaded without converting: FM430 to FM438."""
+"""Checkpoints that are loaded without converting: FM430 to FM440."""
 
 from __future__ import annotations
 
@@ -47,5 +47,13 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "FM438": (
         "A random state belongs to a rank, and where it goes on is up to the run.",
         "Name it in `extra`, as the checkpoint names it. The report hands it back, and `torch.set_rng_state` takes it.",
+    ),
+    "FM439": (
+        "Composer's own loader is given a reader that offers the checkpoint as its conversion would be, so that timestamp, callbacks and all else are loaded as ever. No folder is written.",
+        "Nothing. Convert it (`fsdp-migrate convert`), and load that, if the run is started from it many times.",
+    ),
+    "FM440": (
+        "`convert_checkpoints` is `load`, and this checkpoint cannot be read straight by every rank. It is converted once, as with `convert`.",
+        _NOTHING,
     ),
 }

@@ -132,7 +132,7 @@ EXPLANATIONS = {
     ),
     "FM288": (
         "Accelerate opens the form of a checkpoint that `fsdp_state_dict_type` names, and no other.",
-        "Set `fsdp_state_dict_type: SHARDED_STATE_DICT` in its config, or convert with the option that the finding names.",
+        "Set `fsdp_state_dict_type` in the config that the run is started with, or give `--state-dict-type full` or `sharded`.",
     ),
     "FM289": (
         "Buffers such as the running statistics of BatchNorm differ by rank, and a distributed checkpoint keeps one of them.",
@@ -151,5 +151,11 @@ EXPLANATIONS = {
         " `from_pretrained` fails.",
         "Give `--hf-config DIR`, the folder of the model that was trained from, or convert with `--overwrite` into a folder that has these files."
         " Pickles such as `training_args.bin` are never copied into it.",
+    ),
+    "FM293": (
+        "A config beside the checkpoint asks for `FULL_STATE_DICT`, or the source has that form, or `--state-dict-type full` was given."
+        " Tensors are whole in it, so `--world-size` changes nothing.",
+        "Nothing. Rank 0 needs memory for all weights, and then for the optimizer: `--state-dict-type sharded` and"
+        " `fsdp_state_dict_type: SHARDED_STATE_DICT` in the config need less.",
     ),
 }

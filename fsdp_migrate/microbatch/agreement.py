@@ -51,11 +51,11 @@ _STEPS: tuple[Step, ...] = (
 _SILENT = -(2**40)
 """The vote of a rank that does not say what comes next: the least of all, for MAX is taken."""
 
-_lines: WeakKeyDictionary[nn.Module, Line] = WeakKeyDictionary()
+_channels: WeakKeyDictionary[nn.Module, RankChannel] = WeakKeyDictionary()
 
 
-class Line:
-    """A line between the ranks of a model, apart from those on which FSDP2 communicates."""
+class RankChannel:
+    """A channel between the ranks of a model, apart from those on which FSDP2 communicates."""
 
     def __init__(self, groups: Sequence[ParameterGroup]) -> None:
         ranks = max((group.ranks for group in groups), key=len)
@@ -96,13 +96,13 @@ class Line:
         raise kind(msg, reasons=reasons)
 
 
-def line_of(model: nn.Module) -> Line:
-    """Return the model's line; it is made by the first call, which is a collective call of its ranks.
+def channel_of(model: nn.Module) -> RankChannel:
+    """Return the model's channel; it is made by the first call, which is a collective call of its ranks.
 
     Raises:
         ModelError: The model holds no unit of FSDP2.
     """
-    if model not in _lines:
+    if model not in _channels:
         groups = parameter_groups(model)
         if not groups and isinstance(model, FSDPModule):
             msg = (
@@ -116,8 +116,8 @@ def line_of(model: nn.Module) -> Line:
                 "fully_shard first."
             )
             raise ModelError(msg)
-        _lines[model] = Line(groups)
-    return _lines[model]
+        _channels[model] = RankChannel(groups)
+    return _channels[model]
 
 
 _OUT_OF_MEMORY = "out of memory: "
@@ -157,9 +157,9 @@ class _Operation:
 class Agreement:
     """The votes of one batch. Watches the model's collectives from ``start`` to ``stop``."""
 
-    def __init__(self, model: nn.Module, line: Line) -> None:
+    def __init__(self, model: nn.Module, channel: RankChannel) -> None:
         self._model = model
-        self._line = line
+        self._channel = channel
         self._groups = parameter_groups(model)
         self._places = {
             id(parameter): (number, place)
@@ -208,8 +208,8 @@ class Agreement:
             BatchError: Always: the error that all of them raise.
         """
         self.stop()
-        self._line.maximum([1, *[_SILENT] * (2 + 2 * self._width)])
-        self._line.raise_failures(describe_failure(error))
+        self._channel.maximum([1, *[_SILENT] * (2 + 2 * self._width)])
+        self._channel.raise_failures(describe_failure(error))
 
     def follow(self) -> None:
         """Take part, with nothing of its own, in the collectives of a microbatch of other ranks."""
@@ -250,11 +250,11 @@ class Agreement:
         self._vote(self._prepared)
 
     def _vote(self, own: _Operation | None) -> _Operation:
-        votes = self._line.maximum([0, *self._encode(own)])
+        votes = self._channel.maximum([0, *self._encode(own)])
         highest, lowest = votes[1 : 2 + self._width], votes[2 + self._width :]
         try:
             if votes[0]:
-                self._line.raise_failures(None)
+                self._channel.raise_failures(None)
             if highest != [-number for number in lowest]:
                 self._raise_divergence(own)
         except RankError as error:
@@ -280,7 +280,7 @@ class Agreement:
         return _Operation(_STEPS[step], microbatch, group, used)
 
     def _raise_divergence(self, own: _Operation | None) -> None:
-        operations = self._line.exchange(None if own is None else self._describe(own))
+        operations = self._channel.exchange(None if own is None else self._describe(own))
         ranks_of = _invert(operations)
         which = "; ".join(f"{_list_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
         msg = (

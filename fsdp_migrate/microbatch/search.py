@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from fsdp_migrate.errors import BatchOutOfMemoryError, MicrobatchError
-from fsdp_migrate.microbatch import microbatches
-from fsdp_migrate.microbatch.agreement import line_of
+from fsdp_migrate.microbatch.agreement import channel_of
+from fsdp_migrate.microbatch.running import microbatches
 from fsdp_migrate.torch_compat.devices import accelerator_type
 
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fsdp_migrate.microbatch import Comms
+    from fsdp_migrate.microbatch.running import Comms
 
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,8 @@ def _agree_on_size(
     rows = num_rows(batch) if size is None or needs_rows else 0
     problem = _problem(size, min_size, rows)
     given = -1 if size is None else size
-    votes = line_of(model).maximum([int(problem is not None), rows or 0, given, -given, min_size, -min_size])
+    own = [int(problem is not None), rows or 0, given, -given, min_size, -min_size]
+    votes = channel_of(model).maximum(own)
     if problem is not None:
         raise MicrobatchError(problem)
     if votes[0] or votes[2] != -votes[3] or votes[4] != -votes[5]:

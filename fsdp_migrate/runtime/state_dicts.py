@@ -21,7 +21,7 @@ from fsdp_migrate.sharding.tying import parameter_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
@@ -212,7 +212,7 @@ def _check_fits(
         if name in found and found[name] != shape
     ]
     names = _names(model)
-    _check_owners(optimizers, names)
+    check_owners(optimizers, names)
     if "optimizer" in outline["parts"] and optimizers:
         problems += _misfits(optimizers, names, outline["optimizer"])
     if problems:
@@ -265,7 +265,7 @@ def _state(
 ) -> dict[str, Any]:
     optimizers = as_list(optimizer)
     names = _names(model)
-    _check_owners(optimizers, names)
+    check_owners(optimizers, names)
     first = {name: every[0] for every in names.values() for name in every}
     state: dict[str, Any] = {"model": {}}
     # torch's function refuses a model without anything to save.
@@ -283,8 +283,12 @@ def clean_parameter_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def _check_owners(optimizers: list[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
-    """Check, on every rank and before the first collective call, that every parameter has a name."""
+def check_owners(optimizers: Sequence[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
+    """Check, on every rank and before the first collective call, that every parameter has a name.
+
+    Raises:
+        OptimizerError: An optimizer holds parameters that are not the model's.
+    """
     for position, optimizer in enumerate(optimizers):
         for index, group in enumerate(optimizer.param_groups):
             strangers = sum(param not in names for param in group["params"])

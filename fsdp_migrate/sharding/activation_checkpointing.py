@@ -242,6 +242,13 @@ def plan_activation_checkpointing(
     return CheckpointPlan(tuple(layers), options)
 
 
+def plan_if_chosen(model: nn.Module, which: Any, auto_wrap_policy: Any) -> CheckpointPlan | None:
+    """Find the layers to checkpoint; None where none are asked for. Raises as above."""
+    if which is None or which is False:
+        return None
+    return plan_activation_checkpointing(model, which, auto_wrap_policy=auto_wrap_policy)
+
+
 def apply_checkpoint_plan(model: nn.Module, plan: CheckpointPlan) -> None:
     """Replace what the ``forward`` of the plan's layers does."""
     for fqn in plan.layers:

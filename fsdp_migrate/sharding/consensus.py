@@ -16,7 +16,7 @@ from fsdp_migrate.sharding.facts import differing, facts_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -31,7 +31,7 @@ SaidT = TypeVar("SaidT")
 
 
 @dataclass(frozen=True)
-class Opinion:
+class RankReport:
     """What one rank has to say before sharding: its plan's facts and meta tensors, or its error."""
 
     rank: int
@@ -78,16 +78,8 @@ def _not_a_member(field: str, ranks: Sequence[int] = ()) -> str:
     )
 
 
-def agree_on_plan(
-    make: Callable[[], ShardPlan],
-    model: nn.Module,
-    groups: Groups,
-    *,
-    more: Callable[[ShardPlan], Iterable[Fact]] = lambda plan: (),
-) -> ShardPlan:
+def agree_on_plan(make: Callable[[], ShardPlan], model: nn.Module, groups: Groups) -> ShardPlan:
     """Make the plan on every rank, and return it if all ranks are to communicate the same.
-
-    ``more`` are facts that are not in the plan.
 
     Raises:
         Exception: This rank's own error, if it has one: one of ours, or of a policy that the user wrote.
@@ -98,26 +90,26 @@ def agree_on_plan(
     plan: ShardPlan | None = None
     failure: Exception | None = None
     facts: dict[str, Fact] = {}
-    own = Opinion(dist.get_rank())
+    own = RankReport(dist.get_rank())
     try:
         plan = make()
-        facts = {fact.name: fact for fact in (*facts_of(plan, model), *more(plan))}
+        facts = {fact.name: fact for fact in facts_of(plan, model)}
         digests = tuple((name, fact.digest) for name, fact in facts.items())
         num_meta = sum(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-        own = Opinion(own.rank, digests, num_meta)
+        own = RankReport(own.rank, digests, num_meta)
     except Exception as error:
         failure = error
-        own = Opinion(own.rank, error=_text_of(error))
-    opinions = exchange(own, groups)
+        own = RankReport(own.rank, error=_text_of(error))
+    reports = exchange(own, groups)
     if failure is not None:
         raise failure
-    _raise_failures(opinions, "cannot shard its model, so no rank does")
+    _raise_failures(reports, "cannot shard its model, so no rank does")
     assert plan is not None
-    names = differing([dict(opinion.facts) for opinion in opinions])
+    names = differing([dict(report.facts) for report in reports])
     if names:
         own_parts = tuple((name, facts[name].parts if name in facts else ()) for name in names)
         _raise_differences(names, exchange((own.rank, own_parts), groups))
-    _check_meta(opinions, broadcasts=plan.config.broadcast_from_rank0)
+    _check_meta(reports, broadcasts=plan.config.broadcast_from_rank0)
     return plan
 
 
@@ -138,11 +130,35 @@ def together(
         work()
     except Exception as error:
         failure = error
-    own = Opinion(dist.get_rank(), error=None if failure is None else _text_of(failure))
-    opinions = exchange(own, groups)
+    own = RankReport(dist.get_rank(), error=None if failure is None else _text_of(failure))
+    reports = exchange(own, groups)
     if failure is not None:
         raise failure
-    _raise_failures(opinions, where, kind)
+    _raise_failures(reports, where, kind)
+
+
+def share(
+    make: Callable[[], SaidT],
+    groups: Groups,
+    sender: int,
+    where: str,
+    kind: type[FSDPMigrateError] = ModelError,
+) -> SaidT:
+    """Return on every rank what one of them makes; if it fails there, it fails on every rank.
+
+    Raises:
+        Exception: The sender's own error, on the sender.
+        ModelError: The sender has an error; or what ``kind`` is.
+    """
+    made: dict[int, SaidT] = {}
+
+    def work() -> None:
+        if dist.get_rank() == sender:
+            made[sender] = make()
+
+    together(work, groups, where, kind)
+    said = exchange(made, groups)
+    return next(each[sender] for each in said if sender in each)
 
 
 def any_rank_says(word: bool, groups: Groups) -> bool:
@@ -156,9 +172,9 @@ def _text_of(error: Exception) -> str:
 
 
 def _raise_failures(
-    opinions: Sequence[Opinion], where: str, kind: type[FSDPMigrateError] = ModelError
+    reports: Sequence[RankReport], where: str, kind: type[FSDPMigrateError] = ModelError
 ) -> None:
-    failed = [opinion for opinion in opinions if opinion.error is not None]
+    failed = [report for report in reports if report.error is not None]
     if failed:
         others = f" (and ranks {[other.rank for other in failed[1:]]})" if failed[1:] else ""
         msg = f"Rank {failed[0].rank}{others} {where}: {failed[0].error}"
@@ -216,10 +232,10 @@ def _ranks(ranks: Sequence[int], limit: int = 8) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, limit)}"
 
 
-def _check_meta(opinions: Sequence[Opinion], *, broadcasts: bool) -> None:
-    meta = [opinion.rank for opinion in opinions if opinion.num_meta]
-    real = [opinion.rank for opinion in opinions if not opinion.num_meta]
-    if not meta or not real or (broadcasts and opinions[0].rank in real):
+def _check_meta(reports: Sequence[RankReport], *, broadcasts: bool) -> None:
+    meta = [report.rank for report in reports if report.num_meta]
+    real = [report.rank for report in reports if not report.num_meta]
+    if not meta or not real or (broadcasts and reports[0].rank in real):
         return
     what = (
         "`sync_module_states=True` broadcasts from the first of them"
@@ -228,7 +244,7 @@ def _check_meta(opinions: Sequence[Opinion], *, broadcasts: bool) -> None:
     )
     msg = (
         f"The models of ranks {meta} are on the meta device and those of ranks {real} are not, but {what}. "
-        f"Build the model of rank {opinions[0].rank} on a real device and pass `sync_module_states=True`, "
+        f"Build the model of rank {reports[0].rank} on a real device and pass `sync_module_states=True`, "
         "or build all alike."
     )
     raise ModelError(msg)

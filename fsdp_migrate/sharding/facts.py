@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.sharding import resolve
+from fsdp_migrate.sharding.activation_checkpointing import layers_with_units
 
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def facts_of(plan: ShardPlan, model: nn.Module) -> Iterator[Fact]:
     yield Fact("the placement of tensor or expert parallelism", tuple(map(str, plan.parallel)))
     yield Fact(THE_MODEL, tuple(_parameters(model, plan)))
     yield Fact(UNITS, tuple(f"`{unit.fqn}` with {list(unit.parameters)}" for unit in plan.units))
+    names = {unit.fqn for unit in plan.units}
+    recomputed = layers_with_units(plan.checkpointing, names) if plan.checkpointing is not None else ()
+    yield Fact("`activation_checkpointing`", tuple(recomputed))
 
 
 _FOLLOWS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _REPLACED = "_fsdp_migrate_replaced"
 _checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-_is_watching = False
 
 
 def as_list(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
@@ -175,14 +175,17 @@ def watch_replaced(
         names: The parameters of before, with their names.
         sharded: The parameters of now, by name.
     """
-    global _is_watching  # noqa: PLW0603
     for param, (name, *_) in names.items():
         if sharded[name] is not param:
             setattr(param, _REPLACED, name)
     _checked.clear()
-    if not _is_watching:
-        register_optimizer_step_pre_hook(_refuse_replaced)
-        _is_watching = True
+    _watch_steps()
+
+
+@functools.cache
+def _watch_steps() -> None:
+    """Look at the steps of all optimizers from now on; once a process."""
+    register_optimizer_step_pre_hook(_refuse_replaced)
 
 
 def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from fsdp_migrate.errors import ConfigError, ProcessGroupError, WrapPolicyError
 from fsdp_migrate.findings import counted, make_finding
 from fsdp_migrate.mapping import map_config
 from fsdp_migrate.sharding import resolve
+from fsdp_migrate.sharding.activation_checkpointing import plan_if_chosen
 from fsdp_migrate.sharding.check import check_model, check_units
 from fsdp_migrate.sharding.estimates import estimate_plan, estimate_unit
 from fsdp_migrate.sharding.framework_configs import read_framework_config
@@ -31,7 +32,9 @@ from fsdp_migrate.sharding.wrap import WrapRequest, find_units, resolve_classes
 
 if TYPE_CHECKING:
     from fsdp_migrate.findings import Finding
+    from fsdp_migrate.sharding.activation_checkpointing import CheckpointPlan
     from fsdp_migrate.sharding.estimates import PlanBytes
+    from fsdp_migrate.sharding.framework_configs import FrameworkConfig
     from fsdp_migrate.sharding.parallelism import ParallelParameter
     from fsdp_migrate.sharding.units import UnitPlan
 
@@ -46,7 +49,8 @@ class ShardPlan:
     ``units`` are in the order in which they are sharded: inner ones first, the root last. ``mesh_shape`` is
     (replicas, shards). ``ignored`` and ``ignored_modules`` are the names of what is left alone,
     ``full_precision`` those of the modules that stay out of mixed precision, units or not. ``parallel`` are
-    the parameters that tensor, sequence or expert parallelism has placed before.
+    the parameters that tensor, sequence or expert parallelism has placed before. ``checkpointing`` says which
+    layers are recomputed, and how; None: none are asked for.
     """
 
     units: tuple[UnitPlan, ...]
@@ -58,6 +62,7 @@ class ShardPlan:
     full_precision: tuple[str, ...]
     findings: tuple[Finding, ...]
     parallel: tuple[ParallelParameter, ...] = ()
+    checkpointing: CheckpointPlan | None = None
 
     @property
     def root(self) -> UnitPlan:
@@ -94,6 +99,7 @@ class ShardPlan:
             "ignored": list(self.ignored),
             "full_precision": list(self.full_precision),
             "parallel": [parameter.as_dict() for parameter in self.parallel],
+            "activation_checkpointing": list(self.checkpointing.layers) if self.checkpointing else [],
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
@@ -128,6 +134,7 @@ def plan_fully_shard(
     world_size: int | None = None,
     devices_per_node: int | None = None,
     auto_wrap_policy: Any = None,
+    activation_checkpointing: Any = None,
     tied: TieOwner = "parent",
     reshard_after_forward: bool | int | None = None,
 ) -> ShardPlan:
@@ -141,6 +148,8 @@ def plan_fully_shard(
         devices_per_node: The number of ranks on one node, which is a shard group of HYBRID_SHARD where no
             groups are given. None: the accelerators of this machine, or as FSDP1 has it 1 for the CPU.
         auto_wrap_policy: A policy in place of the config's.
+        activation_checkpointing: The layers whose activations are to be recomputed, as
+            :func:`prepare_fully_shard` takes them; None: as the config says, where it is Composer's.
         tied: Which unit owns a parameter that several would share: ``parent``, the nearest unit above them
             (they are no units then), or ``group``, one unit made of them.
         reshard_after_forward: What becomes of the parameters of every unit but the root after its forward,
@@ -192,6 +201,7 @@ def plan_fully_shard(
     more.extend(_full_precision_evaluation(config))
     parallel, parallel_findings = check_parallelism(model, units, config, mesh)
     units = _with_estimates(model, units, config, mesh_shape)
+    recomputed = _recomputed(activation_checkpointing, framework)
     return ShardPlan(
         units=units,
         config=config,
@@ -206,7 +216,13 @@ def plan_fully_shard(
         full_precision=full_precision,
         findings=(*_of_this_model(findings, full_precision), *more, *parallel_findings),
         parallel=parallel,
+        checkpointing=plan_if_chosen(model, recomputed, config.auto_wrap_policy),
     )
+
+
+def _recomputed(asked: Any, framework: FrameworkConfig | None) -> Any:
+    """Return the layers to recompute: those that were asked for, or those of a framework's config."""
+    return framework.activation_checkpointing if asked is None and framework is not None else asked
 
 
 def _with_estimates(

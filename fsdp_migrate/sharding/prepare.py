@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,15 +15,10 @@ from fsdp_migrate.errors import ModelError, ProcessGroupError
 from fsdp_migrate.findings import raise_on_findings
 from fsdp_migrate.sharding import resolve
 from fsdp_migrate.sharding.activation_checkpointing import (
-    CheckpointPlan,
     apply_checkpoint_plan,
-    layers_with_units,
-    plan_activation_checkpointing,
 )
 from fsdp_migrate.sharding.check import check_is_module, remember_sharded
 from fsdp_migrate.sharding.consensus import agree_on_plan, any_rank_says, groups_of, together
-from fsdp_migrate.sharding.facts import Fact
-from fsdp_migrate.sharding.framework_configs import read_framework_config
 from fsdp_migrate.sharding.materialize import (
     broadcast_from_rank0,
     check_materialization,
@@ -52,7 +46,7 @@ from fsdp_migrate.torch_compat.parameter_hooks import optimizers_in_backward
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
@@ -150,7 +144,6 @@ def prepare_fully_shard(
         )
         raise ProcessGroupError(msg)
     every: list[Optimizer] = []
-    checkpointing: list[CheckpointPlan] = []
 
     def make_plan() -> ShardPlan:
         refuse_unsettled()
@@ -161,6 +154,7 @@ def prepare_fully_shard(
             fsdp1_config,
             mesh=mesh,
             auto_wrap_policy=auto_wrap_policy,
+            activation_checkpointing=activation_checkpointing,
             tied=tied,
             reshard_after_forward=reshard_after_forward,
         )
@@ -170,31 +164,18 @@ def prepare_fully_shard(
         raise_on_findings(plan.findings, strict=strict)
         resolve.check_device(plan.config)
         check_materialization(model, plan)
-        chosen = activation_checkpointing
-        framework = read_framework_config(fsdp1_config, model, has_mesh=mesh is not None)
-        if chosen is None and framework is not None:
-            chosen = framework.activation_checkpointing
-        if chosen not in (None, False):
-            policy = plan.config.auto_wrap_policy
-            checkpointing.append(plan_activation_checkpointing(model, chosen, auto_wrap_policy=policy))
         return plan
 
     groups = groups_of(fsdp1_config, mesh, model)
-    plan = agree_on_plan(make_plan, model, groups, more=partial(_recomputed, checkpointing))
+    plan = agree_on_plan(make_plan, model, groups)
     names = parameter_names(model)
-    for each in checkpointing:
-        apply_checkpoint_plan(model, each)
+    if plan.checkpointing is not None:
+        apply_checkpoint_plan(model, plan.checkpointing)
     shard_as_planned(model, plan, groups, mesh=mesh)
     _arguments[model] = fsdp1_config
     repoint_optimizers(every, names, dict(model.named_parameters(remove_duplicate=False)))
     _log_findings(plan)
     return model
-
-
-def _recomputed(checkpointing: list[CheckpointPlan], plan: ShardPlan) -> Iterator[Fact]:
-    units = {unit.fqn for unit in plan.units}
-    layers = [layer for each in checkpointing for layer in layers_with_units(each, units)]
-    yield Fact("`activation_checkpointing`", tuple(layers))
 
 
 def shard_as_planned(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_COMMENT = re.compile(r"^[ \t]*# fsdp-migrate: (FM\d{3})\b", re.MULTILINE)
+_COMMENT = re.compile(r"# fsdp-migrate: (FM\d{3})\b")
 # What other programs than ours do at their start, or refuse themselves.
 _OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
 # Codes that stand above a use only where it is left as it was.
@@ -41,7 +41,7 @@ def refuse_unsettled() -> None:
     Raises:
         SourceError: There is such a use; it says where each stands.
     """
-    found = [(path, line, code) for path in _own_files() for line, code in unsettled_in(path)]
+    found = [(path, line, code) for path in _own_files() for line, code in _unsettled_when_loaded(path)]
     if not found:
         return
     lines = [f"  {path}:{line} {code} {FINDING_CODES[code].summary}" for path, line, code in found]
@@ -56,13 +56,21 @@ def refuse_unsettled() -> None:
     raise SourceError(msg, path=found[0][0])
 
 
+@functools.cache
+def _unsettled_when_loaded(path: Path) -> tuple[tuple[int, str], ...]:
+    # A file that is edited after its module was loaded changes nothing in this process.
+    return tuple(unsettled_in(path))
+
+
 def unsettled_in(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the code of each comment that ``rewrite`` left above what is to be settled."""
     try:
-        text = path.read_text()
-        if not _COMMENT.search(text):
+        data = path.read_bytes()
+        # Nearly every file holds none, and is not decoded to learn that.
+        if b"# fsdp-migrate: FM" not in data:
             return
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        text = data.decode()
+        for token in tokenize.generate_tokens(io.StringIO(text, newline=None).readline):
             match = _COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
             if match is not None and _stops(match[1]):
                 yield token.start[0], match[1]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsdp_migrate.errors import FindingsError, FSDPMigrateError
+from fsdp_migrate.errors import FindingsError, FSDPMigrateError, NothingToConvertError
 from fsdp_migrate.source.files import SHELL, find_sources, read_source
 
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 _SPEAKS_OF_FSDP = re.compile(r"--(?:use_)?fsdp\b|--fsdp_|--use-fsdp\b|--fsdp-")
-_NO_FLAGS = re.compile(r"no FSDP|nothing to convert|Nothing in it")
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,10 @@ def _look_at(path: Path, line: int, command: str) -> LaunchFound | None:
         report = convert_command_line(command)
     except FindingsError as error:
         return LaunchFound(str(path), line, command, "", "refused", str(error).partition("\n")[0])
+    except NothingToConvertError:
+        return None
     except FSDPMigrateError as error:
-        message = " ".join(str(error).split())
-        return (
-            None
-            if _NO_FLAGS.search(message)
-            else LaunchFound(str(path), line, command, "", "refused", message)
-        )
+        return LaunchFound(str(path), line, command, "", "refused", " ".join(str(error).split()))
     stacks = ", ".join(dict.fromkeys(block.stack for block in report.conversion.blocks))
     if report.is_changed:
         return LaunchFound(str(path), line, command, stacks, "changes")

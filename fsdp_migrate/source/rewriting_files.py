@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +13,11 @@ from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.python.parsing import parse_module
 from fsdp_migrate.source.rewriting import rewrite_source
 from fsdp_migrate.source.scanning import on_all_cores
+from fsdp_migrate.text_files import keep_backup, unified_diff, write_whole
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-BACKUP = ".fsdp1"
-"""What is added to the name of the file that keeps the text as it was."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +33,7 @@ class Rewritten:
     @property
     def diff(self) -> str:
         """The change as a unified diff."""
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True),
-            self.after.splitlines(keepends=True),
-            f"a/{self.path}",
-            f"b/{self.path}",
-        )
-        return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-        )
+        return unified_diff(self.before, self.after, self.path)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -88,7 +74,7 @@ def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = Fals
     Args:
         paths: Files, folders and patterns. ``.gitignore`` is respected. Notebooks are left alone.
         write: Write the files. Each is replaced at once, its text before is kept beside it under the name
-            with ``.fsdp1`` added (a backup that is there already is kept), and its mode stays.
+            with ``.fsdp1`` added (and a number, where another text is kept there), and its mode stays.
 
     Returns:
         The files that change, with their diffs. A file that cannot be read, parsed or written is reported
@@ -138,8 +124,8 @@ def _write(file: Rewritten) -> Rewritten:
         encoding = _encoding(data)
         if data.decode(encoding) != file.before:
             return Rewritten(file.path, problem=f"{file.path}: left as it is, it changed meanwhile.")
-        backup = _keep(path, data)
-        _replace(path, file.after.encode(encoding))
+        backup = keep_backup(path).path
+        write_whole(path, file.after.encode(encoding), like=path)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return Rewritten(file.path, problem=f"{file.path}: left as it is, it cannot be written: {reason}.")
@@ -151,27 +137,3 @@ def _encoding(data: bytes) -> str:
 
     lines = iter(data.splitlines(keepends=True))
     return tokenize.detect_encoding(lambda: next(lines, b""))[0]
-
-
-def _keep(path: Path, data: bytes) -> Path:
-    """Put the text before beside the file, unless a backup of an earlier run is there already."""
-    backup = path.with_name(path.name + BACKUP)
-    if not backup.exists():
-        _replace(backup, data, like=path)
-    return backup
-
-
-def _replace(path: Path, data: bytes, like: Path | None = None) -> None:
-    """Write a file whole or not at all, with the mode of the one that it takes the place of."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).chmod((like or path).stat().st_mode & 0o7777)
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise

@@ -1,7 +1,7 @@
 """What stands around the sources of a repository: configs with FSDP settings, and checkpoints.
 
-Checkpoints are recognised by names and first bytes, so that a look at a repository stays quick and loads no
-torch; ``fsdp-migrate inspect`` reads them.
+Checkpoints are recognised as ``fsdp-migrate inspect`` recognises them, and not read beyond that: a look at a
+repository stays quick, and loads no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsdp_migrate.errors import ConfigError, FindingsError, FSDPMigrateError
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
+from fsdp_migrate.checkpoint_convert.sources.folder_layouts import FolderFiles, find_layout, layout_title
+from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
+from fsdp_migrate.errors import (
+    CheckpointError,
+    ConfigError,
+    FindingsError,
+    FSDPMigrateError,
+    NothingToConvertError,
+)
 from fsdp_migrate.source.files import NEVER, find_sources
 
 
@@ -26,12 +36,10 @@ _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
     rb"|limit_all_gathers|backward_prefetch|sync_module_states"
 )
-_NOTHING = "there is nothing to convert"
-
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
-_PER_RANK = re.compile(r"(^|[._-])rank[._-]?\d+([._-]|$)")
-_WHOLE = frozenset({".bin", ".ckpt", ".pt", ".pth"})
-_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
+_ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
+_ONE_FILE = frozenset({"file", "safetensors"})
 
 
 @dataclass(frozen=True)
@@ -123,11 +131,11 @@ def _look_at(path: Path) -> ConfigFound | None:
     except FindingsError as error:
         return ConfigFound(str(path), "", "refused", str(error).partition("\n")[0])
     except ConfigError as error:
-        message = " ".join(str(error).split()).removeprefix(f"{str(path)!r}: ")
-        if _NOTHING in message:
+        is_unclear = isinstance(error, NothingToConvertError)
+        if isinstance(error, NothingToConvertError) and not error.names_fsdp:
             return None
-        unclear = "Nothing in it configures" in message or "nothing to convert" in message
-        return ConfigFound(str(path), "", "unclear" if unclear else "broken", message)
+        message = " ".join(str(error).split()).removeprefix(f"{str(path)!r}: ")
+        return ConfigFound(str(path), "", "unclear" if is_unclear else "broken", message)
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
     stacks = ", ".join(dict.fromkeys(block.stack for block in report.conversion.blocks))
@@ -153,41 +161,82 @@ def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[Checkpoint
 
 def _below(root: Path) -> Iterator[CheckpointFound]:
     for folder, folders, files in os.walk(root):
-        layout = _layout_of(Path(folder), files)
-        if layout is not None:
-            folders.clear()
-            yield CheckpointFound(str(Path(folder)), layout)
-            continue
         folders[:] = sorted(name for name in folders if name not in NEVER)
-        for name in sorted(files):
-            yield from _of_file(Path(folder, name))
+        found = _layout_of(Path(folder), folders, files)
+        if found is None:
+            for name in sorted(files):
+                yield from _of_file(Path(folder, name))
+            continue
+        yield CheckpointFound(str(Path(folder)), found.layout)
+        if found.is_deep:
+            folders.clear()
 
 
-def _layout_of(folder: Path, files: list[str]) -> str | None:
-    """Return the layout of a folder that is a checkpoint as a whole, or None."""
-    if ".metadata" in files:
+@dataclass(frozen=True)
+class _Layout:
+    """The layout of a folder as a whole, and whether what lies in folders below belongs to it."""
+
+    layout: str
+    is_deep: bool = False
+
+
+def _layout_of(folder: Path, folders: list[str], files: list[str]) -> _Layout | None:
+    """Return the layout of a folder that is a checkpoint as a whole, or None.
+
+    What `inspect` takes for one is one here: its detection looks at the files in the folder itself, and one
+    folder further for frameworks that keep model and optimizer in folders of their own.
+    """
+    if METADATA_FILE in files:
         composer = "Composer's " if _COMPOSER.match(folder.name) else ""
-        return f"{composer}distributed checkpoint (DCP)"
+        return _Layout(f"{composer}distributed checkpoint (DCP)", is_deep=True)
     if any(name.endswith(".distcp") for name in files):
-        return "distributed checkpoint (DCP) without its .metadata"
-    ranks = [n for n in files if Path(n).suffix in _WHOLE and _PER_RANK.search(Path(n).stem)]
-    if len(ranks) > 1 and all(_is_checkpoint(folder / name) for name in ranks):
-        return f"one file for each of {len(ranks)} ranks"
-    if any(name.endswith((".safetensors.index.json", ".bin.index.json")) for name in files):
-        return "full state in several files"
-    return None
+        return _Layout("distributed checkpoint (DCP) without its .metadata", is_deep=True)
+    own = _sizes(folder, files)
+    below = {f"{name}/{inner}": size for name in folders for inner, size in _sizes(folder / name).items()}
+    if not own and not below:
+        return None
+    opened = open_folder(folder)
+    try:
+        if FolderFiles(opened, own | below).components:
+            return _Layout(_as_words(layout_title("accelerate")), is_deep=True)
+        found = find_layout(FolderFiles(opened, own))
+    except CheckpointError as error:
+        return _Layout(f"incomplete or ambiguous ({' '.join(str(error).split())})")
+    except FSDPMigrateError:
+        return None
+    finally:
+        opened.close()
+    # One file is reported as such: that is what a script names.
+    if found is None or found.read is None or not _ONE_FILE.isdisjoint(found.names):
+        return None
+    return _Layout(_as_words(found.title))
+
+
+def _sizes(folder: Path, names: Iterable[str] | None = None) -> dict[str, int]:
+    """Return the files of a folder that may be of a checkpoint, with their sizes."""
+    try:
+        names = [path.name for path in folder.iterdir()] if names is None else names
+        wanted = (name for name in names if name == METADATA_FILE or name.endswith(_ENDS))
+        return {name: (folder / name).stat().st_size for name in wanted if (folder / name).is_file()}
+    except OSError:
+        return {}
+
+
+def _as_words(title: str) -> str:
+    """Return a title as it stands within a sentence."""
+    return title[0].lower() + title[1:]
 
 
 def _of_file(path: Path) -> Iterator[CheckpointFound]:
     if path.suffix == ".safetensors":
-        yield CheckpointFound(str(path), "full state (safetensors)")
-    elif path.suffix in _WHOLE and _is_checkpoint(path):
-        yield CheckpointFound(str(path), "full state (torch.save)")
+        yield CheckpointFound(str(path), _as_words(layout_title("safetensors")))
+    elif path.suffix in _SAVED and _is_checkpoint(path):
+        yield CheckpointFound(str(path), _as_words(layout_title("file")))
 
 
 def _is_checkpoint(path: Path) -> bool:
     try:
         with path.open("rb") as stream:
-            return stream.read(4).startswith(_STARTS) if path.is_file() else False
+            return is_saved_file(stream.read(16)) if path.is_file() else False
     except OSError:
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fsdp_migrate.finding_codes import FINDING_CODES
@@ -134,7 +134,6 @@ class ScanReport:
 
     files: tuple[FileReport, ...]
     num_files: int
-    skipped: tuple[str, ...] = field(default=())
 
     @property
     def uses(self) -> tuple[Use, ...]:

@@ -186,3 +186,111 @@ def test_lightning_trains_with_what_was_written() -> None:
     assert strategy.pop("_target_").endswith(".ModelParallelStrategy")
     found = run(LIGHTNING, json.dumps([strategy, done.blocks[0].code]))
     assert found == {"units": ["", "blocks.0", "blocks.1"], "steps": 2, "moved": True}
+
+
+# As docs/loading.md says it: a line where each framework has made its model and optimizer.
+LOADING = """
+import json, os, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from torch import nn
+from fsdp_migrate import load_checkpoint
+from fsdp_migrate.runtime import end_process_group
+
+folder, found = sys.argv[1], {}
+path = folder + "/state.pt"
+torch.manual_seed(1)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+
+    def forward(self, x=None, labels=None, **_):
+        out = self.up(x)
+        return {"loss": out.square().mean(), "logits": out}
+
+def save(model, optimizer, scheduler):
+    names = [name for name, _ in model.named_parameters()]
+    own = optimizer.state_dict()
+    state = {names[number]: value for number, value in own["state"].items()}
+    groups = [{**group, "params": [names[n] for n in group["params"]]} for group in own["param_groups"]]
+    torch.save({"model": model.state_dict(), "optimizer": {"state": state, "param_groups": groups},
+                "lr_scheduler": scheduler.state_dict(), "step": 1}, path)
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+def steps(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+old = Net(); own = adam(old); scheduler = steps(own)
+old(torch.ones(1, 4))["loss"].backward(); own.step(); scheduler.step()
+save(old, own, scheduler)
+
+def same(model, optimizer, scheduler):
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    wanted = [state["exp_avg"] for state in own.state.values()]
+    return [torch.equal(model.up.weight, old.up.weight), all(map(torch.equal, moments, wanted)), len(moments),
+            scheduler.last_epoch]
+
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model = Net()
+optimizer = adam(model)
+model, optimizer, scheduler = accelerator.prepare(model, optimizer, steps(optimizer))
+load_checkpoint(path, accelerator.unwrap_model(model), optimizer, extra={"lr_scheduler": scheduler})
+found["accelerate"] = same(accelerator.unwrap_model(model), optimizer.optimizer, scheduler.scheduler)
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+
+class Lit(pl.LightningModule, Net):
+    def configure_model(self):
+        fully_shard(self.up, mesh=self.device_mesh["data_parallel"])
+
+    def configure_optimizers(self):
+        optimizer = adam(self)
+        return {"optimizer": optimizer, "lr_scheduler": steps(optimizer)}
+
+    def training_step(self, batch, index):
+        return self(batch)["loss"]
+
+    def on_fit_start(self):
+        (scheduler,) = [config.scheduler for config in self.trainer.lr_scheduler_configs]
+        load_checkpoint(path, self, self.trainer.optimizers, extra={"lr_scheduler": scheduler})
+        weight, state = self.up.weight.full_tensor(), self.trainer.optimizers[0].state
+        moments = [one["exp_avg"].full_tensor() for one in state.values()]
+        wanted = [one["exp_avg"] for one in own.state.values()]
+        found["lightning"] = [torch.equal(weight, old.up.weight), all(map(torch.equal, moments, wanted)),
+                              len(moments), scheduler.last_epoch]
+
+pl.Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False, enable_checkpointing=False,
+           enable_progress_bar=False, enable_model_summary=False, strategy=ModelParallelStrategy(1, 1)
+           ).fit(Lit(), torch.utils.data.DataLoader(torch.ones(2, 4)))
+end_process_group()
+for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+    os.environ.pop(name, None)
+
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+class LoadFSDP1(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs):
+        load_checkpoint(path, model, optimizer, extra={"lr_scheduler": lr_scheduler})
+        found["hf"] = same(model, getattr(optimizer, "optimizer", optimizer), lr_scheduler)
+
+model = Net()
+optimizer = adam(model)
+data = [{"x": torch.ones(4), "labels": torch.ones(1)}] * 2
+arguments = TrainingArguments(output_dir=folder + "/hf", use_cpu=True, max_steps=1, report_to=[],
+                              disable_tqdm=True, save_strategy="no")
+Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, steps(optimizer)),
+        callbacks=[LoadFSDP1()]).train()
+print(json.dumps(found))
+"""
+
+
+def test_a_checkpoint_is_loaded_where_each_framework_has_a_place_for_it(tmp_path: Path) -> None:
+    found = run(LOADING, tmp_path)
+    assert found == {name: [True, True, 2, 1] for name in ("accelerate", "lightning", "hf")}

@@ -88,9 +88,10 @@ def test_inspect_says_what_to_type_to_load_it(capsys: pytest.CaptureFixture[str]
     assert main(["inspect", str(COMPOSER)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"load_checkpoint('{COMPOSER}', model, optimizer, extra={{" in shown
-    assert "Converting is still better where Composer's Trainer is to load it by itself" in shown
+    assert f"Trainer(..., callbacks=[FSDP2Migration()], load_path='{COMPOSER}')" in shown
     _, document = run_json("inspect", NEWEST)
     assert document["loading"]["call"].startswith(f"load_checkpoint('{NEWEST}', model, optimizer")
+    assert document["loading"]["trainer"] is None
     assert document["loading"]["better_converted"] == ["the run is started many times from it"]
 
 

@@ -54,8 +54,8 @@ def test_output_and_write(source: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["config", str(source), "-o", str(out)]) == 1
     assert main(["config", str(source), "--write"]) == 0
     assert source.read_bytes() == out.read_bytes()
-    assert source.with_name("config.yaml.bak").read_bytes() == EXAMPLE.read_bytes()
-    assert "config.yaml.bak" in capsys.readouterr().out
+    assert source.with_name("config.yaml.fsdp1").read_bytes() == EXAMPLE.read_bytes()
+    assert "config.yaml.fsdp1" in capsys.readouterr().out
     assert main(["config", str(source)]) == 0  # FSDP2 already
     shown = capsys.readouterr()
     assert "+++ " not in shown.out

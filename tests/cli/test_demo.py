@@ -64,10 +64,12 @@ def check_numbers(document: dict[str, Any], *, world_size: int, num_steps: int) 
     assert list(losses["fsdp1"]) == steps
     assert list(losses["fsdp2"]) == steps[document["saved_at"] :]
     assert losses["fsdp2"].items() <= losses["fsdp1"].items()
-    for part in ("loss", "parameters", "optimizer"):
-        assert document[part]["num_values"] > 0
-        assert document[part]["num_different"] == 0
-        assert document[part]["largest_difference"] == 0
+    assert losses["loaded"] == losses["fsdp2"]
+    for run in (document, document["loaded"]):
+        for part in ("loss", "parameters", "optimizer"):
+            assert run[part]["num_values"] > 0
+            assert run[part]["num_different"] == 0
+            assert run[part]["largest_difference"] == 0
     assert document["conversion"]["action"] == "relink"
     assert document["verification"]["is_same"] is True
     assert {finding["subject"] for finding in document["findings"]} >= {"sharding_strategy"}
@@ -75,6 +77,7 @@ def check_numbers(document: dict[str, Any], *, world_size: int, num_steps: int) 
 
 
 @pytest.mark.slow
+@pytest.mark.any_torch
 def test_two_replicas_of_two_shards() -> None:
     with start("--world-size", 4, "--steps", 3, "--json") as process:
         check_numbers(json.loads(finish(process)[0]), world_size=4, num_steps=3)
@@ -90,6 +93,8 @@ true_load = demo._load
 
 def load(path):
     state = true_load(path)
+    if path.name == "loaded-final.pt":
+        state["model"]["norm.bias"].view(-1)[0] += 0.125
     if path.name == "fsdp2-final.pt":
         state["model"]["head.weight"].view(-1)[0] += 0.25
         state["optimizer"]["state"]["tokens.weight"]["exp_avg"].view(-1)[0] += 0.5
@@ -111,9 +116,10 @@ def test_any_difference_shows_and_exits_with_1() -> None:
     )
     assert result.returncode == 1
     assert "identical" not in result.stdout
-    rows = {line[:16].strip(): line for line in result.stdout.splitlines()}
+    rows = {line[:19].strip(): line for line in result.stdout.splitlines()}
     assert "every bit is the same" in rows["loss"]
     assert "0.25, 1 differ, first head.weight" in rows["parameters"]
+    assert "0.125, 1 differ, first norm.bias" in rows["loaded: parameters"]
     assert "0.5, 1 differ, first state.tokens.weight.exp_avg" in rows["optimizer state"]
 
 
@@ -135,7 +141,7 @@ def test_numbers_that_are_too_small_are_refused(wrong: dict[str, int]) -> None:
 FAILING = """
 import signal, sys
 from pathlib import Path
-from fsdp_migrate.demo.launch import launch_ranks
+from fsdp_migrate.launch import launch_ranks
 from fsdp_migrate.errors import RankError
 
 handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
 
 from fsdp_migrate import load_checkpoint
-from fsdp_migrate.errors import CheckpointMismatchError
+from fsdp_migrate.checkpoint_convert import convert_checkpoint
+from fsdp_migrate.errors import CheckpointError, CheckpointMismatchError
 from tests.models import Net
-from tests.rank_bodies import load_cases
+from tests.rank_bodies import load_cases, loading
 from tests.ranks import run_ranks
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -140,7 +146,9 @@ def test_what_one_rank_finds_wrong_ends_all(saved: tuple[Path, Flat]) -> None:
             "ConfigError",
             "`broadcast` is 'maybe'; expected 'auto', True or False.",
         ]
-        assert all(same for name, (_, _, same) in rank.items() if name != "while reading")
+        refused = ("damaged", "other", "nowhere", "not all see", "word")
+        assert all(rank[name][2] for name in refused)
+        assert "The ranks see different checkpoints" in rank["by torch's call"]
     assert [rank["not all see"][0] for rank in (first, second)] == ["RankError", "CheckpointNotFoundError"]
     assert second["while reading"][:2] == ["OSError", "the disk is gone"]
     assert first["while reading"][:2] == [
@@ -150,6 +158,11 @@ def test_what_one_rank_finds_wrong_ends_all(saved: tuple[Path, Flat]) -> None:
             "OSError: the disk is gone"
         ),
     ]
+    for name, how in {"vanishes": "is gone.", "changes": "has changed since it was inspected."}.items():
+        assert second[name][0] == "CheckpointFormatError"
+        assert how in second[name][1]
+        assert first[name][0] == "RankError"
+        assert second[name][1] in first[name][1]
 
 
 def test_tied_weights(tmp_path: Path) -> None:
@@ -188,3 +201,187 @@ def test_another_kind_of_optimizer_is_refused(saved: tuple[Path, Flat]) -> None:
     sgd = torch.optim.SGD(load_cases.groups_of(model), lr=1.0, momentum=0.9)
     with pytest.raises(CheckpointMismatchError, match="is it the same kind of optimizer"):
         load_checkpoint(saved[0], model, sgd)
+
+
+class LoraLinear(nn.Module):
+    """A frozen layer with an adapter beside it, under the names that PEFT gives them."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.base_layer = nn.Linear(size, size).requires_grad_(requires_grad=False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(size, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, size, bias=False)})
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.base_layer(value) + self.lora_B["default"](self.lora_A["default"](value))
+        return out
+
+
+def lora(seed: int) -> tuple[nn.ModuleDict, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.ModuleDict({"base_model": nn.ModuleDict({"model": nn.Sequential(*map(LoraLinear, (5, 5)))})})
+    trained = [param for param in model.parameters() if param.requires_grad]
+    return model, torch.optim.AdamW(trained, lr=1e-2)
+
+
+def test_lora(tmp_path: Path) -> None:
+    model, optimizer = lora(1)
+    for _ in range(2):
+        model.get_submodule("base_model.model")(torch.ones(1, 5)).square().sum().backward()
+        optimizer.step()
+    wanted = loading.whole(model, optimizer)
+    # An optimizer of the adapters alone, by names; or by numbers, as plain loops save it.
+    for number, own in enumerate((load_cases.by_name(model, optimizer), optimizer.state_dict())):
+        path = tmp_path / f"{number}.pt"
+        torch.save({"model": model.state_dict(), "optimizer": own}, path)
+        fresh, adam = lora(2)
+        load_checkpoint(path, fresh, adam)
+        assert_equal(loading.whole(fresh, adam), wanted)
+    # What PEFT saves of it: the adapters, without the adapter's name.
+    adapters = {
+        name.replace(".default", ""): value for name, value in model.state_dict().items() if "lora_" in name
+    }
+    torch.save(adapters, tmp_path / "adapter_model.bin")
+    fresh, _ = lora(2)
+    before = {name: value.clone() for name, value in fresh.state_dict().items()}
+    report = load_checkpoint(
+        tmp_path / "adapter_model.bin", fresh, strict=False, rename=[r"(lora_[AB])\.=\1.default."]
+    )
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name] if "lora_" in name else before[name]), name
+    assert sorted(report.missing) == sorted(name for name in before if "base_layer" in name)
+
+
+@pytest.mark.parametrize("form", ["a list", "by their names", "two files"])
+def test_several_optimizers(form: str, tmp_path: Path) -> None:
+    model, _, _ = load_cases.make_run()
+    halves = [[param for name, param in model.named_parameters() if name.startswith("embed") == first]
+              for first in (True, False)]  # fmt: skip
+    own = [torch.optim.AdamW(halves[0], lr=1e-2), torch.optim.AdamW(halves[1], lr=3e-2, weight_decay=0.3)]
+    model(torch.arange(5)[None]).square().sum().backward()
+    for optimizer in own:
+        optimizer.step()
+    states = [load_cases.by_name(model, optimizer) for optimizer in own]
+    whole: Flat = {"model": model.state_dict()}
+    if form == "two files":
+        torch.save(whole, tmp_path / "model.pt")
+        for number, state in enumerate(states):
+            torch.save(state, tmp_path / f"optimizer_{number}.pt")
+    else:
+        names = ("optimizer_embed", "optimizer_rest")
+        more = {"optimizers": states} if form == "a list" else dict(zip(names, states, strict=True))
+        torch.save({**whole, **more}, tmp_path / "state.pt")
+    fresh = Net()
+    names_of = dict(fresh.named_parameters())
+    again = [
+        torch.optim.AdamW([p for n, p in names_of.items() if n.startswith("embed") == first], lr=1.0)
+        for first in (True, False)
+    ]
+    path = tmp_path if form == "two files" else tmp_path / "state.pt"
+    load_checkpoint(path, fresh, again)
+    for old, new in zip(own, again, strict=True):
+        assert_equal(loading.whole(fresh, new), loading.whole(model, old))
+        assert [group["lr"] for group in new.param_groups] == [group["lr"] for group in old.param_groups]
+
+
+class Attack:
+    def __reduce__(self) -> Any:
+        return print, ("executed",)
+
+
+def test_what_convert_refuses_is_refused_in_its_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer, _ = load_cases.make_run()
+    whole: Flat = {"model": model.state_dict(), "optimizer": load_cases.by_name(model, optimizer)}
+    torch.save({**whole, "other": Attack()}, tmp_path / "unsafe.pt")
+    torch.save(whole, tmp_path / "cut.pt")
+    data = (tmp_path / "cut.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(data[: len(data) // 2])
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    (tmp_path / "empty").mkdir()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for name in ("unsafe.pt", "cut.pt", "text.pt", "empty", "nowhere.pt"):
+        with pytest.raises(CheckpointError) as refused:
+            convert_checkpoint(tmp_path / name, tmp_path / "out")
+        with pytest.raises(type(refused.value)) as loaded:
+            load_checkpoint(tmp_path / name, model, optimizer)
+        assert str(loaded.value) == str(refused.value)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "executed" not in capsys.readouterr().out
+
+
+class Warmup:
+    """A function of the learning rate that keeps something, as LambdaLR saves it."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __call__(self, step: int) -> float:
+        return min(1.0, (step + 1) / self.steps)
+
+
+def decay(step: int, *, rate: float) -> float:
+    return rate**step
+
+
+Scheduler = torch.optim.lr_scheduler.LRScheduler
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer, bool], Scheduler]] = {
+    "milestones": lambda optimizer, new: torch.optim.lr_scheduler.MultiStepLR(
+        optimizer, [5, 7] if new else [2, 4]
+    ),
+    # As transformers makes them: partials, of which nothing is saved.
+    "partials": lambda optimizer, _: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, [partial(decay, rate=0.5)] * 2
+    ),
+    "mixed": lambda optimizer, new: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, [partial(decay, rate=0.5), Warmup(2 if new else 4)]
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["folder", "file"])
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_schedulers_go_on_as_the_run_that_was_saved(kind: str, form: str, tmp_path: Path) -> None:
+    """torch.distributed.checkpoint makes text of numbers that are keys, and stores no empty mappings."""
+
+    def make(*, new: bool) -> tuple[nn.Module, torch.optim.Optimizer, Scheduler]:
+        model = Net()
+        groups = [{"params": [param]} for param in list(model.parameters())[:2]]
+        optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9)
+        return model, optimizer, SCHEDULERS[kind](optimizer, new)
+
+    model, optimizer, scheduler = make(new=False)
+    optimizer.step()
+    scheduler.step()
+    names = {param: name for name, param in model.named_parameters()}
+    groups = [
+        {**group, "params": [names[each] for each in group["params"]]} for group in optimizer.param_groups
+    ]
+    state = {"model": model.state_dict(), "optimizer": {"state": {}, "param_groups": groups}}
+    state["scheduler"] = scheduler.state_dict()
+    if form == "folder":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is one process
+            dcp.save(state, checkpoint_id=tmp_path / "saved", no_dist=True)
+    else:
+        torch.save(state, tmp_path / "saved")
+    other, new_optimizer, found = make(new=True)
+    load_checkpoint(tmp_path / "saved", other, new_optimizer, extra={"scheduler": found})
+    for _ in range(5):
+        optimizer.step()
+        new_optimizer.step()
+        scheduler.step()
+        found.step()
+        assert found.get_last_lr() == scheduler.get_last_lr()
+
+
+def test_what_does_not_take_its_state_is_named(saved: tuple[Path, Flat]) -> None:
+    class Strict:
+        def load_state_dict(self, state: Flat) -> None:
+            raise KeyError("beta")
+
+    model = Net()
+    optimizer = torch.optim.AdamW(load_cases.groups_of(model), lr=7.0)
+    with pytest.raises(CheckpointMismatchError, match=r"`scheduler`, given in `extra`, .* KeyError: 'beta'"):
+        load_checkpoint(saved[0], model, optimizer, extra={"scheduler": Strict()})

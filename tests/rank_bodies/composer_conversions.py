@@ -16,7 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.rank_bodies.composer_training import Run, attempt, prepare
+from tests.rank_bodies.composer_training import (
+    Run,
+    attempt,
+    make_trainer,
+    optimizer_state,
+    prepare,
+    whole,
+)
 
 
 if TYPE_CHECKING:
@@ -42,11 +49,14 @@ def loading(path: str, fsdp: dict[str, Any] | None = None, **more: Any) -> Run:
     return replace(BASE, fsdp=fsdp or SHARDED, trainer={**BASE.trainer, "load_path": path, **more})
 
 
-def go_on(root: str, runs: dict[str, Run], stored: dict[str, Run], old: dict[str, str]) -> dict[str, Any]:
+def go_on(
+    root: str, runs: dict[str, Run], stored: dict[str, Run], old: dict[str, str], looked: dict[str, Run]
+) -> dict[str, Any]:
     """Make the sources in a folder, do the runs and those that load from an object store; load old folders.
 
     Paths are those of the folder. Returns the outcome of each run, of the FSDP1 run as ``fsdp1``, what old
-    folders gave, and as ``changed`` the sources whose bytes are not what they were.
+    folders gave, what Trainers that are only ``looked`` at hold, and as ``changed`` the sources whose bytes
+    are not what they were.
     """
     prepare()
     found: dict[str, Any] = {"fsdp1": make_sources(Path(root))}
@@ -57,10 +67,57 @@ def go_on(root: str, runs: dict[str, Run], stored: dict[str, Run], old: dict[str
     for name, run in stored.items():
         found[name] = attempt(replace(run, trainer={**run.trainer, "load_object_store": store}))
     found.update({name: load_old(folder) for name, folder in old.items()})
+    found.update({name: look_at_loaded(_at(run, root)) for name, run in looked.items()})
     dist.barrier()
     after = digests(Path(root))
     found["changed"] = [name for name, digest in before.items() if after.get(name) != digest]
     return found
+
+
+def look_at_loaded(run: Run) -> dict[str, Any]:
+    """Return digests of all that a Trainer has loaded before it goes on."""
+    with_counter = replace(run, trainer={**run.trainer, "callbacks": [_counter()]})
+    trainer = make_trainer(with_counter, [])
+    state = trainer.state
+    (counter,) = [each for each in state.callbacks if type(each).__name__ == "Counter"]
+    found = {
+        "timestamp": int(state.timestamp.batch),
+        "seen": counter.seen,
+        "model": _digest(whole(state.model)),
+        "optimizer": _digest(optimizer_state(state)) if state.optimizers[0].state else "",
+        "groups": repr([group["lr"] for group in state.optimizers[0].param_groups]),
+        "schedulers": repr([each.state_dict() for each in state.schedulers]),
+        "data": repr(state.dataset_resumption),
+        "rng": _digest(trainer._rng_state) if trainer._rng_state else "",
+    }
+    trainer.close()
+    return found
+
+
+def _digest(state: Any) -> str:
+    written = io.BytesIO()
+    torch.save(state, written)
+    return hashlib.sha256(written.getvalue()).hexdigest()
+
+
+def _counter() -> Any:
+    """Return a callback with a state: the batches that it has seen, -1 if nothing was loaded."""
+    from composer import Callback
+
+    class Counter(Callback):  # type: ignore[misc,unused-ignore]
+        seen = -1
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            del logger
+            self.seen = int(state.timestamp.batch)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    return Counter()
 
 
 def _at(run: Run, root: str) -> Run:
@@ -86,14 +143,14 @@ def make_sources(root: Path) -> dict[str, Any]:
     """Train under FSDP1, save in every way, and return what came of the training."""
     saving = {"save_interval": f"{SAVED}ba", "save_overwrite": True}
     sharded = {**BASE.trainer, **saving, "save_folder": str(root / "sharded")}
-    full = {**BASE.trainer, **saving, "save_folder": str(root / "full")}
-    run = replace(BASE, migrate=False, trainer={**sharded, "callbacks": [_old_saver(root)]})
+    full = {**BASE.trainer, **saving, "save_folder": str(root / "full"), "callbacks": [_counter()]}
+    run = replace(BASE, migrate=False, trainer={**sharded, "callbacks": [_old_saver(root), _counter()]})
     found = attempt(run)
     attempt(replace(BASE, migrate=False, fsdp=FULL, steps=SAVED, trainer={**full, "max_duration": "4ba"}))
     if dist.get_rank() == 0:
         whole = root / "full" / f"{NAME}-rank0.pt"
         _later_torch(root / "sharded" / NAME, root / "later")
-        for name in ("stale", "half", "refused", "taken", "unwritable", "cached"):
+        for name in ("stale", "half", "refused", "taken", "unwritable", "cached", "reachable"):
             _later_torch(root / "sharded" / NAME, root / name)
         shutil.copytree(root / "sharded" / f"ep0-ba{STEPS}", root / "stale.fsdp2")
         (root / "stale.fsdp2" / "converted_from.json").write_text("{}")
@@ -163,7 +220,8 @@ def make_store(root: str) -> Any:
 
     class FolderStore(ObjectStore):  # type: ignore[misc,unused-ignore]
         def get_uri(self, object_name: str) -> str:
-            return f"folder://bucket/{object_name}"
+            is_known = object_name == "reachable"
+            return f"file://{root}/{object_name}" if is_known else f"folder://bucket/{object_name}"
 
         def get_object_size(self, object_name: str) -> int:
             return Path(root, object_name).stat().st_size
@@ -255,7 +313,6 @@ def load_old(folder: str) -> dict[str, Any]:
 
     from fsdp_migrate.adapters.composer_callback import FSDP2Migration
     from fsdp_migrate.checkpoint_convert.targets.composer import IGNORE_KEYS
-    from tests.rank_bodies.composer_training import optimizer_state, whole
 
     class Model(ComposerModel):  # type: ignore[misc,unused-ignore]
         def __init__(self) -> None:

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fsdp_migrate import load_checkpoint, prepare_fully_shard
+from fsdp_migrate.checkpoint_convert import CheckpointReader
 from fsdp_migrate.loading import load, transfer
 from tests.models import VOCABULARY, Block, Net
 from tests.rank_bodies.loading import whole
@@ -266,5 +269,27 @@ def refuse_on_one_rank(file: str) -> Flat:
 
     with faulty(vars(load), "read_jobs", fail if rank == 1 else None):
         attempt("while reading", file)
+    for name, change in (("vanishes", Path.unlink), ("changes", _append)):
+        own = Path(file).parent / name / Path(file).name if rank == 1 else Path(file)
+        if rank == 1:
+            own.parent.mkdir()
+            own.write_bytes(Path(file).read_bytes())
+
+        def late(*arguments: Any, own: Path = own, change: Any = change) -> Any:
+            change(own)
+            return transfer.read_jobs(*arguments)
+
+        dist.barrier()
+        with faulty(vars(load), "read_jobs", late if rank == 1 else None):
+            attempt(name, str(own))
+    try:
+        dcp.load({"model": model.state_dict()}, storage_reader=CheckpointReader(other if rank else file))
+    except CheckpointException as error:  # none of the `Exception`s
+        found["by torch's call"] = str(error)
     dist.barrier()
     return found
+
+
+def _append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")

@@ -13,9 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_migrate import microbatch
 from fsdp_migrate.errors import BatchError, FSDPMigrateError
-from fsdp_migrate.microbatch import microbatches
+from fsdp_migrate.microbatch import microbatches, running
 from fsdp_migrate.microbatch.rollback import Rollback
 from fsdp_migrate.microbatch.search import auto_microbatch
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
@@ -322,7 +321,7 @@ def _fewer_backwards(model: Any) -> None:
 
 def _in_remembering(model: Any) -> None:
     """Run out of memory when the gradients before the batch are copied."""
-    with patch.object(microbatch, "Rollback", _forgetful if dist.get_rank() else Rollback):
+    with patch.object(running, "Rollback", _forgetful if dist.get_rank() else Rollback):
         for tokens in microbatches(model, parts_of(0, 0, 2), agree=True):
             torch.autograd.backward(loss_of(model, tokens))
 

@@ -30,3 +30,11 @@ def run(script: str, *arguments: str) -> str:
         raise AssertionError(msg)
     dist.barrier()
     return out.getvalue()
+
+
+def parity_worker(folder: str) -> None:
+    """Run what the ranks of ``fsdp-migrate parity`` run."""
+    from fsdp_migrate.parity import worker
+
+    sys.argv = ["worker", folder]
+    worker.main()

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.models import Block, Net
-from tests.rank_bodies.conversions import _full, _optimizer
+from tests.rank_bodies.conversions import _full, _loss, _optimizer, _tokens
 
 
 Found = dict[str, Any]
@@ -54,16 +54,26 @@ def load_torchtitan(folder: str) -> Found:
 
 
 def load_accelerate(folder: str) -> Found:
-    """Load by Accelerate's own functions, with a plugin of FSDP2."""
+    """Load by Accelerate's own functions, with a plugin of FSDP2, and train on for two steps."""
     from accelerate import PartialState
     from accelerate.utils import FullyShardedDataParallelPlugin, load_fsdp_model, load_fsdp_optimizer
 
     model, optimizer = _fsdp2()
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    form = "FULL_STATE_DICT" if Path(folder, "pytorch_model_fsdp.bin").exists() else "SHARDED_STATE_DICT"
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=form)
     accelerator: Any = PartialState(cpu=True)
+    # Accelerator has it; it cannot be made for FSDP without a GPU.
+    accelerator.is_fsdp2 = True
     load_fsdp_model(plugin, accelerator, model, folder)
     load_fsdp_optimizer(plugin, accelerator, optimizer, model, folder)
     found = _whole(model, optimizer)
+    found["losses"] = []
+    for step in range(2, 4):
+        loss = _loss(model, _tokens(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found["losses"].append(float(loss.detach()))
     if Path(folder, "scheduler.bin").exists():
         found["scheduler"] = torch.load(Path(folder, "scheduler.bin"), weights_only=True)
     return found

@@ -76,6 +76,14 @@ def without_parameters() -> dict[str, Any]:
     }
 
 
+def warnings_of_sharding() -> list[str]:
+    """Shard a model; return what a user is then warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepare_fully_shard(Net(), BLOCKS)
+    return [str(warning.message) for warning in caught]
+
+
 def clip_without_gradients() -> list[str]:
     """Clip where there is no gradient; return the warnings."""
     model = prepare_fully_shard(Net(), BLOCKS)

@@ -23,6 +23,7 @@ from torch.distributed.fsdp.wrap import (
     transformer_auto_wrap_policy,
 )
 
+from fsdp_migrate import plan_fully_shard
 from fsdp_migrate.activation_checkpointing import (
     CheckpointOptions,
     apply_activation_checkpointing,
@@ -70,6 +71,18 @@ def test_layers_are_chosen_by_classes_names_functions_and_policies(
 
 def test_true_means_the_units_of_the_auto_wrap_policy() -> None:
     assert plan_activation_checkpointing(Net(), True, auto_wrap_policy="Block").layers == BLOCKS
+
+
+def test_a_plan_says_what_is_recomputed_and_changes_nothing() -> None:
+    model = Net()
+    for asked, layers in ((True, BLOCKS), ({"which": "Head", "reentrant": True}, ("head",)), (False, ())):
+        given = {"auto_wrap_policy": "Block"}
+        plan = plan_fully_shard(model, given, world_size=2, activation_checkpointing=asked)
+        assert plan.as_dict()["activation_checkpointing"] == list(layers)
+        assert (plan.checkpointing is None) == (asked is False)
+    assert not any("forward" in vars(module) for module in model.modules())
+    with pytest.raises(WrapPolicyError, match="No module of class `Nothing`"):
+        plan_fully_shard(model, {}, world_size=2, activation_checkpointing="Nothing")
 
 
 OPTIONS: list[tuple[dict[str, Any], CheckpointOptions]] = [

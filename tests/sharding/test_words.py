@@ -30,6 +30,10 @@ def test_a_model_without_parameters_is_one() -> None:
         assert "has no parameters, and so nothing to communicate" in found["microbatches"]
 
 
+def test_sharding_warns_of_nothing_deprecated() -> None:
+    assert run_ranks(words.warnings_of_sharding) == [[], []]
+
+
 def test_clipping_without_gradients_warns_as_fsdp1_did() -> None:
     for found in run_ranks(words.clip_without_gradients):
         (warning,) = found

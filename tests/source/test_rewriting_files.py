@@ -45,12 +45,13 @@ def test_files_are_replaced_with_a_backup_and_keep_their_mode(tmp_path: Path) ->
     assert contents(tmp_path) == {"a.py": AFTER.encode(), "a.py.fsdp1": BEFORE.encode()}
 
 
-def test_the_first_backup_is_kept(tmp_path: Path) -> None:
+def test_every_text_before_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(BEFORE)
     rewrite_paths([tmp_path], write=True)
     (tmp_path / "a.py").write_text(BEFORE + "# later\n")
     rewrite_paths([tmp_path], write=True)
     assert (tmp_path / "a.py.fsdp1").read_text() == BEFORE
+    assert (tmp_path / "a.py.fsdp1.1").read_text() == BEFORE + "# later\n"
     assert (tmp_path / "a.py").read_text() == AFTER + "# later\n"
 
 

@@ -1,4 +1,4 @@
-"""What the demo shows: both runs side by side."""
+"""What the demo shows: the runs side by side."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def show_demo(report: DemoReport) -> None:
-    """Show both loss columns, the largest differences, the findings, and what to type next."""
+    """Show the loss columns, the largest differences, the findings, and what to type next."""
     out = console()
     out.print()
     out.print(_losses(report))
     action = report.conversion.action
+    out.print("Loaded as it is: one line, `load_checkpoint(CKPT, model, optimizer)`, and no file is written.")
     out.print(f"The checkpoint was converted by [bold]{action}[/]: {ACTIONS[action]}.")
     show_changes(report.conversion.as_dict())
     table = make_table("largest difference", "of", "", right=("of",))
-    for name, part in (
-        ("loss", report.loss),
-        ("parameters", report.parameters),
-        ("optimizer state", report.optimizer),
-    ):
+    names = ("loss", "parameters", "optimizer state")
+    loaded = ("loaded: loss", "loaded: parameters", "loaded: optimizer")
+    parts = (*report.converted.parts, *report.loaded.parts)
+    for name, part in zip((*names, *loaded), parts, strict=True):
         table.add_row(name, str(part.num_values), _difference(part))
     out.print(table)
     out.print("What became of the FSDP1 arguments:")
@@ -54,18 +54,16 @@ def show_demo(report: DemoReport) -> None:
 
 
 def _losses(report: DemoReport) -> Table:
-    columns = ("step", "FSDP1", "FSDP2", "difference")
+    columns = ("step", "FSDP1", "converted", "difference", "loaded as it is", "difference")
     table = make_table(*columns, right=columns)
     for step, first in report.fsdp1_losses.items():
-        second = report.fsdp2_losses.get(step)
         saved = step == report.saved_at
-        table.add_row(
-            str(step),
-            f"{first:.9f}",
-            f"{second:.9f}" if second is not None else "[dim]saved[/]" if saved else "",
-            f"{second - first:g}" if second is not None else "",
-            end_section=saved,
-        )
+        cells = []
+        for run in (report.converted, report.loaded):
+            second = run.losses.get(step)
+            cells.append(f"{second:.9f}" if second is not None else "[dim]saved[/]" if saved else "")
+            cells.append(f"{second - first:g}" if second is not None else "")
+        table.add_row(str(step), f"{first:.9f}", *cells, end_section=saved)
     return table
 
 

@@ -113,6 +113,9 @@ def _show_loading(manifest: Manifest) -> None:
     out, advice = console(), advise_loading(manifest)
     out.print("Without converting, `fsdp_migrate.load_checkpoint` loads it into a model:")
     print_text(out, advice.call, indent="      ", first="  ")
+    if advice.trainer is not None:
+        out.print("Composer's Trainer loads it with one callback more:")
+        print_text(out, advice.trainer, indent="      ", first="  ")
     print_text(out, f"Converting is still better where {', or where '.join(advice.better_converted)}.")
 
 

@@ -36,6 +36,8 @@ def show_shard_plan(plan: ShardPlan, *, everything: bool = False) -> None:
     out.print(table)
     for tie in plan.ties:
         out.print(f"tied: {', '.join(tie.names)}", markup=False)
+    if plan.checkpointing is not None:
+        out.print(f"recomputed: {counted(len(plan.checkpointing.layers), 'layer')}")
     show_findings([finding.as_dict() for finding in plan.findings], everything=everything)
 
 
