@@ -90,6 +90,20 @@ def test_a_test_that_hangs_has_failed_and_the_others_go_on(how: str, tmp_path: P
     assert "test_it.py::test_that_hangs took longer than 8 s." in report
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_the_files_of_a_process_that_was_ended_go_to_the_next(processes: str, tmp_path: Path) -> None:
+    """Also those that it had not begun; what it had done is not done again, nor is the test that hangs."""
+    done = "def test_a(): pass\n\ndef test_b(): pass\n"
+    hangs = "import time\n\ndef test_hangs(): time.sleep(99)\n\ndef test_z(): pass\n"
+    for name, code in {"done": done, "hangs": hangs, "left": done, "single": "def test_a(): pass"}.items():
+        for folder in "xy":
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / f"test_{name}_{folder}.py").write_text(code)
+    status, said = run_pytest(tmp_path, "def test_last(): pass", "-n", processes, "--dist", "loadfile")
+    assert (status, "2 failed, 13 passed" in said) == (1, True)
+    assert said.count("took longer than 8 s. It was ended") >= 2
+
+
 def test_without_workers_the_run_ends(tmp_path: Path) -> None:
     code, said = run_pytest(
         tmp_path, BESIDE.format(hang=HANGS["in C with Python's lock held"]), "-p", "no:xdist"

@@ -22,12 +22,16 @@ from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tools.run_lanes import end_with_descendants
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,6 +98,38 @@ def pytest_handlecrashitem(report: Any) -> None:
     stack = stack_of(report.node.gateway.id)
     if stack.exists():
         report.longrepr = f"{report.longrepr}\n{stack.read_text(errors='replace')}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Give out files so that a process which was ended is replaced by one that gets its files."""
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+class Files(LoadFileScheduling):
+    """Gives each file to one process, also when one has ended.
+
+    pytest-xdist 3.8 gives the next process what the ended one had, with files of which every test has run: it
+    waits there for a test that is done, and nobody wakes it. The test that ended it comes again as well.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take back what a process has not run, but the test in which it ended."""
+        files = self.assigned_work[node]
+        ended = next((name for file in files.values() for name, is_done in file.items() if not is_done), None)
+        for path, file in list(files.items()):
+            if ended in file:
+                file[ended] = True
+            if all(file.values()):
+                del files[path]
+        super().remove_node(node)
+        return ended
+
+    def schedule(self) -> None:
+        """Give out files; a process begins the last test that it knows of only when it hears what follows."""
+        super().schedule()
+        for node in self.nodes:
+            self._reschedule(node)
 
 
 def stack_of(worker: str) -> Path:
