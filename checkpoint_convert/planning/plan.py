@@ -473,8 +473,9 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     ]
     found += [make_finding(code, subject, text) for holds, code, subject, text in notes if holds]
     if plan.stack != manifest.stack:
-        moved = counted(len(plan.renamed), "entry", "entries")
-        found.append(make_finding("FM213", manifest.source, f"{moved}."))
+        if plan.renamed:
+            moved = counted(len(plan.renamed), "entry", "entries")
+            found.append(make_finding("FM213", manifest.source, f"{moved}."))
         found += _without_place(plan, target)
     return found
 

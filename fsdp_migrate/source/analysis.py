@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.finding_codes import FINDING_CODES
@@ -84,27 +85,21 @@ def _certain(source: Source, found: Found) -> Found:
 
 def report(path: str, source: Source, found: list[tuple[str, Found]], cell: int | None = None) -> list[Use]:
     """Return what was found as it is reported: with its place, in the order of the source."""
-    uses = [
-        Use(
-            path,
-            *source.position(item.node),
-            name,
-            item.code,
-            short(item.node),
-            item.becomes,
-            item.action,
-            cell,
-        )
-        for name, item in found
-    ]
-    statements = {
-        (item.code, source.position(source.index.statement(item.node))[0])
-        for _, item in found
-        if item.action == "commented"
-    }
-    for line, text, code, becomes in mentions.find_left(source.code):
+    left = list(mentions.find_left(source.code))
+    marked = {line for line, *_ in left}
+    uses, statements = [], set()
+    for name, item in found:
+        line = source.position(source.index.statement(item.node))[0]
+        is_commented = item.action == "commented"
+        if is_commented:
+            statements.add((item.code, line))
+        where, text = source.position(item.node), short(item.node)
+        use = Use(path, *where, name, item.code, text, item.becomes, item.action, cell)
+        uses.append(replace(use, is_marked=is_commented and line in marked))
+    for line, text, code, becomes in left:
         if code in FINDING_CODES and (code, line) not in statements:
-            uses.append(Use(path, line, 1, mentions.NAME, code, text[:60], becomes, "commented", cell))
+            use = Use(path, line, 1, mentions.NAME, code, text[:60], becomes, "commented", cell)
+            uses.append(replace(use, is_marked=True))
     known = {use.line for use in uses if use.rule == "wrapped-names"}
     for line, column, text in mentions.find_mentions(source.code):
         if line not in known:

@@ -10,7 +10,7 @@ from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.pins import PinFound
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 _PLAN = (
     "See how the model will be sharded, without a GPU: fsdp-migrate plan --model PKG.MOD:FACTORY "
     "--world-size N, where FACTORY makes the model."
+)
+_PROVE = (
+    "Compare some steps of your model under FSDP1 and FSDP2: fsdp-migrate parity --model PKG.MOD:FACTORY "
+    "--config FSDP1. Known faults that hit this repository: fsdp-migrate doctor PATH."
+)
+_ARGUMENTS = (
+    "Leave these where a rewritten source reads them: prepare_fully_shard takes FSDP1's arguments. "
+    "Convert them for code that calls fully_shard itself."
+)
+_INSPECT = (
+    "See what the latest checkpoints hold, and the call of fsdp_migrate.load_checkpoint that loads each into "
+    "the sharded model without converting."
 )
 _FULL = (
     "A full state in a file need not be converted for a script that reads it with torch.load or load_file: "
@@ -60,19 +72,20 @@ def next_steps(
         pins: The requirements that keep out what FSDP2 needs.
     """
     where = shlex.join(paths)
-    actions = [use.action for use in report.uses if not use.path.endswith(".ipynb")]
+    uses = [use for use in report.uses if not use.path.endswith(".ipynb")]
+    left = [use for use in uses if use.action == "commented"]
+    rewrites = any(use.action == "rewritten" for use in uses)
     steps = _steps_for_pins(pins)
-    rewrites = bool({"rewritten", "commented"} & set(actions))
-    if rewrites:
+    if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         steps.append(Step("Look at the changes to the sources, and write them.", commands))
-    if "commented" in actions:
-        text = f"Settle by hand what got a comment: {counted(actions.count('commented'), 'place')}."
+    if left:
+        text = f"Settle by hand what got a comment: {counted(len(left), 'place')}."
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
-    steps += _steps_for_configs(configs)
+    steps += _steps_for_configs(configs, reads_arguments=rewrites)
     steps += _steps_for_launches(launches)
-    if rewrites:
-        steps.append(Step(_PLAN, ()))
+    if rewrites or left:
+        steps += [Step(_PLAN, ()), Step(_PROVE, ())]
     return steps + _steps_for_checkpoints(checkpoints)
 
 
@@ -92,13 +105,16 @@ def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:
     return [Step(f"Put what these print in the place of the launch lines ({places}).", commands)]
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
+def _steps_for_configs(configs: Sequence[ConfigFound], *, reads_arguments: bool) -> list[Step]:
+    """Return what to do with configs; ``reads_arguments``: sources were rewritten that may read FSDP1's."""
     steps = []
-    changing = tuple(
-        f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs if each.state == "changes"
-    )
-    if changing:
-        steps.append(Step("Convert the configs; a backup of each is kept.", changing))
+    changing = [each for each in configs if each.state == "changes"]
+    arguments = [each for each in changing if reads_arguments and each.stack == "torch"]
+    framework = _write_commands(each for each in changing if each not in arguments)
+    if framework:
+        steps.append(Step("Convert the configs; a backup of each is kept.", framework))
+    if arguments:
+        steps.append(Step(_ARGUMENTS, _write_commands(arguments)))
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
@@ -109,19 +125,23 @@ def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     return steps
 
 
+def _write_commands(configs: Iterable[ConfigFound]) -> tuple[str, ...]:
+    return tuple(f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs)
+
+
 def _steps_for_checkpoints(checkpoints: Sequence[CheckpointFound]) -> list[Step]:
     """Return what to do with the latest of each run: look, convert, compare."""
     waiting = [each for each in checkpoints if each.is_latest and not each.is_converted]
     steps = []
     if waiting:
         inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
-        steps.append(Step("See which of the latest checkpoints FSDP2 loads as they are.", inspect))
+        steps.append(Step(_INSPECT, inspect))
     if any(each.is_full for each in waiting):
         steps.append(Step(_FULL, ()))
     pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
     if pairs:
         convert = tuple(f"fsdp-migrate convert {source} {out}" for source, out in pairs)
         verify = tuple(f"fsdp-migrate verify {source} {out}" for source, out in pairs)
-        steps.append(Step("Convert the one that the next run starts from, if it needs it.", convert))
+        steps.append(Step("Or convert the one that the next run starts from.", convert))
         steps.append(Step("Compare it with its source.", verify))
     return steps

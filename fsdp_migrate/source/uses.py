@@ -89,6 +89,8 @@ class Use:
     becomes: str
     action: Action
     cell: int | None = None
+    is_marked: bool = False
+    """Whether the comment that ``rewrite`` leaves stands above it."""
 
     @property
     def place(self) -> str:

@@ -130,6 +130,24 @@ def test_the_steps_stand_in_order_with_commands_that_run(
     assert [config["state"] for config in document["configs"]] == ["fsdp2", "fsdp2"]
 
 
+def test_what_is_written_is_not_to_be_written_again(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What got its comment is left to people; plain arguments stay as a rewritten source reads them."""
+    monkeypatch.chdir(tmp_path)
+    Path("fsdp.yaml").write_text("sharding_strategy: FULL_SHARD\nuse_orig_params: true\n")
+    code = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    code += "model = FSDP(net, **read('fsdp.yaml'))\nFSDP.rekey_optim_state_dict(a, b, model)\n"
+    Path("train.py").write_text(code)
+    _, document = run_json("scan", ".")
+    first = [step["text"] for step in document["steps"]]
+    assert first[0] == "Look at the changes to the sources, and write them."
+    assert any(text.startswith("Leave these where") for text in first)
+    assert main(["rewrite", ".", "--write"]) == 0
+    _, document = run_json("scan", ".")
+    assert document["steps"][0]["text"] == "Settle by hand what got a comment: 2 places."
+
+
 def test_people_see_the_same(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", str(repository)]) == 0
     shown = capsys.readouterr().out

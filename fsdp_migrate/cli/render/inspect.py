@@ -98,7 +98,7 @@ def show_outlook(
             end="",
         )
         out.print(f"{ACTIONS[plan.action]}.")
-    _show_loading(manifest)
+    _show_loading(manifest, is_better_converted=plan.action != "none")
     described = plan.as_dict()
     if plan.action != "none" and plan.findings:
         out.print("What a conversion would say:")
@@ -106,7 +106,7 @@ def show_outlook(
     show_named_findings(described["findings"], described["source"], everything=everything)
 
 
-def _show_loading(manifest: Manifest) -> None:
+def _show_loading(manifest: Manifest, *, is_better_converted: bool) -> None:
     """Show what one types to load it without converting, and when converting is better."""
     from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 
@@ -116,7 +116,8 @@ def _show_loading(manifest: Manifest) -> None:
     if advice.trainer is not None:
         out.print("Composer's Trainer loads it with one callback more:")
         print_text(out, advice.trainer, indent="      ", first="  ")
-    print_text(out, f"Converting is still better where {', or where '.join(advice.better_converted)}.")
+    if is_better_converted:
+        print_text(out, f"Converting is still better where {', or where '.join(advice.better_converted)}.")
 
 
 def _entries(count: int) -> str:

@@ -50,8 +50,8 @@ _REKEY = (
     "FSDP2's optimizer states are keyed by names, as full_optimizer_state_dict gives them; rekey nothing."
 )
 _SHARDED_LOAD = (
-    "load the sharded state by torch's own: get_optimizer_state_dict, torch.distributed.checkpoint.load, "
-    "set_optimizer_state_dict."
+    "call load_checkpoint(PATH, model, optimizer) of fsdp_migrate, which reads the sharded state into both; "
+    "remove the lines that hand this one to the optimizer."
 )
 _ODD = "these arguments have no twin in fsdp_migrate.runtime."
 
