@@ -110,7 +110,8 @@ class Files(LoadFileScheduling):
     """Gives each file to one process, also when one has ended.
 
     pytest-xdist 3.8 gives the next process what the ended one had, with files of which every test has run: it
-    waits there for a test that is done, and nobody wakes it. The test that ended it comes again as well.
+    waits there for a test that is done, and nobody wakes it. The test that ended it comes again as well. And
+    a process that still looks for its tests is given some when another one ends: a KeyError.
     """
 
     def remove_node(self, node: WorkerController) -> str | None:
@@ -124,6 +125,10 @@ class Files(LoadFileScheduling):
                 del files[path]
         super().remove_node(node)
         return ended
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node in self.registered_collections:
+            super()._reschedule(node)
 
     def schedule(self) -> None:
         """Give out files; a process begins the last test that it knows of only when it hears what follows."""
