@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from fsdp_migrate.errors import RankError
 from tests.rank_bodies import scripts
-from tests.ranks import ROOT, run_ranks
+from tests.ranks import ROOT, RanksFailedError, run_ranks
 from tools.run_lanes import end_with_descendants
 
 
@@ -57,9 +58,24 @@ def run_script(script: object, *arguments: object, num_ranks: int = 2) -> str:
 
     What torchrun does, in processes that have torch loaded: each saves the seconds that this takes.
     """
-    store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
-    )
+    store = _new_store()
     words = [str(ROOT / str(script)), *map(str, arguments)]
     out = run_ranks(scripts.run, *words, world_size=num_ranks, timeout=400, master_port=store.port)
     return "".join(out)
+
+
+def launch_forked(arguments: list[str], *, world_size: int, logs: Path) -> None:
+    """Do what ``fsdp_migrate.launch.launch_ranks`` does, in processes that have torch loaded."""
+    del logs
+    option, module, *others = arguments
+    assert option == "-m"
+    store = _new_store()
+    try:
+        run_ranks(scripts.run_main, module, *others, world_size=world_size, master_port=store.port)
+    except RanksFailedError as error:
+        raise RankError(str(error)) from error
+
+
+def _new_store() -> dist.TCPStore:
+    limit = timedelta(seconds=60)
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)

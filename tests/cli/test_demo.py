@@ -19,6 +19,7 @@ from fsdp_migrate import demo, verify_checkpoints
 from fsdp_migrate.cli import main
 from fsdp_migrate.demo.compare import compare_states
 from fsdp_migrate.errors import ConfigError, OutputExistsError
+from tests.scripts import launch_forked
 
 
 if TYPE_CHECKING:
@@ -78,45 +79,36 @@ def check_numbers(document: dict[str, Any], *, world_size: int, num_steps: int) 
 
 @pytest.mark.slow
 @pytest.mark.any_torch
-def test_two_replicas_of_two_shards() -> None:
-    with start("--world-size", 4, "--steps", 3, "--json") as process:
-        check_numbers(json.loads(finish(process)[0]), world_size=4, num_steps=3)
-
-
-# As if FSDP2 had gone on with two numbers a little off.
-SPOILED = """
-import sys
-from fsdp_migrate import demo
-from fsdp_migrate.cli import main
-
-true_load = demo._load
-
-def load(path):
-    state = true_load(path)
-    if path.name == "loaded-final.pt":
-        state["model"]["norm.bias"].view(-1)[0] += 0.125
-    if path.name == "fsdp2-final.pt":
-        state["model"]["head.weight"].view(-1)[0] += 0.25
-        state["optimizer"]["state"]["tokens.weight"]["exp_avg"].view(-1)[0] += 0.5
-    return state
-
-demo._load = load
-sys.exit(main(sys.argv[1:]))
-"""
+def test_two_replicas_of_two_shards(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "launch_ranks", launch_forked)
+    assert main(["demo", "--world-size", "4", "--steps", "3", "--json"]) == 0
+    check_numbers(json.loads(capsys.readouterr().out), world_size=4, num_steps=3)
 
 
 @pytest.mark.any_torch
-def test_any_difference_shows_and_exits_with_1() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", SPOILED, "demo", "--steps", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert result.returncode == 1
-    assert "identical" not in result.stdout
-    rows = {line[:19].strip(): line for line in result.stdout.splitlines()}
+def test_any_difference_shows_and_exits_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if FSDP2 had gone on with two numbers a little off."""
+    true_load = demo._load
+
+    def load(path: Path) -> dict[str, Any]:
+        state = true_load(path)
+        if path.name == "loaded-final.pt":
+            state["model"]["norm.bias"].view(-1)[0] += 0.125
+        if path.name == "fsdp2-final.pt":
+            state["model"]["head.weight"].view(-1)[0] += 0.25
+            state["optimizer"]["state"]["tokens.weight"]["exp_avg"].view(-1)[0] += 0.5
+        return state
+
+    monkeypatch.setattr(demo, "_load", load)
+    monkeypatch.setattr(demo, "launch_ranks", launch_forked)
+    assert main(["demo", "--steps", "2"]) == 1
+    shown = capsys.readouterr().out
+    assert "identical" not in shown
+    rows = {line[:19].strip(): line for line in shown.splitlines()}
     assert "every bit is the same" in rows["loss"]
     assert "0.25, 1 differ, first head.weight" in rows["parameters"]
     assert "0.125, 1 differ, first norm.bias" in rows["loaded: parameters"]

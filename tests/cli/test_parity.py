@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from torch.distributed import TCPStore
 
 from fsdp_migrate.cli import main
 from fsdp_migrate.cli.render.parity import show_parity, verdict
-from fsdp_migrate.errors import RankError
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.parity.report import Collective, Cost, Difference, ParityReport, Step
 from fsdp_migrate.parity.tensors import Gap
-from tests.rank_bodies import scripts
-from tests.ranks import RanksFailedError, run_ranks
+from tests.scripts import launch_forked
 
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     Capture = pytest.CaptureFixture[str]
 
 
@@ -44,16 +42,7 @@ def test_a_config_of_transformers_is_enough(tmp_path: Path, capsys: Capture) -> 
 
 
 def test_what_a_rank_said_is_told(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(arguments: list[str], *, world_size: int, logs: Path) -> None:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        assert (arguments[:2], world_size) == (["-m", "fsdp_migrate.parity.worker"], 2)
-        assert logs.parent == Path(arguments[2])
-        try:
-            run_ranks(scripts.parity_worker, arguments[2], master_port=store.port)
-        except RanksFailedError as error:
-            raise RankError(str(error)) from error
-
-    monkeypatch.setattr("fsdp_migrate.parity.start.launch_ranks", launch)
+    monkeypatch.setattr("fsdp_migrate.parity.start.launch_ranks", launch_forked)
     assert main(["parity", "--model", "tests.models:ConvNet", "--device", "cpu"]) == 1
     said = capsys.readouterr().err.partition("\n")[2]
     assert said.startswith("Error: No batches can be made for ConvNet, whose forward takes `tokens`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import runpy
 import sys
@@ -32,9 +33,7 @@ def run(script: str, *arguments: str) -> str:
     return out.getvalue()
 
 
-def parity_worker(folder: str) -> None:
-    """Run what the ranks of ``fsdp-migrate parity`` run."""
-    from fsdp_migrate.parity import worker
-
-    sys.argv = ["worker", folder]
-    worker.main()
+def run_main(module: str, *arguments: str) -> None:
+    """Run ``python -m MODULE ARGUMENTS``."""
+    sys.argv = [module, *arguments]
+    importlib.import_module(module).main()
