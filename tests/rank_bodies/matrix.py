@@ -37,7 +37,7 @@ POLICIES: dict[str, Any] = {
     "size": partial(size_based_auto_wrap_policy, min_num_params=60),
 }
 ACCUMULATIONS = ("one microbatch", "two, each reduced", "two under no_sync")
-STEPS = 3
+STEPS = 2
 
 
 @dataclass(frozen=True)
