@@ -72,7 +72,7 @@ HOUSE: House = (
         "torch_compat",
         "factories launch",
     ],
-    ["sharding", "source.checkpoint_runs source.steps source.surroundings"],
+    ["sharding", "source.checkpoint_runs source.sarif source.steps source.surroundings"],
     ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],
     "loading",
     ["doctor", "parity"],

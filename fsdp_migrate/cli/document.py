@@ -28,7 +28,11 @@ def printable(text: str) -> str:
 
 def write_document(command: str | None, body: Mapping[str, Any]) -> None:
     """Write the one document of a ``--json`` run: the version, the command, and then ``body``."""
-    document = {"schema_version": SCHEMA_VERSION, "command": command, **body}
+    write_json({"schema_version": SCHEMA_VERSION, "command": command, **body})
+
+
+def write_json(document: Mapping[str, Any]) -> None:
+    """Write a document of any form."""
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
     sys.stdout.flush()
 

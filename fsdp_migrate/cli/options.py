@@ -32,6 +32,14 @@ All = Annotated[
 ]
 
 
+Sarif = Annotated[
+    bool,
+    typer.Option(
+        "--sarif", help="Write a SARIF log to stdout, which code hosts show.", rich_help_panel=REPORT
+    ),
+]
+
+
 class Target(str, Enum):
     """Who is to read the output."""
 

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from fsdp_migrate.cli.document import write_document
+import typer
+
+from fsdp_migrate.cli.document import write_document, write_json
 from fsdp_migrate.cli.options import (
     All,
     Json,
     Paths,
+    Sarif,
+    Strict,
 )
 
 
-def scan(paths: Paths, everything: All = False, json: Json = False) -> int:
+def scan(
+    paths: Paths, everything: All = False, strict: Strict = False, json: Json = False, sarif: Sarif = False
+) -> int:
     """Find FSDP1 in Python sources and notebooks, in configs and checkpoints, and say what to do.
 
     Nothing is imported, run or changed. What .gitignore names is left out.
     """
+    if json and sarif:
+        raise typer.BadParameter("Give either --json or --sarif.")
     from fsdp_migrate.cli.render.sources import show_scan, show_surroundings
     from fsdp_migrate.source import scan_paths
     from fsdp_migrate.source.checkpoint_runs import with_readers
     from fsdp_migrate.source.launchers import find_launches
     from fsdp_migrate.source.pins import find_pins, packages_of
+    from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import next_steps
     from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
 
@@ -29,7 +38,10 @@ def scan(paths: Paths, everything: All = False, json: Json = False) -> int:
     stacks = {config.stack for config in configs} | {launch.stack for launch in launches}
     pins = find_pins(paths, packages_of(report, stacks))
     steps = next_steps(paths, report, configs, checkpoints, launches, pins)
-    if json:
+    log = sarif_log(report, configs, launches, pins)
+    if sarif:
+        write_json(log)
+    elif json:
         found = {
             "configs": [config.as_dict() for config in configs],
             "launches": [launch.as_dict() for launch in launches],
@@ -41,4 +53,4 @@ def scan(paths: Paths, everything: All = False, json: Json = False) -> int:
     else:
         show_scan(report, everything=everything)
         show_surroundings(configs, launches, checkpoints, steps, everything=everything)
-    return 0
+    return 3 if strict and log["runs"][0]["results"] else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shlex
 import shutil
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from ruamel.yaml import YAML
 
 from fsdp_migrate.cli import main
 from fsdp_migrate.source.pins import excludes
@@ -146,6 +148,58 @@ def test_what_is_written_is_not_to_be_written_again(
     assert main(["rewrite", ".", "--write"]) == 0
     _, document = run_json("scan", ".")
     assert document["steps"][0]["text"] == "Settle by hand what got a comment: 2 places."
+
+
+def test_a_code_host_is_told_where_what_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Places as SARIF counts them, below the folder in which it runs; and who is to look, by the level."""
+    monkeypatch.chdir(tmp_path)
+    Path("src dir").mkdir()
+    code = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nif x:\n    m = FSDP(net)\n"
+    Path("src dir", "train.py").write_text(f"{code}FSDP.rekey_optim_state_dict(a, b, m)\n# FSDP(net)\n")
+    Path("book.ipynb").write_text(
+        json.dumps({"cells": [{"cell_type": "code", "source": code}], "nbformat": 4})
+    )
+    Path("broken.py").write_text("import fsdp\ndef (\n")
+    Path("fsdp.yaml").write_text("sharding_strategy: FULL_SHARD\nuse_orig_params: true\n")
+    Path("run.sh").write_text("\naccelerate launch --use_fsdp train.py\n")
+    Path("requirements.txt").write_text("torch==2.1.2\n")
+    assert main(["scan", ".", "--sarif", "--strict"]) == 3
+    log = json.loads(capsys.readouterr().out)
+    (run,) = log["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert log["version"] == "2.1.0"
+    found = set()
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        place = result["locations"][0]["physicalLocation"]
+        where = place["artifactLocation"]
+        assert where["uriBaseId"] in run["originalUriBaseIds"]
+        found.add((where["uri"], place["region"]["startLine"], result["ruleId"], result["level"]))
+    assert found == {
+        ("src%20dir/train.py", 3, "FM301", "note"),
+        ("src%20dir/train.py", 4, "FM309", "warning"),
+        ("book.ipynb", 1, "FM301", "note"),
+        ("book.ipynb", 1, "FM329", "note"),  # the import, which a rewriting would take out
+        ("broken.py", 1, "not-read", "warning"),
+        ("fsdp.yaml", 1, "fsdp1-config", "note"),
+        ("run.sh", 2, "fsdp1-launch", "note"),
+        ("requirements.txt", 1, "old-requirement", "warning"),
+    }
+    assert main(["scan", ".", "--sarif", "--json"]) == 2
+
+
+def test_where_nothing_is_left_a_commit_passes(tmp_path: Path) -> None:
+    """What ``.pre-commit-hooks.yaml`` runs."""
+    (hook,) = YAML(typ="safe").load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    program, *arguments = hook["entry"].split()
+    assert program == "fsdp-migrate"
+    (tmp_path / "new.py").write_text("from torch.distributed.fsdp import fully_shard\nfully_shard(net)\n")
+    (tmp_path / "old.py").write_text(CODE)
+    (tmp_path / "other.yaml").write_text("name: tests\n")
+    assert main([*arguments, str(tmp_path / "new.py"), str(tmp_path / "other.yaml")]) == 0
+    assert main([*arguments, str(tmp_path / "old.py")]) == 3
 
 
 def test_people_see_the_same(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
