@@ -22,8 +22,9 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     TensorEntry,
 )
 from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
-from fsdp_migrate.checkpoint_convert.sources.dcp import FLAT_PARAMETER, content_findings, read_name_lists
+from fsdp_migrate.checkpoint_convert.sources.content_findings import FLAT_PARAMETER, content_findings
 from fsdp_migrate.checkpoint_convert.sources.equal_moments import find_equal_moments
+from fsdp_migrate.checkpoint_convert.sources.name_lists import read_name_lists
 from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
 from fsdp_migrate.errors import CheckpointFormatError
 from fsdp_migrate.findings import Finding, make_finding

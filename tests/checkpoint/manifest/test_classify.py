@@ -266,7 +266,7 @@ def test_module_comes_off_flattened_optimizers() -> None:
 
 
 def test_numbers_are_refused_unless_the_model_has_them() -> None:
-    from fsdp_migrate.checkpoint_convert.sources.dcp import content_findings
+    from fsdp_migrate.checkpoint_convert.sources.content_findings import content_findings
 
     def codes(entries: list[Entry]) -> set[str]:
         found = {entry.key: entry for entry in entries}
