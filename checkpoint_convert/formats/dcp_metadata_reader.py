@@ -45,10 +45,8 @@ _DRIVE: Final = re.compile(r"^[A-Za-z]:")
 class MetadataFile:
     """The readable content of one ``.metadata``."""
 
-    entries: Mapping[str, Entry]
-    has_paths: bool
+    entries: dict[str, Entry]
     version: str | None
-    save_id: str | None
     has_storage_meta: bool
     has_modules: bool
     property_sizes: frozenset[int]
@@ -84,9 +82,7 @@ def read_metadata(data: bytes, files: Mapping[str, int], *, where: str) -> Metad
     meta = record.storage_meta
     return MetadataFile(
         entries=entries,
-        has_paths=isinstance(record.planner_data, dict) and bool(record.planner_data),
         version=record.version if isinstance(record.version, str) else None,
-        save_id=meta.save_id if meta is not None and isinstance(meta.save_id, str) else None,
         has_storage_meta=meta is not None,
         has_modules=meta is not None and meta.has_modules,
         property_sizes=frozenset(builder.property_sizes),

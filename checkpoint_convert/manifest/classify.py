@@ -72,7 +72,7 @@ def guess_path(key: str) -> Path:
     return (names[0], ".".join(names[1:])) if len(names) > 1 else (key,)
 
 
-def with_bare_paths(entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
+def with_bare_paths(entries: dict[str, Entry]) -> dict[str, Entry]:
     """Return entries whose paths were not recorded; of a bare state dict each key is a path by itself.
 
     It is one if there is no optimizer, and its names do not all start with one that a model is called by:

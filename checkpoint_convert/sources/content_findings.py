@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.formats.flatten import entries_of, text_of_key
+from fsdp_migrate.checkpoint_convert.formats.torch_values import describe_type
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, is_flattened, parameter_name
-from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, TensorEntry
 from fsdp_migrate.findings import Finding, counted, make_finding
 
 
@@ -21,16 +23,12 @@ FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
 _BY_RANK: Final = (".running_mean", ".running_var")
 
 
-def content_findings(
-    entries: Mapping[str, Entry],
-    parts: Sequence[Part],
-    name_lists: Sequence[NameList],
-    *,
-    is_distributed: bool,
+def overwritten_findings(
+    entries: Mapping[str, Entry], parts: Sequence[Part], name_lists: Sequence[NameList]
 ) -> Iterator[Finding]:
-    """Say what there is to say about the entries of a source; only distributed ones lost what is numbered."""
+    """Say what ranks overwrote of each other: a distributed checkpoint keeps one of several equal keys."""
     flat = [key for key in entries if FLAT_PARAMETER.search(key)]
-    if flat and is_distributed:
+    if flat:
         yield make_finding(
             "FM223",
             flat[0],
@@ -39,6 +37,7 @@ def content_findings(
             "each other.",
             "Load it with the FSDP1 model that saved it, and save that with SHARDED_STATE_DICT.",
         )
+    yield from _buffer_findings(parts)
     models = {
         name
         for part in parts
@@ -46,15 +45,22 @@ def content_findings(
         for key in part.keys
         if (name := parameter_name(part, entry_path(entries[key])))
     }
-    if is_distributed:
-        yield from _buffer_findings(entries, parts)
     lists = {names.key: names for names in name_lists}
     for part in parts:
-        if part.kind == "optimizer":
-            yield from _optimizer_findings(part, entries, models, lists, is_distributed=is_distributed)
+        if part.kind == "optimizer" and _is_numbered(part, entries, models, lists):
+            yield make_finding(
+                "FM222",
+                part.name,
+                "its state is kept by parameter number, as `optimizer.state_dict()` gives it. Every rank's "
+                "own piece then has the same key, and torch.distributed.checkpoint keeps one of them: the "
+                "others are lost.",
+                "Save it with FSDP.optim_state_dict or "
+                "torch.distributed.checkpoint.state_dict.get_state_dict, or convert with "
+                "`weights_only` (--weights-only).",
+            )
 
 
-def _buffer_findings(entries: Mapping[str, Entry], parts: Sequence[Part]) -> Iterator[Finding]:
+def _buffer_findings(parts: Sequence[Part]) -> Iterator[Finding]:
     """Say of the statistics of BatchNorm that FSDP1 kept them by rank, and torch saves those of one."""
     for part in parts:
         keys = [key for key in part.keys if part.kind == "model" and key.endswith(_BY_RANK)]
@@ -69,40 +75,50 @@ def _buffer_findings(entries: Mapping[str, Entry], parts: Sequence[Part]) -> Ite
             )
 
 
-def _optimizer_findings(
-    part: Part,
-    entries: Mapping[str, Entry],
-    models: set[str],
-    lists: Mapping[str, NameList],
-    *,
-    is_distributed: bool,
-) -> Iterator[Finding]:
-    paths = {key: entry_path(entries[key]) for key in part.keys}
+def _is_numbered(
+    part: Part, entries: Mapping[str, Entry], models: set[str], lists: Mapping[str, NameList]
+) -> bool:
+    """Tell whether an optimizer has numbers where its parameters' names belong.
+
+    The layers of an ``nn.Sequential`` are called by numbers too, so names that the model has are none.
+    """
     states = {
         name
-        for key, path in paths.items()
-        if isinstance(entries[key], TensorEntry) and (name := parameter_name(part, path))
+        for key in part.keys
+        if isinstance(entry := entries[key], TensorEntry)
+        and (name := parameter_name(part, entry_path(entry)))
     }
     listed = {n for key in part.keys if key in lists for n in lists[key].names or ()}
-    numbers = {name for name in states or listed if name.isdigit()}
-    is_numbered = bool(numbers) and numbers == (states or listed) and not numbers <= models
-    if is_numbered and is_distributed:
-        yield make_finding(
-            "FM222",
-            part.name,
-            "its state is kept by parameter number, as `optimizer.state_dict()` gives it. Every rank's "
-            "own piece then has the same key, and torch.distributed.checkpoint keeps one of them: the "
-            "others are lost.",
-            "Save it with FSDP.optim_state_dict or "
-            "torch.distributed.checkpoint.state_dict.get_state_dict, or convert with "
-            "`weights_only` (--weights-only).",
-        )
-    if any(path[len(part.prefix) :] == ("param_groups",) for path in paths.values()):
-        yield make_finding("FM215", part.name, "saved by torch 2.3 or earlier.")
-    if any(is_flattened(part, path) for path in paths.values()):
-        yield make_finding(
-            "FM216",
-            part.name,
-            "saved with `flatten_optimizer_state_dict=True`.",
-            "Load it with the same option.",
-        )
+    names = states or listed
+    return bool(names) and all(name.isdigit() for name in names) and not names <= models
+
+
+def form_findings(entries: Mapping[str, Entry], parts: Sequence[Part]) -> Iterator[Finding]:
+    """Say in which forms of torch optimizers were saved."""
+    for part in parts:
+        if part.kind != "optimizer":
+            continue
+        paths = [entry_path(entries[key]) for key in part.keys]
+        if any(path[len(part.prefix) :] == ("param_groups",) for path in paths):
+            yield make_finding("FM215", part.name, "saved by torch 2.3 or earlier.")
+        if any(is_flattened(part, path) for path in paths):
+            yield make_finding(
+                "FM216",
+                part.name,
+                "saved with `flatten_optimizer_state_dict=True`.",
+                "Load it with the same option.",
+            )
+
+
+def key_findings(entries: Mapping[str, Entry]) -> Iterator[Finding]:
+    """Refuse mappings that were not walked: torch would look for their keys under names that nobody knows."""
+    for entry in entries.values():
+        inner = entries_of(entry.inline.value) if isinstance(entry, BytesEntry) and entry.inline else None
+        kinds = sorted({describe_type(key) for key, _ in inner or () if text_of_key(key) is None})
+        if kinds:
+            yield make_finding(
+                "FM287",
+                entry.key,
+                f"it has keys of the type {', '.join(f'`{kind}`' for kind in kinds[:4])}.",
+                "Save it with text for keys, or leave it out with `weights_only` (--weights-only).",
+            )

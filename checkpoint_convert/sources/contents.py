@@ -1,4 +1,4 @@
-"""From the leaves of nested states, and the tensors of other files, to a :class:`Manifest`."""
+"""From what a source was found to hold to a :class:`Manifest`: the one way, whatever its layout."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import place_tensor
-from fsdp_migrate.checkpoint_convert.formats.flatten import entries_of, text_of_key
 from fsdp_migrate.checkpoint_convert.formats.sharded_values import ShardedValue
-from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue, describe_type
+from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, find_parts
 from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import (
@@ -22,8 +21,14 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     TensorEntry,
 )
 from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
-from fsdp_migrate.checkpoint_convert.sources.content_findings import FLAT_PARAMETER, content_findings
+from fsdp_migrate.checkpoint_convert.sources.content_findings import (
+    FLAT_PARAMETER,
+    form_findings,
+    key_findings,
+    overwritten_findings,
+)
 from fsdp_migrate.checkpoint_convert.sources.equal_moments import find_equal_moments
+from fsdp_migrate.checkpoint_convert.sources.lightning import file_evidence, folder_evidence
 from fsdp_migrate.checkpoint_convert.sources.name_lists import read_name_lists
 from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
 from fsdp_migrate.errors import CheckpointFormatError
@@ -40,13 +45,24 @@ if TYPE_CHECKING:
 
 # Where what is not the same on every rank stands, by the rank.
 BY_RANK: Final = "ranks"
-# What Lightning's Trainer writes beside `state_dict`; one of them tells it from somebody's own file.
-_LIGHTNING: Final = frozenset({"optimizer_states", "pytorch-lightning_version"})
 
 
 @dataclass
 class Contents:
-    """What a source was found to hold, on its way to a manifest."""
+    """What a source was found to hold, on its way to a manifest.
+
+    Attributes:
+        layout: How it is laid out.
+        evidence: How that was recognised.
+        torch_hint: The torch releases that can have written it.
+        stack: Who wrote it, where its names tell; otherwise its entries do.
+        entries: Everything it holds, by key.
+        files: The size of each file that entries lie in.
+        own_files: Files that hold no entry and no output gets.
+        findings: What its reader has to say about it.
+        places: For each entry of a distributed checkpoint in a folder below: that folder, and the key there.
+        is_portable: Whether every torch from 2.6 can read its metadata.
+    """
 
     layout: str
     evidence: str
@@ -54,15 +70,22 @@ class Contents:
     stack: Stack | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
+    own_files: frozenset[str] = frozenset()
     findings: list[Finding] = field(default_factory=list)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)
     is_portable: bool = True
 
     @property
+    def is_distributed(self) -> bool:
+        """Tell whether it is a distributed checkpoint as a whole, and not one that has some as components."""
+        return self.layout == "dcp"
+
+    @property
     def is_relinkable(self) -> bool:
         """Tell whether every tensor lies in data files that another distributed checkpoint can share."""
-        tensors = [entry for entry in self.entries.values() if isinstance(entry, TensorEntry)]
-        return bool(self.places) and all(chunk.stored.raw is None for e in tensors for chunk in e.chunks)
+        tensors = (entry for entry in self.entries.values() if isinstance(entry, TensorEntry))
+        is_shared = self.is_distributed or bool(self.places)
+        return is_shared and all(chunk.stored.raw is None for e in tensors for chunk in e.chunks)
 
 
 def leaf_entries(leaves: Mapping[str, tuple[Path, object]], *, file: str, where: str) -> dict[str, Entry]:
@@ -112,21 +135,25 @@ def build_manifest(
         options: How the user wants it read.
     """
     entries = contents.entries
-    stack, evidence = _recognise_stack(entries)
-    if contents.stack is not None:
-        stack, evidence = contents.stack, f"the names of {contents.layout}"
+    stack, evidence = _recognise_stack(contents, files)
     parts = find_parts(entries)
     name_lists = tuple(read_name_lists(folder, entries, parts))
+    known = contents.files.keys() | contents.own_files
+    extra = {name: size for name, size in files.items() if name not in known}
     findings = [
         *contents.findings,
-        *_flat_findings(contents),
-        *content_findings(entries, parts, name_lists, is_distributed=False),
+        *(
+            overwritten_findings(entries, parts, name_lists)
+            if contents.is_distributed
+            else _flat_findings(contents)
+        ),
+        *form_findings(entries, parts),
         *unlisted_findings(folder, entries, trusted=options.trust_pickle),
-        *_key_findings(entries),
+        *key_findings(entries),
         *find_equal_moments(
             entries, parts, lambda one, two: one.chunks == two.chunks, "both are the same bytes of the file."
         ),
-        *beside_findings(folder, {name: n for name, n in files.items() if name not in contents.files}),
+        *beside_findings(folder, extra),
     ]
     return Manifest(
         source=source,
@@ -135,7 +162,7 @@ def build_manifest(
         evidence=f"{contents.evidence}; {evidence}",
         entries=entries,
         files=contents.files,
-        extra_files={name: size for name, size in files.items() if name not in contents.files},
+        extra_files=extra,
         parts=parts,
         name_lists=name_lists,
         torch_hint=contents.torch_hint,
@@ -146,17 +173,17 @@ def build_manifest(
     )
 
 
-def _recognise_stack(entries: Mapping[str, Entry]) -> tuple[Stack, str]:
+def _recognise_stack(contents: Contents, files: Mapping[str, int]) -> tuple[Stack, str]:
     """Say who wrote a state, and by what it was recognised."""
-    paths = [entry_path(entry) for entry in entries.values()]
+    if contents.stack is not None:
+        return contents.stack, f"the names of {contents.layout}"
+    paths = [entry_path(entry) for entry in contents.entries.values()]
     evidence = composer_evidence(paths)
     if evidence is not None:
         return "composer", evidence
     tops = {path[0] for path in paths}
-    lightning = sorted(map(str, tops & _LIGHTNING))
-    if "state_dict" in tops and lightning:
-        return "lightning", f"it holds `state_dict` and `{lightning[0]}`"
-    return "torch", "no framework of its own"
+    evidence = folder_evidence(files, tops) if contents.is_distributed else file_evidence(tops)
+    return ("torch", "no framework of its own") if evidence is None else ("lightning", evidence)
 
 
 def _flat_findings(contents: Contents) -> Iterator[Finding]:
@@ -165,17 +192,3 @@ def _flat_findings(contents: Contents) -> Iterator[Finding]:
     if flat and not any(finding.code == "FM238" for finding in contents.findings):
         text = f"{len(flat)} of them, in {contents.evidence}: what lies where in them is not told."
         yield make_finding("FM238", flat[0], text, "Name the files of all ranks, and give `--model`.")
-
-
-def _key_findings(entries: Mapping[str, Entry]) -> Iterator[Finding]:
-    """Refuse mappings that were not walked: torch would look for their keys under names that nobody knows."""
-    for entry in entries.values():
-        inner = entries_of(entry.inline.value) if isinstance(entry, BytesEntry) and entry.inline else None
-        kinds = sorted({describe_type(key) for key, _ in inner or () if text_of_key(key) is None})
-        if kinds:
-            yield make_finding(
-                "FM287",
-                entry.key,
-                f"it has keys of the type {', '.join(f'`{kind}`' for kind in kinds[:4])}.",
-                "Save it with text for keys, or leave it out with `weights_only` (--weights-only).",
-            )

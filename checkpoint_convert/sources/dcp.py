@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint: from ``.metadata`` to a :class:`Manifest`."""
+"""Folders of torch.distributed.checkpoint: from ``.metadata`` to :class:`Contents`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,14 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import (
     read_metadata,
 )
 from fsdp_migrate.checkpoint_convert.manifest.classify import (
-    entry_path,
-    find_parts,
     with_bare_paths,
 )
 from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     BytesEntry,
     Entry,
-    Manifest,
-    Stack,
     Stored,
 )
-from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
-from fsdp_migrate.checkpoint_convert.sources.content_findings import content_findings
-from fsdp_migrate.checkpoint_convert.sources.lightning import lightning_evidence
-from fsdp_migrate.checkpoint_convert.sources.name_lists import read_name_lists
+from fsdp_migrate.checkpoint_convert.sources.contents import Contents
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url, refuse_links
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointReadError
 
@@ -44,7 +37,7 @@ _FIRST_OF_REMOTE: Final = 16
 _OWN: Final = frozenset({METADATA_FILE, CHECKSUMS_FILE})
 
 
-def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
+def dcp_contents(folder: Folder, files: Mapping[str, int]) -> Contents:
     """Read what a folder of torch.distributed.checkpoint holds; data files are opened, not read.
 
     What its values ask for is another matter: see ``unlisted``.
@@ -71,30 +64,14 @@ def inspect_dcp(folder: Folder, files: Mapping[str, int]) -> Manifest:
     entries = with_bare_paths(metadata.entries)
     used = _used_files(entries, files)
     _check_files(folder, used, entries)
-    parts = find_parts(entries)
-    name_lists = tuple(read_name_lists(folder, entries, parts))
-    evidence = composer_evidence(entry_path(entry) for entry in entries.values())
-    stack: Stack = "torch" if evidence is None else "composer"
-    if evidence is None:
-        evidence = lightning_evidence(files, {entry_path(e)[0] for e in entries.values()})
-        stack = "torch" if evidence is None else "lightning"
-    extra = {n: size for n, size in files.items() if n not in used and n not in _OWN}
-    return Manifest(
-        source=folder.url,
-        layout="dcp",
-        stack=stack,
-        evidence=f"`.metadata` of torch.distributed.checkpoint; {evidence or 'no framework of its own'}",
+    return Contents(
+        "dcp",
+        "`.metadata` of torch.distributed.checkpoint",
+        _torch_hint(metadata),
         entries=entries,
         files=used,
-        extra_files=extra,
-        parts=parts,
-        name_lists=name_lists,
-        torch_hint=_torch_hint(metadata),
+        own_files=_OWN,
         is_portable=_is_portable(metadata),
-        has_paths=metadata.has_paths,
-        version=metadata.version,
-        save_id=metadata.save_id,
-        findings=tuple(content_findings(entries, parts, name_lists, is_distributed=True)),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
+from fsdp_migrate.checkpoint_convert.sources.dcp import dcp_contents
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import FolderFiles, find_layout
 from fsdp_migrate.checkpoint_convert.sources.framework_folders import find_components, refuse_tensor_parallel
 from fsdp_migrate.checkpoint_convert.sources.full_state import (
@@ -52,13 +53,13 @@ class Source:
         folder: Where its files are.
         url: What to open to get that folder again: the folder itself, or the one file.
         files: The size of every file in it.
-        read: Reads what it holds; None for a folder of torch.distributed.checkpoint.
+        read: Reads what it holds.
     """
 
     folder: Folder
     url: str
     files: Mapping[str, int]
-    read: Callable[[SourceOptions], Contents] | None = None
+    read: Callable[[SourceOptions], Contents]
 
 
 def open_source(src: Location) -> Source:
@@ -82,7 +83,8 @@ def open_source(src: Location) -> Source:
     if _is_file(src) or is_one or isinstance(folder, UnpackedFolder):
         return _open_file(folder, url, folder.files(0))
     if folder.has(METADATA_FILE):
-        return Source(folder, folder.url, folder.files())
+        files = folder.files()
+        return Source(folder, folder.url, files, lambda _: dcp_contents(folder, files))
     folder.close()
     return _open_folder(url, None)
 

@@ -15,8 +15,9 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, find_parts
 from fsdp_migrate.checkpoint_convert.manifest.keys import Path, join_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry
+from fsdp_migrate.checkpoint_convert.sources.content_findings import overwritten_findings
 from fsdp_migrate.checkpoint_convert.sources.contents import Contents, moved_entry
-from fsdp_migrate.checkpoint_convert.sources.dcp import inspect_dcp
+from fsdp_migrate.checkpoint_convert.sources.dcp import dcp_contents
 from fsdp_migrate.checkpoint_convert.sources.full_state import (
     find_indexes,
     find_pieces,
@@ -25,6 +26,7 @@ from fsdp_migrate.checkpoint_convert.sources.full_state import (
     safetensors_contents,
     saved_file_contents,
 )
+from fsdp_migrate.checkpoint_convert.sources.name_lists import read_name_lists
 from fsdp_migrate.checkpoint_convert.sources.per_rank import find_rank_files, rank_contents
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
@@ -99,7 +101,7 @@ _TITLES: Final = {
 }
 FRAMEWORK_FOLDERS: Final = tuple(_TITLES)
 _COOKBOOK: Final = re.compile(r"optimizer-(?P<run>.+)\.pt")
-# Findings that a distributed component has by itself; the others are made of the whole.
+# What is lost in a component and refuses the whole.
 _OF_COMPONENT: Final = frozenset({"FM222", "FM223"})
 
 
@@ -296,17 +298,17 @@ def _distributed_contents(folder: Folder, name: str) -> Contents:
     inner = open_folder(f"{folder.url}/{name}")
     try:
         files = inner.files()
-        manifest = inspect_dcp(inner, files)
+        contents = dcp_contents(inner, files)
+        parts = find_parts(contents.entries)
+        name_lists = tuple(read_name_lists(inner, contents.entries, parts))
     finally:
         inner.close()
-    contents = Contents("dcp", manifest.evidence, torch_hint=manifest.torch_hint)
-    contents.is_portable = manifest.is_portable
-    contents.findings = [finding for finding in manifest.findings if finding.code in _OF_COMPONENT]
-    contents.files = {f"{name}/{file}": size for file, size in manifest.files.items()}
+    findings = overwritten_findings(contents.entries, parts, name_lists)
+    contents.findings = [finding for finding in findings if finding.code in _OF_COMPONENT]
+    contents.files = {f"{name}/{file}": size for file, size in contents.files.items()}
     contents.files[f"{name}/{METADATA_FILE}"] = files[METADATA_FILE]
-    for key, entry in manifest.entries.items():
-        contents.entries[key] = _below(entry, name)
-        contents.places[key] = name, key
+    contents.places = {key: (name, key) for key in contents.entries}
+    contents.entries = {key: _below(entry, name) for key, entry in contents.entries.items()}
     return contents
 
 

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.checkpoint_convert.formats.pickle_reader import paused_gc
 from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.checkpoint_convert.sources.contents import build_manifest
-from fsdp_migrate.checkpoint_convert.sources.dcp import inspect_dcp
 from fsdp_migrate.checkpoint_convert.sources.detect import Source, open_source
 from fsdp_migrate.checkpoint_convert.sources.optimizer_names import name_numbers
 from fsdp_migrate.checkpoint_convert.sources.tied_tensors import find_ties
-from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
 from fsdp_migrate.checkpoint_convert.storage.folders import refuse_links
 
 
@@ -48,14 +46,8 @@ def reading_source(src: Location, options: SourceOptions | None = None) -> Itera
 
 
 def _read(source: Source, options: SourceOptions) -> Manifest:
-    if source.read is None:
-        found = inspect_dcp(source.folder, source.files)
-        findings = (
-            *found.findings,
-            *unlisted_findings(source.folder, found.entries, trusted=options.trust_pickle),
-            *beside_findings(source.folder, found.extra_files),
-        )
-        return replace(found, findings=findings)
     contents = source.read(options)
-    name_numbers(contents, options)
+    # Of the numbered optimizer in a distributed checkpoint one rank's state is left, whatever its names.
+    if not contents.is_distributed:
+        name_numbers(contents, options)
     return build_manifest(source.folder, source.url, source.files, contents, options)

@@ -266,11 +266,11 @@ def test_module_comes_off_flattened_optimizers() -> None:
 
 
 def test_numbers_are_refused_unless_the_model_has_them() -> None:
-    from fsdp_migrate.checkpoint_convert.sources.content_findings import content_findings
+    from fsdp_migrate.checkpoint_convert.sources.content_findings import overwritten_findings
 
     def codes(entries: list[Entry]) -> set[str]:
         found = {entry.key: entry for entry in entries}
-        findings = content_findings(found, find_parts(found), (), is_distributed=True)
+        findings = overwritten_findings(found, find_parts(found), ())
         return {finding.code for finding in findings}
 
     numbered: list[Entry] = [
