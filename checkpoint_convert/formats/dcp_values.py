@@ -145,18 +145,12 @@ class StorageRecord(Inert):
 
 
 class StorageMetaRecord(Inert):
-    """``StorageMeta``: where and by which save the checkpoint was written."""
+    """``StorageMeta``: where and by which save the checkpoint was written; its fields tell the torch."""
 
-    __slots__ = ("checkpoint_id", "has_modules", "load_id", "save_id")
-    checkpoint_id: Any
-    save_id: Any
-    load_id: Any
+    __slots__ = ("has_modules",)
     has_modules: bool
 
     def __setstate__(self, state: Any) -> None:
-        self.checkpoint_id = state.get("checkpoint_id")
-        self.save_id = state.get("save_id")
-        self.load_id = state.get("load_id")
         self.has_modules = "modules" in state
 
 

@@ -169,10 +169,7 @@ class Manifest:
         name_lists: The parameter names that entries hold as values.
         torch_hint: The torch releases that can have written it.
         is_portable: Whether every torch from 2.6 can read its metadata.
-        has_paths: Whether the metadata records the paths of keys.
-        version: The version that the metadata gives itself, if any.
         findings: What there is to say about it.
-        save_id: What torch called the save.
         stamps: What tells each of its files from one that takes its place later.
         changes: When the system noted the last change of each of its files, and how many names each has.
         outline: The model that was given with it.
@@ -193,10 +190,7 @@ class Manifest:
     name_lists: tuple[NameList, ...] = ()
     torch_hint: str = ""
     is_portable: bool = True
-    has_paths: bool = True
-    version: str | None = None
     findings: tuple[Finding, ...] = ()
-    save_id: str | None = None
     is_relinkable: bool = True
     stamps: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
