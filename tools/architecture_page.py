@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.architecture import all_imports, package_modules  # noqa: E402
+from tools.page_parts import write_parts  # noqa: E402
 
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     Arrows = Mapping[str, set[str]]
 
 PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- {}: written by tools/architecture_page.py -->", "<!-- end of {} -->"
 RELEASE = re.compile(r"\btorch (?:before |from |until |of )?\d+\.\d+")
 EVERYWHERE = {"errors", "findings", "finding_codes", "explanations", ""}
 ALONE = {
@@ -43,15 +43,8 @@ ALONE = {
 
 def main(arguments: list[str]) -> int:
     """Write or check the page; return the exit code."""
-    page = current = PAGE.read_text()
-    for name, text in (("picture", draw()), ("list", list_files())):
-        begin, end = BEGIN.format(name), END.format(name)
-        before, _, rest = current.partition(begin)
-        current = f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
-    if "--check" in arguments:
-        return int(page != current)
-    PAGE.write_text(current)
-    return 0
+    parts = {"picture": draw(), "list": list_files()}
+    return write_parts(PAGE, Path(__file__).name, parts, arguments)
 
 
 def draw() -> str:

@@ -1,4 +1,4 @@
-"""Writes what becomes of every key of every stack into docs/configs.md, from the tables of the adapters.
+"""Writes what becomes of every key of every framework into docs/configs.md, from the tables of the adapters.
 
 With ``--check`` it writes nothing and exits with 1 if the page is not up to date.
 """
@@ -8,15 +8,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS  # noqa: E402
+from tools.page_parts import write_parts  # noqa: E402
 
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "configs.md"
-BEGIN, END = "<!-- keys: written by tools/config_tables.py -->", "<!-- end of keys -->"
+PAGE = ROOT / "docs" / "configs.md"
 
 
 def render_tables() -> str:
-    """Return one table for each stack, as Markdown."""
+    """Return one table for each framework, as Markdown."""
     parts = []
     for adapter in ADAPTERS.values():
         rows = [f"### {adapter.title}", "", "| key | becomes |", "|---|---|"]
@@ -27,21 +31,9 @@ def render_tables() -> str:
     return "\n\n".join(parts)
 
 
-def replace_tables(page: str) -> str:
-    """Return the page with the tables that stand between its marks replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{render_tables()}\n\n{END}{after}"
-
-
 def main(arguments: list[str]) -> int:
     """Write or check the page; return the exit code."""
-    page = PAGE.read_text()
-    current = replace_tables(page)
-    if "--check" in arguments:
-        return int(page != current)
-    PAGE.write_text(current)
-    return 0
+    return write_parts(PAGE, Path(__file__).name, {"keys": render_tables()}, arguments)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fsdp_migrate.explanations import EXPLANATIONS
-from fsdp_migrate.finding_codes import FINDING_CODES
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fsdp_migrate.explanations import EXPLANATIONS  # noqa: E402
+from fsdp_migrate.finding_codes import FINDING_CODES  # noqa: E402
+from tools.page_parts import write_parts  # noqa: E402
 
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
-BEGIN, END = "<!-- codes: written by tools/findings_table.py -->", "<!-- end of codes -->"
+PAGE = ROOT / "docs" / "findings.md"
 
 
 def render_table() -> str:
@@ -25,21 +29,9 @@ def render_table() -> str:
     return "\n".join(rows)
 
 
-def replace_table(page: str) -> str:
-    """Return the page with the table that stands between its marks replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{render_table()}\n\n{END}{after}"
-
-
 def main(arguments: list[str]) -> int:
     """Write or check the page; return the exit code."""
-    page = PAGE.read_text()
-    current = replace_table(page)
-    if "--check" in arguments:
-        return int(page != current)
-    PAGE.write_text(current)
-    return 0
+    return write_parts(PAGE, Path(__file__).name, {"codes": render_table()}, arguments)
 
 
 if __name__ == "__main__":

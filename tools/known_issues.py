@@ -8,11 +8,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fsdp_migrate.doctor import FAULTS
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fsdp_migrate.doctor import FAULTS  # noqa: E402
+from tools.page_parts import write_parts  # noqa: E402
 
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "known-issues.md"
-BEGIN, END = "<!-- faults: written by tools/known_issues.py -->", "<!-- end of faults -->"
+PAGE = ROOT / "docs" / "known-issues.md"
 TITLES = {
     "environment": "Seen in the environment",
     "config": "Seen in a config",
@@ -43,21 +47,9 @@ def render_faults() -> str:
     return "\n".join(lines).rstrip()
 
 
-def replace_faults(page: str) -> str:
-    """Return the page with what stands between its marks replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{render_faults()}\n\n{END}{after}"
-
-
 def main(arguments: list[str]) -> int:
     """Write or check the page; return the exit code."""
-    page = PAGE.read_text()
-    current = replace_faults(page)
-    if "--check" in arguments:
-        return int(page != current)
-    PAGE.write_text(current)
-    return 0
+    return write_parts(PAGE, Path(__file__).name, {"faults": render_faults()}, arguments)
 
 
 if __name__ == "__main__":
