@@ -38,7 +38,7 @@ HOUSE: House = (
     [
         "explanations",
         (
-            ["text_files", "words"],
+            ["text_files", "versions", "words"],
             "config",
             "mapping",
             ["adapters.config_objects", "adapters.document"],

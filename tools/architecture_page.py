@@ -33,6 +33,7 @@ EVERYWHERE = {"errors", "findings", "finding_codes", "explanations", ""}
 ALONE = {
     "config": "config, mapping",
     "mapping": "config, mapping",
+    "versions": "config, mapping",
     "words": "config, mapping",
     "activation_checkpointing": "tensor_parallel, activation_checkpointing",
     "tensor_parallel": "tensor_parallel, activation_checkpointing",

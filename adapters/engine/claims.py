@@ -6,10 +6,11 @@ installed, and ``make test-frameworks`` against other versions of it.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from fsdp_migrate.versions import is_within, version_numbers
 
 
 if TYPE_CHECKING:
@@ -31,26 +32,17 @@ class Claim:
 
     def holds(self, version: str) -> bool:
         """Tell whether it is claimed of a version, such as ``5.10.1``."""
-        number = _number(version)
-        return (not self.since or number >= _number(self.since)) and (
-            not self.before or number < _number(self.before)
-        )
+        return is_within(version, self.since, self.before)
 
     @property
     def versions(self) -> str:
         """The versions of which it is claimed, in words."""
         if self.since and self.before:
-            major, minor = _number(self.before)
+            major, minor = version_numbers(self.before)
             return f"{self.since} to {f'{major}.{minor - 1}' if minor else f'before {major}.0'}"
         if self.since:
             return f"{self.since} and later"
         return f"before {self.before}" if self.before else "every version"
-
-
-def _number(version: str) -> tuple[int, int]:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    assert found is not None, version
-    return int(found.group(1)), int(found.group(2))
 
 
 TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from fsdp_migrate.versions import is_within
 
 
 if TYPE_CHECKING:
@@ -37,10 +38,7 @@ class Affected:
 
     def covers(self, version: str) -> bool:
         """Tell whether a version is one of them."""
-        found = number(version)
-        return (not self.since or found >= number(self.since)) and (
-            not self.before or found < number(self.before)
-        )
+        return is_within(version, self.since, self.before)
 
     @property
     def words(self) -> str:
@@ -50,17 +48,6 @@ class Affected:
         if self.since:
             return f"{self.package} {self.since} and later"
         return f"{self.package} before {self.before}" if self.before else self.package
-
-
-def number(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with.
-
-    Example:
-        >>> number("2.13.0+cpu"), number("5.10.dev0")
-        ((2, 13, 0), (5, 10))
-    """
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
 @dataclass(frozen=True)
