@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ Fidelity = Literal["exact", "equivalent", "obsolete", "changed", "refused"]
 ``exact``: the same. ``equivalent``: another mechanism, the same result. ``obsolete``: FSDP2 needs no such
 option. ``changed``: something that a user could notice differs. ``refused``: cannot be migrated.
 """
-
-FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 
 
 @dataclass(frozen=True)

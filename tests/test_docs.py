@@ -7,7 +7,7 @@ import inspect
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 import typer
@@ -15,7 +15,7 @@ import typer
 from fsdp_migrate.cli import main
 from fsdp_migrate.cli.app import app
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.finding_codes import FIDELITIES
+from fsdp_migrate.finding_codes import Fidelity
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.rank_bodies import checkpoints, readme
 from tests.ranks import ROOT, run_ranks
@@ -188,7 +188,7 @@ def test_the_readme_says_what_becomes_of_every_argument_and_how_faithfully() -> 
     }
     assert {name for name in told if "." not in name} == set(FSDP1Config.model_fields)
     for words in told.values():
-        assert words <= set(FIDELITIES)
+        assert words <= set(get_args(Fidelity))
 
 
 def test_every_keyword_of_prepare_fully_shard_is_documented() -> None:

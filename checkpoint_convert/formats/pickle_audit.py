@@ -29,7 +29,6 @@ _MAX_LONG: Final = 20_000
 _LONGEST: Final = 255
 _HIGHEST_PROTOCOL: Final = 5
 _MAX_LINE: Final = 4096
-_STOP: Final = 0x2E
 
 _LONG: Final = rb"\x8a(?:\x05(?s:.{5})|\x06(?s:.{6})|\x07(?s:.{7}))"
 _INT: Final = rb"(?:K(?s:.)|M(?s:..)|J(?s:....)|" + _LONG + rb")"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 _LOCAL: Final = struct.Struct("<4s5H3I2H")
-_CENTRAL_SIZE: Final = 46
 _END: Final = struct.Struct("<4s4H2IH")
 _END64_LOCATOR: Final = struct.Struct("<4sIQI")
 _END64: Final = struct.Struct("<4sQ2H2I4Q")

@@ -25,6 +25,7 @@ _MAX32: Final = 0xFFFFFFFF
 _FOLDER: Final = 0x10
 _TAIL: Final = 4096
 _WHOLE: Final = 64 << 10
+_BLOCK: Final = 8 << 20
 _MAX_DIRECTORY: Final = 256 << 20
 
 MAX_RECORD: Final = 256 << 20
@@ -131,7 +132,7 @@ class TorchZip:
             yield self.read_at(start, count)
             start, left = start + count, left - count
 
-    def check_crc(self, name: str, buffer_bytes: int = 8 << 20) -> int | None:
+    def check_crc(self, name: str) -> int | None:
         """Compare a record with its checksum.
 
         Returns:
@@ -144,7 +145,7 @@ class TorchZip:
         if expected is None:
             return None
         crc = count = 0
-        for piece in self.pieces(name, buffer_bytes):
+        for piece in self.pieces(name, _BLOCK):
             crc = zlib.crc32(piece, crc)
             count += len(piece)
         self._compare(name, crc, expected)

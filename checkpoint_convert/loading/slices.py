@@ -28,7 +28,7 @@ from fsdp_migrate.checkpoint_convert.storage.threads import Advance, run_workers
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.checkpoint_convert.formats.dcp_items import TensorBytes
     from fsdp_migrate.checkpoint_convert.manifest.manifest import StoredRecord, TensorEntry
@@ -87,7 +87,6 @@ def read_slices(
     slices: Sequence[Slice],
     *,
     progress: Progress | None = None,
-    check: Callable[[], None] | None = None,
 ) -> SliceCounts:
     """Fill tensors with their boxes of a checkpoint; where the type differs, values are cast as torch does.
 
@@ -95,7 +94,6 @@ def read_slices(
         folder: The checkpoint.
         slices: What is read, and into what.
         progress: Called as the work gets on, in this thread.
-        check: Called now and then; what it raises ends the work.
 
     Raises:
         CheckpointFormatError: An item is damaged, or not what the metadata says. Where that shows without
@@ -114,7 +112,6 @@ def read_slices(
         total_bytes=sum(task.nbytes for task in tasks),
         message="loading",
         progress=progress,
-        check=check,
     )
     names = ("nbytes", "agreed", "bare", "partial")
     return SliceCounts(**{name: sum(getattr(one, name) for one in counts) for name in names})

@@ -214,7 +214,7 @@ def _raise_differences(
     raise ModelError(msg)
 
 
-def _who_has_what(parts: Mapping[int, tuple[str, ...]], limit: int = 3) -> str:
+def _who_has_what(parts: Mapping[int, tuple[str, ...]]) -> str:
     """Say which ranks have what, of several parts only those that not all ranks have."""
     common = set.intersection(*map(set, parts.values()))
     alike: dict[tuple[str, ...], list[int]] = {}
@@ -224,12 +224,12 @@ def _who_has_what(parts: Mapping[int, tuple[str, ...]], limit: int = 3) -> str:
         return "in another order on " + ", ".join(f"rank {rank}" for rank in list(parts)[1:4])
     texts = []
     for own, ranks in alike.items():
-        texts.append(f"{listed(own, limit) or 'nothing'} on {_ranks(ranks)}")
+        texts.append(f"{listed(own, 3) or 'nothing'} on {_ranks(ranks)}")
     return "; ".join(texts[:8])
 
 
-def _ranks(ranks: Sequence[int], limit: int = 8) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, limit)}"
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, 8)}"
 
 
 def _check_meta(reports: Sequence[RankReport], *, broadcasts: bool) -> None:

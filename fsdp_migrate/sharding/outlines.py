@@ -67,7 +67,7 @@ def outline_model(
     given = read_config(fsdp1_config)
     request = wrap_request(model, given, map_config(given)[0])
     found = find_units(model, request)
-    flat = _flat_units(model, found, given, request.ignored_params)
+    flat = _flat_units(found, given, request.ignored_params)
     apart = _held_apart(outline, flat, given)
     trainable = outline.trainable or ()
     every = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
@@ -105,7 +105,7 @@ def _outline_target(model: nn.Module, optimizer: Optimizer | None, outline: Mode
 
 
 def _flat_units(
-    model: nn.Module, found: Iterable[WrapUnit], given: FSDP1Config, ignored: Iterable[nn.Parameter]
+    found: Iterable[WrapUnit], given: FSDP1Config, ignored: Iterable[nn.Parameter]
 ) -> tuple[FlatUnit, ...]:
     """Return what each unit flattens: the parameters of its modules that are in no unit inside of it.
 

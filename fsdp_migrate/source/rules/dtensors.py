@@ -96,14 +96,14 @@ _CLIPPED = "the norm is that of the whole gradient now, the same on each rank: d
 def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     for call in source.calls:
-        if source.contexts.is_summoned(call) or any(_is_other_class(source, call)):
+        if source.contexts.is_summoned(call) or any(_is_other_class(call)):
             continue
         code = _of_call(source, call)
         if code:
             yield Found("FM423", call, code, "commented")
 
 
-def _is_other_class(source: Source, call: cst.Call) -> Iterator[bool]:
+def _is_other_class(call: cst.Call) -> Iterator[bool]:
     """Yield whether a call is one of DTensors already: ``p.full_tensor().norm()``."""
     for inner in walk_for(call, cst.Call):
         last = inner.func.attr.value if isinstance(inner.func, cst.Attribute) else ""
