@@ -76,6 +76,17 @@ def named(names: Iterable[str], limit: int = 4) -> str:
     return listed((f"`{name}`" for name in names), limit)
 
 
+def in_lines(texts: Iterable[object], limit: int) -> str:
+    r"""Return the first of some texts, an indented line for each, and how many more there are.
+
+    Example:
+        >>> in_lines(["one", "two", "three"], 2)
+        '  one\n  two\n  and 1 more'
+    """
+    every = [f"  {text}" for text in texts]
+    return "\n".join(every[:limit] + [f"  and {len(every) - limit} more"] * (len(every) > limit))
+
+
 def make_finding(code: str, subject: str, message: str, hint: str | None = None) -> Finding:
     """Build a finding; its fidelity is that of its code.
 

@@ -26,6 +26,7 @@ from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.manifest.keys import Path, join_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Stored, TensorEntry
 from fsdp_migrate.errors import CheckpointFormatError
+from fsdp_migrate.findings import counted, in_lines
 
 
 if TYPE_CHECKING:
@@ -90,11 +91,9 @@ def read_metadata(data: bytes, files: Mapping[str, int], *, where: str) -> Metad
 
 
 def _too_many_problems(problems: list[str], where: str) -> CheckpointFormatError:
-    shown = "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN])
-    more = f"\n  and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
-    count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+    shown, count = in_lines(problems, _MAX_SHOWN), counted(len(problems), "problem")
     msg = (
-        f"The checkpoint of {where!r} is damaged or incomplete ({count}):\n{shown}{more}\n"
+        f"The checkpoint of {where!r} is damaged or incomplete ({count}):\n{shown}\n"
         "Copy it again from where it was saved, and see that every file is there."
     )
     return CheckpointFormatError(msg, path=where)

@@ -24,7 +24,7 @@ from fsdp_migrate.errors import (
     FSDPMigrateError,
     UnsafePickleError,
 )
-from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.findings import Finding, counted, in_lines, make_finding
 
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ def inspect_items(folder: Folder, manifest: Manifest, progress: Progress | None 
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        shown = "\n".join(f"  {error}" for error in errors[:_MAX_SHOWN])
-        more = f"\n  and {len(errors) - _MAX_SHOWN} more" * (len(errors) > _MAX_SHOWN)
-        msg = f"{manifest.source!r} is damaged ({counted(len(errors), 'problem')}):\n{shown}{more}"
+        shown = in_lines(errors, _MAX_SHOWN)
+        msg = f"{manifest.source!r} is damaged ({counted(len(errors), 'problem')}):\n{shown}"
         raise CheckpointFormatError(msg, path=manifest.source)
     return replace(manifest, findings=(*manifest.findings, *check.findings))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fsdp_migrate.errors import CheckpointMismatchError
-from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
+from fsdp_migrate.findings import Finding, counted, in_lines, listed, make_finding, named
 from fsdp_migrate.loading.offer import Leaf, Offer, StoredTensor
 
 
@@ -55,12 +55,10 @@ class Fit:
             CheckpointMismatchError: There are some; the error lists all.
         """
         if strict and self.problems:
-            lines = [f"  {text}" for _, _, text in self.problems[:_MAX_LISTED]]
-            if len(self.problems) > _MAX_LISTED:
-                lines.append(f"  and {len(self.problems) - _MAX_LISTED} more")
+            shown = in_lines((text for _, _, text in self.problems), _MAX_LISTED)
             head = f"{source!r} does not fit what it is loaded into. Nothing was loaded:"
             hint = "`strict=False` loads what fits, and `rename` changes names of the checkpoint."
-            raise CheckpointMismatchError("\n".join([head, *lines, hint]), path=source)
+            raise CheckpointMismatchError(f"{head}\n{shown}\n{hint}", path=source)
         of_code: dict[str, list[tuple[str, str]]] = {}
         for code, subject, text in self.problems:
             of_code.setdefault(code, []).append((subject, text))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.finding_codes import FINDING_CODES
-from fsdp_migrate.findings import counted
+from fsdp_migrate.findings import counted, in_lines
 
 
 if TYPE_CHECKING:
@@ -44,10 +44,9 @@ def refuse_unsettled() -> None:
     found = [(path, line, code) for path in _own_files() for line, code in _unsettled_when_loaded(path)]
     if not found:
         return
-    lines = [f"  {path}:{line} {code} {FINDING_CODES[code].summary}" for path, line, code in found]
-    if len(lines) > _MOST_SHOWN:
-        lines[_MOST_SHOWN:] = [f"  and {len(lines) - _MOST_SHOWN} more"]
-    shown = "\n".join(lines)
+    shown = in_lines(
+        (f"{path}:{line} {code} {FINDING_CODES[code].summary}" for path, line, code in found), _MOST_SHOWN
+    )
     msg = (
         f"`fsdp-migrate rewrite` left {counted(len(found), 'use')} of FSDP1 to you, which would fail later "
         f"in this run:\n{shown}\nSettle each, and delete its comment. "
