@@ -7,6 +7,7 @@ one call see :mod:`fsdp_migrate.runtime.state_dicts`.
 from __future__ import annotations
 
 import copy
+import functools
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from fsdp_migrate.errors import CheckpointMismatchError
 from fsdp_migrate.findings import named
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, receive_value
-from fsdp_migrate.runtime.sharded import gather, is_first_rank, shard_like, show_shards
-from fsdp_migrate.runtime.state_dicts import WRAPPERS, sharded_state_dict
+from fsdp_migrate.runtime.sharded import is_first_rank, shard_like, show_shards
+from fsdp_migrate.runtime.state_dicts import WRAPPERS, sharded_state_dict, whole_value
 from fsdp_migrate.sharding.tying import parameter_names
 
 
@@ -60,13 +61,7 @@ def full_optimizer_state_dict(
     state = sharded_state_dict(model, optimizer)["optimizer"]
     wanted = not rank0_only or is_first_rank(model.parameters())
 
-    def whole(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return copy.deepcopy(value) if wanted else None
-        gathered = gather(value)
-        if not wanted:
-            return None
-        return gathered.cpu() if offload_to_cpu else gathered
+    whole = functools.partial(whole_value, wanted=wanted, offload_to_cpu=offload_to_cpu)
 
     states = {name: {key: whole(value) for key, value in own.items()} for name, own in state["state"].items()}
     groups = [{key: whole(value) for key, value in group.items()} for group in state["param_groups"]]

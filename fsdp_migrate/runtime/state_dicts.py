@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,16 +78,22 @@ def full_state_dict(
     show_shards(model, "full_state_dict")
     wanted = not rank0_only or is_first_rank(model.parameters())
 
-    def whole(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return copy.deepcopy(value) if wanted else None
-        gathered = gather(value)
-        if not wanted:
-            return None
-        return gathered.cpu() if offload_to_cpu else gathered
-
+    whole = functools.partial(whole_value, wanted=wanted, offload_to_cpu=offload_to_cpu)
     state = _state(model, optimizer, whole)
     return state if wanted else {}
+
+
+def whole_value(value: Any, *, wanted: bool, offload_to_cpu: bool) -> Any:
+    """Return a tensor out of its shards, or a copy of what is none; None where it is not ``wanted``.
+
+    All ranks gather, also those that want nothing.
+    """
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value) if wanted else None
+    gathered = gather(value)
+    if not wanted:
+        return None
+    return gathered.cpu() if offload_to_cpu else gathered
 
 
 def sharded_state_dict(
