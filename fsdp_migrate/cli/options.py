@@ -198,6 +198,9 @@ KeepCorrupt = Annotated[
         rich_help_panel=RESULT,
     ),
 ]
+Config = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="YAML or JSON: the keyword arguments of FSDP1.")
+]
 SourceConfig = Annotated[
     Path | None,
     typer.Option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from fsdp_migrate.cli import torchrun
 from fsdp_migrate.cli.command_help import SOURCE, words_of
 from fsdp_migrate.cli.document import write_document
-from fsdp_migrate.cli.options import All, Json, Strict
+from fsdp_migrate.cli.options import All, Config, Json, Strict
 
 
 class Device(str, Enum):
@@ -29,9 +28,6 @@ Model = Annotated[
         help="What makes the model. It is run. Or transformers:config.json.",
         show_default=False,
     ),
-]
-Config = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="YAML or JSON: the keyword arguments of FSDP1.")
 ]
 Data = Annotated[
     str | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,10 +10,10 @@ from fsdp_migrate.cli.command_help import words_of
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import (
     All,
+    Config,
     Json,
     Strict,
     Tied,
-    To,
 )
 
 
@@ -26,16 +25,12 @@ def plan(
     world_size: Annotated[
         int, typer.Option(min=1, metavar="N", help="The number of ranks.", show_default=False)
     ],
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML or JSON: the keyword arguments of FSDP1."),
-    ] = None,
+    config: Config = None,
     devices_per_node: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="The ranks of a node, for HYBRID_SHARD.")
     ] = None,
     tied: Annotated[
         Tied,
-        To,
         typer.Option(metavar="WHO", help=f"Who owns a parameter that units would share: {words_of(Tied)}."),
     ] = Tied.parent,
     strict: Strict = False,
