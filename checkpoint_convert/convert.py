@@ -6,11 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.execution.execute import (
-    DEFAULT_BUFFER,
-    ConversionReport,
-    execute_plan,
-)
+from fsdp_migrate.checkpoint_convert.execution.execute import DEFAULT_BUFFER, ConversionReport, execute_plan
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
 from fsdp_migrate.checkpoint_convert.planning.plan import plan_conversion
@@ -66,7 +62,7 @@ def convert_checkpoint(
         src: A folder that torch.distributed.checkpoint or Composer wrote, a file of torch.save or
             safetensors, a folder of such files that belong together, or an fsspec URL of one of these.
         dst: The folder to make. None asks whether one is needed: it is an error if it is.
-        to: The stack that is to load the result: ``"torch"``, ``"composer"``, ``"accelerate"`` (also for
+        to: The framework that is to load the result: ``"torch"``, ``"composer"``, ``"accelerate"`` (also for
             the HF Trainer), ``"lightning"``, ``"torchtitan"``, ``"hf"``, or ``"auto"`` for the one of the
             source.
         world_size: Divide sharded tensors as ``fully_shard`` does on so many ranks.
@@ -143,7 +139,7 @@ def with_asked_form(
 
     Args:
         manifest: The source.
-        to: The stack that is to load the result.
+        to: The framework that is to load the result.
         options: What the user says about the output.
         src: Where the source lies.
         dst: Where the output will.

@@ -12,21 +12,11 @@ from fsdp_migrate.checkpoint_convert.execution.identity import (
     layout_digest,
 )
 from fsdp_migrate.checkpoint_convert.execution.new_values import closing_files, new_values
-from fsdp_migrate.checkpoint_convert.execution.placement import (
-    Item,
-    Placement,
-    copy_items,
-    place,
-)
+from fsdp_migrate.checkpoint_convert.execution.placement import Item, Placement, copy_items, place
 from fsdp_migrate.checkpoint_convert.execution.standing import is_what_stands
 from fsdp_migrate.checkpoint_convert.execution.work import Taken, Work
-from fsdp_migrate.checkpoint_convert.formats.checksums import (
-    CHECKSUMS_FILE,
-    Digest,
-    write_checksums,
-)
+from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE, Digest, write_checksums
 from fsdp_migrate.checkpoint_convert.formats.stored_checksums import RecordRun, StoredChecks
-from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.outputs.opening import join_output, open_output
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG, is_tokenizer
@@ -329,10 +319,9 @@ def _stored_in(plan: ConversionPlan, files: Collection[str]) -> Mapping[str, lis
     """Return the archives that lie in files."""
     found: dict[str, list[Stored]] = {name: [] for name in files}
     for entry in plan.manifest.entries.values() if files else ():
-        items = entry.chunks if isinstance(entry, TensorEntry) else (entry,)
-        for item in items:
-            if item.stored.file in found and item.stored.raw is None and item.stored.length:
-                found[item.stored.file].append(item.stored)
+        for stored in entry.items:
+            if stored.file in found and stored.raw is None and stored.length:
+                found[stored.file].append(stored)
     return found
 
 

@@ -18,13 +18,7 @@ from fsdp_migrate.checkpoint_convert.formats.zip_writer import (
     tensor_archive,
 )
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
-from fsdp_migrate.checkpoint_convert.manifest.manifest import (
-    BytesEntry,
-    Chunk,
-    Entry,
-    Stored,
-    TensorEntry,
-)
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Stored, TensorEntry
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor, PlannedValue
 
 
@@ -366,10 +360,8 @@ def _shared_files(plan: ConversionPlan) -> tuple[list[str], dict[str, str]]:
     """Return the data files of the source that are shared, and the folder into which each of them goes."""
     folders: dict[str, str] = {}
     for entry in plan.entries:
-        if isinstance(entry, PlannedTensor):
-            folders.update((chunk.stored.file, entry.folder) for chunk in entry.source.chunks)
-        elif not entry.is_new:
-            folders[entry.source.stored.file] = entry.folder
+        if isinstance(entry, PlannedTensor) or not entry.is_new:
+            folders.update((stored.file, entry.folder) for stored in entry.source.items)
     return [file for file in plan.manifest.files if file in folders], folders
 
 

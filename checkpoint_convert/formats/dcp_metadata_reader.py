@@ -30,7 +30,7 @@ from fsdp_migrate.findings import counted, in_lines
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
 
 METADATA_FILE: Final = ".metadata"
@@ -290,12 +290,12 @@ class _Builder:
         ends: dict[str, int] = {}
         mixed: set[str] = set()
         for entry in entries:
-            for stored in _items_of(entry):
+            for stored in entry.items:
                 if stored.offset < ends.get(stored.file, 0):
                     mixed.add(stored.file)
                 ends[stored.file] = stored.offset + stored.length
         # Where they do not follow each other as they are listed, they are put in their order.
-        items = [(s, e.key) for e in entries if mixed for s in _items_of(e) if s.file in mixed]
+        items = [(s, e.key) for e in entries if mixed for s in e.items if s.file in mixed]
         items.sort()
         for (one, key), (other, other_key) in itertools.pairwise(items):
             if one.file == other.file and one.offset + one.length > other.offset:
@@ -303,10 +303,6 @@ class _Builder:
                     f"`{key}` and `{other_key}` share bytes of {one.file!r}: {one.length} at "
                     f"{one.offset}, and {other.length} at {other.offset}"
                 )
-
-
-def _items_of(entry: Entry) -> Iterable[Stored]:
-    return (entry.stored,) if isinstance(entry, BytesEntry) else [chunk.stored for chunk in entry.chunks]
 
 
 def _is_inside(info: object, sizes: Mapping[str, int]) -> bool:

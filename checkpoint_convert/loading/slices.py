@@ -16,12 +16,7 @@ import torch
 from fsdp_migrate.checkpoint_convert.formats.stored_checksums import StoredChecks
 from fsdp_migrate.checkpoint_convert.formats.strided_reader import StridedReader
 from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
-from fsdp_migrate.checkpoint_convert.manifest.boxes import (
-    Box,
-    intersect,
-    paired_runs,
-    row_major_strides,
-)
+from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, intersect, paired_runs, row_major_strides
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.storage.folders import Folder, is_url
 from fsdp_migrate.checkpoint_convert.storage.threads import Advance, run_workers

@@ -81,6 +81,11 @@ class TensorEntry:
     memory_format: int = 0
 
     @property
+    def items(self) -> tuple[Stored, ...]:
+        """Return where it lies."""
+        return tuple([chunk.stored for chunk in self.chunks])
+
+    @property
     def nbytes(self) -> int:
         """Return the size of the whole tensor."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
@@ -106,6 +111,11 @@ class BytesEntry:
     path: Path | None
     stored: Stored
     inline: InlineValue | None = None
+
+    @property
+    def items(self) -> tuple[Stored, ...]:
+        """Return where it lies."""
+        return (self.stored,)
 
 
 Entry = TensorEntry | BytesEntry
@@ -161,7 +171,7 @@ class Manifest:
         source: Where it lies.
         layout: How it is laid out; ``"dcp"`` is a folder of torch.distributed.checkpoint.
         stack: Who wrote it.
-        evidence: How layout and stack were recognised.
+        evidence: How layout and framework were recognised.
         entries: Everything it holds, by key, in the order of the file.
         files: The size of each data file that entries lie in.
         extra_files: Other files in the folder, with their sizes.

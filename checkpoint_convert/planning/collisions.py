@@ -11,7 +11,7 @@ from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry
     from fsdp_migrate.checkpoint_convert.targets.base import Target
@@ -31,7 +31,11 @@ def collision_findings(entries: Sequence[PlannedEntry], renames: Renames, target
         target: For whom, and with which options.
     """
     collisions = _entry_collisions(entries)
-    inner = [(key, new, olds) for key, names in renames.names.items() for new, olds in _collide(names)]
+    inner = [
+        (key, new, olds)
+        for key, names in renames.names.items()
+        for new, olds in find_collisions(names).items()
+    ]
     if (collisions or inner) and _are_asked(target):
         return [_asked_finding(collisions or {new: olds for _, new, olds in inner})]
     return [
@@ -57,10 +61,6 @@ def _entry_collisions(entries: Sequence[PlannedEntry]) -> dict[str, list[str]]:
     if len(olds) == len(entries):
         return {}
     return {new: names for new, names in olds.items() if len(names) > 1}
-
-
-def _collide(names: Mapping[str, str]) -> Iterable[tuple[str, list[str]]]:
-    return find_collisions(names).items()
 
 
 def _are_asked(target: Target) -> bool:

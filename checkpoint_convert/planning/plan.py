@@ -1,4 +1,4 @@
-"""From a manifest and a wish to a plan: what every entry becomes. Pure, and all problems at once."""
+"""From a manifest and what is asked for to a plan: what each entry becomes. Pure; all problems at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.targets.base import is_empty, without_empty
 from fsdp_migrate.checkpoint_convert.targets.frameworks import resolve_target
 from fsdp_migrate.errors import ConfigError, PlanError
-from fsdp_migrate.findings import Finding, counted, make_finding, named
+from fsdp_migrate.findings import Finding, counted, in_lines, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def plan_conversion(
 
     Args:
         manifest: What :func:`inspect_checkpoint` found.
-        to: The stack that is to load the result: ``"torch"``, ``"composer"``, ``"accelerate"`` (also for
+        to: The framework that is to load the result: ``"torch"``, ``"composer"``, ``"accelerate"`` (also for
             the HF Trainer), ``"lightning"``, ``"torchtitan"``, ``"hf"``, or ``"auto"`` for the one that wrote
             the source.
         world_size: Divide every sharded tensor as ``fully_shard`` does on so many ranks; None leaves the
@@ -273,7 +273,7 @@ def plan_conversion(
         max_shard_size=target.options.max_shard_size,
         model_files={} if target.is_distributed else target.options.model_files,
     )
-    return _with_findings(plan, [*findings, *arrangement.findings], target)
+    return replace(plan, findings=(*findings, *arrangement.findings, *_plan_findings(plan, target)))
 
 
 def _left_out(manifest: Manifest, arrangement: Arrangement) -> tuple[str, ...]:
@@ -363,13 +363,9 @@ def _missing_part_findings(
 
 
 def _plan_error(manifest: Manifest, refused: Sequence[Finding]) -> PlanError:
-    lines = [f"{manifest.source!r} cannot be converted as asked:"]
-    for finding in refused[:_MAX_SHOWN]:
-        hint = f" {finding.hint}" if finding.hint else ""
-        lines.append(f"  {finding.code} `{finding.subject}`: {finding.message}{hint}")
-    if len(refused) > _MAX_SHOWN:
-        lines.append(f"  and {len(refused) - _MAX_SHOWN} more")
-    return PlanError("\n".join(lines), findings=refused, path=manifest.source)
+    reasons = (f"{f.code} `{f.subject}`: {f.message}{f' {f.hint}' if f.hint else ''}" for f in refused)
+    msg = f"{manifest.source!r} cannot be converted as asked:\n{in_lines(reasons, _MAX_SHOWN)}"
+    return PlanError(msg, findings=refused, path=manifest.source)
 
 
 def _choose_action(target: Target, arrangement: Arrangement, left_out: Sequence[str]) -> Action:
@@ -390,9 +386,7 @@ def _choose_action(target: Target, arrangement: Arrangement, left_out: Sequence[
 
 def _takes_up_space(manifest: Manifest, left_out: Sequence[str]) -> bool:
     """Tell whether it matters that what is left out would stay in linked files, where nothing names it."""
-    lost = [manifest.entries[key] for key in left_out]
-    items = [item for e in lost for item in (e.chunks if isinstance(e, TensorEntry) else (e,))]
-    nbytes = sum(item.stored.length for item in items)
+    nbytes = sum(stored.length for key in left_out for stored in manifest.entries[key].items)
     return nbytes * _UNNAMED_SHARE > sum(manifest.files.values())
 
 
@@ -400,14 +394,9 @@ def _shares_files(entries: Sequence[PlannedEntry]) -> bool:
     """Tell whether entries of two folders of the output lie in one data file of the source."""
     folders: dict[str, str] = {}
     for entry in entries:
-        items = entry.source.chunks if isinstance(entry, PlannedTensor) else (entry.source,)
-        if any(folders.setdefault(item.stored.file, entry.folder) != entry.folder for item in items):
+        if any(folders.setdefault(one.file, entry.folder) != entry.folder for one in entry.source.items):
             return True
     return False
-
-
-def _with_findings(plan: ConversionPlan, findings: Sequence[Finding], target: Target) -> ConversionPlan:
-    return replace(plan, findings=(*findings, *_plan_findings(plan, target)))
 
 
 def _uncast_findings(entries: Sequence[PlannedEntry], manifest: Manifest, casts: Casts) -> list[Finding]:
@@ -481,7 +470,7 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
 
 
 def _without_place(plan: ConversionPlan, target: Target) -> Iterator[Finding]:
-    """Yield what is said about parts that the target's stack does not look for."""
+    """Yield what is said about parts that the target's framework does not look for."""
     kept = {entry.source.key: entry for entry in plan.entries}
     for part in target.without_place():
         here = [key for key in part.keys if key in kept]

@@ -83,9 +83,11 @@ class Contents:
     @property
     def is_relinkable(self) -> bool:
         """Tell whether every tensor lies in data files that another distributed checkpoint can share."""
-        tensors = (entry for entry in self.entries.values() if isinstance(entry, TensorEntry))
-        is_shared = self.is_distributed or bool(self.places)
-        return is_shared and all(chunk.stored.raw is None for e in tensors for chunk in e.chunks)
+        if self.is_distributed or not self.places:
+            return self.is_distributed
+        return all(
+            one.raw is None for e in self.entries.values() if isinstance(e, TensorEntry) for one in e.items
+        )
 
 
 def leaf_entries(leaves: Mapping[str, tuple[Path, object]], *, file: str, where: str) -> dict[str, Entry]:

@@ -11,14 +11,7 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import (
     MetadataFile,
     read_metadata,
 )
-from fsdp_migrate.checkpoint_convert.manifest.classify import (
-    with_bare_paths,
-)
-from fsdp_migrate.checkpoint_convert.manifest.manifest import (
-    BytesEntry,
-    Entry,
-    Stored,
-)
+from fsdp_migrate.checkpoint_convert.manifest.classify import with_bare_paths
 from fsdp_migrate.checkpoint_convert.sources.contents import Contents
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url, refuse_links
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointReadError
@@ -27,6 +20,7 @@ from fsdp_migrate.errors import CheckpointFormatError, CheckpointReadError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Stored
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder
 
 
@@ -71,19 +65,14 @@ def dcp_contents(folder: Folder, files: Mapping[str, int]) -> Contents:
         entries=entries,
         files=used,
         own_files=_OWN,
-        is_portable=_is_portable(metadata),
+        # torch 2.6 to 2.14 unpack 5 fields: "too many values to unpack (expected 5)".
+        is_portable=metadata.property_sizes <= {5},
     )
 
 
 def _used_files(entries: Mapping[str, Entry], files: Mapping[str, int]) -> dict[str, int]:
-    used = {stored.file for entry in entries.values() for stored in _stored(entry)}
+    used = {stored.file for entry in entries.values() for stored in entry.items}
     return {name: files[name] for name in sorted(used)}
-
-
-def _stored(entry: Entry) -> list[Stored]:
-    if isinstance(entry, BytesEntry):
-        return [entry.stored]
-    return [chunk.stored for chunk in entry.chunks]
 
 
 def _check_files(folder: Folder, used: Mapping[str, int], entries: Mapping[str, Entry]) -> None:
@@ -95,7 +84,7 @@ def _check_files(folder: Folder, used: Mapping[str, int], entries: Mapping[str, 
     refuse_links(folder, [METADATA_FILE, *used])
     first: dict[str, Stored] = {}
     for entry in entries.values():
-        for stored in _stored(entry):
+        for stored in entry.items:
             first.setdefault(stored.file, stored)
     most = _FIRST_OF_REMOTE if is_url(folder.url) else len(first)
     for name, stored in itertools.islice(first.items(), most):
@@ -117,8 +106,3 @@ def _torch_hint(metadata: MetadataFile) -> str:
     if metadata.has_modules:
         return "2.7 or 2.8"
     return "2.4 to 2.6" if metadata.has_storage_meta else "2.1 to 2.3"
-
-
-def _is_portable(metadata: MetadataFile) -> bool:
-    # torch 2.6 to 2.14 unpack 5 fields: "too many values to unpack (expected 5)".
-    return metadata.property_sizes <= {5}

@@ -24,11 +24,7 @@ from fsdp_migrate.checkpoint_convert.sources.symlinks import follow_symlink_file
 from fsdp_migrate.checkpoint_convert.storage.compressed import UnpackedFolder
 from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location, is_url, local_path
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
-from fsdp_migrate.errors import (
-    CheckpointFormatError,
-    CheckpointNotFoundError,
-    UnsupportedFeatureError,
-)
+from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError, UnsupportedFeatureError
 from fsdp_migrate.findings import named
 
 

@@ -12,7 +12,7 @@ from fsdp_migrate.checkpoint_convert.sources.framework_folders import (
     FRAMEWORK_FOLDERS,
     Component,
     find_components,
-    stack_contents,
+    framework_contents,
 )
 from fsdp_migrate.checkpoint_convert.sources.full_state import (
     find_indexes,
@@ -22,11 +22,7 @@ from fsdp_migrate.checkpoint_convert.sources.full_state import (
     safetensors_contents,
     saved_file_contents,
 )
-from fsdp_migrate.checkpoint_convert.sources.paired_files import (
-    SideBySide,
-    find_side_by_side,
-    side_by_side_contents,
-)
+from fsdp_migrate.checkpoint_convert.sources.paired_files import PairedFiles, find_paired, paired_contents
 from fsdp_migrate.checkpoint_convert.sources.per_rank import find_rank_files, rank_contents
 from fsdp_migrate.errors import CheckpointFormatError
 from fsdp_migrate.findings import named
@@ -110,12 +106,12 @@ class FolderFiles:
         return [name for name in self.files if _STATE_FILE.search(name) and not _BESIDE.fullmatch(name)]
 
     @cached_property
-    def paired(self) -> SideBySide | None:
+    def paired(self) -> PairedFiles | None:
         """A model and an optimizer that fit, whatever their files are called."""
         # Pieces of one state are known by their names, and need not be read to be told apart.
         is_divided = any(len(names) > 1 for names in self.pieces)
         apart = [] if is_divided else [name for name in self.states if name in self.not_ranked]
-        return find_side_by_side(self.folder, apart, self.families, self.files)
+        return find_paired(self.folder, apart, self.families, self.files)
 
     @cached_property
     def safetensors(self) -> dict[str, int]:
@@ -142,7 +138,7 @@ class FolderLayout:
 
 
 def _read_components(found: FolderFiles, options: SourceOptions) -> Contents:
-    return stack_contents(found.folder, found.components, found.files, options)
+    return framework_contents(found.folder, found.components, found.files, options)
 
 
 def _read_index(found: FolderFiles, _: SourceOptions) -> Contents:
@@ -151,7 +147,7 @@ def _read_index(found: FolderFiles, _: SourceOptions) -> Contents:
 
 def _read_paired(found: FolderFiles, options: SourceOptions) -> Contents:
     assert found.paired is not None
-    return side_by_side_contents(found.folder, found.paired, found.files, options)
+    return paired_contents(found.folder, found.paired, found.files, options)
 
 
 def _read_pieces(found: FolderFiles, _: SourceOptions) -> Contents:

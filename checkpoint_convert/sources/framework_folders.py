@@ -1,6 +1,6 @@
 """Folders that frameworks write as one checkpoint: distributed ones, rank files and full files side by side.
 
-Which name holds what follows the stacks' own code: Accelerate's ``save_fsdp_model`` and
+Which name holds what follows the frameworks' own code: Accelerate's ``save_fsdp_model`` and
 ``save_fsdp_optimizer`` (also in the HF Trainer's ``checkpoint-N/``), OLMo, LLaMA2-Accessory, llama-cookbook,
 torchtune, direct-preference-optimization, and Composer's ``checkpoint/save.py``.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, find_parts
 from fsdp_migrate.checkpoint_convert.manifest.keys import Path, join_path
-from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry, Stack
 from fsdp_migrate.checkpoint_convert.sources.content_findings import overwritten_findings
 from fsdp_migrate.checkpoint_convert.sources.contents import Contents, moved_entry
 from fsdp_migrate.checkpoint_convert.sources.dcp import dcp_contents
@@ -45,15 +45,15 @@ Role = Literal["model", "optimizer", "other"]
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A name that a stack gives to a component; group 1 is its number, if it has one."""
+    """A name that a framework gives to a component; group 1 is its number, if it has one."""
 
-    stack: str
+    framework: str
     role: Role
     name: re.Pattern[str]
 
 
 def _patterns(*rows: tuple[str, Role, str]) -> tuple[_Pattern, ...]:
-    return tuple(_Pattern(stack, role, re.compile(name)) for stack, role, name in rows)
+    return tuple(_Pattern(framework, role, re.compile(name)) for framework, role, name in rows)
 
 
 # Folders with a `.metadata` of their own.
@@ -100,6 +100,8 @@ _TITLES: Final = {
     "llama-cookbook": "llama-cookbook",
 }
 FRAMEWORK_FOLDERS: Final = tuple(_TITLES)
+# Those that are targets too; the others save what plain torch loads.
+_STACKS: Final[Mapping[str, Stack]] = {"accelerate": "accelerate", "composer-parts": "composer"}
 _COOKBOOK: Final = re.compile(r"optimizer-(?P<run>.+)\.pt")
 # What is lost in a component and refuses the whole.
 _OF_COMPONENT: Final = frozenset({"FM222", "FM223"})
@@ -110,13 +112,13 @@ class Component:
     """One part of a folder.
 
     Attributes:
-        stack: Whose name it has.
+        framework: Whose name it has.
         role: What it holds.
         name: The file, or the folder with a `.metadata` of its own.
         number: Which of several models or optimizers it is.
     """
 
-    stack: str
+    framework: str
     role: Role
     name: str
     number: int = 0
@@ -124,7 +126,7 @@ class Component:
     @property
     def prefix(self) -> Path:
         """Return the path under which it stands where it names none itself."""
-        if self.role == "other" and self.stack == "accelerate":
+        if self.role == "other" and self.framework == "accelerate":
             return ()
         if self.role == "other":
             return (self.name.rpartition("/")[2].partition(".")[0],)
@@ -169,9 +171,9 @@ def find_components(files: Mapping[str, int]) -> list[Component]:
         return []
     found = _without_copies(found)
     roles = {component.role for component in found}
-    is_one = {"model", "optimizer"} <= roles or any(c.stack == "accelerate" for c in distributed)
+    is_one = {"model", "optimizer"} <= roles or any(c.framework == "accelerate" for c in distributed)
     is_tuned = "optimizer" in roles and bool(find_indexes(files) or _pieces(files))
-    if not is_one and not is_tuned and not (distributed and found[0].stack == "olmo"):
+    if not is_one and not is_tuned and not (distributed and found[0].framework == "olmo"):
         return []
     order = {"model": 0, "optimizer": 1, "other": 2}
     return sorted(found, key=lambda component: (order[component.role], component.number, component.name))
@@ -198,7 +200,7 @@ def _matching(names: Mapping[str, int] | list[str], patterns: tuple[_Pattern, ..
             match = pattern.name.fullmatch(name)
             if match:
                 number = int(match[1]) if match.re.groups and match[1] else 0
-                found.append(Component(pattern.stack, pattern.role, name, number))
+                found.append(Component(pattern.framework, pattern.role, name, number))
                 break
     return found
 
@@ -228,7 +230,7 @@ def _pieces(files: Mapping[str, int]) -> dict[str, dict[str, int]]:
     return find_pieces("", {name: size for name, size in files.items() if "/" not in name})
 
 
-def stack_contents(
+def framework_contents(
     folder: Folder, components: list[Component], files: Mapping[str, int], options: SourceOptions
 ) -> Contents:
     """Return what a framework's folder holds as a whole.
@@ -243,10 +245,10 @@ def stack_contents(
         CheckpointFormatError: Two components hold the same, or one is damaged.
         CheckpointMismatchError: Ranks contradict each other.
     """
-    stack = components[0].stack
+    framework = components[0].framework
     names = ", ".join(f"`{component.name}`" for component in components)
-    whole = Contents(stack, f"{names} side by side, as {_TITLES[stack]} saves them")
-    whole.stack = "accelerate" if stack == "accelerate" else "composer" if stack == "composer-parts" else None
+    whole = Contents(framework, f"{names} side by side, as {_TITLES[framework]} saves them")
+    whole.stack = _STACKS.get(framework)
     for component in components:
         own = _component_contents(folder, component, files)
         _join(whole, own, component.prefix, component.name, folder)

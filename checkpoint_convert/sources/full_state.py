@@ -16,7 +16,6 @@ from fsdp_migrate.checkpoint_convert.formats.safetensors_reader import read_safe
 from fsdp_migrate.checkpoint_convert.formats.sharded_values import ShardedValue
 from fsdp_migrate.checkpoint_convert.formats.torch_file import SavedFile, read_saved_file
 from fsdp_migrate.checkpoint_convert.formats.torch_values import Record, describe_type
-from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.sources.contents import Contents, leaf_entries
 from fsdp_migrate.checkpoint_convert.sources.rank_files import rank_of
 from fsdp_migrate.checkpoint_convert.sources.rank_merge import RankState, merge_findings, merge_states, settle
@@ -150,7 +149,7 @@ def indexed_contents(folder: Folder, index: str, files: Mapping[str, int]) -> Co
         msg = f"{where} lists `{absent[0]}` in `{weights[absent[0]]}`, which does not hold it."
         raise CheckpointFormatError(msg, path=where.strip("'"))
     for key, entry in contents.entries.items():
-        found = entry.chunks[0].stored.file if isinstance(entry, TensorEntry) else entry.stored.file
+        found = entry.items[0].file
         if weights.get(key, found) != found:
             msg = f"{where} lists `{key}` in `{weights[key]}`, and it is in `{found}`."
             raise CheckpointFormatError(msg, path=where.strip("'"))

@@ -46,19 +46,16 @@ def _name_list(folder: Folder, entry: BytesEntry) -> NameList:
         return NameList(entry.key, None, reason=reason)
     if entry_path(entry)[-1] == _LABELS:
         return NameList(entry.key, (), tuple(_names_in(value, _LABELS)))
+    groups = [item for item in value if isinstance(item, dict)] if isinstance(value, list | tuple) else []
     return NameList(
         entry.key,
         tuple(_names_in(value, _PARAMS)),
-        tuple(_labels_in(value)),
-        groups=tuple(_groups_in(value)),
+        tuple(label for group in groups for label in _names_in(group.get(_LABELS), _LABELS)),
+        groups=tuple(
+            GroupOutline(tuple(_names_in(group.get(_PARAMS), _PARAMS)), tuple(map(str, group)))
+            for group in groups
+        ),
     )
-
-
-def _groups_in(value: object) -> Iterator[GroupOutline]:
-    """Yield what whole parameter groups consist of."""
-    for item in value if isinstance(value, list | tuple) else ():
-        if isinstance(item, dict):
-            yield GroupOutline(tuple(_names_in(item.get(_PARAMS), _PARAMS)), tuple(map(str, item)))
 
 
 def _names_in(value: object, field: str) -> Iterator[str]:
@@ -69,10 +66,3 @@ def _names_in(value: object, field: str) -> Iterator[str]:
         for name in names if isinstance(names, list | tuple) else ():
             if isinstance(name, str | int):
                 yield str(name)
-
-
-def _labels_in(value: object) -> Iterator[str]:
-    """Yield the labels in whole parameter groups."""
-    for item in value if isinstance(value, list | tuple) else ():
-        if isinstance(item, dict):
-            yield from _names_in(item.get(_LABELS), _LABELS)

@@ -28,7 +28,7 @@ _OF: Final = re.compile(r"\d+-of-\d+")
 
 
 @dataclass(frozen=True)
-class SideBySide:
+class PairedFiles:
     """The files of one model, of its optimizer, and what lies beside them.
 
     Attributes:
@@ -42,9 +42,9 @@ class SideBySide:
     others: tuple[str, ...]
 
 
-def find_side_by_side(
+def find_paired(
     folder: Folder, names: Sequence[str], families: Sequence[RankFamily], files: Mapping[str, int]
-) -> SideBySide | None:
+) -> PairedFiles | None:
     """Return what belongs together, or None where it is not one model and one optimizer that fit.
 
     They fit if the optimizer knows parameters of the model only, or numbers, and if the names of the files do
@@ -70,11 +70,11 @@ def find_side_by_side(
         return None
     optimizer, own = optimizers[0]
     trained = {name for name in own["optimizer"] if not name.isdigit()}
-    told = optimizer if isinstance(optimizer, str) else optimizer.stem
-    if not trained <= (held[main[0]] or {})["model"] or _counts(main[0]) != _counts(told):
+    stem = optimizer if isinstance(optimizer, str) else optimizer.stem
+    if not trained <= (held[main[0]] or {})["model"] or _counts(main[0]) != _counts(stem):
         return None
-    others = [name for name, own in held.items() if own is not None and name not in (main[0], told)]
-    return SideBySide(main[0], optimizer, tuple(others))
+    others = [name for name, own in held.items() if own is not None and name not in (main[0], stem)]
+    return PairedFiles(main[0], optimizer, tuple(others))
 
 
 def _held_by_file(folder: Folder, name: str, size: int) -> dict[str, set[str]] | None:
@@ -104,8 +104,8 @@ def _counts(name: str) -> list[str]:
     return re.findall(r"\d+", _OF.sub("", name.replace("*-of-", "0-of-")))
 
 
-def side_by_side_contents(
-    folder: Folder, found: SideBySide, files: Mapping[str, int], options: SourceOptions
+def paired_contents(
+    folder: Folder, found: PairedFiles, files: Mapping[str, int], options: SourceOptions
 ) -> Contents:
     """Return what the files hold together.
 
@@ -115,8 +115,8 @@ def side_by_side_contents(
         CheckpointFormatError: A file is damaged.
         CheckpointMismatchError: Ranks contradict each other, or the model.
     """
-    told = found.optimizer if isinstance(found.optimizer, str) else found.optimizer.stem
-    whole = Contents("states", f"`{found.model}` and `{told}`: a model, and an optimizer that fits it")
+    stem = found.optimizer if isinstance(found.optimizer, str) else found.optimizer.stem
+    whole = Contents("states", f"`{found.model}` and `{stem}`: a model, and an optimizer that fits it")
     _join(whole, saved_file_contents(folder, found.model, files[found.model]), "model")
     if isinstance(found.optimizer, str):
         own = saved_file_contents(folder, found.optimizer, files[found.optimizer])

@@ -17,12 +17,7 @@ from fsdp_migrate.checkpoint_convert.sources.rank_files import (
     find_counted,
     find_families,
 )
-from fsdp_migrate.checkpoint_convert.sources.rank_merge import (
-    RankState,
-    merge_findings,
-    merge_states,
-    settle,
-)
+from fsdp_migrate.checkpoint_convert.sources.rank_merge import RankState, merge_findings, merge_states, settle
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 from fsdp_migrate.findings import listed
 
@@ -50,8 +45,8 @@ def find_rank_files(folder: Folder, files: Mapping[str, int]) -> list[RankFamily
         CheckpointNotFoundError: The file of a rank is missing.
         CheckpointFormatError: Two files are of one rank.
     """
-    told = find_families(files, where=folder.url)
-    return [*told, *(family for family in find_counted(files) if _are_of_ranks(folder, family, files))]
+    families = find_families(files, where=folder.url)
+    return [*families, *(family for family in find_counted(files) if _are_of_ranks(folder, family, files))]
 
 
 def _are_of_ranks(folder: Folder, family: RankFamily, sizes: Mapping[str, int]) -> bool:
@@ -66,7 +61,7 @@ def _are_of_ranks(folder: Folder, family: RankFamily, sizes: Mapping[str, int]) 
     if any(isinstance(a, ShardedValue) or FLAT_KEY.search(key) for key, a, _ in values):
         return True
     # Pieces of one state have no name in common; steps of one run have all, and tensors whole in each.
-    return family.is_told and (bool(values) or not _has_tensors(first))
+    return family.is_explicit and (bool(values) or not _has_tensors(first))
 
 
 def _has_tensors(leaves: Mapping[str, tuple[Path, object]]) -> bool:

@@ -47,12 +47,12 @@ class RankFamily:
     Attributes:
         stem: Their name, with ``*`` for the rank.
         files: The file of each rank, from 0 on.
-        is_told: Whether their names say that the number is that of a rank, or that of a piece of something.
+        is_explicit: Whether their names say what the number counts: ranks, or pieces of something.
     """
 
     stem: str
     files: Mapping[int, str]
-    is_told: bool = True
+    is_explicit: bool = True
 
     @property
     def word(self) -> str:
@@ -124,7 +124,7 @@ def find_counted(names: Iterable[str]) -> list[RankFamily]:
 
     Example:
         >>> names = ["optimizer.00000-of-00002.pth", "optimizer.00001-of-00002.pth", "b_1.pt", "b_2.pt"]
-        >>> [(family.stem, family.is_told) for family in find_counted([*names, "c.th", "c.th.1"])]
+        >>> [(family.stem, family.is_explicit) for family in find_counted([*names, "c.th", "c.th.1"])]
         [('optimizer.*-of-00002.pth', True), ('c.th*', False)]
     """
     found: dict[tuple[str, bool], dict[int, str]] = {}
@@ -132,28 +132,28 @@ def find_counted(names: Iterable[str]) -> list[RankFamily]:
     firsts = {match["head"] for name in own if (match := _APPENDED.match(name)) and match["rank"]}
     for name in own:
         match = _NUMBERED.match(name) or _SHARD.match(name)
-        is_told = match is not None
+        is_explicit = match is not None
         counted = None if name in firsts else _COUNTED.match(name)
         match = match or counted or _APPENDED.match(name)
         if match is not None:
             of = match.groupdict().get("of") or ""
             stem = f"{match['head']}*{of}{match['tail']}"
-            found.setdefault((stem, is_told), {}).setdefault(int(match["rank"] or 0), name)
+            found.setdefault((stem, is_explicit), {}).setdefault(int(match["rank"] or 0), name)
     families: list[RankFamily] = []
-    for (stem, is_told), members in found.items():
-        count = _told_count(stem) or len(members)
+    for (stem, is_explicit), members in found.items():
+        count = _count_in(stem) or len(members)
         if count > 1 and set(members) == set(range(count)):
-            families.append(RankFamily(stem, {rank: members[rank] for rank in range(count)}, is_told))
+            families.append(RankFamily(stem, {rank: members[rank] for rank in range(count)}, is_explicit))
     return families
 
 
-def _told_count(stem: str) -> int:
-    told = _WORLD_SIZE.search(stem)
-    return int(told[1] or told[2]) if told else 0
+def _count_in(stem: str) -> int:
+    match = _WORLD_SIZE.search(stem)
+    return int(match[1] or match[2]) if match else 0
 
 
 def _checked(stem: str, members: Mapping[int, str], where: str) -> RankFamily:
-    count = max(_told_count(stem), max(members) + 1)
+    count = max(_count_in(stem), max(members) + 1)
     missing = list(itertools.islice((rank for rank in range(count) if rank not in members), 9))
     if missing:
         shown = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")

@@ -37,8 +37,8 @@ def reading_source(src: Location, options: SourceOptions | None = None) -> Itera
         stamps, changes = folder.stamps(source.files), folder.changes(source.files)
         with paused_gc():
             manifest = replace(_read(source, options), stamps=stamps, changes=changes, outline=options.model)
-            ties, told = find_ties(folder, manifest)
-            manifest = replace(manifest, ties=ties, findings=(*manifest.findings, *told))
+            ties, findings = find_ties(folder, manifest)
+            manifest = replace(manifest, ties=ties, findings=(*manifest.findings, *findings))
         refuse_links(folder, manifest.files)
         yield folder, manifest
     finally:

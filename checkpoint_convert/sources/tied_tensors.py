@@ -67,7 +67,7 @@ def find_ties(folder: Folder, manifest: Manifest) -> tuple[dict[str, str], list[
         }
         shared = _grouped(names.values(), _place)
         alike = list(_alike(folder, names, with_state))
-        findings += _told("FM231", part, shared) + _told("FM272", part, alike)
+        findings += _shared_findings("FM231", part, shared) + _shared_findings("FM272", part, alike)
         if manifest.outline is not None:
             firsts = {a: b for a, b in manifest.outline.aliases.items() if {a, b} <= names.keys()}
             ties.update({names[alias].key: names[first].key for alias, first in firsts.items()})
@@ -88,7 +88,7 @@ def _grouped(
     return [group for name, group in groups.items() if name is not None and len(group) > 1]
 
 
-def _told(code: str, part: Part, groups: Sequence[Sequence[TensorEntry]]) -> list[Finding]:
+def _shared_findings(code: str, part: Part, groups: Sequence[Sequence[TensorEntry]]) -> list[Finding]:
     if not groups:
         return []
     shown = "; ".join(" and ".join(f"`{entry.key}`" for entry in group) for group in groups[:4])

@@ -51,7 +51,7 @@ class AccelerateTarget(Target):
         return is_full_form(self.manifest) if asked == "auto" else asked == "full"
 
     def place(self, part: Part) -> Place | None:
-        """Return where a part goes, or None where the stack has no place for it."""
+        """Return where a part goes, or None where the framework has no place for it."""
         if part.kind == "other":
             return None
         number = self.number(part)
@@ -62,7 +62,7 @@ class AccelerateTarget(Target):
 
     @property
     def rest_folder(self) -> str:
-        """Return the folder for what the stack has no place for: a distributed checkpoint of its own."""
+        """Return the folder for what the framework has no place for: a distributed checkpoint of its own."""
         return _REST
 
     def carries(self, name: str) -> bool:

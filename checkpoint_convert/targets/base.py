@@ -1,4 +1,4 @@
-"""What a target is: where a stack looks for each part of a checkpoint, and what it wants beside the data."""
+"""What a target is: where a framework looks for each part of a checkpoint, and for what beside the data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Arrangement:
 
 @dataclass
 class Target:
-    """Where a stack looks for each part; subclasses say what is special about theirs.
+    """Where a framework looks for each part; subclasses say what is special about theirs.
 
     Attributes:
         manifest: The source.
@@ -60,7 +60,7 @@ class Target:
     models_only: ClassVar[bool] = False
 
     def place(self, part: Part) -> Place | None:
-        """Return where a part goes, or None where the stack has no place for it."""
+        """Return where a part goes, or None where the framework has no place for it."""
         raise NotImplementedError
 
     def folder(self, part: Part) -> str:
@@ -70,7 +70,7 @@ class Target:
 
     @property
     def rest_folder(self) -> str:
-        """Return the folder for what the stack has no place for."""
+        """Return the folder for what the framework has no place for."""
         return ""
 
     def move(self, part: Part, path: Path) -> Path:
@@ -84,7 +84,7 @@ class Target:
         return place.path + below
 
     def refusals(self) -> list[Finding]:
-        """Return the reasons why this source cannot be written for the stack."""
+        """Return the reasons why this source cannot be written for the framework."""
         if not self.nested_only:
             return []
         flattened = [part for part in self.of_kind("optimizer") if self.is_flattened(part)]
@@ -124,7 +124,7 @@ class Target:
         return any(is_flattened(part, entry_path(self.manifest.entries[key])) for key in part.keys)
 
     def one_only(self, kind: str) -> list[Finding]:
-        """Return the refusal of several parts of a kind, where the stack has one place."""
+        """Return the refusal of several parts of a kind, where the framework has one place."""
         found = self.of_kind(kind)
         if len(found) < 2:
             return []
@@ -140,7 +140,7 @@ class Target:
         ]
 
     def without_place(self) -> list[Part]:
-        """Return the parts that the stack has no place for."""
+        """Return the parts that the framework has no place for."""
         return [part for part in self.parts if self.place(part) is None]
 
 

@@ -37,13 +37,13 @@ IGNORE_KEYS: Final = (
 
 
 class ComposerTarget(Target):
-    """What another stack saved, where Composer looks for it."""
+    """What another framework saved, where Composer looks for it."""
 
     stack = "composer"
     nested_only = True
 
     def place(self, part: Part) -> Place | None:
-        """Return where a part goes, or None where the stack has no place for it."""
+        """Return where a part goes, or None where the framework has no place for it."""
         if part.kind == "model":
             return Place(_MODEL)
         if part.kind == "optimizer":
@@ -51,7 +51,7 @@ class ComposerTarget(Target):
         return None
 
     def refusals(self) -> list[Finding]:
-        """Return the reasons why this source cannot be written for the stack."""
+        """Return the reasons why this source cannot be written for the framework."""
         found = [*super().refusals(), *self.one_only("model"), *self.one_only("optimizer")]
         if self.of_kind("optimizer") and self.options.optimizer_class is None:
             found.append(

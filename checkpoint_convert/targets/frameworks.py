@@ -1,4 +1,4 @@
-"""Which target writes for which stack."""
+"""Which target writes for which framework."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TARGETS: Final[Mapping[str, type[Target]]] = {
     "torch": TorchTarget,
     "torchtitan": TorchtitanTarget,
 }
-"""The target of each stack, by the word for it."""
+"""The target of each framework, by the word for it."""
 _ROOT_OPTIMIZERS: Final = ("optimizers",)
 
 
@@ -40,11 +40,11 @@ def resolve_target(
     parts: Sequence[Part] | None = None,
     options: OutputOptions | None = None,
 ) -> Target:
-    """Return what writes for a stack.
+    """Return what writes for a framework.
 
     Args:
         manifest: The source.
-        to: A word of :data:`TARGETS`, or ``"auto"`` for the stack that wrote the source.
+        to: A word of :data:`TARGETS`, or ``"auto"`` for the framework that wrote the source.
         parts: The parts of the source that are wanted; None for all.
         options: What the user says about the output.
 

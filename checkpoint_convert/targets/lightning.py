@@ -37,7 +37,7 @@ class LightningTarget(Target):
     nested_only = True
 
     def place(self, part: Part) -> Place | None:
-        """Return where a part goes, or None where the stack has no place for it."""
+        """Return where a part goes, or None where the framework has no place for it."""
         if part.kind == "model":
             return Place(("state_dict",))
         if part.kind == "optimizer":
@@ -45,7 +45,7 @@ class LightningTarget(Target):
         return Place(part.prefix) if self.manifest.stack == "lightning" else None
 
     def refusals(self) -> list[Finding]:
-        """Return the reasons why this source cannot be written for the stack."""
+        """Return the reasons why this source cannot be written for the framework."""
         return [*super().refusals(), *self.one_only("model")]
 
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
@@ -63,7 +63,7 @@ class LightningTarget(Target):
         return self._made_up(entries)
 
     def _made_up(self, entries: Sequence[PlannedEntry]) -> Arrangement:
-        """Make the least that Lightning needs, from what another stack kept."""
+        """Make the least that Lightning needs, from what another framework kept."""
         schedulers = find_schedulers(self.manifest, self.parts)
         leaves: list[tuple[Path, Entry | InlineValue]] = [
             (("pytorch-lightning_version",), InlineValue(_VERSION))

@@ -9,11 +9,7 @@ from fsdp_migrate.checkpoint_convert.formats.safetensors_reader import DTYPE_WOR
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor
-from fsdp_migrate.checkpoint_convert.storage.model_files import (
-    MODEL_CONFIG,
-    is_text_of_model,
-    is_tokenizer,
-)
+from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG, is_text_of_model, is_tokenizer
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
 from fsdp_migrate.findings import Finding, counted, make_finding
 
@@ -45,7 +41,7 @@ class HfTarget(Target):
     models_only = True
 
     def place(self, part: Part) -> Place | None:
-        """Return where a part goes, or None where the stack has no place for it."""
+        """Return where a part goes, or None where the framework has no place for it."""
         return Place(()) if part.kind == "model" else None
 
     def move(self, part: Part, path: Path) -> Path:
@@ -61,7 +57,7 @@ class HfTarget(Target):
         return not self.options.rules and is_huggingface_model(self.manifest, self.of_kind("model"))
 
     def refusals(self) -> list[Finding]:
-        """Return the reasons why this source cannot be written for the stack."""
+        """Return the reasons why this source cannot be written for the framework."""
         found = self.one_only("model")
         if not self.of_kind("model"):
             found.append(make_finding("FM225", "to='hf'", "no model was recognised."))

@@ -1,4 +1,4 @@
-"""Learning-rate schedulers and step counters: where each stack keeps them."""
+"""Learning-rate schedulers and step counters: where each framework keeps them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class TorchTarget(Target):
     stack = "torch"
 
     def place(self, part: Part) -> Place | None:
-        """Return where a part goes, or None where the stack has no place for it."""
+        """Return where a part goes, or None where the framework has no place for it."""
         if part.kind == "model":
             return Place(_MODEL) if len(self.of_kind("model")) == 1 else Place(part.prefix)
         if part.kind == "optimizer" and len(self.of_kind("model")) > 1:
@@ -38,7 +38,7 @@ class TorchTarget(Target):
         return None
 
     def refusals(self) -> list[Finding]:
-        """Return the reasons why this source cannot be written for the stack."""
+        """Return the reasons why this source cannot be written for the framework."""
         optimizers = self.of_kind("optimizer")
         whole = [part for part in optimizers if has_whole_groups(part, self.manifest)]
         if len(optimizers) < 2 or len(self.of_kind("model")) > 1 or not whole:

@@ -39,7 +39,7 @@ class TorchtitanTarget(Target):
     stack = "torchtitan"
 
     def place(self, part: Part) -> Place | None:
-        """Return where a part goes, or None where the stack has no place for it."""
+        """Return where a part goes, or None where the framework has no place for it."""
         if part.kind == "model":
             return Place(())
         if part.kind == "optimizer":
@@ -48,7 +48,7 @@ class TorchtitanTarget(Target):
         return Place(part.prefix) if part.prefix[:1] and part.prefix[0] in _KEPT else None
 
     def refusals(self) -> list[Finding]:
-        """Return the reasons why this source cannot be written for the stack."""
+        """Return the reasons why this source cannot be written for the framework."""
         optimizer_keys = {key for part in self.of_kind("optimizer") for key in part.keys}
         unread = [n for n in self.manifest.name_lists if n.names is None and n.key in optimizer_keys]
         return self.one_only("model") + [

@@ -19,11 +19,7 @@ from fsdp_migrate.checkpoint_convert.formats.zip_check import check_archive
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Manifest, TensorEntry
 from fsdp_migrate.checkpoint_convert.sources.equal_moments import find_equal_moments
 from fsdp_migrate.checkpoint_convert.storage.threads import Advance, run_workers
-from fsdp_migrate.errors import (
-    CheckpointFormatError,
-    FSDPMigrateError,
-    UnsafePickleError,
-)
+from fsdp_migrate.errors import CheckpointFormatError, FSDPMigrateError, UnsafePickleError
 from fsdp_migrate.findings import Finding, counted, in_lines, make_finding
 
 

@@ -8,13 +8,7 @@ import typer
 
 from fsdp_migrate.cli.command_help import words_of
 from fsdp_migrate.cli.document import write_document
-from fsdp_migrate.cli.options import (
-    All,
-    Config,
-    Json,
-    Strict,
-    Tied,
-)
+from fsdp_migrate.cli.options import All, Config, Json, Strict, Tied
 
 
 def plan(

@@ -2,7 +2,7 @@
 
 ``LOCAL_STATE_DICT`` saves a unit's flat parameter as a ShardedTensor of one dimension, and a plain
 ``optimizer.state_dict()`` under FSDP1 holds each rank's own elements under a number. Names, shapes and places
-come from the model and the FSDP1 arguments (:class:`ModelOutline`), or from the files where a stack saved
+come from the model and the FSDP1 arguments (:class:`ModelOutline`), or from the files where a framework saved
 them beside (OLMo). What is computed is held against every stored size.
 """
 
