@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.checkpoint.rank_sources import RankSources
-from tests.checkpoint.s3_service import S3, Between, serve_s3, stand_between
+from tests.checkpoint.s3_service import S3, Between, serve_s3, stand_between, use_s3
 from tests.rank_bodies.sources import save_rank_files
 from tests.ranks import run_ranks
 
@@ -24,10 +24,17 @@ def rank_sources(tmp_path_factory: pytest.TempPathFactory) -> RankSources:
     return RankSources(folder, run_ranks(save_rank_files, str(folder))[0])
 
 
+@pytest.fixture(scope="session")
+def s3_url() -> Iterator[str]:
+    """Start an S3 service."""
+    with serve_s3() as url:
+        yield url
+
+
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
-    """Start an S3 service with one bucket."""
-    with serve_s3(monkeypatch, tmp_path) as service:
+def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
+    """Give an S3 service with one empty bucket."""
+    with use_s3(s3_url, monkeypatch, tmp_path) as service:
         yield service
 
 

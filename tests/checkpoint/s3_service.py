@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import threading
 import urllib.request
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 
 BUCKET = "checkpoints"
+
+PATIENT = {"connect_timeout": 120, "read_timeout": 120}
+"""Seconds that s3fs waits. Its own 5 to connect are over where a process stands still on a busy machine."""
 
 
 class S3:
@@ -55,15 +59,29 @@ class S3:
 
     def clear(self) -> None:
         """Remove every object."""
-        for key in self.objects():
-            self.client.delete_object(Bucket=BUCKET, Key=key)
+        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
+            if keys := [{"Key": each["Key"]} for each in page.get("Contents", [])]:
+                self.client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys})
 
 
 @contextlib.contextmanager
-def serve_s3(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[S3]:
-    """Start a server; credentials and address reach s3fs as they reach it in use, by the environment."""
-    import s3fs
+def serve_s3() -> Iterator[str]:
+    """Start a server; return its address."""
     from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        yield "http://{}:{}".format(*server.get_host_and_port())
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def use_s3(url: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[S3]:
+    """Empty a server; credentials and address reach s3fs as they reach it in use, by the environment."""
+    import fsspec
+    import s3fs
 
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -75,13 +93,12 @@ def serve_s3(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[S3]:
         "AWS_SHARED_CREDENTIALS_FILE": str(folder / "no-credentials"),
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_MAX_ATTEMPTS": "1",
+        "AWS_ENDPOINT_URL": url,
+        "FSSPEC_S3": json.dumps({"config_kwargs": PATIENT}),  # for the processes that a test starts
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
-    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": PATIENT})
     s3fs.S3FileSystem.clear_instance_cache()
     try:
         with urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", data=b"", method="POST")):
@@ -89,7 +106,6 @@ def serve_s3(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[S3]:
         yield S3(url)
     finally:
         s3fs.S3FileSystem.clear_instance_cache()
-        server.stop()
 
 
 @dataclass(frozen=True)
@@ -157,8 +173,12 @@ def stand_between(service: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Betw
     class Handler(_Handler):
         owner = between
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        # Python's own is 5; one more connection than wait then is not answered at all.
+        request_queue_size = 128
+        daemon_threads = True
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
@@ -204,7 +224,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _ask(self, body: bytes) -> Answer:
         at = urlsplit(self.owner.upstream)
-        connection = http.client.HTTPConnection(at.hostname or "", at.port or 80, timeout=60)
+        connection = http.client.HTTPConnection(
+            at.hostname or "", at.port or 80, timeout=PATIENT["read_timeout"]
+        )
         try:
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():

@@ -22,7 +22,7 @@ from fsdp_migrate.errors import (
     OutputError,
     OutputExistsError,
 )
-from tests.checkpoint.s3_service import BUCKET, S3, Answer, Between, Request
+from tests.checkpoint.s3_service import BUCKET, PATIENT, S3, Answer, Between, Request
 from tests.checkpoint.samples import assert_nothing_left, save_with_torch
 
 
@@ -155,7 +155,7 @@ def test_an_answer_that_does_not_come_is_asked_for_again(
 ) -> None:
     import fsspec
 
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 1}})
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {**PATIENT, "read_timeout": 1}})
     s3.put(small, "src")
 
     def wait(request: Request, ask: Callable[[], Answer]) -> Answer:
