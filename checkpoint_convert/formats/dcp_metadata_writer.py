@@ -68,7 +68,7 @@ class _MetadataPickler:
         self._chunks: dict[Box, bytes] = {}
 
     def metadata(self, entries: Sequence[Entry], checkpoint_id: str) -> Iterator[bytes]:
-        digest = hashlib.sha256(checkpoint_id.encode())
+        digest = hashlib.sha256(checkpoint_id.encode("utf-8", "surrogatepass"))
         yield self._object(_METADATA, "Metadata") + b"}("
         yield self._text("state_dict_metadata") + b"}("
         for entry in entries:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.formats.safetensors_reader import DTYPE_WORDS
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
+from fsdp_migrate.errors import UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
@@ -73,6 +74,13 @@ def _header(tensors: Sequence[PlannedTensor]) -> bytes:
             "shape": list(tensor.source.shape),
             "data_offsets": [start, end],
         }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        feature = (
+            f"a name of a tensor that is no Unicode text ({error.object[error.start - 20 : error.end]!r})"
+        )
+        msg = f"safetensors cannot hold {feature}. Give it another one with `renames` (--rename)."
+        raise UnsupportedFeatureError(msg, feature=feature) from error
     text += b" " * (-len(text) % _ALIGNMENT)
     return struct.pack("<Q", len(text)) + text

@@ -261,7 +261,12 @@ class LocalOutput:
 
 
 def _check_apart(path: Path, source: Path) -> None:
-    out, src = path.resolve(), source.resolve()
+    try:
+        # Path.resolve() raises a RuntimeError where links lead in a circle.
+        out, src = (Path(os.path.realpath(each)) for each in (path, source))
+    except ValueError as error:
+        msg = f"{str(path)!r} cannot be the name of a folder: {error}. Choose another output."
+        raise OutputError(msg, path=path) from error
     if out == src:
         raise OutputError(f"The output {str(path)!r} is the source itself.", path=path)
     if src in out.parents:

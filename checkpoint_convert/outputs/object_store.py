@@ -35,6 +35,7 @@ from fsdp_migrate.checkpoint_convert.outputs.object_store_tree import (
     LAST,
     copy_files,
     copy_folder,
+    create_alone,
     files_below,
     is_there,
     remove_files,
@@ -45,7 +46,7 @@ from fsdp_migrate.checkpoint_convert.outputs.work_folder import SUFFIX
 from fsdp_migrate.checkpoint_convert.storage.errors import writing_to
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
 from fsdp_migrate.checkpoint_convert.storage.fsspec import resolve_url
-from fsdp_migrate.checkpoint_convert.storage.listing import is_flat, kind_at
+from fsdp_migrate.checkpoint_convert.storage.listing import BUSY_FILE, is_flat
 from fsdp_migrate.checkpoint_convert.storage.model_files import FULL_MODEL, MODEL_CONFIG
 from fsdp_migrate.errors import OutputError, OutputExistsError
 
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
 
 
-BUSY_FILE: Final = ".conversion-in-progress"
 _JOURNAL: Final = f"{BUSY_FILE}-journal-"
 _OLD: Final = ".old-conversion"
 _REPLACING: Final = "replacing"
@@ -200,10 +200,10 @@ class FsspecOutput(_Writer):
         resume: bool = False,
         keeps_others: bool = False,
     ) -> None:
+        if is_url(source):
+            _check_urls_apart(url.rstrip("/"), source.rstrip("/"))
         super().__init__(url, resume=resume)
         self._keeps_others = keeps_others
-        if is_url(source):
-            _check_urls_apart(self.url, source.rstrip("/"))
         self._mark = uuid.uuid4().hex[:12]
         self._names: set[str] = set()
         self._is_begun = False
@@ -237,7 +237,7 @@ class FsspecOutput(_Writer):
             else:
                 self._make_folder(self._target)
                 try:
-                    self._create_alone(path, json.dumps(about).encode())
+                    create_alone(self._fs, path, json.dumps(about).encode())
                 except FileExistsError as error:
                     # An answer that was lost, and the request sent again, look like this, too.
                     if not self._is_own():
@@ -314,6 +314,8 @@ class FsspecOutput(_Writer):
         """Tell whether there is a checkpoint that may be replaced."""
         if not is_there(self._fs, self._root):
             return False
+        if not is_flat(self._fs) and not files_below(self._fs, self._root):
+            return False  # a process died before it wrote anything
         if not overwrite:
             if self._resume and self._left is None:
                 # It may be what this very conversion made, which only its bytes tell.
@@ -335,9 +337,11 @@ class FsspecOutput(_Writer):
     def _busy(self, folder: str) -> dict[str, Any] | None:
         """Return what an unfinished conversion says about itself."""
         try:
-            found = json.loads(self._fs.cat_file(f"{folder}/{BUSY_FILE}"))
+            said = self._fs.cat_file(f"{folder}/{BUSY_FILE}")
         except FileNotFoundError:
             return None
+        try:
+            found = json.loads(said)
         except ValueError:
             return {}
         return found if isinstance(found, dict) else {}
@@ -398,22 +402,25 @@ class FsspecOutput(_Writer):
                 copy_folder(self._fs, self._root, old)
                 self._set_phase(_REPLACING)
             try:
-                self._remove_old()
-                copy_files(self._fs, self._target, self._root, self._names)
+                with self._half() as busy:
+                    self._remove_old(busy)
+                    copy_files(self._fs, self._target, self._root, self._names)
             except BaseException:
                 self._left = self._about
                 self._undo_replacing()
                 raise
         self._remove(old)
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, busy: str) -> None:
         """Remove the old output, or its weights, where the rest of a model's folder stays."""
         if not self._keeps_others:
-            remove_folder(self._fs, self._root)
+            remove_folder(self._fs, self._root, keep=busy)
             return
         names = {path: path.removeprefix(f"{self._root}/") for path in files_below(self._fs, self._root)}
         remove_files(self._fs, self._root, (path for path, name in names.items() if is_weights(name)))
-        others = (name for name in names.values() if not is_weights(name) and name not in self._names)
+        others = (
+            name for name in names.values() if not is_weights(name) and name not in {*self._names, BUSY_FILE}
+        )
         self.kept_others = (*self.kept_others, *others)
 
     def _set_phase(self, phase: str) -> None:
@@ -425,19 +432,20 @@ class FsspecOutput(_Writer):
         old = self._root + _OLD
         if self._left is None or self._left.get("phase") != _REPLACING or not is_there(self._fs, old):
             return
-        self._remove(self._root)
-        names = [path.removeprefix(f"{old}/") for path in files_below(self._fs, old)]
-        copy_files(self._fs, old, self._root, names)
+        with self._half() as busy:
+            with contextlib.suppress(OSError):
+                remove_folder(self._fs, self._root, keep=busy)
+            names = [path.removeprefix(f"{old}/") for path in files_below(self._fs, old)]
+            copy_files(self._fs, old, self._root, names)
         self._remove(old)
 
-    def _create_alone(self, path: str, data: bytes) -> None:
-        """Create a file that must not be there yet."""
-        try:
-            self._fs.pipe_file(path, data, mode="create")
-        except (TypeError, NotImplementedError):  # an fsspec, or a service, without that
-            if kind_at(self._fs, path) is not None:
-                raise FileExistsError(path) from None
-            self._fs.pipe_file(path, data)
+    @contextlib.contextmanager
+    def _half(self) -> Iterator[str]:
+        """Say meanwhile, in a file whose path is given, that what is in the output's place is not whole."""
+        busy = f"{self._root}/{BUSY_FILE}"
+        self._fs.pipe_file(busy, b"{}")
+        yield busy
+        self._fs.rm_file(busy)
 
     def _remove_left(self, folder: str) -> None:
         """Remove what an unfinished conversion wrote, and the parts of files that it sent."""

@@ -49,6 +49,20 @@ def is_there(fs: Any, folder: str) -> bool:
     return kind_at(fs, folder) is not None or kind_at(fs, f"{folder}/{METADATA_FILE}") is not None
 
 
+def create_alone(fs: Any, path: str, data: bytes) -> None:
+    """Create a file that must not be there yet.
+
+    Raises:
+        FileExistsError: It is.
+    """
+    try:
+        fs.pipe_file(path, data, mode="create")
+    except (TypeError, NotImplementedError):  # an fsspec, or a service, without that
+        if kind_at(fs, path) is not None:
+            raise FileExistsError(path) from None
+        fs.pipe_file(path, data)
+
+
 def copy_files(fs: Any, source: str, target: str, names: Iterable[str]) -> None:
     """Copy files of a folder into another one, within the service."""
     made: set[str] = set()
@@ -99,12 +113,15 @@ def remove_files(fs: Any, folder: str, paths: Iterable[str]) -> None:
         raise OutputError(msg, path=left)
 
 
-def remove_folder(fs: Any, folder: str) -> None:
-    """Remove a folder with all that is in it.
+def remove_folder(fs: Any, folder: str, keep: str = "") -> None:
+    """Remove a folder with all that is in it, or with all but one file.
 
     Raises:
         OutputError: Something in it could not be removed. ``.metadata`` and indexes are, or nothing is.
     """
-    remove_files(fs, folder, files_below(fs, folder))
-    if not is_flat(fs) and kind_at(fs, folder) is not None:
-        fs.rm(folder, recursive=True)
+    remove_files(fs, folder, (path for path in files_below(fs, folder) if path != keep))
+    if is_flat(fs) or kind_at(fs, folder) is None:
+        return
+    for path in fs.ls(folder, detail=False) if keep else [folder]:
+        if path != keep:
+            fs.rm(path, recursive=True)

@@ -23,6 +23,7 @@ from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, ran
 from fsdp_migrate.checkpoint_convert.sources.symlinks import follow_symlink_file
 from fsdp_migrate.checkpoint_convert.storage.compressed import UnpackedFolder
 from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location, is_url, local_path
+from fsdp_migrate.checkpoint_convert.storage.listing import BUSY_FILE
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError, UnsupportedFeatureError
 from fsdp_migrate.findings import named
@@ -149,6 +150,7 @@ def _open_folder(url: str, index: str | None) -> Source:
     folder = open_folder(url)
     try:
         files = folder.files(_LOOK_DEPTH)
+        _refuse_half(url, files)
         refuse_tensor_parallel(files, folder.url)
         found = FolderFiles(folder, files, index)
         layout = find_layout(found)
@@ -160,6 +162,17 @@ def _open_folder(url: str, index: str | None) -> Source:
         folder.close()
         raise _describe_folder(url, files)
     return Source(folder, folder.url, folder.files(), functools.partial(read, found))
+
+
+def _refuse_half(url: str, files: Mapping[str, int]) -> None:
+    """Refuse an output behind a URL whose first files would be taken for a checkpoint of their own."""
+    if is_url(url) and BUSY_FILE in files:
+        msg = (
+            f"{url!r} is not whole: `{BUSY_FILE}` says that a conversion is writing it, or was killed. Wait "
+            "for it, or go on with it with `resume` (--resume). If it said that it was done, only that file "
+            "could not be removed: remove it."
+        )
+        raise CheckpointFormatError(msg, path=f"{url}/{BUSY_FILE}")
 
 
 def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:

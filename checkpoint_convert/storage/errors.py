@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.errors import (
@@ -18,6 +19,9 @@ from fsdp_migrate.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_PACKAGE: Final = "fsdp_migrate"
 
 
 @contextlib.contextmanager
@@ -84,9 +88,16 @@ _MEMORY: Final = (
 
 
 def _is_ours(error: Exception) -> bool:
-    """Tell whether an error is one of this package, or a mistake in it, and not of a service."""
-    is_builtin = type(error).__module__ == "builtins" and not isinstance(error, OSError)
-    return isinstance(error, FSDPMigrateError) or is_builtin
+    """Tell whether an error is one of this package, or a mistake in it, and not of a service.
+
+    Clients say it in Python's own words, too: a ``ValueError`` for a URL that they cannot read.
+    """
+    if isinstance(error, FSDPMigrateError | MemoryError | RecursionError):
+        return True
+    if type(error).__module__ != "builtins" or isinstance(error, OSError):
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith(f"{_PACKAGE}.")
 
 
 def _say(url: str, what: str, error: Exception) -> str:

@@ -143,12 +143,17 @@ def resolve_url(url: str) -> tuple[Any, str]:
     """Return the fsspec file system of a URL, and the path in it.
 
     Raises:
-        CheckpointNotFoundError: fsspec knows no such kind of URL, or lacks its package.
+        CheckpointNotFoundError: fsspec knows no such kind of URL, or lacks its package, or nothing is named.
     """
     import fsspec
 
+    scheme, _, rest = url.partition("://")
+    if not scheme or not rest:
+        # fsspec takes it for a folder of this machine.
+        msg = f"{url!r} names nothing. Expected a URL such as s3://bucket/folder; is a variable in it empty?"
+        raise CheckpointNotFoundError(msg, path=url)
     try:
         fs, path = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise CheckpointNotFoundError(f"{url!r} cannot be opened: {error}", path=url) from error
     return fs, str(path).rstrip("/")

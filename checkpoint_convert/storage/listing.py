@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 FLAT_PROTOCOLS: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"})
 
 
+BUSY_FILE: Final = ".conversion-in-progress"
+"""What a conversion leaves in a folder behind a URL until what is there is whole."""
+
+
 def is_flat(fs: Any) -> bool:
     """Tell whether a file system has no folders, and lists all that is below a prefix at once."""
     own = fs.protocol

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
+from fsdp_migrate.checkpoint_convert import (
+    OutputOptions,
+    convert_checkpoint,
+    inspect_checkpoint,
+    verify_checkpoints,
+)
 from fsdp_migrate.checkpoint_convert.outputs import object_store_journal
 from fsdp_migrate.checkpoint_convert.outputs.object_store import FsspecOutput
 from fsdp_migrate.cli import main
@@ -27,7 +32,7 @@ from fsdp_migrate.errors import (
     OutputExistsError,
 )
 from tests.checkpoint.s3_service import BUCKET, S3
-from tests.checkpoint.samples import PLAIN, contents, save_with_torch
+from tests.checkpoint.samples import PLAIN, contents, save_run, save_with_torch
 from tests.ranks import ROOT
 
 
@@ -59,6 +64,19 @@ def test_a_checkpoint_goes_to_s3_and_comes_back_bit_for_bit(s3: S3, tmp_path: Pa
     convert_checkpoint(f"s3://{BUCKET}/there", tmp_path / "back", world_size=2)
     assert verify_checkpoints(tmp_path / "back", PLAIN).is_same
     assert s3.unfinished() == []
+
+
+def test_the_full_form_goes_to_s3_and_comes_back_bit_for_bit(s3: S3, tmp_path: Path) -> None:
+    """Accelerate's files, of which one is the whole model and one the whole optimizer."""
+    there, form = f"s3://{BUCKET}/full", OutputOptions("AdamW", state_dict_type="full")
+    source = save_run(tmp_path / "source")
+    convert_checkpoint(source, there, to="accelerate", output_options=form)
+    convert_checkpoint(source, tmp_path / "full", to="accelerate", output_options=form)
+    local = contents(tmp_path / "full")
+    assert local.keys() == {"pytorch_model_fsdp.bin", "optimizer.bin"}
+    assert s3.objects() == {f"full/{name}": data for name, data in local.items()}
+    convert_checkpoint(there, f"s3://{BUCKET}/back", to="torch")
+    assert verify_checkpoints(f"s3://{BUCKET}/back", source).is_same
 
 
 def test_a_large_file_goes_in_parts_and_the_metadata_goes_last(
@@ -277,6 +295,7 @@ def test_killed_at_every_request(
             break
         FsspecOutput._active.clear()
         found = {key: data for key, data in s3.objects().items() if key.startswith("out/")}
+        found.pop("out/.conversion-in-progress", None)
         assert "out/.metadata" not in found or found.items() >= wanted.items() or found == old
         last = 1 << 60
         with contextlib.suppress(OutputExistsError):  # it was whole
