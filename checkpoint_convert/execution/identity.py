@@ -72,7 +72,13 @@ def layout_digest(plan: ConversionPlan, placement: Placement) -> str:
     return digest.hexdigest()
 
 
-def check_unchanged(manifest: Manifest, source: Folder, linked: Collection[str] = ()) -> None:
+def check_unchanged(
+    manifest: Manifest,
+    source: Folder,
+    linked: Collection[str] = (),
+    *,
+    only: Collection[str] | None = None,
+) -> None:
     """Check that the files of a source are those that were inspected.
 
     Args:
@@ -80,24 +86,29 @@ def check_unchanged(manifest: Manifest, source: Folder, linked: Collection[str] 
         source: Where.
         linked: The files to which links are made, or removed that an earlier process made: the system notes
             that as a change.
+        only: The files that count; without it all.
 
     Raises:
         CheckpointFormatError: One has another size, another time or another inode, or is gone. A time of
             change that was put back shows by the one that the system keeps.
     """
-    found = source.stamps({**manifest.files, **manifest.stamps})
-    changed = [name for name, stamp in manifest.stamps.items() if found.get(name) != stamp]
+    names = {**manifest.files, **manifest.stamps}
+    if only is not None:
+        names = {name: names[name] for name in only if name in names}
+    found = source.stamps(names, each=only is not None)
+    changed = [name for name, stamp in manifest.stamps.items() if name in names and found.get(name) != stamp]
     times = source.changes(manifest.changes)
     # Who makes or removes a link to a file changes the time, and nothing else of it.
     changed += [
         name
         for name, (time, links) in manifest.changes.items()
-        if name not in changed
+        if name in names
+        and name not in changed
         and name not in linked
         and times.get(name, (time, links))[0] != time
         and times[name][1] == links
     ]
-    sizes = manifest.files.items()
+    sizes = [(name, size) for name, size in manifest.files.items() if name in names]
     changed += [n for n, size in sizes if n not in changed and (n not in found or _size(found[n]) != size)]
     if changed:
         how = "has changed since it was inspected" if changed[0] in found else "is gone"

@@ -116,9 +116,14 @@ class Catalogue:
 
     @property
     def seen(self) -> str:
-        """Return what ranks compare: the sizes of files, and every entry with its type and shape."""
+        """Return what ranks compare: the sizes of files, and every entry with its type and shape.
+
+        Of a store also the versions of the files, where each rank looks again only at those that it read.
+        """
         files = self.manifest.files
-        digest = hashlib.sha256(repr(sorted(files.items())).encode("utf-8", "surrogatepass"))
+        told = (files, self.manifest.stamps) if self.folder.read_files is not None else (files,)
+        sizes = "".join(repr(sorted(each.items())) for each in told)
+        digest = hashlib.sha256(sizes.encode("utf-8", "surrogatepass"))
         for entry in self.plan.entries:
             tensor = self.tensors.get(entry.key)
             shape = None if tensor is None else (tensor.dtype, tensor.source.shape)
@@ -135,12 +140,12 @@ class Catalogue:
         return rewritten_value(self.values[key], self.folder)
 
     def check_unchanged(self) -> None:
-        """Check that the files are still those that were looked at.
+        """Check that the files are still those that were looked at; of a store, those that were read.
 
         Raises:
             CheckpointFormatError: One has changed, or is gone.
         """
-        check_unchanged(self.manifest, self.folder)
+        check_unchanged(self.manifest, self.folder, only=self.folder.read_files)
 
     def close(self) -> None:
         """Close what is open; twice does no harm."""

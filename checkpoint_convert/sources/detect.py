@@ -21,10 +21,10 @@ from fsdp_migrate.checkpoint_convert.sources.full_state import (
 from fsdp_migrate.checkpoint_convert.sources.per_rank import find_rank_files, rank_contents
 from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, rank_of
 from fsdp_migrate.checkpoint_convert.sources.symlinks import follow_symlink_file
-from fsdp_migrate.checkpoint_convert.storage.compressed import UnpackedFolder
 from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location, is_url, local_path
+from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at, open_parent
 from fsdp_migrate.checkpoint_convert.storage.listing import BUSY_FILE
-from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
+from fsdp_migrate.checkpoint_convert.storage.opening import unpacked
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError, UnsupportedFeatureError
 from fsdp_migrate.findings import named
 
@@ -71,23 +71,24 @@ def open_source(src: Location) -> Source:
     url = os.fspath(src)
     if url.endswith(INDEX_SUFFIX) and not is_url(src) and local_path(src).is_file():
         index = local_path(src)
-        return _open_folder(str(index.parent), index.name)
-    family = _named_family(src)
-    if family is not None:
-        return family
-    folder = open_folder(src)
-    is_one = is_url(src) and getattr(folder, "only", None) is not None
-    if _is_file(src) or is_one or isinstance(folder, UnpackedFolder):
+        return _open_folder(open_folder_at(index.parent), str(index.parent), index.name)
+    folder = open_folder_at(src)
+    is_file = getattr(folder, "only", None) is not None
+    if is_file:
+        family = _named_family(src)
+        if family is not None:
+            folder.close()
+            return family
+        folder = unpacked(folder, src)
         return _open_file(folder, url, folder.files(0))
     if folder.has(METADATA_FILE):
         files = folder.files()
         return Source(folder, folder.url, files, lambda _: dcp_contents(folder, files))
-    folder.close()
-    return _open_folder(url, None)
+    return _open_folder(folder, url, None)
 
 
 def _named_family(src: Location) -> Source | None:
-    """Return the source of a rank's file that is named, with those of the other ranks; None if it is alone.
+    """Return the source of a rank's file that is there, with those of the other ranks; None if it is alone.
 
     Composer calls the one full file that it saves ``-rank0``.
     """
@@ -95,10 +96,10 @@ def _named_family(src: Location) -> Source | None:
     parent, _, name = url.rpartition("/")
     # Of `s3://bucket-1` nothing is above.
     is_bucket = parent.endswith(":/")
-    if is_bucket or not _ENDS_RANKED.search(name) or not (is_url(src) or _is_file(src)):
+    if is_bucket or not _ENDS_RANKED.search(name):
         return None
     refuse_tensor_parallel([name], url)
-    folder = open_folder(parent or ".")
+    folder = open_parent(parent or ".")
     files = folder.files(0)
     ranked = {found: size for found, size in files.items() if rank_of(found) is not None}
     if name not in ranked:
@@ -110,10 +111,6 @@ def _named_family(src: Location) -> Source | None:
         return None
     own = {found: files[found] for found in families[0].files.values()}
     return Source(folder, folder.url, own, lambda options: rank_contents(folder, families, own, options))
-
-
-def _is_file(src: Location) -> bool:
-    return not is_url(src) and local_path(src).is_file()
 
 
 def _open_file(folder: Folder, url: str, files: Mapping[str, int]) -> Source:
@@ -145,9 +142,8 @@ def _kind_of_file(folder: Folder, url: str, name: str, size: int) -> str:
     raise CheckpointFormatError(msg, path=url)
 
 
-def _open_folder(url: str, index: str | None) -> Source:
+def _open_folder(folder: Folder, url: str, index: str | None) -> Source:
     """Open a folder that holds no distributed checkpoint: pieces of one state, with or without an index."""
-    folder = open_folder(url)
     try:
         files = folder.files(_LOOK_DEPTH)
         _refuse_half(url, files)

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url, local_path
-from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at
+from fsdp_migrate.checkpoint_convert.storage.fsspec import open_parent
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError
 
 
@@ -33,7 +33,7 @@ def follow_symlink_file(location: Location) -> Location:
     if not text.endswith(SUFFIX) or (not is_url(location) and local_path(location).is_dir()):
         return location
     parent, _, name = text.rpartition("/")
-    folder = open_folder_at(parent or ".")
+    folder = open_parent(parent or ".")
     try:
         target = _target(folder, name, text)
         found = _beside(folder, target)

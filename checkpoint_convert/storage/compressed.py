@@ -82,8 +82,9 @@ class UnpackedFolder(LocalFolder):
         self._unpacked = unpacked
         unpacked.users += 1
 
-    def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
+    def stamps(self, names: Iterable[str], *, each: bool = False) -> Mapping[str, str]:
         """Return the size of what was unpacked, and what tells the packed file from a later one."""
+        del each
         stamp = _stamp(self.url)
         size = self.files()[self._unpacked.name]
         return {} if stamp is None else {n: f"{size}:{stamp}" for n in names if n == self._unpacked.name}
@@ -154,10 +155,9 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _stamp(url: str) -> str | None:
-    parent, name = _split(url)
-    folder = open_folder_at(parent)
+    folder = open_folder_at(url)  # the one file: above it may lie a whole bucket
     try:
-        return folder.stamps([name]).get(name)
+        return folder.stamps([_split(url)[1]]).get(_split(url)[1])
     finally:
         folder.close()
 

@@ -22,7 +22,7 @@ from fsdp_migrate.errors import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 
 Location = str | os.PathLike[str]
@@ -47,10 +47,19 @@ class Folder(Protocol):
         """Tell whether there is a file of this name."""
         ...
 
-    def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
+    @property
+    def read_files(self) -> Collection[str] | None:
+        """Return the files that were read from, where looking at all once more costs more; None elsewhere."""
+        ...
+
+    def stamps(self, names: Iterable[str], *, each: bool = False) -> Mapping[str, str]:
         """Return what tells each file from one that takes its place later; files that are gone are left out.
 
         Here these are size, time of the last change and inode; behind URLs whatever the service tells.
+
+        Args:
+            names: The files.
+            each: Ask for each by itself and for no list of all, where that is another matter.
         """
         ...
 
@@ -170,8 +179,14 @@ class LocalFolder:
         with self._reading(name):
             return self.only in (None, name) and (self.path / name).is_file()
 
-    def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
+    @property
+    def read_files(self) -> Collection[str] | None:
+        """Return None: a look at all files costs little."""
+        return None
+
+    def stamps(self, names: Iterable[str], *, each: bool = False) -> Mapping[str, str]:
         """Return size, time of the last change and inode of each file."""
+        del each
         found: dict[str, str] = {}
         for name in names:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), self._reading(name):

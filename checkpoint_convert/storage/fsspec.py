@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.storage.block_cache import BlockCache
 from fsdp_migrate.checkpoint_convert.storage.errors import read_error, reading_from
 from fsdp_migrate.checkpoint_convert.storage.folders import Folder, LocalFolder, Location, is_url, local_path
-from fsdp_migrate.checkpoint_convert.storage.listing import kind_at, list_files
+from fsdp_migrate.checkpoint_convert.storage.listing import (
+    files_in,
+    is_flat,
+    kind_at,
+    list_files,
+    look_at,
+)
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError, CheckpointReadError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
-# What the file systems of fsspec call the size, the version and the time of the last change.
-_STAMP_FIELDS: Final = ("size", "ETag", "etag", "generation", "md5Hash", "LastModified", "mtime", "created")
+# What the file systems of fsspec call the version, and what the time of the last change.
+_VERSIONS: Final = ("ETag", "etag", "generation", "md5Hash")
+_TIMES: Final = ("LastModified", "mtime", "created")
+_ASKED_AT_ONCE: Final = 8
 
 
 def open_folder_at(location: Location) -> Folder:
@@ -29,9 +38,10 @@ def open_folder_at(location: Location) -> Folder:
     """
     if is_url(location):
         url = os.fspath(location).rstrip("/")
-        if _kind_at(url) == "file":
+        kind, infos = _look_at(url)
+        if kind == "file":
             return FsspecFolder(url.rpartition("/")[0], only=url.rpartition("/")[2])
-        return FsspecFolder(url, is_there=True)
+        return FsspecFolder(url, is_there=True, infos=infos)
     path = local_path(location)
     try:
         if path.is_file():
@@ -43,17 +53,37 @@ def open_folder_at(location: Location) -> Folder:
         raise read_error(f"{str(path)!r} could not be read: {error.strerror}.", path, error) from error
 
 
-class FsspecFolder:
-    """A folder behind an fsspec URL; ``is_there`` where that is known already."""
+def open_parent(location: Location) -> Folder:
+    """Open the folder in which a file is known to be."""
+    return FsspecFolder(os.fspath(location), is_there=True) if is_url(location) else open_folder_at(location)
 
-    def __init__(self, url: str, *, only: str | None = None, is_there: bool = False) -> None:
+
+class FsspecFolder:
+    """A folder behind an fsspec URL.
+
+    Args:
+        url: Where.
+        only: The one file of it that is meant.
+        is_there: It is known to be there.
+        infos: What is known to lie directly in it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        only: str | None = None,
+        is_there: bool = False,
+        infos: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self.only = only
         self.fs, self.root = resolve_url(self.url)
         self._cache = BlockCache(self._fetch)
+        self._read: set[str] = set()
         # What the last list of everything said, until it was asked what tells the files from others.
-        self._listed: Mapping[str, Mapping[str, Any]] | None = None
-        if only is None and not is_there and _kind_at(self.url) != "directory":
+        self._listed = self._all = None if infos is None else files_in(self.root, infos)
+        if only is None and not is_there and _look_at(self.url)[0] != "directory":
             raise CheckpointFormatError(f"{self.url!r} is not a folder.", path=self.url)
 
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
@@ -62,8 +92,8 @@ class FsspecFolder:
         with reading_from(self.url):
             if self.only is not None:
                 return {self.only: int(self.fs.size(prefix + self.only))}
-            found = list_files(self.fs, self.root, max_depth)
-        if max_depth is None:
+            found = self._all if self._all is not None else list_files(self.fs, self.root, max_depth)
+        if max_depth is None and self._all is None:
             self._listed = found
         return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
 
@@ -72,10 +102,17 @@ class FsspecFolder:
         with reading_from(f"{self.url}/{name}"):
             return self.only in (None, name) and kind_at(self.fs, f"{self.root}/{name}") == "file"
 
-    def stamps(self, names: Iterable[str]) -> Mapping[str, str]:
+    @property
+    def read_files(self) -> Collection[str] | None:
+        """Return the files that were read from, where a list of all has its price."""
+        return self._read if is_flat(self.fs) else None
+
+    def stamps(self, names: Iterable[str], *, each: bool = False) -> Mapping[str, str]:
         """Return what the service tells of each file."""
         prefix = self.root.rstrip("/") + "/"
         wanted = set(names)
+        if each:
+            return self._stamps_of_each(sorted(wanted))
         found, self._listed = self._listed, None
         with reading_from(self.url):
             if found is None:
@@ -85,10 +122,24 @@ class FsspecFolder:
                 else:
                     found = {prefix + self.only: self.fs.info(prefix + self.only)}
         return {
-            short: ":".join(str(info[field]) for field in _STAMP_FIELDS if info.get(field) is not None)
+            short: _stamp(info)
             for name, info in found.items()
             if (short := name.removeprefix(prefix)) in wanted
         }
+
+    def _stamps_of_each(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Ask for each file: services charge a list of everything ten times as much."""
+
+        def ask(name: str) -> str | None:
+            try:
+                return _stamp(self.fs.info(f"{self.root}/{name}"))
+            except FileNotFoundError:
+                return None
+
+        with reading_from(self.url), ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+            self.fs.invalidate_cache()
+            found = zip(names, pool.map(ask, names), strict=True)
+            return {name: stamp for name, stamp in found if stamp is not None}
 
     def changes(self, names: Iterable[str]) -> Mapping[str, tuple[int, int]]:
         """Return nothing: services tell no such times."""
@@ -119,6 +170,7 @@ class FsspecFolder:
         """Nothing stays open."""
 
     def _fetch(self, name: str, start: int, stop: int) -> bytes:
+        self._read.add(name)
         data: bytes = self.fs.cat_file(f"{self.root}/{name}", start=start, end=stop)
         if len(data) > stop - start:
             msg = (
@@ -130,13 +182,24 @@ class FsspecFolder:
         return data
 
 
-def _kind_at(url: str) -> str:
-    """Return what is at a URL, ``"file"`` or ``"directory"``."""
+def _stamp(info: Mapping[str, Any]) -> str:
+    """Return the size of a file, and what tells it from others of that size.
+
+    Times only where there is no version: a list of some services has fractions of seconds, and what they say
+    of one file has not. So with quotes about a version.
+    """
+    fields = [field for field in _VERSIONS if info.get(field)] or _TIMES
+    known = (str(info[field]).strip('"') for field in fields if info.get(field) is not None)
+    return ":".join((str(info["size"]), *known))
+
+
+def _look_at(url: str) -> tuple[str, Sequence[Mapping[str, Any]] | None]:
+    """Return what is at a URL, ``"file"`` or ``"directory"``, and what lies in it where that was told."""
     fs, path = resolve_url(url)
     with reading_from(url):
         # What an earlier conversion of this process saw may be long ago.
         fs.invalidate_cache()
-        return str(fs.info(path)["type"])
+        return look_at(fs, path)
 
 
 def resolve_url(url: str) -> tuple[Any, str]:

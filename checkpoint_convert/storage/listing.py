@@ -7,11 +7,12 @@ that may not be listed looks empty, and a file that cannot be reached looks miss
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 # Services that list everything below a prefix at once, a thousand objects a request, and have no folders.
@@ -20,12 +21,40 @@ FLAT_PROTOCOLS: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "a
 
 BUSY_FILE: Final = ".conversion-in-progress"
 """What a conversion leaves in a folder behind a URL until what is there is whole."""
+_LIKE_A_FILE: Final = re.compile(r"\.[A-Za-z]\w*$")
 
 
 def is_flat(fs: Any) -> bool:
     """Tell whether a file system has no folders, and lists all that is below a prefix at once."""
     own = fs.protocol
     return not FLAT_PROTOCOLS.isdisjoint([own] if isinstance(own, str) else own)
+
+
+def look_at(fs: Any, path: str) -> tuple[str, Sequence[Mapping[str, Any]] | None]:
+    """Return what is at a path, ``"file"`` or ``"directory"``, and what lies in it where that was told.
+
+    Where there are no folders, one list of what lies below says both; fsspec's ``info`` asks twice, and does
+    not say what is there.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+    """
+    if is_flat(fs) and not _LIKE_A_FILE.search(path):
+        # Some take an error for "nothing there" here, and none where they are asked for one path.
+        with contextlib.suppress(FileNotFoundError):
+            found = fs.ls(path, detail=True)
+            if not any(info["name"] == path and info["type"] == "file" for info in found):
+                return "directory", found
+    return str(fs.info(path)["type"]), None
+
+
+def files_in(folder: str, infos: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]] | None:
+    """Return the files among what lies directly in a folder, by path; None where there are folders in it."""
+    # Some services have an entry for the folder itself.
+    inside = [info for info in infos if str(info["name"]).rstrip("/") != folder.rstrip("/")]
+    if any(info["type"] != "file" for info in inside):
+        return None
+    return {str(info["name"]): info for info in inside}
 
 
 def list_files(fs: Any, folder: str, max_depth: int | None = None) -> Mapping[str, Mapping[str, Any]]:

@@ -20,7 +20,15 @@ def open_folder(location: Location) -> Folder:
         CheckpointNotFoundError: There is nothing there.
         CheckpointFormatError: It is neither, or a packed file that is damaged.
     """
-    folder = open_folder_at(location)
+    return unpacked(open_folder_at(location), location)
+
+
+def unpacked(folder: Folder, location: Location) -> Folder:
+    """Return the folder that a location was opened as, or that of what was packed in the one file there.
+
+    Raises:
+        CheckpointFormatError: It is a packed file that is damaged.
+    """
     name = os.fspath(location).rstrip("/").rpartition("/")[2]
     if is_packed(name) and getattr(folder, "only", None) == name:
         folder.close()
