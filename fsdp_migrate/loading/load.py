@@ -172,7 +172,6 @@ class _Run:
         if opened.sender is not None:
             return self.peers.share(make, opened.sender, _BEFORE)
         self.peers.together(lambda: made.append(make()), _BEFORE)
-        opened.compare_seen(self.peers, made[0].seen)
         return made[0]
 
     def compare(self, offer: Offer, *, strict: bool) -> Fit:

@@ -63,7 +63,6 @@ class Offer:
     Attributes:
         source: Where it lies.
         layout: How it is laid out.
-        seen: What this rank sees of it, as a text that is the same where the files are.
         model: What the model can have, by name.
         state: What optimizers can have, by the name of the parameter and by field.
         groups: The parameter groups; None where no optimizer was asked for.
@@ -75,7 +74,6 @@ class Offer:
 
     source: str
     layout: str
-    seen: str
     model: dict[str, Leaf] = field(default_factory=dict)
     state: State = field(default_factory=dict)
     groups: list[OfferedGroup] | None = None
@@ -105,7 +103,7 @@ def make_offer(
         CheckpointError: A value is damaged, or asks for a class on no list.
     """
     manifest = catalogue.manifest
-    offer = Offer(manifest.source, manifest.layout, catalogue.seen, findings=catalogue.findings)
+    offer = Offer(manifest.source, manifest.layout, findings=catalogue.findings)
     known = {name for every in names for name in every}
     chosen = _choose_model(catalogue.parts, known)
     used: set[str] = set()

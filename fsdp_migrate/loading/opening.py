@@ -29,13 +29,11 @@ class Opened:
     """A checkpoint that is open: here, or on the rank that sends.
 
     Attributes:
-        path: Where it lies.
         catalogue: What it offers; None where another rank reads.
         sender: The rank that reads for all; None where each reads for itself.
         findings: What there is to say about that.
     """
 
-    path: str
     catalogue: Catalogue | None
     sender: int | None
     findings: tuple[Finding, ...] = ()
@@ -44,19 +42,6 @@ class Opened:
         """Close what is open."""
         if self.catalogue is not None:
             self.catalogue.close()
-
-    def compare_seen(self, peers: Peers, seen: str) -> None:
-        """Check that all ranks see the same.
-
-        Raises:
-            CheckpointMismatchError: They do not; on every rank.
-        """
-        said = dict(zip(peers.ranks, peers.exchange(seen), strict=True))
-        refuse_unlike(
-            self.path,
-            said,
-            "Give all ranks the same files, or pass `broadcast=True`: then one rank reads for all.",
-        )
 
 
 def open_checkpoint(
@@ -74,6 +59,7 @@ def open_checkpoint(
 
     Raises:
         CheckpointError: This rank cannot, in the words of ``convert``.
+        CheckpointMismatchError: The ranks that see it do not see the same; on every rank.
         RankError: Another rank cannot.
     """
     url = os.fspath(path)
@@ -95,23 +81,38 @@ def open_checkpoint(
     where = "cannot load the checkpoint, so no rank does"
     try:
         peers.together(work, where)
-        sees = peers.exchange(not absent)
+        seen = peers.exchange(None if absent else found[0].seen)
+        if broadcast is not True:
+            # Also where some see nothing, such as all but one rank of each node: whose files are read must
+            # not depend on who reads them.
+            _refuse_unlike(url, peers, seen)
     except BaseException:
         for one in found:
             one.close()
         raise
-    if not any(sees):
+    blind = [rank for rank, what in zip(peers.ranks, seen, strict=True) if what is None]
+    if len(blind) == len(seen):
         raise absent[0]
-    if all(sees) and broadcast is not True:
-        return Opened(url, found[0], None)
-    sender = peers.ranks[sees.index(True)]
-    if peers.rank != sender:
-        for one in found:
-            one.close()
-    blind = [rank for rank, there in zip(peers.ranks, sees, strict=True) if not there]
+    if not blind and broadcast is not True:
+        return Opened(found[0], None)
+    opened = Opened(found[0] if found else None, next(rank for rank in peers.ranks if rank not in blind))
+    if peers.rank != opened.sender:
+        opened.close()
+        opened.catalogue = None
     why = f"the ranks {blind[:16]} do not see it" if blind else "`broadcast=True`"
-    finding = make_finding("FM437", url, f"{why}: rank {sender} reads, and sends to all.")
-    return Opened(url, found[0] if peers.rank == sender else None, sender, (finding,))
+    finding = make_finding("FM437", url, f"{why}: rank {opened.sender} reads, and sends to all.")
+    opened.findings = (finding,)
+    return opened
+
+
+def _refuse_unlike(path: str, peers: Peers, seen: Sequence[str | None]) -> None:
+    """Check that all ranks that see something see the same."""
+    said = zip(peers.ranks, seen, strict=True)
+    refuse_unlike(
+        path,
+        {rank: what for rank, what in said if what is not None},
+        "Give all ranks the same files, or pass `broadcast=True`: then one rank reads for all.",
+    )
 
 
 def _outline(model: nn.Module, wanted: Wanted) -> ModelOutline:

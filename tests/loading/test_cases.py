@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,25 @@ def test_a_frozen_parameter(cases: list[dict[str, Flat]], saved: tuple[Path, Fla
         )
         assert "`embed.weight`" in found["codes"]["FM431"]
         assert [group["weight_decay"] for group in found["groups"]] == [0.1, 0.0]
+
+
+def test_one_rank_of_each_node_sees_the_files(saved: tuple[Path, Flat], tmp_path: Path) -> None:
+    for node in ("0", "1"):
+        (tmp_path / node).mkdir()
+        for name in ("copy.pt", "other.pt"):
+            shutil.copy(saved[0], tmp_path / node / name)
+    load_cases.save_run(tmp_path, numbered=True)
+    (tmp_path / "state.pt").replace(tmp_path / "1" / "other.pt")
+    for copy, other, as_asked, alone in run_ranks(load_cases.load_on_nodes, str(tmp_path), world_size=4):
+        for found in (copy, as_asked):
+            assert_equal(found, saved[1])
+            assert "the ranks [1, 3] do not see it: rank 0 reads" in found["codes"]["FM437"]
+        assert other["error"] == "CheckpointMismatchError"
+        assert "ranks [0]: 1 files" in other["said"]
+        assert "ranks [2]: 1 files" in other["said"]
+        assert alone["error"] in ("CheckpointNotFoundError", "RankError")
+        assert other["same"]
+        assert alone["same"]
 
 
 def test_weights_only(cases: list[dict[str, Flat]], saved: tuple[Path, Flat]) -> None:

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from fsdp_migrate import load_checkpoint, prepare_fully_shard
 from fsdp_migrate.checkpoint_convert import CheckpointReader
+from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.loading import load, transfer
 from tests.models import VOCABULARY, Block, Net
 from tests.rank_bodies.loading import whole
@@ -182,6 +183,23 @@ def run_cases(file: str) -> dict[str, Flat]:
     """Load in every way."""
     warnings.simplefilter("ignore")
     return {name: case(file) for name, case in CASES.items()}
+
+
+def load_on_nodes(folder: str) -> list[Flat]:
+    """Load what the first rank of each of two nodes has in a folder of its node; or return what it raises."""
+    warnings.simplefilter("ignore")
+    node, local = divmod(dist.get_rank(), 2)
+    found = []
+    for name, broadcast in (("copy", "auto"), ("other", "auto"), ("other", True), ("copy", False)):
+        own = f"{folder}/{node}/{name}.pt" if local == 0 else f"{folder}/not-here.pt"
+        model = _shard(_fresh())
+        before = whole(model, None)
+        try:
+            found.append(_load(own, model, broadcast=broadcast))
+        except FSDPMigrateError as error:
+            same = all(torch.equal(value, before[key]) for key, value in whole(model, None).items())
+            found.append({"error": type(error).__name__, "said": str(error), "same": same})
+    return found
 
 
 def run_tensor_parallel(file: str) -> Flat:

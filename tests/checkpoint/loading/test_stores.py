@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 import torch
 from torch import nn
@@ -118,7 +122,7 @@ def test_what_changes_in_a_store_while_it_is_read_is_refused(
     s3.put(folder, "run")
     reads = 0
 
-    def replace(request: Request, ask: Callable[[], Answer]) -> Answer:
+    def meanwhile(request: Request, ask: Callable[[], Answer]) -> Answer:
         nonlocal reads
         answer = ask()
         reads += request.method == "GET" and request.key.endswith(".distcp")
@@ -132,7 +136,7 @@ def test_what_changes_in_a_store_while_it_is_read_is_refused(
             return ask()
         return answer
 
-    between.fault = replace
+    between.fault = meanwhile
     model, optimizer = model_and_optimizer()
     with pytest.raises(CheckpointFormatError, match=f"{how}.*being written"):
         load_checkpoint(URL, model, optimizer)
@@ -152,35 +156,76 @@ def test_ranks_compare_the_versions_of_what_a_store_holds(s3: S3, tmp_path: Path
     assert Catalogue(URL).seen == second.seen
 
 
+def late(ask: Callable[[], Answer]) -> Answer:
+    time.sleep(2)
+    return ask()
+
+
+FAULTS: dict[str, Callable[[Callable[[], Answer]], Answer]] = {
+    "slow down": lambda ask: ask().replaced(503, "SlowDown"),
+    "unavailable": lambda ask: ask().replaced(503, "ServiceUnavailable"),
+    "internal error": lambda ask: ask().replaced(500, "InternalError"),
+    "cut": lambda ask: replace(ask(), is_cut=True),
+    "late": late,
+}
+"""What a service that has no time answers; ``late`` is later than the client of the test waits."""
+
+
 @pytest.mark.s3
-def test_a_store_that_has_no_time_is_asked_again_and_its_errors_are_not_absence(
-    s3: S3, between: Between, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_store_has_no_time_for_is_asked_again(
+    fault: str, s3: S3, between: Between, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 1}})
     folder, saved = save_run(tmp_path, "folder")
     s3.put(folder, "run")
-    seen: set[Request] = set()
+    seen: set[tuple[str, str]] = set()
 
     def once(request: Request, ask: Callable[[], Answer]) -> Answer:
-        if request in seen:
+        if (request.method, request.key) in seen:
             return ask()
-        seen.add(request)
-        return Answer(503, [], b"").replaced(503, "SlowDown")
+        seen.add((request.method, request.key))
+        return FAULTS[fault](ask)
 
     between.fault = once
     model, optimizer = model_and_optimizer()
     load_checkpoint(URL, model, optimizer)
-    assert torch.equal(model[0].weight, saved[0].weight)  # type: ignore[index]
-    assert len(seen) > 3
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    between.fault = lambda request, ask: ask().replaced(403, "AccessDenied") if request.lists else ask()
-    import s3fs
+    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in model.state_dict().items())
+    # The list, and each file twice: it is read, and asked for at the end.
+    assert len(seen) == 5
 
-    s3fs.S3FileSystem.clear_instance_cache()
-    before = [value.clone() for value in model.parameters()]
-    with pytest.raises(CheckpointReadError, match="access is denied"):
-        load_checkpoint(URL, model, optimizer)
-    assert all(torch.equal(own, old) for own, old in zip(model.parameters(), before, strict=True))
+
+@pytest.mark.s3
+@pytest.mark.parametrize(("status", "code"), [(503, "ServiceUnavailable"), (403, "AccessDenied")])
+def test_an_error_of_a_store_is_never_read_as_absence(
+    status: int, code: str, s3: S3, between: Between, tmp_path: Path
+) -> None:
+    """From each request on, one after the other, all are refused."""
+    folder, saved = save_run(tmp_path, "folder")
+    s3.put(folder, "run")
+    torch.save(saved.state_dict(), tmp_path / "weights.pt")
+    s3.client.upload_file(str(tmp_path / "weights.pt"), BUCKET, "other/weights.pt")
+    requests = refused = 0
+
+    def refuse(request: Request, ask: Callable[[], Answer]) -> Answer:
+        nonlocal requests
+        requests += 1
+        return ask() if requests <= refused else ask().replaced(status, code)
+
+    between.fault = refuse
+    for url in (URL, f"s3://{BUCKET}/other/weights.pt", f"s3://{BUCKET}/other"):
+        refused = 0
+        model, _ = model_and_optimizer()
+        while True:
+            requests = 0
+            with contextlib.suppress(CheckpointReadError):
+                load_checkpoint(url, model, weights_only=True)
+            if requests <= refused:
+                break
+            refused += 1
+        assert refused > 3, url
+        assert torch.equal(model.state_dict()["0.weight"], saved.state_dict()["0.weight"])
 
 
 FILES, TENSORS, SHAPE = 64, 4, (1 << 20, 1024)
