@@ -1,4 +1,4 @@
-"""Hold what is claimed of frameworks (adapters/engine/claims.py) against several versions of each.
+"""Hold what is claimed of frameworks (tests/frameworks) against several versions of each.
 
     python tools/run_frameworks.py [PACKAGE==VERSION ...]
 
@@ -26,15 +26,17 @@ VERSIONS = (
     "transformers",
     "lightning",
     "axolotl",
+    "peft",
 )
 """A name alone is the newest version."""
 # These would bring another torch, or what only a GPU's machine has; what they need is here.
-ALONE = frozenset({"accelerate", "lightning", "axolotl"})
+ALONE = frozenset({"accelerate", "lightning", "axolotl", "peft"})
 TESTS = {
     "accelerate": "test_accelerate_claims.py",
     "transformers": "test_transformers_claims.py",
     "lightning": "test_lightning_claims.py",
     "axolotl": "test_axolotl_claims.py",
+    "peft": "test_peft.py",
 }
 
 

@@ -3,6 +3,10 @@ from __future__ import annotations
 import importlib.util
 
 
-# Axolotl is in neither lane: `make test-frameworks` installs it. The others are in one or in both.
-_TESTS = {"axolotl": "test_axolotl_claims.py", "lightning": "test_lightning_claims.py"}
+# `make test-frameworks` installs Axolotl and PEFT, which no lane has. The others are in one or in both.
+_TESTS = {
+    "axolotl": "test_axolotl_claims.py",
+    "lightning": "test_lightning_claims.py",
+    "peft": "test_peft.py",
+}
 collect_ignore = [path for name, path in _TESTS.items() if importlib.util.find_spec(name) is None]

@@ -1,0 +1,21 @@
+"""A model of the installed PEFT goes on under FSDP2 from what FSDP1 saved of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.rank_bodies import peft_models
+from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_next_losses_of_a_model_of_peft(tmp_path: Path) -> None:
+    wanted = run_ranks(peft_models.run_fsdp1, str(tmp_path))
+    found = run_ranks(peft_models.resume_fsdp2, str(tmp_path))
+    assert [rank["sharded"] for rank in found] == wanted
+    assert [rank["full"] for rank in found] == wanted
+    # PEFT's own file has the adapters alone: the losses are the same until the optimizer steps.
+    assert [rank["adapter"] for rank in found] == [losses[:1] for losses in wanted]

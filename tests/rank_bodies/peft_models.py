@@ -1,0 +1,98 @@
+"""Ranks that train a model of PEFT under FSDP1, and go on under FSDP2."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from fsdp_migrate import load_checkpoint, prepare_fully_shard
+from tests.rank_bodies.loading import _save
+
+
+VOCABULARY = 61
+KINDS = ("sharded", "full")
+
+
+def make(seed: int) -> tuple[Any, type]:
+    """Return a model with adapters in it, and the class of its layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    peft = importlib.import_module("peft")
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    base = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes))
+    # The adapters begin with zeros: what is not loaded would not show.
+    targets = ["q_proj", "down_proj"]
+    wanted = peft.LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False)
+    return peft.get_peft_model(base, wanted), LlamaDecoderLayer
+
+
+def adam(model: Any) -> torch.optim.Optimizer:
+    """Return an optimizer of what is trained."""
+    return torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=3e-2)
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, first: int, count: int) -> list[float]:
+    """Return the losses of some steps."""
+    losses = []
+    for step in range(first, first + count):
+        generator = torch.Generator().manual_seed(2 * step + dist.get_rank())
+        tokens = torch.randint(0, VOCABULARY, (3, 7), generator=generator)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def run_fsdp1(folder: str) -> list[float]:
+    """Train under FSDP1, save in both kinds and as PEFT does, go on, and return the losses of that."""
+    warnings.simplefilter("ignore")
+    inner, layer = make(1)
+    options: dict[str, Any] = {"use_orig_params": True, "device_id": torch.device("cpu")}
+    model = FSDP(inner, auto_wrap_policy=ModuleWrapPolicy({layer}), **options)
+    optimizer = adam(model)
+    train(model, optimizer, 0, 2)
+    for kind in KINDS:
+        _save(Path(folder, kind), kind, model, optimizer, {"step": 2})
+    if dist.get_rank() == 0:
+        state = torch.load(Path(folder, "full", "state.pt"), weights_only=True)["model"]
+        make(1)[0].save_pretrained(Path(folder, "adapter"), state_dict=state)
+    dist.barrier()
+    return train(model, optimizer, 2, 3)
+
+
+def resume_fsdp2(folder: str) -> dict[str, Any]:
+    """Load each under FSDP2; return the next losses, and the first one where there are the adapters alone."""
+    warnings.simplefilter("ignore")
+    found: dict[str, Any] = {}
+    for kind in (*KINDS, "adapter"):
+        model, layer = make(1 if kind == "adapter" else 9)
+        if kind == "adapter":
+            for name, param in model.named_parameters():
+                if "lora_" in name:
+                    torch.nn.init.ones_(param)
+        model = prepare_fully_shard(model, {"auto_wrap_policy": {layer}, "device_id": "cpu"})
+        optimizer = adam(model)
+        if kind == "adapter":
+            rename = [r"(lora_[AB])\.=\1.default."]
+            load_checkpoint(f"{folder}/adapter", model, strict=False, rename=rename)
+            found[kind] = train(model, optimizer, 2, 1)
+        else:
+            report = load_checkpoint(f"{folder}/{kind}", model, optimizer, extra={"step": 0})
+            found[kind] = train(model, optimizer, report.values["step"], 3)
+    return found
