@@ -28,7 +28,6 @@ from fsdp_migrate.checkpoint_convert.sources.full_state import (
 )
 from fsdp_migrate.checkpoint_convert.sources.name_lists import read_name_lists
 from fsdp_migrate.checkpoint_convert.sources.per_rank import find_rank_files, rank_contents
-from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 from fsdp_migrate.findings import counted, make_finding
 
@@ -297,7 +296,7 @@ def _component_contents(folder: Folder, component: Component, files: Mapping[str
 
 def _distributed_contents(folder: Folder, name: str) -> Contents:
     """Read a distributed checkpoint in a folder below; its files are then named from the whole folder on."""
-    inner = open_folder(f"{folder.url}/{name}")
+    inner = folder.below(name)
     try:
         files = inner.files()
         contents = dcp_contents(inner, files)

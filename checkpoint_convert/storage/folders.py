@@ -43,6 +43,10 @@ class Folder(Protocol):
         """
         ...
 
+    def below(self, name: str) -> Folder:
+        """Return a folder in this one."""
+        ...
+
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
         ...
@@ -165,6 +169,10 @@ class LocalFolder:
                     if stat.S_ISREG(status.st_mode):
                         found[full.relative_to(self.path).as_posix()] = status.st_size
         return found
+
+    def below(self, name: str) -> LocalFolder:
+        """Return a folder in this one."""
+        return LocalFolder(self.path / name)
 
     def _size(self, name: str) -> int:
         try:

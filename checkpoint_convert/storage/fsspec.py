@@ -13,6 +13,7 @@ from fsdp_migrate.checkpoint_convert.storage.listing import (
     files_in,
     is_flat,
     kind_at,
+    list_down,
     list_files,
     look_at,
 )
@@ -80,9 +81,13 @@ class FsspecFolder:
         self.only = only
         self.fs, self.root = resolve_url(self.url)
         self._cache = BlockCache(self._fetch)
+        # The files that were read from.
         self._read: set[str] = set()
-        # What the last list of everything said, until it was asked what tells the files from others.
-        self._listed = self._all = None if infos is None else files_in(self.root, infos)
+        # Where this folder lies in the one whose cache it reads by.
+        self._place = ""
+        # What a list of everything said; and until it was asked what tells the files from others.
+        self._all = None if infos is None else files_in(self.root, infos)
+        self._listed = self._all
         if only is None and not is_there and _look_at(self.url)[0] != "directory":
             raise CheckpointFormatError(f"{self.url!r} is not a folder.", path=self.url)
 
@@ -92,10 +97,22 @@ class FsspecFolder:
         with reading_from(self.url):
             if self.only is not None:
                 return {self.only: int(self.fs.size(prefix + self.only))}
-            found = self._all if self._all is not None else list_files(self.fs, self.root, max_depth)
-        if max_depth is None and self._all is None:
-            self._listed = found
-        return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
+            found, is_whole = (
+                (self._all, False) if self._all is not None else list_down(self.fs, self.root, max_depth)
+            )
+        if is_whole:
+            self._all = self._listed = found
+        sizes = {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
+        return {n: size for n, size in sizes.items() if max_depth is None or n.count("/") <= max_depth}
+
+    def below(self, name: str) -> FsspecFolder:
+        """Return a folder in this one; what is known of this one is known of it."""
+        inner = FsspecFolder(f"{self.url}/{name}", is_there=True)
+        if self._all is not None:
+            start = f"{inner.root}/"
+            inner._all = {path: info for path, info in self._all.items() if path.startswith(start)}
+        inner._cache, inner._read, inner._place = self._cache, self._read, f"{self._place}{name}/"
+        return inner
 
     def has(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
@@ -156,7 +173,7 @@ class FsspecFolder:
         if length == 0:
             return b""
         with reading_from(f"{self.url}/{name}"):
-            data = self._cache.read(name, offset, length)
+            data = self._cache.read(self._place + name, offset, length)
         if len(data) != length:
             msg = f"'{self.url}/{name}' ends {length - len(data)} bytes too early."
             raise CheckpointFormatError(msg, path=f"{self.url}/{name}")

@@ -60,6 +60,17 @@ def files_in(folder: str, infos: Sequence[Mapping[str, Any]]) -> Mapping[str, Ma
 def list_files(fs: Any, folder: str, max_depth: int | None = None) -> Mapping[str, Mapping[str, Any]]:
     """Return what is told of each file below a folder, by its path; nothing where there is no such folder.
 
+    Raises:
+        Exception: What :func:`list_down` does.
+    """
+    return list_down(fs, folder, max_depth)[0]
+
+
+def list_down(
+    fs: Any, folder: str, max_depth: int | None = None
+) -> tuple[Mapping[str, Mapping[str, Any]], bool]:
+    """Return what is told of each file below a folder, by its path, and whether these are all there are.
+
     Args:
         fs: An fsspec file system.
         folder: Where.
@@ -73,8 +84,9 @@ def list_files(fs: Any, folder: str, max_depth: int | None = None) -> Mapping[st
             found: dict[str, dict[str, Any]] = fs.find(folder, detail=True)
         else:
             found = dict(_walk(fs, folder, max_depth))
-        return {name: info for name, info in found.items() if info["type"] == "file"}
-    return {}
+        files = {name: info for name, info in found.items() if info["type"] == "file"}
+        return files, not any(info["type"] == "directory" for info in found.values())
+    return {}, True
 
 
 def _walk(fs: Any, folder: str, depth: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -84,7 +96,9 @@ def _walk(fs: Any, folder: str, depth: int | None) -> Iterator[tuple[str, dict[s
             continue
         if info["type"] != "directory":
             yield str(info["name"]), info
-        elif depth is None or depth > 0:
+        elif depth == 0:
+            yield name, info
+        else:
             # A folder that was removed meanwhile holds nothing.
             with contextlib.suppress(FileNotFoundError):
                 yield from _walk(fs, name, None if depth is None else depth - 1)
