@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 # Services that list everything below a prefix at once, a thousand objects a request, and have no folders.
 FLAT_PROTOCOLS: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"})
-
-
 BUSY_FILE: Final = ".conversion-in-progress"
 """What a conversion leaves in a folder behind a URL until what is there is whole."""
 _LIKE_A_FILE: Final = re.compile(r"\.[A-Za-z]\w*$")
