@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, PATH, WHOLE, check_arguments, instance_of
 from fsdp_migrate.checkpoint_convert.execution.execute import DEFAULT_BUFFER, ConversionReport, execute_plan
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
@@ -97,6 +98,12 @@ def convert_checkpoint(
         >>> report.action
         'rewrite'
     """
+    # Before anything is read, which may take long.
+    check_arguments(PATH | NOTHING, dst=dst)
+    check_arguments(FLAG, overwrite=overwrite, resume=resume, checksums=checksums, strict=strict)
+    check_arguments(WHOLE, buffer_bytes=buffer_bytes)
+    check_arguments(FUNCTION | NOTHING, progress=progress)
+    check_arguments(instance_of(OutputOptions) | NOTHING, output_options=output_options)
     manifest = inspect_checkpoint(src, options=options)
     output_options, said = with_asked_form(manifest, to, output_options, src, dst)
     plan = plan_conversion(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, PATH, check_arguments, instance_of
+from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.checkpoint_convert.sources.read import reading_source
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 
 
 if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
-    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage.folders import Location
     from fsdp_migrate.checkpoint_convert.storage.progress import Progress
 
@@ -45,6 +46,10 @@ def inspect_checkpoint(
         >>> inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp").stack
         'torch'
     """
+    check_arguments(PATH, src=src)
+    check_arguments(FLAG, deep=deep)
+    check_arguments(instance_of(SourceOptions) | NOTHING, options=options)
+    check_arguments(FUNCTION | NOTHING, progress=progress)
     with reading_source(src, options) as (folder, manifest):
         if not deep:
             return manifest

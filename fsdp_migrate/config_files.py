@@ -23,6 +23,7 @@ from fsdp_migrate.adapters.conversion.unknown import FILE
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.base import Settings
 from fsdp_migrate.adapters.engine.torch_code import torch_call
+from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.errors import (
     ConfigError,
@@ -136,6 +137,8 @@ def convert_config_file(
     if dst is not None and in_place:
         msg = "`dst` and `in_place` are both given. Give one of them."
         raise ConfigError(msg, field="in_place")
+    check_arguments(PATH, src=src)
+    check_arguments(PATH | NOTHING, dst=dst)
     path = Path(src)
     text = read_text(path)
     package = lightning_package(path) if _names_lightning(text) else None

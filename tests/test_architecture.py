@@ -35,6 +35,7 @@ HOUSE: House = (
     "adapters.__init__",
     "finding_codes",
     "errors findings",  # an error holds findings, and raising them is one
+    "arguments",
     [
         "explanations",
         (

@@ -76,6 +76,7 @@ for _yes, _no in (("true", "false"), ("yes", "no"), ("on", "off")):
         _WORDS[_change(_yes)] = True
         _WORDS[_change(_no)] = False
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)\Z")
+_LONGEST_INT = 4000  # digits; Python reads 4300, and none of them counts anything
 _FLOAT = re.compile(
     r"[-+]?(?:[0-9][0-9_]*)?\.[0-9_]*(?:[eE][-+]?[0-9]+)?\Z|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+\Z"
 )
@@ -120,7 +121,7 @@ def scalar_value(node: Scalar) -> Any:
         return node.value
     if node.value in _WORDS:
         return _WORDS[node.value]
-    if _INT.match(node.value):
+    if _INT.match(node.value) and len(node.value) < _LONGEST_INT:
         return int(node.value.replace("_", ""))
     if _FLOAT.match(node.value) and node.value not in {".", "+.", "-."}:
         return float(node.value.replace("_", ""))

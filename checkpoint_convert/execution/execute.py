@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, PATH, WHOLE, check_arguments, instance_of
 from fsdp_migrate.checkpoint_convert.execution.identity import (
     check_unchanged,
     conversion_identity,
@@ -18,6 +19,7 @@ from fsdp_migrate.checkpoint_convert.execution.work import Taken, Work
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE, Digest, write_checksums
 from fsdp_migrate.checkpoint_convert.formats.stored_checksums import RecordRun, StoredChecks
 from fsdp_migrate.checkpoint_convert.outputs.opening import join_output, open_output
+from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG, is_tokenizer
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Stored
     from fsdp_migrate.checkpoint_convert.outputs.journal import Written
     from fsdp_migrate.checkpoint_convert.outputs.output import Output
-    from fsdp_migrate.checkpoint_convert.planning.plan import Action, ConversionPlan
+    from fsdp_migrate.checkpoint_convert.planning.plan import Action
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
     from fsdp_migrate.checkpoint_convert.storage.progress import Progress
 
@@ -113,6 +115,11 @@ def execute_plan(
         CheckpointFormatError: The source turned out to be damaged, or has changed. Nothing is left of
             the output.
     """
+    check_arguments(instance_of(ConversionPlan), plan=plan)
+    check_arguments(PATH, dst=dst)
+    check_arguments(FLAG, overwrite=overwrite, resume=resume, checksums=checksums)
+    check_arguments(WHOLE, buffer_bytes=buffer_bytes)
+    check_arguments(FUNCTION | NOTHING, progress=progress)
     source = open_folder(plan.manifest.source)
     run = _Run(plan, source, dst, checksums, resume)
     try:

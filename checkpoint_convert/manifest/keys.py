@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.arguments import TEXT, check_arguments
 from fsdp_migrate.errors import ConfigError
 
 
@@ -88,6 +89,7 @@ def parse_rename(text: str) -> RenameRule:
         >>> parse_rename(r"blocks\.(\d+)=layers.\1").rename("blocks.3.up")
         'layers.3.up'
     """
+    check_arguments(TEXT, rename=text)
     pattern, equals, replacement = text.rpartition("=")
     if not equals or not pattern:
         raise ConfigError(f"`rename` is {text!r}; expected 'regex=replacement'.", field="rename")

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
+from fsdp_migrate.arguments import FLAG, MAPPING, NOTHING, TEXT, TEXTS, check_arguments, instance_of
 from fsdp_migrate.checkpoint_convert.manifest.keys import RenameRule, parse_rename
 from fsdp_migrate.errors import ConfigError
 
@@ -76,6 +77,11 @@ class SourceOptions:
     parameter_names: tuple[str, ...] | None = None
     trust_pickle: bool = False
 
+    def __post_init__(self) -> None:
+        check_arguments(instance_of(ModelOutline) | NOTHING, model=self.model)
+        check_arguments(TEXTS | NOTHING, parameter_names=self.parameter_names)
+        check_arguments(FLAG, trust_pickle=self.trust_pickle)
+
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
@@ -105,9 +111,17 @@ class OutputOptions:
     state_dict_type: StateDictForm = "auto"
 
     def __post_init__(self) -> None:
+        check_arguments(TEXT | NOTHING, optimizer_class=self.optimizer_class)
+        check_arguments(TEXTS, renames=self.renames)
+        check_arguments(MAPPING, model_files=self.model_files)
+        for file, content in self.model_files.items():
+            check_arguments(TEXT, model_files=file)
+            check_arguments(instance_of(bytes), model_files=content)
+        check_arguments(FLAG, keep_corrupt_optimizer=self.keep_corrupt_optimizer)
         if type(self.max_shard_size) is not int or self.max_shard_size < 1:
             msg = f"`max_shard_size` is {self.max_shard_size!r}; expected a number of bytes of at least 1."
             raise ConfigError(msg, field="max_shard_size")
+        check_arguments(TEXT, state_dict_type=self.state_dict_type)
         if self.state_dict_type not in get_args(StateDictForm):
             words = ", ".join(map(repr, get_args(StateDictForm)))
             msg = f"`state_dict_type` is {self.state_dict_type!r}; expected one of {words}."
@@ -135,6 +149,7 @@ def parse_size(text: str) -> int:
         >>> parse_size("5GB"), parse_size("512MiB"), parse_size("4096")
         (5000000000, 536870912, 4096)
     """
+    check_arguments(TEXT, max_shard_size=text)
     match = _SIZE.match(text)
     if match is None or int(match[1]) == 0:
         msg = f"`max_shard_size` is {text!r}; expected a size such as '5GB' or '512MiB'."

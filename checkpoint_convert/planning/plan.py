@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from fsdp_migrate.arguments import NOTHING, TEXT, check_arguments, instance_of
 from fsdp_migrate.checkpoint_convert.formats.flatten import NumberKey
 from fsdp_migrate.checkpoint_convert.formats.pickle_reader import paused_gc
 from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, shard_boxes
@@ -19,6 +20,7 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     Stack,
     TensorEntry,
 )
+from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
 from fsdp_migrate.checkpoint_convert.manifest.param_group_defaults import NEWER, with_newer_settings
 from fsdp_migrate.checkpoint_convert.manifest.planned import (
     PlannedEntry,
@@ -40,7 +42,6 @@ from fsdp_migrate.findings import Finding, counted, in_lines, make_finding, name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
     from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Target
 
 
@@ -226,7 +227,7 @@ def plan_conversion(
         >>> plan_conversion(manifest, world_size=4).action
         'rewrite'
     """
-    _check_arguments(world_size, link)
+    _check_arguments(world_size, to, link, manifest, output_options)
     casts = {
         "model": resolve_cast(dtype, field="dtype"),
         "optimizer": resolve_cast(optimizer_dtype, field="optimizer_dtype"),
@@ -282,7 +283,12 @@ def _left_out(manifest: Manifest, arrangement: Arrangement) -> tuple[str, ...]:
     return tuple(key for key in manifest.entries if key not in kept)
 
 
-def _check_arguments(world_size: object, link: str) -> None:
+def _check_arguments(
+    world_size: object, to: object, link: str, manifest: object, output_options: object
+) -> None:
+    check_arguments(instance_of(Manifest), manifest=manifest)
+    check_arguments(instance_of(OutputOptions) | NOTHING, output_options=output_options)
+    check_arguments(TEXT, to=to, link=link)
     if world_size is not None and (type(world_size) is not int or world_size < 1):
         msg = f"`world_size` is {world_size!r}; expected a whole number of at least 1."
         raise ConfigError(msg, field="world_size")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.arguments import PATH, check_arguments
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.errors import CheckpointNotFoundError
 
@@ -52,6 +53,7 @@ def read_model_files(folder: Location) -> dict[str, bytes]:
         ...     read_model_files(folder)
         {'config.json': b'{}'}
     """
+    check_arguments(PATH, folder=folder)
     opened = open_folder(folder)
     try:
         sizes = opened.files(1)

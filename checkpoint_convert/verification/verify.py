@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, PATH, TEXTS, check_arguments, instance_of
 from fsdp_migrate.checkpoint_convert.formats.cast import Caster
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import open_value
 from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
@@ -164,6 +165,11 @@ def verify_checkpoints(
         "model": resolve_cast(dtype, field="dtype"),
         "optimizer": resolve_cast(optimizer_dtype, field="optimizer_dtype"),
     }
+    for each in (src, dst):
+        check_arguments(PATH | instance_of(Manifest), checkpoint=each)
+    check_arguments(TEXTS, renames=renames)
+    check_arguments(FLAG, weights_only=weights_only, without_optimizer=without_optimizer)
+    check_arguments(FUNCTION | NOTHING, progress=progress)
     requested = RequestedChanges(tuple(map(parse_rename, renames)), casts, weights_only, without_optimizer)
     manifests = _manifest(src, options), _manifest(dst, options)
     with contextlib.ExitStack() as stack:

@@ -6,6 +6,18 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from fsdp_migrate.arguments import (
+    FLAG,
+    FUNCTION,
+    MAPPING,
+    NOTHING,
+    PATH,
+    TEXT,
+    TEXTS,
+    check_arguments,
+    instance_of,
+)
+from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding
 from fsdp_migrate.loading.apply import (
@@ -29,6 +41,7 @@ from fsdp_migrate.loading.report import LoadReport
 from fsdp_migrate.loading.transfer import read_jobs, send_jobs
 from fsdp_migrate.loading.wanted import Wanted, look_at
 from fsdp_migrate.runtime.sharded import show_shards
+from fsdp_migrate.sharding.check import check_is_module
 from fsdp_migrate.sharding.optimizers import as_list
 
 
@@ -39,7 +52,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from fsdp_migrate.checkpoint_convert.loading.slices import SliceCounts
-    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage.folders import Location
     from fsdp_migrate.checkpoint_convert.storage.progress import Progress
     from fsdp_migrate.loading.transfer import Job
@@ -112,8 +124,22 @@ def load_checkpoint(
         (2.0, {'step': 7})
     """
     start = time.monotonic()
-    run = _Run(model, [] if weights_only else as_list(optimizers), dict(extra or {}), Peers(model))
-    run.peers.together(lambda: run.look(broadcast), _BEFORE)
+    run = _Run(model, Peers(model))
+
+    def look() -> None:
+        check_is_module(model)
+        check_arguments(PATH, path=path)
+        check_arguments(MAPPING | NOTHING, extra=extra)
+        check_arguments(FLAG, strict=strict, weights_only=weights_only)
+        check_arguments(TEXTS, rename=rename)
+        check_arguments(FLAG | TEXT, broadcast=broadcast)
+        check_arguments(FUNCTION | NOTHING, progress=progress)
+        check_arguments(instance_of(SourceOptions) | NOTHING, options=options)
+        run.optimizers += [] if weights_only else as_list(optimizers)
+        run.extra |= dict(extra or {})
+        run.look(broadcast)
+
+    run.peers.together(look, _BEFORE)
     opened = open_checkpoint(
         path,
         run.peers,
@@ -139,9 +165,9 @@ class _Run:
     """One call, step by step."""
 
     model: nn.Module
-    optimizers: list[Optimizer]
-    extra: dict[str, Any]
     peers: Peers
+    optimizers: list[Optimizer] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     _wanted: Wanted | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import RankError, UnsupportedFeatureError
@@ -13,8 +14,6 @@ from fsdp_migrate.sharding.consensus import exchange, share, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
     from fsdp_migrate.sharding.consensus import Groups
 
@@ -25,10 +24,11 @@ T = TypeVar("T")
 class Peers:
     """The ranks over which a model is sharded, or all of them; a process without a group is alone."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: object) -> None:
         self.is_alone = not dist.is_initialized()
         self.rank = 0 if self.is_alone else dist.get_rank()
-        meshes = {param.device_mesh for param in model.parameters() if isinstance(param, DTensor)}
+        known = model.parameters() if isinstance(model, nn.Module) else ()  # else told to all ranks, later
+        meshes = {param.device_mesh for param in known if isinstance(param, DTensor)}
         groups = [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
         self._groups: Groups = groups or [None]
         self.ranks: list[int] = [0] if self.is_alone else exchange(self.rank, self._groups)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch.distributed as dist
 from torch import nn
 
+from fsdp_migrate.arguments import FLAG, TEXT, check_arguments
 from fsdp_migrate.errors import (
     BatchError,
     ConfigError,
@@ -20,6 +21,7 @@ from fsdp_migrate.errors import (
 from fsdp_migrate.microbatch.agreement import Agreement, channel_of, describe_failure
 from fsdp_migrate.microbatch.rollback import Rollback
 from fsdp_migrate.sharding.accumulation import tell_where_gradients_add_up
+from fsdp_migrate.sharding.check import check_is_module
 from fsdp_migrate.torch_compat.param_groups import ParameterGroup, parameter_groups, reset_after_failure
 
 
@@ -106,6 +108,9 @@ def microbatches(
         tensor([1.])
         >>> end_process_group()
     """
+    check_is_module(model)
+    check_arguments(TEXT, comms=comms)
+    check_arguments(FLAG, agree=agree)
     if comms not in _COMMS:
         msg = f"`comms` is {comms!r}; expected one of {', '.join(map(repr, _COMMS))}."
         raise ConfigError(msg, field="comms")

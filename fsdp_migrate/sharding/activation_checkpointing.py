@@ -9,7 +9,7 @@ recomputation, as ``FSDP(checkpoint_wrapper(layer))`` did.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,8 +24,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from fsdp_migrate import words
+from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, SEVERAL, TEXT, check_arguments
 from fsdp_migrate.config import AlwaysWrap, ClassWrap, SizeWrap, read_wrap_policy
 from fsdp_migrate.errors import ConfigError, ModelError, WrapPolicyError
+from fsdp_migrate.sharding.check import check_is_module
 from fsdp_migrate.sharding.wrap import WrapRequest, find_units, resolve_classes
 from fsdp_migrate.torch_compat import devices, module_kinds, tensor_kinds, wrap_policies
 
@@ -217,6 +219,7 @@ def plan_activation_checkpointing(
     ``which=True`` stands for the layers that ``auto_wrap_policy`` makes units, which is what
     ``activation_checkpointing: true`` means to Accelerate and the HuggingFace Trainer.
     """
+    check_is_module(model)
     choice, options = _read_choice(which, options or CheckpointOptions())
     _check_options(options)
     _check_order(model)
@@ -278,7 +281,7 @@ def _read_choice(which: Any, options: CheckpointOptions) -> tuple[Any, Checkpoin
         return (which,), options
     if isinstance(which, (ClassWrap, SizeWrap, AlwaysWrap)):
         return which, options
-    if isinstance(which, Iterable) and not callable(which):
+    if SEVERAL.fits(which) and not callable(which):
         return tuple(which), options
     if callable(which) or which is True:
         return which, options
@@ -307,6 +310,7 @@ def _read_options(given: dict[str, Any], options: CheckpointOptions) -> Checkpoi
         given["reentrant"] = word == "reentrant"
     for key in given:
         if key not in known:
+            check_arguments(TEXT, **{f"a key of {FIELD}": key})
             near = words.closest(key, [*known, "which", "check_fn", "checkpoint_impl"])
             msg = f"`{FIELD}` has no option `{key}`.{near} Known: {', '.join(sorted(known))}."
             raise ConfigError(msg, field=f"{FIELD}.{key}")
@@ -314,9 +318,12 @@ def _read_options(given: dict[str, Any], options: CheckpointOptions) -> Checkpoi
 
 
 def _check_options(options: CheckpointOptions) -> None:
+    flags = (each.name for each in fields(options) if each.name != "context_fn")
+    check_arguments(FLAG, **{name: getattr(options, name) for name in flags})
     if not options.recompute and not options.offload_to_cpu:
         msg = "`recompute=False` without `offload_to_cpu=True` would do nothing. Give one of them."
         raise ConfigError(msg, field=f"{FIELD}.recompute")
+    check_arguments(FUNCTION | NOTHING, context_fn=options.context_fn)
     if options.context_fn is not None and (options.reentrant or not options.recompute):
         msg = "`context_fn` chooses what is recomputed, which needs `reentrant=False` and `recompute=True`."
         raise ConfigError(msg, field=f"{FIELD}.context_fn")

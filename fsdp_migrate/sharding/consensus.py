@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -17,8 +18,6 @@ from fsdp_migrate.sharding.facts import differing, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
     from fsdp_migrate.sharding.facts import Fact
     from fsdp_migrate.sharding.plan import ShardPlan
@@ -40,7 +39,7 @@ class RankReport:
     error: str | None = None
 
 
-def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: nn.Module) -> list[dist.ProcessGroup | None]:
+def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: object) -> list[dist.ProcessGroup | None]:
     """Return the groups over which the ranks that shard together talk; None is all ranks.
 
     Ranks that another parallelism has joined depend on each other too. The config is looked at as it was
@@ -58,7 +57,8 @@ def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: nn.Module) -> l
     if isinstance(chosen, DeviceMesh):
         if chosen.get_coordinate() is None:
             raise ConfigError(_not_a_member("mesh", chosen.mesh.flatten().tolist()), field="mesh")
-        others = {param.device_mesh for param in model.parameters() if isinstance(param, DTensor)}
+        known = model.parameters() if isinstance(model, nn.Module) else ()  # else told to all ranks, later
+        others = {param.device_mesh for param in known if isinstance(param, DTensor)}
         meshes = [chosen, *sorted(others, key=lambda other: str(other.mesh_dim_names))]
         return [each.get_group(dim) for each in meshes for dim in range(each.ndim)]
     groups = given("process_group")

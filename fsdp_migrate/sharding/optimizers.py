@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from fsdp_migrate.arguments import SEVERAL, check_arguments
 from fsdp_migrate.errors import OptimizerError
 from fsdp_migrate.findings import counted, make_finding
 from fsdp_migrate.torch_compat import device_meshes, optimizer_kinds, parameter_hooks
@@ -32,7 +33,13 @@ def as_list(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimize
         return []
     if hasattr(optimizers, "param_groups") and hasattr(optimizers, "state"):
         return [cast("Optimizer", optimizers)]
-    return list(optimizers)
+    check_arguments(SEVERAL, optimizers=optimizers)
+    several = list(optimizers)
+    for each in several:
+        if isinstance(each, type) or not hasattr(each, "param_groups"):
+            msg = f"`optimizers` holds {each!r:.100}; expected optimizers of torch's kind."
+            raise OptimizerError(msg)
+    return several
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
@@ -42,9 +49,6 @@ def check_optimizers(optimizers: Iterable[Optimizer], names: Mapping[nn.Paramete
         OptimizerError: Some are not; the message says which group they are in. Or something is no optimizer.
     """
     for position, optimizer in enumerate(optimizers):
-        if not hasattr(optimizer, "param_groups"):
-            msg = f"`optimizers` holds {optimizer!r:.100}; expected optimizers of torch's kind."
-            raise OptimizerError(msg)
         for index, group in enumerate(optimizer.param_groups):
             strangers = [param for param in group["params"] if param not in names]
             if not strangers:

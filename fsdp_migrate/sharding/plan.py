@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_migrate.adapters.config_objects.accelerate import is_accelerate_plugin, plugin_arguments
+from fsdp_migrate.arguments import FLAG, NOTHING, TEXT, WHOLE, check_arguments
 from fsdp_migrate.config import FSDP1Config, FSDP2Config, SizeWrap
 from fsdp_migrate.errors import ConfigError, ProcessGroupError, WrapPolicyError
 from fsdp_migrate.findings import counted, make_finding
@@ -115,6 +116,8 @@ def read_config(fsdp1_config: Any) -> FSDP1Config:
     if fsdp1_config is None:
         return FSDP1Config()
     if isinstance(fsdp1_config, Mapping):
+        for key in fsdp1_config:
+            check_arguments(TEXT, **{"a key of fsdp1_config": key})
         return FSDP1Config(**fsdp1_config)
     if is_accelerate_plugin(fsdp1_config):
         return FSDP1Config(**plugin_arguments(fsdp1_config))
@@ -170,9 +173,9 @@ def plan_fully_shard(
         >>> [(unit.fqn, unit.numel) for unit in plan.units]
         [('0', 20), ('2', 10), ('', 0)]
     """
-    if tied not in get_args(TieOwner):
-        msg = f"`tied` is {tied!r}; expected 'parent' or 'group'."
-        raise ConfigError(msg, field="tied")
+    check_arguments(WHOLE | NOTHING, world_size=world_size, devices_per_node=devices_per_node)
+    check_arguments(FLAG | WHOLE | NOTHING, reshard_after_forward=reshard_after_forward)
+    _check_tied(tied)
     framework = read_framework_config(fsdp1_config, model, has_mesh=mesh is not None)
     given = read_config(fsdp1_config) if framework is None else framework.config
     if auto_wrap_policy is not None:
@@ -218,6 +221,13 @@ def plan_fully_shard(
         parallel=parallel,
         checkpointing=plan_if_chosen(model, recomputed, config.auto_wrap_policy),
     )
+
+
+def _check_tied(tied: str) -> None:
+    check_arguments(TEXT, tied=tied)
+    if tied not in get_args(TieOwner):
+        msg = f"`tied` is {tied!r}; expected 'parent' or 'group'."
+        raise ConfigError(msg, field="tied")
 
 
 def _recomputed(asked: Any, framework: FrameworkConfig | None) -> Any:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import ModelError, ProcessGroupError
 from fsdp_migrate.findings import raise_on_findings
 from fsdp_migrate.sharding import resolve
@@ -148,6 +149,7 @@ def prepare_fully_shard(
     def make_plan() -> ShardPlan:
         refuse_unsettled()
         check_is_module(model)
+        check_arguments(FLAG, strict=strict)
         every.extend(as_list(optimizers))
         plan = plan_fully_shard(
             model,
@@ -198,6 +200,7 @@ def shard_plan(model: nn.Module) -> ShardPlan:
     Raises:
         ModelError: The model was not sharded by it.
     """
+    check_is_module(model)
     try:
         return _plans[model]
     except KeyError:

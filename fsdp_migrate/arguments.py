@@ -1,0 +1,71 @@
+"""What kinds of things the arguments of public functions are: one check for each kind."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fsdp_migrate.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of argument: what to call it, and what tells it."""
+
+    expected: str
+    fits: Callable[[object], bool]
+
+    def __or__(self, other: Kind) -> Kind:
+        """Return the kind of what is one or the other."""
+        return Kind(f"{self.expected}, or {other.expected}", lambda it: self.fits(it) or other.fits(it))
+
+
+def _is_whole(value: object) -> bool:
+    # numpy's integers too; a number of 400 digits is one that no machine can count to.
+    try:
+        return not isinstance(value, bool) and abs(operator.index(value)) < 2**63  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(each, str) for each in value)
+
+
+def instance_of(*classes: type) -> Kind:
+    """Return the kind of instances of these classes."""
+    return Kind(" or ".join(f"a {each.__name__}" for each in classes), lambda it: isinstance(it, classes))
+
+
+NOTHING: Final = Kind("None", lambda it: it is None)
+FLAG: Final = Kind("True or False", lambda it: isinstance(it, bool) or (_is_whole(it) and it in {0, 1}))
+WHOLE: Final = Kind("a whole number", _is_whole)
+TEXT: Final = instance_of(str)
+TEXTS: Final = Kind("a list of texts", _are_texts)
+PATH: Final = Kind("a path or a URL", lambda it: isinstance(it, (str, os.PathLike)))
+FUNCTION: Final = Kind("a function", lambda it: callable(it) and not isinstance(it, type))
+MAPPING: Final = Kind("a mapping", lambda it: isinstance(it, Mapping))
+SEVERAL: Final = Kind(
+    "several things, as in a list",
+    lambda it: isinstance(it, Iterable) and not isinstance(it, (type, str)) and getattr(it, "ndim", 1) != 0,
+)
+
+
+def check_arguments(kind: Kind, **arguments: object) -> None:
+    """Check that each argument is of that kind.
+
+    Raises:
+        ConfigError: One is of another kind; it is named, with what it is.
+
+    Example:
+        >>> check_arguments(WHOLE | NOTHING, world_size="8")
+        Traceback (most recent call last):
+        fsdp_migrate.errors.ConfigError: `world_size` is a str; expected a whole number, or None.
+    """
+    for name, value in arguments.items():
+        if not kind.fits(value):
+            what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            raise ConfigError(f"`{name}` is {what}; expected {kind.expected}.", field=name)
