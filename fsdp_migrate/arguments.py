@@ -67,5 +67,7 @@ def check_arguments(kind: Kind, **arguments: object) -> None:
     """
     for name, value in arguments.items():
         if not kind.fits(value):
-            what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            name_of_type = type(value).__name__
+            article = "an" if name_of_type[0] in "aeiouAEIOU" else "a"
+            what = f"the class {value.__name__}" if isinstance(value, type) else f"{article} {name_of_type}"
             raise ConfigError(f"`{name}` is {what}; expected {kind.expected}.", field=name)
