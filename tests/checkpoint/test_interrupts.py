@@ -67,6 +67,9 @@ class Interrupts:
         return self._step if frame.f_code.co_filename.startswith(TRACED) else None
 
     def _step(self, frame: FrameType, event: str, arg: object) -> Any:
+        # A generator that nobody needs any more is closed: it returns, and what is raised there is dropped.
+        if event != "line":
+            return self._step
         if linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(DEAF):
             return self._step
         self.count += 1
