@@ -121,7 +121,7 @@ def _read_behind(store: Any, name: str, read: Callable[[str], Found] | None) -> 
     Raises:
         CheckpointMismatchError: It does not, or this is not wanted.
     """
-    why = "because it is not here"
+    why, cause = "because it is not here", None
     if read is not None and hasattr(store, "get_uri"):
         url = str(store.get_uri(name))
         try:
@@ -129,12 +129,12 @@ def _read_behind(store: Any, name: str, read: Callable[[str], Found] | None) -> 
         except CheckpointMismatchError:
             raise
         except Exception as error:  # whatever the library of a store raises
-            why += f", and {url!r} cannot be read ({error})"
+            why, cause = f"{why}, and {url!r} cannot be read ({type(error).__name__}: {error})", error
     msg = (
         f"{name!r} in {type(store).__name__} does not load into FSDP2 as it is, and is not converted on the "
         f"way, {why}. Convert it first: `fsdp-migrate convert URL OUT`, and load OUT."
     )
-    raise CheckpointMismatchError(msg, path=name)
+    raise CheckpointMismatchError(msg, path=name) from cause
 
 
 class _AnyFile(dict[str, int]):
