@@ -129,7 +129,9 @@ def _start_server() -> multiprocessing.context.ForkServerContext:
     bodies = [f"tests.rank_bodies.{m.name}" for m in pkgutil.iter_modules(tests.rank_bodies.__path__)]
     # torch imports its compiler at the first forward of a sharded model: a second of each rank's time.
     torch_needs = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "fsspec"]
-    context.set_forkserver_preload([*torch_needs, "tests.ranks", *bodies, "tests.frozen"])
+    # Where they are installed: two seconds of each rank that runs Composer's Trainer.
+    frameworks = ["composer", "transformers.modeling_utils"]
+    context.set_forkserver_preload([*torch_needs, *frameworks, "tests.ranks", *bodies, "tests.frozen"])
     # The server finds the preloaded modules on PYTHONPATH only, and keeps silent if it does not.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
