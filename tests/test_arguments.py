@@ -21,17 +21,21 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 SOURCE = "tests/checkpoint/data/torch-2.13.0/plain.dcp"
-JUNK = {
-    "number": 3,
-    "nan": float("nan"),
-    "bytes": b"x",
-    "class": nn.Linear,
-    "generator": iter([1]),
-    "list": [1, None],
-    "mapping": {1: 2},
-    "scalar": torch.tensor(1.5),
-    "object": object(),
-}
+
+
+def junk() -> dict[str, object]:
+    """Return one of each kind; new ones, because who is given a generator may use it up."""
+    return {
+        "number": 3,
+        "nan": float("nan"),
+        "bytes": b"x",
+        "class": nn.Linear,
+        "generator": iter([1]),
+        "list": [1, None],
+        "mapping": {1: 2},
+        "scalar": torch.tensor(1.5),
+        "object": object(),
+    }
 
 
 def plan(**arguments: Any) -> object:
@@ -106,10 +110,10 @@ CALLS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_wrong_kind_is_a_clear_error(name: str) -> None:
     call, taken = CALLS[name]
-    for kind, junk in JUNK.items():
+    for kind, value in junk().items():
         if kind not in taken:
             with pytest.raises(FSDPMigrateError):
-                call(junk)
+                call(value)
 
 
 def test_a_generator_of_the_users_raises_its_own_error() -> None:

@@ -144,6 +144,7 @@ def test_a_type_that_safetensors_lack_is_refused(tmp_path: Path) -> None:
         convert_checkpoint(tmp_path / "a.pt", tmp_path / "out", to="hf")
 
 
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it draws, once in a process
 def test_the_draws_hold_every_kind_of_value() -> None:
     kinds: collections.Counter[str] = collections.Counter()
 
