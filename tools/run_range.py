@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import IO
 
@@ -84,12 +85,9 @@ def run(what: Run) -> bool:
 
 
 def install(what: Run, venv: Path, log: IO[str]) -> bool:
-    """Make the venv, with the pins of the core lane; another torch decides on its own packages itself."""
-    pins = (ROOT / "constraints" / "core.txt").read_text()
-    if what.torch is not None:
-        pins = re.sub(r"^torch==.*$", what.torch, pins, flags=re.MULTILINE)
+    """Make the venv, with the pins of the core lane."""
     constraints = FOLDER / f"{what.name}.txt"
-    constraints.write_text(pins)
+    constraints.write_text(pins_for(what.torch))
     commands = [
         [str(what.python), "-m", "venv", str(venv)],
         [str(venv / "bin" / "pip"), "install", "-qq", "-e", ".[dev,dev-s3]"],
@@ -101,6 +99,19 @@ def install(what: Run, venv: Path, log: IO[str]) -> bool:
         == 0
         for command in commands
     )
+
+
+def pins_for(torch: str | None) -> str:
+    """Return the core lane's pins; another torch decides on the packages that a torch needs."""
+    pins = (ROOT / "constraints" / "core.txt").read_text().splitlines(keepends=True)
+    if torch is None:
+        return "".join(pins)
+    needed = {_name_of(each) for each in ["torch", *(metadata.requires("torch") or ())]}
+    return "".join([f"{torch}\n", *(pin for pin in pins if _name_of(pin) not in needed)])
+
+
+def _name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
 def test(venv: Path, log: IO[str]) -> str:
