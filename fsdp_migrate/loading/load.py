@@ -41,8 +41,8 @@ from fsdp_migrate.loading.report import LoadReport
 from fsdp_migrate.loading.transfer import read_jobs, send_jobs
 from fsdp_migrate.loading.wanted import Wanted, look_at
 from fsdp_migrate.runtime.sharded import show_shards
-from fsdp_migrate.sharding.check import check_is_module
 from fsdp_migrate.sharding.optimizers import as_list
+from fsdp_migrate.sharding.structure import check_is_module
 
 
 if TYPE_CHECKING:

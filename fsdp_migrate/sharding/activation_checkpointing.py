@@ -27,7 +27,7 @@ from fsdp_migrate import words
 from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, SEVERAL, TEXT, check_arguments
 from fsdp_migrate.config import AlwaysWrap, ClassWrap, SizeWrap, read_wrap_policy
 from fsdp_migrate.errors import ConfigError, ModelError, WrapPolicyError
-from fsdp_migrate.sharding.check import check_is_module
+from fsdp_migrate.sharding.structure import check_structure
 from fsdp_migrate.sharding.wrap import WrapRequest, find_units, resolve_classes
 from fsdp_migrate.torch_compat import devices, module_kinds, tensor_kinds, wrap_policies
 
@@ -219,7 +219,7 @@ def plan_activation_checkpointing(
     ``which=True`` stands for the layers that ``auto_wrap_policy`` makes units, which is what
     ``activation_checkpointing: true`` means to Accelerate and the HuggingFace Trainer.
     """
-    check_is_module(model)
+    check_structure(model)
     choice, options = _read_choice(which, options or CheckpointOptions())
     _check_options(options)
     _check_order(model)

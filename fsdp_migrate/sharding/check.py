@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -24,26 +25,17 @@ _QUANTISERS = frozenset({"bitsandbytes", "torchao", "hqq", "optimum", "quanto"})
 """Packages whose parameters are numbers with scales beside them; ``optimum`` holds quanto."""
 
 
-def check_is_module(model: object) -> None:
-    """Check that what is given for a model is one.
-
-    Raises:
-        ModelError: It is something else.
-    """
-    if not isinstance(model, nn.Module):
-        msg = (
-            f"The model is a {type(model).__name__}; expected a torch.nn.Module, and its arguments after it."
-        )
-        raise ModelError(msg)
+_SCRIPTED = "is scripted (TorchScript): its class and hooks are fixed, so that FSDP2 cannot shard it."
+_UNSCRIPT = "Put the module that was scripted or traced in its place, or pass it in `ignored_modules`."
 
 
 def check_model(model: nn.Module) -> None:
     """Check that the model is one that nothing has sharded or wrapped yet.
 
     Raises:
-        ModelError: It is wrapped by FSDP1 or DDP, is sharded already, or is a container without a forward.
+        ModelError: It is wrapped by FSDP1 or DDP, is sharded already, is scripted, or is a container without
+            a forward.
     """
-    check_is_module(model)
     _check_unshared(model)
     for fqn, module in model.named_modules():
         where = f"`{fqn}`" if fqn else "The model"
@@ -62,6 +54,9 @@ def check_model(model: nn.Module) -> None:
         if isinstance(module, DistributedDataParallel):
             msg = f"{where} is wrapped by DistributedDataParallel. Give prepare_fully_shard its `.module`."
             raise ModelError(msg, fqn=fqn)
+    if isinstance(model, torch.jit.ScriptModule):
+        msg = f"The model {_SCRIPTED} Give prepare_fully_shard the module that was scripted or traced."
+        raise ModelError(msg, fqn="")
     if not module_kinds.has_forward(model):
         msg = (
             f"The model is a {type(model).__name__}, which has no `forward` for FSDP2 to hang on. "
@@ -111,17 +106,23 @@ def _check_unshared(model: nn.Module) -> None:
         raise ModelError(msg, fqn=shared[0])
 
 
-def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSet[nn.Parameter]) -> None:
-    """Check that ``fully_shard`` takes every unit.
+def check_parameters(
+    model: nn.Module, ignored: AbstractSet[nn.Parameter], skipped: AbstractSet[nn.Module]
+) -> None:
+    """Check that ``fully_shard`` takes every parameter that is not ignored, whatever the units are.
 
     Raises:
-        ModelError: A parameter is a scalar, quantised, of integers, or of another dtype than its
-            unit.
+        ModelError: One is not materialised, sparse, freed, a scalar, quantised, of integers, of a scripted
+            module, or hidden by an attribute.
     """
-    named = dict(model.named_parameters(remove_duplicate=False))
-    for name, parameter in named.items():
+    for prefix, module in model.named_modules():
+        if module not in skipped:
+            _check_lazy(prefix, module, ignored)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        _check_found(model, name, parameter)
         if parameter in ignored:
             continue
+        _check_memory(name, parameter)
         if parameter.ndim == 0:
             msg = (
                 f"Parameter `{name}` is a scalar, which fully_shard cannot shard. Make it 1-D with one "
@@ -135,8 +136,69 @@ def check_units(model: nn.Module, units: Iterable[UnitPlan], ignored: AbstractSe
             )
             raise ModelError(msg, fqn=name)
         _check_kind(name, parameter)
+
+
+def check_units(model: nn.Module, units: Iterable[UnitPlan]) -> None:
+    """Check that every unit is one that ``fully_shard`` takes.
+
+    Raises:
+        ModelError: A unit is a scripted module, or has parameters of several dtypes.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
     for unit in units:
+        if isinstance(model.get_submodule(unit.fqn), torch.jit.ScriptModule):
+            msg = f"Module `{unit.fqn}` {_SCRIPTED} {_UNSCRIPT}"
+            raise ModelError(msg, fqn=unit.fqn)
         _check_dtypes(unit, named)
+
+
+def _check_lazy(fqn: str, module: nn.Module, ignored: AbstractSet[nn.Parameter]) -> None:
+    own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    lazy = [name for name, tensor in own if tensor not in ignored and nn.parameter.is_lazy(tensor)]
+    if lazy:
+        msg = (
+            f"`{f'{fqn}.{lazy[0]}'.lstrip('.')}` of a {type(module).__name__} is lazy: it has no shape until "
+            "a batch has gone through the model. Run one forward on every rank first, or build the module "
+            "with its sizes."
+        )
+        raise ModelError(msg, fqn=fqn)
+    if isinstance(module, torch.jit.ScriptModule) and any(p not in ignored for p in module.parameters()):
+        msg = f"Module `{fqn}` {_SCRIPTED} {_UNSCRIPT}"
+        raise ModelError(msg, fqn=fqn)
+
+
+def _check_found(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Check that a parameter is found by its name, as attributes are."""
+    found: object = None
+    try:
+        found = model.get_parameter(name)
+    except Exception:  # whatever the attributes of others raise
+        found = None
+    if found is not parameter:
+        msg = (
+            f"Parameter `{name}` is not what the attribute of this name gives: an attribute or property of a "
+            "class hides it, or a module above it. Register it under another name."
+        )
+        raise ModelError(msg, fqn=name)
+
+
+def _check_memory(name: str, parameter: nn.Parameter) -> None:
+    """Check that a parameter is one dense block of memory that is there."""
+    what = "Pass it in `ignored_states`, or"
+    if parameter.layout is not torch.strided or parameter.is_nested:
+        kind = "nested" if parameter.is_nested else str(parameter.layout).removeprefix("torch.")
+        msg = (
+            f"Parameter `{name}` is a {kind} tensor; expected a dense one: neither FSDP1 nor FSDP2 shards "
+            f"others. {what} make it dense. (Sparse gradients are something else: they may stay.)"
+        )
+        raise ModelError(msg, fqn=name)
+    plain = type(parameter.data) is torch.Tensor and not parameter.is_meta
+    if plain and parameter.numel() and not parameter.untyped_storage().size():
+        msg = (
+            f"Parameter `{name}` of shape {tuple(parameter.shape)} has no memory: something freed its "
+            f"storage, as engines that shard parameters themselves do. {what} shard the model before that."
+        )
+        raise ModelError(msg, fqn=name)
 
 
 def _check_dtypes(unit: UnitPlan, named: dict[str, nn.Parameter]) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.sharding.facts import differing, facts_of
+from fsdp_migrate.sharding.structure import structure_fault
 
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: object) -> list
     if isinstance(chosen, DeviceMesh):
         if chosen.get_coordinate() is None:
             raise ConfigError(_not_a_member("mesh", chosen.mesh.flatten().tolist()), field="mesh")
-        known = model.parameters() if isinstance(model, nn.Module) else ()  # else told to all ranks, later
+        # What is no model, or none that can be walked, is told to all ranks, later.
+        known = model.parameters() if isinstance(model, nn.Module) and structure_fault(model) is None else ()
         others = {param.device_mesh for param in known if isinstance(param, DTensor)}
         meshes = [chosen, *sorted(others, key=lambda other: str(other.mesh_dim_names))]
         return [each.get_group(dim) for each in meshes for dim in range(each.ndim)]

@@ -20,12 +20,13 @@ from fsdp_migrate.findings import counted, make_finding
 from fsdp_migrate.mapping import map_config
 from fsdp_migrate.sharding import resolve
 from fsdp_migrate.sharding.activation_checkpointing import plan_if_chosen
-from fsdp_migrate.sharding.check import check_model, check_units
+from fsdp_migrate.sharding.check import check_model, check_parameters, check_units
 from fsdp_migrate.sharding.estimates import estimate_plan, estimate_unit
 from fsdp_migrate.sharding.framework_configs import read_framework_config
 from fsdp_migrate.sharding.ignored import ignored_elsewhere, resolve_ignored
 from fsdp_migrate.sharding.optimizers import steps_in_backward
 from fsdp_migrate.sharding.parallelism import check_parallelism
+from fsdp_migrate.sharding.structure import check_structure
 from fsdp_migrate.sharding.tying import Tie, TieOwner, find_ties, parameter_names
 from fsdp_migrate.sharding.units import plan_units
 from fsdp_migrate.sharding.wrap import WrapRequest, find_units, resolve_classes
@@ -173,6 +174,7 @@ def plan_fully_shard(
         >>> [(unit.fqn, unit.numel) for unit in plan.units]
         [('0', 20), ('2', 10), ('', 0)]
     """
+    check_structure(model)
     check_arguments(WHOLE | NOTHING, world_size=world_size, devices_per_node=devices_per_node)
     check_arguments(FLAG | WHOLE | NOTHING, reshard_after_forward=reshard_after_forward)
     _check_tied(tied)
@@ -183,13 +185,12 @@ def plan_fully_shard(
     config, findings = map_config(given)
     findings = (*(framework.findings if framework else ()), *findings)
     mesh_shape = _mesh_shape(config, mesh, world_size, devices_per_node)
-    check_model(model)
     reshard: dict[str, Any] = {}
     if reshard_after_forward is not None:
         _check_reshard(reshard_after_forward, mesh_shape[1])
         reshard["reshard_after_forward"] = reshard_after_forward
     config = config.model_copy(update=reshard)
-    request = wrap_request(model, given, config)
+    request = _checked_request(model, given, config)
     units, more = plan_units(model, given, find_units(model, request), request, tied)
     units = tuple(replace(unit, config=unit.config.model_copy(update=reshard)) for unit in units)
     _check_wrapped(model, config.auto_wrap_policy, units, more)
@@ -198,7 +199,7 @@ def plan_fully_shard(
     more.extend(_lone_replicas(config, mesh_shape))
     full_precision = tuple(_full_precision_modules(model, config))
     members = {model.get_submodule(fqn): unit.fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}
-    check_units(model, units, request.ignored_params)
+    check_units(model, units)
     more.extend(steps_in_backward(_sharded_parameters(model, request)))
     more.extend(_strided(_sharded_parameters(model, request)))
     more.extend(_full_precision_evaluation(config))
@@ -349,6 +350,13 @@ def _full_precision_modules(model: nn.Module, config: FSDP2Config) -> Iterator[s
     for fqn, module in model.named_modules():
         if isinstance(module, classes):
             yield fqn
+
+
+def _checked_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> WrapRequest:
+    check_model(model)
+    request = wrap_request(model, given, config)
+    check_parameters(model, request.ignored_params, request.ignored_modules)
+    return request
 
 
 def wrap_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> WrapRequest:

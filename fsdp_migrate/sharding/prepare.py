@@ -18,7 +18,7 @@ from fsdp_migrate.sharding import resolve
 from fsdp_migrate.sharding.activation_checkpointing import (
     apply_checkpoint_plan,
 )
-from fsdp_migrate.sharding.check import check_is_module, remember_sharded
+from fsdp_migrate.sharding.check import remember_sharded
 from fsdp_migrate.sharding.consensus import agree_on_plan, any_rank_says, groups_of, together
 from fsdp_migrate.sharding.materialize import (
     broadcast_from_rank0,
@@ -40,6 +40,7 @@ from fsdp_migrate.sharding.parallelism import Placed, expected_placement, has_ow
 from fsdp_migrate.sharding.plan import ShardPlan, plan_fully_shard
 from fsdp_migrate.sharding.precision import apply_buffer_dtype, apply_full_precision_casts
 from fsdp_migrate.sharding.prefetch import ForwardPrefetch
+from fsdp_migrate.sharding.structure import check_is_module
 from fsdp_migrate.sharding.tying import parameter_names
 from fsdp_migrate.sharding.unsettled import refuse_unsettled
 from fsdp_migrate.torch_compat import cpu_mends, device_meshes, devices, fsdp2, param_groups
@@ -321,7 +322,17 @@ def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set
         parameter = model.get_parameter(name)
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
-    return fsdp2.shard_modules(modules, arguments)
+    try:
+        return fsdp2.shard_modules(modules, arguments)
+    except Exception as error:
+        kinds = " and ".join(sorted({type(module).__name__ for module in modules}))
+        msg = (
+            f"torch's fully_shard failed on unit `{unit.fqn or 'the root'}` ({kinds}): "
+            f"{type(error).__name__}: {error}. It makes a subclass of the module's class and sets its "
+            "parameters, which that class must allow. The model is sharded in part; build it anew, without "
+            "this unit or with the module in `ignored_modules`."
+        )
+        raise ModelError(msg, fqn=unit.fqn) from error
 
 
 def _verify(
