@@ -6,7 +6,15 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, PATH, WHOLE, check_arguments, instance_of
+from fsdp_migrate.arguments import (
+    FLAG,
+    FUNCTION,
+    NOTHING,
+    PATH,
+    check_arguments,
+    instance_of,
+    whole_number_from,
+)
 from fsdp_migrate.checkpoint_convert.execution.execute import DEFAULT_BUFFER, ConversionReport, execute_plan
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
@@ -101,7 +109,7 @@ def convert_checkpoint(
     # Before anything is read, which may take long.
     check_arguments(PATH | NOTHING, dst=dst)
     check_arguments(FLAG, overwrite=overwrite, resume=resume, checksums=checksums, strict=strict)
-    check_arguments(WHOLE, buffer_bytes=buffer_bytes)
+    check_arguments(whole_number_from(0), buffer_bytes=buffer_bytes)
     check_arguments(FUNCTION | NOTHING, progress=progress)
     check_arguments(instance_of(OutputOptions) | NOTHING, output_options=output_options)
     manifest = inspect_checkpoint(src, options=options)

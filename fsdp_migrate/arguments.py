@@ -40,6 +40,17 @@ def instance_of(*classes: type) -> Kind:
     return Kind(" or ".join(f"a {each.__name__}" for each in classes), lambda it: isinstance(it, classes))
 
 
+def whole_number_from(least: int, most: int | None = None) -> Kind:
+    """Return the kind of whole numbers that are not below the least, nor above the most."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    return Kind(
+        f"a whole number {bounds}",
+        lambda it: (
+            _is_whole(it) and least <= operator.index(it) and (most is None or operator.index(it) <= most)
+        ),
+    )
+
+
 NOTHING: Final = Kind("None", lambda it: it is None)
 FLAG: Final = Kind("True or False", lambda it: isinstance(it, bool) or (_is_whole(it) and it in {0, 1}))
 WHOLE: Final = Kind("a whole number", _is_whole)
@@ -67,7 +78,20 @@ def check_arguments(kind: Kind, **arguments: object) -> None:
     """
     for name, value in arguments.items():
         if not kind.fits(value):
-            name_of_type = type(value).__name__
-            article = "an" if name_of_type[0] in "aeiouAEIOU" else "a"
-            what = f"the class {value.__name__}" if isinstance(value, type) else f"{article} {name_of_type}"
-            raise ConfigError(f"`{name}` is {what}; expected {kind.expected}.", field=name)
+            raise ConfigError(f"`{name}` is {what_it_is(value)}; expected {kind.expected}.", field=name)
+
+
+def what_it_is(value: object) -> str:
+    """Say what a value is: a number, of which class, or which class itself.
+
+    Example:
+        >>> [what_it_is(value) for value in (-3, 10**30, "8", int)]
+        ['-3', 'a whole number of more than 63 bits', 'a str', 'the class int']
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if type(value) is int:
+        # Python refuses to write down a number of 5,000 digits.
+        return str(value) if _is_whole(value) else "a whole number of more than 63 bits"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from fsdp_migrate import words
+from fsdp_migrate.arguments import what_it_is
 from fsdp_migrate.errors import ConfigError
 
 
@@ -20,6 +21,10 @@ BackwardPrefetch = Literal["BACKWARD_PRE", "BACKWARD_POST"]
 MeshKind = Literal["shard", "hybrid", "replicate"]
 
 _BATCH_NORM = ("_BatchNorm",)
+
+
+MOST_DEVICES = 128
+"""torch counts devices in one byte, and wraps round beyond."""
 
 
 class FrozenModel(BaseModel):
@@ -31,6 +36,16 @@ class FrozenModel(BaseModel):
     """The argument of ``FullyShardedDataParallel`` that this is the value of; empty for the whole."""
     known_as: ClassVar[str] = ""
     """What users call it, where it is not this name."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_names(cls, value: Any, info: Any) -> Any:
+        # Of a mapping Python itself refuses other names, in a TypeError that tells nothing.
+        odd = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
+        if odd:
+            msg = f"`{info.field_name}` has the key {odd[0]!r:.100}; expected names, as texts."
+            raise ConfigError(msg, field=info.field_name)
+        return value
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -313,6 +328,12 @@ you mean `sharding_strategy`?
             return None
         if isinstance(value, bool):
             msg = f"`device_id` is {value!r}; expected a device such as 0 or 'cuda:0'."
+            raise ConfigError(msg, field="device_id")
+        if isinstance(value, int) and not 0 <= value < MOST_DEVICES:
+            msg = (
+                f"`device_id` is {what_it_is(value)}; expected the number of a device, from 0 to "
+                f"{MOST_DEVICES - 1}."
+            )
             raise ConfigError(msg, field="device_id")
         word = str(value).strip()
         return int(word) if word.isdigit() else word

@@ -247,13 +247,7 @@ def read_text(path: Path) -> str:
     Raises:
         ConfigError: It is not there, no file, too large, or no text in UTF-8.
     """
-    if not path.is_file():
-        msg = f"There is no file {str(path)!r}{': it is a folder' if path.is_dir() else ''}."
-        raise ConfigError(msg)
-    if path.stat().st_size > MAX_BYTES:
-        msg = f"{str(path)!r} has {path.stat().st_size} bytes; no config is larger than {MAX_BYTES}."
-        raise ConfigError(msg)
-    data = path.read_bytes()
+    data = _read_bytes(path)
     if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
         msg = f"{str(path)!r} is no text: it has zero bytes."
         raise ConfigError(msg)
@@ -265,6 +259,20 @@ def read_text(path: Path) -> str:
             f"{str(path)!r} is no text in UTF-8: byte {data[error.start]:#04x} in line {line}. Save it as "
             "UTF-8."
         )
+        raise ConfigError(msg) from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            msg = f"There is no file {str(path)!r}{': it is a folder' if path.is_dir() else ''}."
+            raise ConfigError(msg)
+        if path.stat().st_size > MAX_BYTES:
+            msg = f"{str(path)!r} has {path.stat().st_size} bytes; no config is larger than {MAX_BYTES}."
+            raise ConfigError(msg)
+        return path.read_bytes()
+    except OSError as error:
+        msg = f"{str(path)!r:.200} cannot be read: {error.strerror or error}."
         raise ConfigError(msg) from error
 
 
@@ -303,10 +311,15 @@ def _with_commands(conversion: TextConversion, path: Path) -> TextConversion:
 
 
 def _written(report: ConfigConversion, dst: Path, *, overwrite: bool) -> ConfigConversion:
-    if dst.exists() and dst.samefile(report.path):
+    try:
+        is_there = dst.exists()
+    except OSError as error:
+        msg = f"{str(dst)!r:.200} cannot be the name of a file: {error.strerror or error}."
+        raise OutputError(msg, path=dst) from error
+    if is_there and dst.samefile(report.path):
         msg = f"{str(dst)!r} is the source itself, which is not written to. Ask for it with `--write`."
         raise OutputExistsError(msg, path=dst)
-    if dst.exists() and (dst.is_dir() or not overwrite):
+    if is_there and (dst.is_dir() or not overwrite):
         what = "is a folder" if dst.is_dir() else "exists already. Give another name, or `--overwrite`"
         msg = f"{str(dst)!r} {what}."
         raise OutputExistsError(msg, path=dst)
@@ -336,6 +349,7 @@ def _replaced(report: ConfigConversion) -> ConfigConversion:
 def _replace(path: Path, text: str, *, like: Path) -> None:
     try:
         write_whole(path, text.encode("utf-8"), like=like)
-    except OSError as error:
-        msg = f"{str(path)!r} cannot be written: {error.strerror or error}. Nothing is left of it."
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL, or that is no text
+        reason = getattr(error, "strerror", None) or error
+        msg = f"{str(path)!r} cannot be written: {reason}. Nothing is left of it."
         raise OutputError(msg, path=path) from error

@@ -6,7 +6,15 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, PATH, WHOLE, check_arguments, instance_of
+from fsdp_migrate.arguments import (
+    FLAG,
+    FUNCTION,
+    NOTHING,
+    PATH,
+    check_arguments,
+    instance_of,
+    whole_number_from,
+)
 from fsdp_migrate.checkpoint_convert.execution.identity import (
     check_unchanged,
     conversion_identity,
@@ -14,6 +22,7 @@ from fsdp_migrate.checkpoint_convert.execution.identity import (
 )
 from fsdp_migrate.checkpoint_convert.execution.new_values import closing_files, new_values
 from fsdp_migrate.checkpoint_convert.execution.placement import Item, Placement, copy_items, place
+from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
 from fsdp_migrate.checkpoint_convert.execution.standing import is_what_stands
 from fsdp_migrate.checkpoint_convert.execution.work import Taken, Work
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE, Digest, write_checksums
@@ -30,7 +39,6 @@ from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Stored
     from fsdp_migrate.checkpoint_convert.outputs.journal import Written
     from fsdp_migrate.checkpoint_convert.outputs.output import Output
@@ -118,7 +126,8 @@ def execute_plan(
     check_arguments(instance_of(ConversionPlan), plan=plan)
     check_arguments(PATH, dst=dst)
     check_arguments(FLAG, overwrite=overwrite, resume=resume, checksums=checksums)
-    check_arguments(WHOLE, buffer_bytes=buffer_bytes)
+    check_arguments(whole_number_from(0), buffer_bytes=buffer_bytes)
+    check_arguments(instance_of(Ranks) | NOTHING, ranks=ranks)
     check_arguments(FUNCTION | NOTHING, progress=progress)
     source = open_folder(plan.manifest.source)
     run = _Run(plan, source, dst, checksums, resume)

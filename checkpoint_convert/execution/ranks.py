@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from fsdp_migrate.arguments import check_arguments, whole_number_from
 from fsdp_migrate.errors import FSDPMigrateError, RankError, UnsupportedFeatureError
 
 
@@ -83,7 +84,7 @@ class Ranks:
         world_size: How many there are.
 
     Raises:
-        ValueError: ``rank`` is not below ``world_size``.
+        ConfigError: ``rank`` is not below ``world_size``.
 
     Example:
         >>> from torch.distributed import HashStore
@@ -93,9 +94,8 @@ class Ranks:
     """
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        if not 0 <= rank < world_size:
-            msg = f"`rank` is {rank}; expected 0 to {world_size - 1}."
-            raise ValueError(msg)
+        check_arguments(whole_number_from(1), world_size=world_size)
+        check_arguments(whole_number_from(0, world_size - 1), rank=rank)
         self.rank = rank
         self.world_size = world_size
         self.done_bytes = 0

@@ -19,8 +19,19 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from fsdp_migrate.arguments import (
+    FLAG,
+    FUNCTION,
+    NOTHING,
+    PATH,
+    TEXT,
+    TEXTS,
+    check_arguments,
+    instance_of,
+)
 from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue, refuse_unlike
 from fsdp_migrate.checkpoint_convert.loading.slices import Slice, read_slices
+from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry, PlannedTensor
 from fsdp_migrate.checkpoint_convert.sources.detect import open_source
 from fsdp_migrate.errors import CheckpointError, CheckpointMismatchError
@@ -32,7 +43,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage.folders import Location
     from fsdp_migrate.checkpoint_convert.storage.progress import Progress
 
@@ -77,6 +87,12 @@ class CheckpointReader(StorageReader):
         options: SourceOptions | None = None,
         progress: Progress | None = None,
     ) -> None:
+        check_arguments(PATH, path=path)
+        check_arguments(TEXT, to=to)
+        check_arguments(FLAG, weights_only=weights_only)
+        check_arguments(TEXTS, rename=rename)
+        check_arguments(instance_of(SourceOptions) | NOTHING, options=options)
+        check_arguments(FUNCTION | NOTHING, progress=progress)
         self.path = path
         self.findings: tuple[Finding, ...] = ()
         self._asked: dict[str, Any] = {

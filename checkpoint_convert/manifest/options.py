@@ -115,7 +115,7 @@ class OutputOptions:
         check_arguments(TEXTS, renames=self.renames)
         check_arguments(MAPPING, model_files=self.model_files)
         for file, content in self.model_files.items():
-            check_arguments(TEXT, model_files=file)
+            _check_file_name(file)
             check_arguments(instance_of(bytes), model_files=content)
         check_arguments(FLAG, keep_corrupt_optimizer=self.keep_corrupt_optimizer)
         if type(self.max_shard_size) is not int or self.max_shard_size < 1:
@@ -137,6 +137,29 @@ class OutputOptions:
     def rules(self) -> tuple[RenameRule, ...]:
         """Return the renames as rules."""
         return tuple(map(parse_rename, self.renames))
+
+
+def _check_file_name(name: object) -> None:
+    """Check that a file stands in the output, and in the place of nothing that the conversion writes."""
+    check_arguments(TEXT, model_files=name)
+    text = str(name)
+    parts = text.split("/")
+    if "\0" in text or any(part in {"", ".", ".."} for part in parts) or not _is_encodable(text):
+        problem = "which is no name of a file in the output"
+    elif ".safetensors" in parts[0]:
+        problem = "which is where the conversion writes the weights"
+    else:
+        return
+    msg = f"`model_files` names {text!r:.200}, {problem}; expected names such as 'config.json'."
+    raise ConfigError(msg, field="model_files")
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_size(text: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from fsdp_migrate.arguments import NOTHING, TEXT, check_arguments, instance_of
+from fsdp_migrate.arguments import NOTHING, TEXT, check_arguments, instance_of, whole_number_from
 from fsdp_migrate.checkpoint_convert.formats.flatten import NumberKey
 from fsdp_migrate.checkpoint_convert.formats.pickle_reader import paused_gc
 from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, shard_boxes
@@ -53,6 +53,8 @@ Casts = Mapping[str, str | None]
 """The type to which the tensors of parts of a kind are cast."""
 
 _MAX_SHOWN: Final = 20
+MOST_RANKS: Final = 1_000_000
+"""Each has a file of its own, and a place in memory."""
 _MOST_NAMED: Final = 8
 _UNNAMED_SHARE: Final = 64
 _AS_TEXT: Final = (
@@ -289,9 +291,7 @@ def _check_arguments(
     check_arguments(instance_of(Manifest), manifest=manifest)
     check_arguments(instance_of(OutputOptions) | NOTHING, output_options=output_options)
     check_arguments(TEXT, to=to, link=link)
-    if world_size is not None and (type(world_size) is not int or world_size < 1):
-        msg = f"`world_size` is {world_size!r}; expected a whole number of at least 1."
-        raise ConfigError(msg, field="world_size")
+    check_arguments(whole_number_from(1, MOST_RANKS) | NOTHING, world_size=world_size)
     if link not in get_args(Link):
         msg = f"`link` is {link!r}; expected one of {', '.join(map(repr, get_args(Link)))}."
         raise ConfigError(msg, field="link")

@@ -17,7 +17,12 @@ from fsdp_migrate.checkpoint_convert.storage.listing import (
     list_files,
     look_at,
 )
-from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError, CheckpointReadError
+from fsdp_migrate.errors import (
+    CheckpointError,
+    CheckpointFormatError,
+    CheckpointNotFoundError,
+    CheckpointReadError,
+)
 
 
 if TYPE_CHECKING:
@@ -48,8 +53,8 @@ def open_folder_at(location: Location) -> Folder:
         if path.is_file():
             return LocalFolder(path.parent, only=path.name)
         return LocalFolder(path)
-    except PermissionError as error:
-        if isinstance(error, CheckpointReadError):
+    except OSError as error:  # no permission, or a name that is too long
+        if isinstance(error, CheckpointError):
             raise
         raise read_error(f"{str(path)!r} could not be read: {error.strerror}.", path, error) from error
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fsdp_migrate.arguments import FUNCTION, NOTHING, PATH, check_arguments, instance_of
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE, checksum_problems
+from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.checkpoint_convert.sources.read import read_manifest
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
-    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
     from fsdp_migrate.checkpoint_convert.storage.progress import Progress
     from fsdp_migrate.findings import Finding
@@ -92,6 +93,9 @@ def check_checkpoint(
         >>> report.is_whole, report.unprotected
         (True, 0)
     """
+    check_arguments(PATH, src=src)
+    check_arguments(instance_of(SourceOptions) | NOTHING, options=options)
+    check_arguments(FUNCTION | NOTHING, progress=progress)
     folder = open_folder(src)
     try:
         hashed, damages = hash_damages(folder, progress)

@@ -16,6 +16,7 @@ from fsdp_migrate.arguments import (
     TEXTS,
     check_arguments,
     instance_of,
+    what_it_is,
 )
 from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.errors import ConfigError
@@ -136,6 +137,7 @@ def load_checkpoint(
         check_arguments(FUNCTION | NOTHING, progress=progress)
         check_arguments(instance_of(SourceOptions) | NOTHING, options=options)
         run.optimizers += [] if weights_only else as_list(optimizers)
+        _check_extra(extra or {})
         run.extra |= dict(extra or {})
         run.look(broadcast)
 
@@ -158,6 +160,17 @@ def load_checkpoint(
     finally:
         opened.close()
     return run.report(opened, offer, found, counts, time.monotonic() - start)
+
+
+def _check_extra(extra: Mapping[Any, Any]) -> None:
+    """Check what ``extra`` holds before anything is loaded: it is given its part last."""
+    for name, wanted in extra.items():
+        if not isinstance(name, str):
+            msg = f"`extra` has the name {name!r:.100}, which is {what_it_is(name)}; expected texts."
+            raise ConfigError(msg, field="extra")
+        if isinstance(wanted, type) and hasattr(wanted, "load_state_dict"):
+            msg = f"`extra[{name!r}]` is the class {wanted.__name__}; expected an object of that class."
+            raise ConfigError(msg, field="extra")
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_migrate.adapters.config_objects.accelerate import is_accelerate_plugin, plugin_arguments
-from fsdp_migrate.arguments import FLAG, NOTHING, TEXT, WHOLE, check_arguments
+from fsdp_migrate.arguments import FLAG, NOTHING, TEXT, WHOLE, check_arguments, whole_number_from
 from fsdp_migrate.config import FSDP1Config, FSDP2Config, SizeWrap
 from fsdp_migrate.errors import ConfigError, ProcessGroupError, WrapPolicyError
 from fsdp_migrate.findings import counted, make_finding
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 FULL_PRECISION_EVALUATION = "FSDP_USE_FULL_PREC_IN_EVAL"
+_COUNT = whole_number_from(1)
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def plan_fully_shard(
         [('0', 20), ('2', 10), ('', 0)]
     """
     check_structure(model)
-    check_arguments(WHOLE | NOTHING, world_size=world_size, devices_per_node=devices_per_node)
+    check_arguments(_COUNT | NOTHING, world_size=world_size, devices_per_node=devices_per_node)
     check_arguments(FLAG | WHOLE | NOTHING, reshard_after_forward=reshard_after_forward)
     _check_tied(tied)
     framework = read_framework_config(fsdp1_config, model, has_mesh=mesh is not None)

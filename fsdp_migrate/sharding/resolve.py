@@ -70,7 +70,7 @@ def resolve_device_type(config: FSDP2Config) -> str:
     if isinstance(config.device_id, str):
         try:
             return torch.device(config.device_id).type
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # ValueError: a text that is no UTF-8
             msg = f"`device_id` is {config.device_id!r}; expected a device such as 0 or 'cuda:0'."
             raise ConfigError(msg, field="device_id") from error
     return devices.accelerator_type() or "cpu"

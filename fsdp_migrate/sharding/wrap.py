@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.fsdp.wrap import always_wrap_policy, size_based_auto_wrap_policy
 
 from fsdp_migrate import words
+from fsdp_migrate.arguments import what_it_is
 from fsdp_migrate.config import AlwaysWrap, ClassWrap, SizeWrap
 from fsdp_migrate.errors import WrapPolicyError
 from fsdp_migrate.torch_compat import wrap_policies
@@ -126,7 +127,7 @@ def _select(
             module: {} for module in model.modules() if isinstance(module, wanted) and module not in ignored
         }
     else:
-        run = wrap_policies.run_wrap_policy(policy, model, ignored)
+        run = _run(policy, model, ignored)
         selected = None if run is None else dict(run)
     if selected is None:
         asked = _as_callable(policy)
@@ -135,6 +136,26 @@ def _select(
         if isinstance(module, unmixed) and module not in ignored:
             selected.setdefault(module, {})
     return selected
+
+
+def _run(policy: Any, model: nn.Module, ignored: set[nn.Module]) -> dict[nn.Module, Any] | None:
+    """Run a policy object; what it answers for a module must be what FSDP1 takes."""
+    try:
+        run = wrap_policies.run_wrap_policy(policy, model, ignored)
+    except ValueError as error:
+        if not wrap_policies.is_of_torch(error):
+            raise
+        msg = f"The `auto_wrap_policy` cannot be evaluated: {error}."
+        raise WrapPolicyError(msg) from error
+    for module, overrides in (run or {}).items():
+        odd = [key for key in overrides if not isinstance(key, str)]
+        if odd:
+            msg = (
+                f"The `auto_wrap_policy` gives a {type(module).__name__} the argument {odd[0]!r:.100}; "
+                "expected names of FSDP1's arguments, as texts."
+            )
+            raise WrapPolicyError(msg)
+    return run
 
 
 def _as_callable(policy: Any) -> Callable[..., bool]:
@@ -161,11 +182,19 @@ def _ask(
     if mixed and (recurse or isinstance(module, unmixed)):
         return True
     try:
-        return bool(policy(module=module, recurse=recurse, nonwrapped_numel=nonwrapped_numel))
+        answer = policy(module=module, recurse=recurse, nonwrapped_numel=nonwrapped_numel)
     except TypeError as error:
         msg = (
             f"The auto-wrap policy {policy!r} failed on a {type(module).__name__}: {error}. FSDP1 calls it "
             "with `module`, `recurse` and `nonwrapped_numel`; bind other arguments with functools.partial."
+        )
+        raise WrapPolicyError(msg) from error
+    try:
+        return bool(answer)
+    except Exception as error:
+        msg = (
+            f"The auto-wrap policy {policy!r} answered {what_it_is(answer)} for a {type(module).__name__}, "
+            f"which is neither true nor false ({error}); expected True or False."
         )
         raise WrapPolicyError(msg) from error
 

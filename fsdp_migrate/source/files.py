@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pathspec import GitIgnoreSpec
 
+from fsdp_migrate.arguments import PATH, SEVERAL, check_arguments
 from fsdp_migrate.errors import SourceError
 
 
@@ -63,10 +64,13 @@ def find_sources(paths: Iterable[str | os.PathLike[str]], suffixes: frozenset[st
         suffixes: What other files end in, if it is others that are looked for.
 
     Raises:
+        ConfigError: The paths are no paths, or one that is not in a list.
         SourceError: There is nothing at a path, or nothing matches a pattern.
     """
+    check_arguments(SEVERAL, paths=paths)
     found: dict[str, Path] = {}
     for given in paths:
+        check_arguments(PATH, paths=given)
         text = os.fspath(given)
         for path in _expand(text, suffixes):
             named = () if path.suffix in _OTHERS - suffixes else (path,)
@@ -76,7 +80,12 @@ def find_sources(paths: Iterable[str | os.PathLike[str]], suffixes: frozenset[st
 
 
 def _expand(text: str, suffixes: frozenset[str]) -> list[Path]:
-    if Path(text).exists() or Path(text).is_symlink():
+    try:
+        is_there = Path(text).exists() or Path(text).is_symlink()
+    except OSError as error:  # of a name that is too long, or a folder that may not be looked into
+        msg = f"{text!r:.200} cannot be looked at: {error.strerror}."
+        raise SourceError(msg, path=text) from error
+    if is_there:
         return [Path(text)]
     if any(sign in text for sign in "*?["):
         matches = sorted(_glob(text))

@@ -25,6 +25,11 @@ def run_wrap_policy(
     return selected
 
 
+def is_of_torch(error: ValueError) -> bool:
+    """Tell whether a ``CustomPolicy`` complains of an answer, and not the user's function itself."""
+    return str(error).startswith("The lambda_fn passed to CustomPolicy")
+
+
 def is_wrap_policy(choice: Any) -> bool:
     """Tell one of FSDP1's auto-wrap policies, or a callable of the same arguments, from other callables."""
     if hasattr(choice, "_run_policy"):
