@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fsdp_migrate.errors import ConfigError
 
@@ -43,12 +43,11 @@ def instance_of(*classes: type) -> Kind:
 def whole_number_from(least: int, most: int | None = None) -> Kind:
     """Return the kind of whole numbers that are not below the least, nor above the most."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-    return Kind(
-        f"a whole number {bounds}",
-        lambda it: (
-            _is_whole(it) and least <= operator.index(it) and (most is None or operator.index(it) <= most)
-        ),
-    )
+
+    def fits(value: Any) -> bool:
+        return _is_whole(value) and least <= value and (most is None or value <= most)
+
+    return Kind(f"a whole number {bounds}", fits)
 
 
 NOTHING: Final = Kind("None", lambda it: it is None)

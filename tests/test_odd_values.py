@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         "`auto_wrap_policy` cannot be evaluated: .*returned 3.5",
     ),
     "an odd argument of a CustomPolicy": (
-        lambda: config(auto_wrap_policy=CustomPolicy(lambda _: {1: 2})),  # type: ignore[arg-type, dict-item]
+        lambda: config(auto_wrap_policy=CustomPolicy(lambda _: {1: 2})),  # type: ignore[dict-item]
         "gives a Sequential the argument 1",
     ),
     "a class in extra": (

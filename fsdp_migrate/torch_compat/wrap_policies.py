@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def run_wrap_policy(
     policy: Any, root: nn.Module, ignored_modules: set[nn.Module]
-) -> dict[nn.Module, dict[str, Any]] | None:
+) -> dict[nn.Module, dict[Any, Any]] | None:
     """Run a policy object of torch's (``ModuleWrapPolicy``, ``CustomPolicy``).
 
     Returns each selected module with the FSDP1 arguments that the policy gives it, or None for a plain
@@ -21,7 +21,7 @@ def run_wrap_policy(
     run = getattr(policy, "_run_policy", None)
     if run is None:
         return None
-    selected: dict[nn.Module, dict[str, Any]] = run(root, ignored_modules, {})
+    selected: dict[nn.Module, dict[Any, Any]] = run(root, ignored_modules, {})
     return selected
 
 
