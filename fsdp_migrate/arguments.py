@@ -57,6 +57,7 @@ TEXT: Final = instance_of(str)
 TEXTS: Final = Kind("a list of texts", _are_texts)
 PATH: Final = Kind("a path or a URL", lambda it: isinstance(it, (str, os.PathLike)))
 FUNCTION: Final = Kind("a function", lambda it: callable(it) and not isinstance(it, type))
+CALLABLE: Final = Kind("a function, or a class that is called like one", callable)
 MAPPING: Final = Kind("a mapping", lambda it: isinstance(it, Mapping))
 SEVERAL: Final = Kind(
     "several things, as in a list",

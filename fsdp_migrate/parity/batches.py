@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.factories import describe_error
 from fsdp_migrate.findings import named
 
 
@@ -77,13 +78,15 @@ def _of_user(batches: Any, *, steps: int, rank: int, world_size: int) -> tuple[A
         taken = inspect.signature(batches).parameters
         about = {"rank": rank, "world_size": world_size}
         wanted = {name: value for name, value in about.items() if name in taken}
-        given = batches(**wanted)
+        given = _by_user(lambda: batches(**wanted))
         every = 1 if wanted else world_size
     if not isinstance(given, Iterable):
         msg = f"`data` gives a {type(given).__name__}; expected batches that can be iterated over."
         raise ConfigError(msg, field="data")
     first = rank if every > 1 else 0
-    found = tuple(itertools.islice(given, first, first + steps * every, every))
+    found: tuple[Any, ...] = _by_user(
+        lambda: tuple(itertools.islice(given, first, first + steps * every, every))
+    )
     if len(found) < steps:
         msg = (
             f"`data` gives rank {rank} {len(found)} batches for {steps} steps. Give at least "
@@ -91,6 +94,14 @@ def _of_user(batches: Any, *, steps: int, rank: int, world_size: int) -> tuple[A
         )
         raise ConfigError(msg, field="data")
     return found
+
+
+def _by_user(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        msg = f"`data` raised {describe_error(error)}."
+        raise ConfigError(msg, field="data") from error
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,11 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from fsdp_migrate.arguments import (
+    CALLABLE,
+    FLAG,
+    NOTHING,
+    PATH,
+    TEXT,
+    check_arguments,
+    whole_number_from,
+)
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError, ProcessGroupError
 from fsdp_migrate.factories import describe_error
 from fsdp_migrate.parity.batches import Fed, feed, move
 from fsdp_migrate.parity.explaining import clue_of, explain
-from fsdp_migrate.parity.making import Pair, Wishes, make_pair
+from fsdp_migrate.parity.making import Pair, Wishes, agreed, make_pair
 from fsdp_migrate.parity.recording import clean_name
 from fsdp_migrate.parity.report import Cost, Difference, ParityReport, Step
 from fsdp_migrate.parity.tensors import Gap, find_gap
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
 
 MOST_DIFFERENCES = 200
 """How many differences a report holds; the first are kept, and all are counted."""
+_MOST_STEPS, _MOST_SEED = 10**9, 2**32
 
 
 def compare_runs(
@@ -110,8 +121,17 @@ def compare_runs(
             "compare_runs; or run `fsdp-migrate parity`, which starts ranks by itself."
         )
         raise ProcessGroupError(msg)
-    if steps < 1:
-        raise ConfigError(f"`steps` must be at least 1, but is {steps}.", field="steps")
+
+    def check() -> None:
+        check_arguments(CALLABLE, model=model, prepare=prepare)
+        check_arguments(CALLABLE | NOTHING, loss=loss, optimizer=optimizer, on_step=on_step)
+        check_arguments(whole_number_from(1, _MOST_STEPS), steps=steps)
+        check_arguments(whole_number_from(-_MOST_SEED, _MOST_SEED), seed=seed)
+        check_arguments(PATH | NOTHING, checkpoint=checkpoint)
+        check_arguments(FLAG, weights_only=weights_only)
+        check_arguments(TEXT | NOTHING, device=device)
+
+    agreed(check)
     wishes = Wishes(
         model=model,
         config=fsdp1_config,
@@ -119,17 +139,11 @@ def compare_runs(
         checkpoint=checkpoint,
         weights_only=weights_only,
         seed=seed,
-        device=_device(device),
+        device=agreed(lambda: _device(device)),
         prepare=prepare,
     )
-    fed = feed(
-        lambda: wishes.make_model()[0],
-        batches,
-        loss,
-        steps=steps,
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-    )
+    own = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    fed = agreed(lambda: feed(lambda: wishes.make_model()[0], batches, loss, steps=steps, **own))
     return _Comparison(wishes, make_pair(wishes), fed).run(on_step or (lambda _: None))
 
 
@@ -139,6 +153,10 @@ def _device(word: str | None) -> torch.device:
         kind = "cpu"
     if kind == "cpu":
         return torch.device("cpu")
+    if kind not in {"cpu", devices.accelerator_type()}:
+        known = " or ".join(repr(each) for each in ("cpu", devices.accelerator_type()) if each)
+        msg = f"`device` is {kind!r:.100}; expected {known}, as this machine has."
+        raise ConfigError(msg, field="device")
     index = dist.get_rank() % max(devices.device_count(kind), 1)
     torch.get_device_module(kind).set_device(index)
     return torch.device(kind, index)
@@ -166,6 +184,7 @@ class _Comparison:
                 self.step, self.counts = number, {}
                 steps.append(self._do_step(batch))
                 on_step(steps[-1])
+        self.notes.extend(_not_finite(steps))
         return ParityReport(
             world_size=dist.get_world_size(),
             device=self.wishes.device.type,
@@ -356,6 +375,17 @@ class _Comparison:
         for each in merged:
             counts[each.stage] = counts.get(each.stage, 0) + 1
         return counts
+
+
+def _not_finite(steps: Iterable[Step]) -> Iterator[str]:
+    """Say where the loss is no number: what is NaN on both sides is equal, and proves nothing."""
+    for step in steps:
+        if not (math.isfinite(step.fsdp1_loss) and math.isfinite(step.fsdp2_loss)):
+            yield (
+                f"The loss is {step.fsdp1_loss} under FSDP1 and {step.fsdp2_loss} prepared in step "
+                f"{step.number}: what is compared from there on says little."
+            )
+            return
 
 
 _ORDER: tuple[tuple[Stage, ...], ...] = (

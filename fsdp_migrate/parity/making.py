@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fsdp_migrate.errors import ConfigError
-from fsdp_migrate.factories import call_factory
+from fsdp_migrate.errors import ConfigError, RankError
+from fsdp_migrate.factories import call_factory, describe_error
 from fsdp_migrate.loading import load_checkpoint
 from fsdp_migrate.parity.fsdp1 import fsdp1_arguments, settle_config
 from fsdp_migrate.parity.recording import clean_name
 from fsdp_migrate.parity.trainees import Prepared, UnderFSDP1, quiet_fsdp1, seed_everything
+from fsdp_migrate.sharding.consensus import together
 from fsdp_migrate.sharding.plan import read_config
 from fsdp_migrate.sharding.tying import parameter_names
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.config import FSDP1Config
 
+
+MadeT = TypeVar("MadeT")
 
 LEARNING_RATE = 1e-3
 
@@ -52,7 +55,25 @@ class Wishes:
         """Return the config for one of the models, whose own modules it may name."""
         given = self.config
         is_function = callable(given) and not isinstance(given, type) and not hasattr(given, "model_fields")
-        return read_config(given(model) if is_function else given)
+        if is_function:
+            try:
+                given = given(model)
+            except Exception as error:
+                msg = f"`fsdp1_config`, a function of the model, raised {describe_error(error)}."
+                raise ConfigError(msg, field="fsdp1_config") from error
+        return read_config(given)
+
+
+def agreed(make: Callable[[], MadeT]) -> MadeT:
+    """Do what runs the user's code on each rank by itself; where it fails on one, it fails on every rank.
+
+    Raises:
+        RankError: Another rank failed; it says which, and why.
+    """
+    made: list[MadeT] = []
+    where = "cannot take part in the comparison, so no rank does"
+    together(lambda: made.append(make()), [None], where, RankError)
+    return made[0]
 
 
 @dataclass(frozen=True)
@@ -70,8 +91,8 @@ def make_pair(wishes: Wishes) -> Pair:
     Raises:
         ConfigError: Something that was given means nothing, or FSDP1 itself could not be given it.
     """
-    plain, made = wishes.make_model()
-    config, notes = settle_config(wishes.config_of(plain), wishes.device)
+    plain, made = agreed(wishes.make_model)
+    config, notes = agreed(lambda: settle_config(wishes.config_of(plain), wishes.device))
     more: list[str] = []
     if wishes.optimizer is None and made is None:
         more.append(f"The optimizer is AdamW with lr {LEARNING_RATE:g}. Give `--optimizer` for your own.")
@@ -82,9 +103,9 @@ def make_pair(wishes: Wishes) -> Pair:
         fsdp1.wrap(arguments, _maker(wishes, plain, made))
         if state is not None:
             fsdp1.load_optimizer_state(state)
-    other, other_made = wishes.make_model()
+    other, other_made = agreed(wishes.make_model)
     fsdp2 = Prepared(other, wishes.device)
-    own_config = config if not callable(wishes.config) else _settled_again(wishes, other, config)
+    own_config = agreed(lambda: _settled_again(wishes, other, config)) if callable(wishes.config) else config
     fsdp2.prepare(wishes.prepare, own_config, _maker(wishes, other, other_made))
     if wishes.checkpoint is not None:
         optimizers = () if wishes.weights_only else (fsdp2.optimizer,)
@@ -124,7 +145,11 @@ def _maker(wishes: Wishes, plain: nn.Module, made: Optimizer | None) -> Callable
         own: Callable[[nn.Module], Any] = wishes.optimizer
 
         def checked(model: nn.Module) -> Optimizer:
-            found = own(model)
+            try:
+                found = own(model)
+            except Exception as error:
+                msg = f"`optimizer`, a function of the sharded model, raised {describe_error(error)}."
+                raise ConfigError(msg, field="optimizer") from error
             if not isinstance(found, Optimizer):
                 msg = f"`optimizer` returns a {type(found).__name__}; expected an optimizer of torch."
                 raise ConfigError(msg, field="optimizer")

@@ -26,6 +26,7 @@ from fsdp_migrate.parity.recording import Recorder, clean_name
 from fsdp_migrate.parity.report import Collective, Cost
 from fsdp_migrate.runtime import full_optimizer_state_dict
 from fsdp_migrate.sharding.prepare import shard_plan
+from fsdp_migrate.sharding.structure import check_is_module
 from fsdp_migrate.sharding.tying import parameter_names
 from fsdp_migrate.torch_compat.traffic import Traffic, count_traffic
 
@@ -205,6 +206,7 @@ class Prepared(Trainee):
     ) -> None:
         """Shard the model, and make its optimizer."""
         self.model = prepare(self.plain, config)
+        check_is_module(self.model)
         self.plan = shard_plan(self.model)
         self.optimizer = make_optimizer(self.model)
 

@@ -121,7 +121,9 @@ def materialize_modules(
     for module in every:
         kept = {name: tensor.clone() for name, tensor in own_tensors(module) if not tensor.is_meta}
         if init is not None:
+            before = _own_parameters(module)
             init(module)
+            _check_initialised(module, before)
         elif has_meta(module):
             _fill_empty(module, device)
             reset = getattr(module, "reset_parameters", None)
@@ -138,6 +140,30 @@ def materialize_modules(
                 "It must give them memory, for example by `module.to_empty(device=..., recurse=False)`."
             )
             raise ModelError(msg)
+
+
+def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def _check_initialised(module: nn.Module, before: Iterable[str]) -> None:
+    """Check that a ``param_init_fn`` left a module the parameters that the plan is made for."""
+    after = _own_parameters(module)
+    lost = [name for name in before if not isinstance(after.get(name), nn.Parameter)]
+    if lost or after.keys() - set(before):
+        what = f"took away `{lost[0]}`" if lost else f"added `{min(after.keys() - set(before))}`"
+        msg = (
+            f"`param_init_fn` {what} of a {type(module).__name__}; expected the same parameters, with "
+            "values. Change the model itself before it is given to prepare_fully_shard."
+        )
+        raise ModelError(msg)
+    if len({parameter.dtype for parameter in after.values()}) > 1:
+        dtypes = ", ".join(f"`{name}` {str(each.dtype)[6:]}" for name, each in after.items())
+        msg = (
+            f"`param_init_fn` made parameters of a {type(module).__name__} of several dtypes: {dtypes}; "
+            "FSDP1 and FSDP2 shard one dtype per unit. Make them of one."
+        )
+        raise ModelError(msg)
 
 
 def _fill_empty(module: nn.Module, device: torch.device) -> None:
