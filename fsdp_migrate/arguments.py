@@ -53,6 +53,7 @@ def whole_number_from(least: int, most: int | None = None) -> Kind:
 NOTHING: Final = Kind("None", lambda it: it is None)
 FLAG: Final = Kind("True or False", lambda it: isinstance(it, bool) or (_is_whole(it) and it in {0, 1}))
 WHOLE: Final = Kind("a whole number", _is_whole)
+NUMBER: Final = Kind("a number", lambda it: hasattr(it, "__float__") and getattr(it, "ndim", 0) == 0)
 TEXT: Final = instance_of(str)
 TEXTS: Final = Kind("a list of texts", _are_texts)
 PATH: Final = Kind("a path or a URL", lambda it: isinstance(it, (str, os.PathLike)))

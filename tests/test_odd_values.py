@@ -12,8 +12,14 @@ from torch.distributed import HashStore
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 import fsdp_migrate
-from fsdp_migrate import FSDP2Config
-from fsdp_migrate.checkpoint_convert import CheckpointReader, OutputOptions, Ranks, check_checkpoint
+from fsdp_migrate import FSDP2Config, runtime
+from fsdp_migrate.checkpoint_convert import (
+    CheckpointReader,
+    ModelOutline,
+    OutputOptions,
+    Ranks,
+    check_checkpoint,
+)
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source import scan_paths
 from tests.test_arguments import SOURCE, convert, load, plan
@@ -25,6 +31,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.any_torch
 
+NUMBER: Any = 3
+WORD: Any = "x"
+NOTHING: Any = None
+LAYER: Any = nn.Linear(2, 2)
+LAYERS: Any = nn.Linear
 HUGE = 10**400
 ENDLESS = 10**5000  # Python refuses to write it down
 
@@ -135,3 +146,100 @@ def test_a_policys_own_error_stays_its_own() -> None:
     for policy in (lambda **asked: nothing["mine"], CustomPolicy(lambda _: nothing["mine"])):
         with pytest.raises(KeyError, match="mine"):
             config(auto_wrap_policy=policy)
+
+
+class Unborn(nn.Module):
+    """A module that forgot ``super().__init__()``."""
+
+    def __init__(self) -> None:
+        pass
+
+
+RUNTIME: dict[str, tuple[Callable[[], object], str]] = {
+    "a text to clip at": (
+        lambda: runtime.clip_grad_norm_(LAYER, WORD),
+        "`max_norm` is a str; expected a number",
+    ),
+    "a number to clip": (lambda: runtime.clip_grad_norm_(NUMBER, 1.0), "`model_or_parameters` is 3"),
+    "numbers to clip": (
+        lambda: runtime.clip_grad_norm_([NUMBER], 1.0),
+        "`model_or_parameters` is 3; expected a Tensor",
+    ),
+    "a text for a dtype": (
+        lambda: runtime.clone_parameters(LAYER, dtype=WORD),
+        "`dtype` is a str; expected a dty",
+    ),
+    "a text for a decay": (
+        lambda: runtime.ema_update({}, LAYER, WORD),
+        "`decay` is a str; expected a number",
+    ),
+    "a number for weights": (
+        lambda: runtime.ema_update(NUMBER, LAYER, 0.9),
+        "`weights` is 3; expected a mapping",
+    ),
+    "numbers for weights": (
+        lambda: runtime.ema_update({"weight": NUMBER}, LAYER, 0.9),
+        "`weight` is 3. Take them from",
+    ),
+    "no optimizer": (
+        lambda: runtime.full_optimizer_state_dict(LAYER, NOTHING),
+        "`optimizer` is None; expected",
+    ),
+    "a text for a flag": (lambda: runtime.full_state_dict(LAYER, rank0_only=WORD), "`rank0_only` is a str"),
+    "a number for a model": (
+        lambda: runtime.sharded_state_dict(NUMBER),
+        "The model is a int; expected a torch.nn.Mod",
+    ),
+    "a class for a model": (lambda: runtime.full_state_dict(LAYERS), "The model is the class Linear"),
+    "a scale of nothing": (
+        lambda: scaler(init_scale=0),
+        "`init_scale` is 0; expected a number above 0, and finite",
+    ),
+    "a text for a scale": (lambda: scaler(init_scale="x"), "`init_scale` is a str; expected a number"),
+    "shrinking growth": (lambda: scaler(growth_factor=0.5), "`growth_factor` is 0.5"),
+    "never growing": (lambda: scaler(growth_interval=-1), "`growth_interval` is -1"),
+    "a number for a state": (
+        lambda: optimizer_state(3),
+        "another structure than `full_optimizer_state_dict`",
+    ),
+    "numbers in a state": (
+        lambda: optimizer_state({"state": 3, "param_groups": [4]}),
+        "another structure than `full_optimizer_state_dict`",
+    ),
+    "an answer that is neither": (
+        lambda: fsdp_migrate.apply_activation_checkpointing(nn.Sequential(LAYER), lambda _: torch.ones(2)),
+        "answered a Tensor for a Linear, which is neither true nor false",
+    ),
+    "loading into an unborn model": (lambda: load(model=Unborn()), "has no `_parameters`.*super"),
+    "loading into a lazy model": (lambda: load(model=nn.LazyLinear(2)), "`weight` of a LazyLinear is lazy"),
+    "a text for weights only": (lambda: planned(weights_only="x"), "`weights_only` is a str"),
+    "a number for options": (
+        lambda: fsdp_migrate.verify_checkpoints(SOURCE, SOURCE, options=NUMBER),
+        "`options` is 3; expected a SourceOptions",
+    ),
+    "a number for an outline": (lambda: ModelOutline(NUMBER), "`parameters` is 3; expected a mapping"),
+    "a number for a name": (lambda: ModelOutline({NUMBER: (1,)}), "`parameters` is 3; expected a str"),
+}
+
+
+def scaler(**given: Any) -> object:
+    """Make a scaler that scales nothing."""
+    return runtime.grad_scaler("cpu", enabled=False, **given)
+
+
+def optimizer_state(state: Any) -> object:
+    """Load a state into an optimizer of a layer."""
+    return runtime.optim_state_dict_to_load(LAYER, torch.optim.SGD(LAYER.parameters(), lr=0.1), state)
+
+
+def planned(**given: Any) -> object:
+    """Plan a conversion."""
+    return fsdp_migrate.plan_conversion(fsdp_migrate.inspect_checkpoint(SOURCE), **given)
+
+
+@pytest.mark.parametrize("name", RUNTIME)
+def test_what_runtime_and_loading_cannot_take_is_a_clear_error(name: str) -> None:
+    call, message = RUNTIME[name]
+    with pytest.raises(FSDPMigrateError) as refusal:
+        call()
+    assert re.search(message, str(refusal.value), re.DOTALL), str(refusal.value)

@@ -60,6 +60,12 @@ class ModelOutline:
     trainable: tuple[str, ...] | None = None
     groups: tuple[tuple[str, ...], ...] | None = None
 
+    def __post_init__(self) -> None:
+        check_arguments(MAPPING, parameters=self.parameters, aliases=self.aliases, apart=self.apart)
+        check_arguments(MAPPING | NOTHING, buffers=self.buffers, dtypes=self.dtypes)
+        for name in self.parameters:
+            check_arguments(TEXT, parameters=name)
+
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from fsdp_migrate.arguments import NOTHING, TEXT, check_arguments, instance_of, whole_number_from
+from fsdp_migrate.arguments import FLAG, NOTHING, TEXT, check_arguments, instance_of, whole_number_from
 from fsdp_migrate.checkpoint_convert.formats.flatten import NumberKey
 from fsdp_migrate.checkpoint_convert.formats.pickle_reader import paused_gc
 from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, shard_boxes
@@ -229,7 +229,7 @@ def plan_conversion(
         >>> plan_conversion(manifest, world_size=4).action
         'rewrite'
     """
-    _check_arguments(world_size, to, link, manifest, output_options)
+    _check_arguments(world_size, to, link, manifest, output_options, (weights_only, without_optimizer))
     casts = {
         "model": resolve_cast(dtype, field="dtype"),
         "optimizer": resolve_cast(optimizer_dtype, field="optimizer_dtype"),
@@ -286,11 +286,17 @@ def _left_out(manifest: Manifest, arrangement: Arrangement) -> tuple[str, ...]:
 
 
 def _check_arguments(
-    world_size: object, to: object, link: str, manifest: object, output_options: object
+    world_size: object,
+    to: object,
+    link: str,
+    manifest: object,
+    output_options: object,
+    left_out: tuple[object, object],
 ) -> None:
     check_arguments(instance_of(Manifest), manifest=manifest)
     check_arguments(instance_of(OutputOptions) | NOTHING, output_options=output_options)
     check_arguments(TEXT, to=to, link=link)
+    check_arguments(FLAG, weights_only=left_out[0], without_optimizer=left_out[1])
     check_arguments(whole_number_from(1, MOST_RANKS) | NOTHING, world_size=world_size)
     if link not in get_args(Link):
         msg = f"`link` is {link!r}; expected one of {', '.join(map(repr, get_args(Link)))}."

@@ -16,6 +16,7 @@ from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES, resolve_cast
 from fsdp_migrate.checkpoint_convert.manifest.keys import parse_rename
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry, Manifest, TensorEntry
+from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.checkpoint_convert.planning.plan import CASTABLE
 from fsdp_migrate.checkpoint_convert.sources.read import read_manifest
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
@@ -33,7 +34,6 @@ from fsdp_migrate.checkpoint_convert.verification.value_compare import value_dif
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
     from fsdp_migrate.checkpoint_convert.storage.progress import Progress
 
@@ -168,6 +168,7 @@ def verify_checkpoints(
     for each in (src, dst):
         check_arguments(PATH | instance_of(Manifest), checkpoint=each)
     check_arguments(TEXTS, renames=renames)
+    check_arguments(instance_of(SourceOptions) | NOTHING, options=options)
     check_arguments(FLAG, weights_only=weights_only, without_optimizer=without_optimizer)
     check_arguments(FUNCTION | NOTHING, progress=progress)
     requested = RequestedChanges(tuple(map(parse_rename, renames)), casts, weights_only, without_optimizer)

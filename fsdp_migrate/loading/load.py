@@ -42,8 +42,9 @@ from fsdp_migrate.loading.report import LoadReport
 from fsdp_migrate.loading.transfer import read_jobs, send_jobs
 from fsdp_migrate.loading.wanted import Wanted, look_at
 from fsdp_migrate.runtime.sharded import show_shards
+from fsdp_migrate.sharding.check import check_not_lazy
 from fsdp_migrate.sharding.optimizers import as_list
-from fsdp_migrate.sharding.structure import check_is_module
+from fsdp_migrate.sharding.structure import check_structure
 
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def load_checkpoint(
     run = _Run(model, Peers(model))
 
     def look() -> None:
-        check_is_module(model)
+        check_structure(model)
+        check_not_lazy(model)
         check_arguments(PATH, path=path)
         check_arguments(MAPPING | NOTHING, extra=extra)
         check_arguments(FLAG, strict=strict, weights_only=weights_only)

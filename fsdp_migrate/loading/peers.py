@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import RankError, UnsupportedFeatureError
 from fsdp_migrate.sharding.consensus import exchange, share, together
+from fsdp_migrate.sharding.structure import structure_fault
 
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Peers:
     def __init__(self, model: object) -> None:
         self.is_alone = not dist.is_initialized()
         self.rank = 0 if self.is_alone else dist.get_rank()
-        known = model.parameters() if isinstance(model, nn.Module) else ()  # else told to all ranks, later
+        # What is no model, or none that can be walked, is told to all ranks, later.
+        known = model.parameters() if isinstance(model, nn.Module) and structure_fault(model) is None else ()
         meshes = {param.device_mesh for param in known if isinstance(param, DTensor)}
         groups = [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
         self._groups: Groups = groups or [None]

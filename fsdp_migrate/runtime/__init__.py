@@ -7,6 +7,7 @@ Everything takes a model of :func:`~fsdp_migrate.prepare_fully_shard`, or one th
 from __future__ import annotations
 
 import functools
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -15,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-from fsdp_migrate.errors import ModelError, ProcessGroupError
+from fsdp_migrate.arguments import FLAG, NOTHING, NUMBER, TEXT, check_arguments, whole_number_from
+from fsdp_migrate.errors import ConfigError, ModelError, ProcessGroupError
 from fsdp_migrate.runtime.clipping import clip_grad_norm_
 from fsdp_migrate.runtime.full_params import summon_full_params
 from fsdp_migrate.runtime.optimizer_states import full_optimizer_state_dict, optim_state_dict_to_load
@@ -138,6 +140,8 @@ def register_forward_methods(model: nn.Module, *methods: str) -> None:
         >>> end_process_group()
     """
     require_units(model, "register_forward_methods")
+    for path in methods:
+        check_arguments(TEXT, methods=path)
     found = [_find_method(model, path) for path in methods]
     for module, owner, name in found:
         registered = _registered.setdefault(module, set())
@@ -215,6 +219,7 @@ def grad_scaler(
         The scaler.
 
     Raises:
+        ConfigError: A number is out of range.
         ProcessGroupError: It is enabled, and no process group is initialised.
 
     Example:
@@ -224,6 +229,12 @@ def grad_scaler(
     if enabled and not dist.is_initialized():
         msg = "`grad_scaler` needs a process group: its ranks agree. Call `init_process_group()` first."
         raise ProcessGroupError(msg)
+    check_arguments(TEXT | NOTHING, device=device)
+    check_arguments(FLAG, enabled=enabled)
+    check_arguments(whole_number_from(1), growth_interval=growth_interval)
+    _check_factor(0, math.inf, init_scale=init_scale)
+    _check_factor(1, math.inf, growth_factor=growth_factor)
+    _check_factor(0, 1, backoff_factor=backoff_factor)
     return unit_state.AgreeingGradScaler(
         device or devices.accelerator_type() or "cpu",
         process_group=process_group,
@@ -233,3 +244,11 @@ def grad_scaler(
         growth_interval=growth_interval,
         enabled=enabled,
     )
+
+
+def _check_factor(above: float, below: float, **factors: float) -> None:
+    check_arguments(NUMBER, **factors)
+    for name, factor in factors.items():
+        if not above < factor < below:
+            bounds = f"above {above}, and finite" if below == math.inf else f"between {above} and {below}"
+            raise ConfigError(f"`{name}` is {factor!r}; expected a number {bounds}.", field=name)

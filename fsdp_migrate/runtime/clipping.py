@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from fsdp_migrate.arguments import NUMBER, SEVERAL, check_arguments, instance_of
 from fsdp_migrate.errors import ConfigError, ModelStateError
 from fsdp_migrate.runtime.sharded import local_of, show_shards
 from fsdp_migrate.torch_compat import unit_state
@@ -67,6 +68,7 @@ def clip_grad_norm_(
         >>> layer.weight.grad
         tensor([[0.2000, 0.3000, 0.6000]])
     """
+    check_arguments(NUMBER, norm_type=norm_type, max_norm=max_norm)
     order, limit = float(norm_type), float(max_norm)
     if not order > 0:
         msg = f"`norm_type` is {norm_type!r}; expected a number above 0, or `inf`."
@@ -98,7 +100,11 @@ def _parameters(given: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> lis
         return list(given.parameters())
     if isinstance(given, torch.Tensor):
         return [given]
-    return list({id(param): param for param in given}.values())
+    check_arguments(SEVERAL, model_or_parameters=given)
+    found = list({id(param): param for param in given}.values())
+    for each in found:
+        check_arguments(instance_of(torch.Tensor), model_or_parameters=each)
+    return found
 
 
 def _total_norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import ModelError, ModelStateError, UnsupportedFeatureError
 from fsdp_migrate.runtime.sharded import gather, is_first_rank, shard_like, show_shards, write_back
 
@@ -92,6 +93,8 @@ def summon_full_params(
         ...     tuple(model.weight.shape)
         (2, 4)
     """
+    flags = {"writeback": writeback, "rank0_only": rank0_only, "offload_to_cpu": offload_to_cpu}
+    check_arguments(FLAG, recurse=recurse, with_grads=with_grads, **flags)
     _check_arguments(writeback, rank0_only, offload_to_cpu, with_grads)
     show_shards(model, "summon_full_params")
     modules = dict(_walk(model, recurse))

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from fsdp_migrate.errors import CheckpointMismatchError
+from fsdp_migrate.arguments import FLAG, check_arguments
+from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.findings import named
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, receive_value
 from fsdp_migrate.runtime.sharded import is_first_rank, shard_like, show_shards
@@ -58,6 +59,9 @@ def full_optimizer_state_dict(
         >>> full_optimizer_state_dict(model, optimizer, rank0_only=False)["param_groups"][0]["params"]
         ['weight', 'bias']
     """
+    check_arguments(FLAG, rank0_only=rank0_only, offload_to_cpu=offload_to_cpu)
+    if optimizer is None:
+        raise OptimizerError("`optimizer` is None; expected the model's optimizer, or several.")
     state = sharded_state_dict(model, optimizer)["optimizer"]
     wanted = not rank0_only or is_first_rank(model.parameters())
 
@@ -133,13 +137,25 @@ def optim_state_dict_to_load(
 
 def _outline_of(state: Mapping[str, Any] | None, *, from_rank0: bool) -> OptimizerOutline:
     """Return the state's names and settings, as rank 0 has them if it sends the state."""
-    outline = [OptimizerOutline.of(state or {})]
+    # What is wrong with rank 0's is for all ranks to know: they wait for it.
+    outline: list[OptimizerOutline | str]
+    try:
+        outline = [OptimizerOutline.of({} if state is None else state)]
+    except (AttributeError, KeyError, TypeError) as error:
+        outline = [f"{type(error).__name__}: {error}"]
     if from_rank0:
         dist.broadcast_object_list(outline, src=0)
-    if not outline[0].params:
+    found = outline[0]
+    if isinstance(found, str):
+        msg = (
+            "The optimizer's state has another structure than `full_optimizer_state_dict` gives it, "
+            f'`{{"state": {{name: {{...}}}}, "param_groups": [...]}}` ({found}).'
+        )
+        raise CheckpointMismatchError(msg)
+    if not found.params:
         msg = "The optimizer's state has no `param_groups`; expected a state keyed by parameter names."
         raise CheckpointMismatchError(msg)
-    return outline[0]
+    return found
 
 
 def _find(names: tuple[str, ...], outline: OptimizerOutline) -> tuple[str, Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from fsdp_migrate.errors import ModelError, ModelStateError
+from fsdp_migrate.sharding.structure import check_is_module
 from fsdp_migrate.torch_compat import unit_state
 
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def units_of(model: nn.Module) -> list[FSDPModule]:
     """Return the modules of a model that ``fully_shard`` has made units, the model itself first."""
+    check_is_module(model)
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 

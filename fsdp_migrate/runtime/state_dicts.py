@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
+from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers
@@ -75,6 +76,7 @@ def full_state_dict(
         (['weight', 'bias'], ['weight', 'bias'])
         >>> end_process_group()
     """
+    check_arguments(FLAG, rank0_only=rank0_only, offload_to_cpu=offload_to_cpu)
     show_shards(model, "full_state_dict")
     wanted = not rank0_only or is_first_rank(model.parameters())
 
@@ -164,6 +166,7 @@ def load_full_state_dict(
         8.0
         >>> end_process_group()
     """
+    check_arguments(FLAG, strict=strict)
     show_shards(model, "load_full_state_dict")
     optimizers = as_list(optimizer)
     here = torch.distributed.get_rank() == 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from fsdp_migrate.arguments import FLAG, MAPPING, NOTHING, NUMBER, check_arguments, instance_of, what_it_is
 from fsdp_migrate.errors import ConfigError, ModelError
 from fsdp_migrate.runtime.sharded import local_of, show_shards
 
@@ -43,6 +44,8 @@ def clone_parameters(
         >>> sorted(clone_parameters(layer))
         ['bias', 'weight']
     """
+    check_arguments(FLAG, buffers=buffers)
+    check_arguments(instance_of(torch.dtype) | NOTHING, dtype=dtype)
     show_shards(model, "clone_parameters")
     copies = {}
     for name, tensor in _tensors(model, buffers=buffers).items():
@@ -78,6 +81,7 @@ def ema_update(average: Mapping[str, torch.Tensor], model: nn.Module, decay: flo
         >>> average["weight"].item()
         1.25
     """
+    check_arguments(NUMBER, decay=decay)
     if not 0 <= decay <= 1:
         msg = f"`decay` is {decay!r}; expected a number between 0 and 1."
         raise ConfigError(msg, field="decay")
@@ -136,10 +140,14 @@ def _pairs(
     weights: Mapping[str, torch.Tensor], model: nn.Module
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the local parts of each weight and of what it belongs to; check all before any is changed."""
+    check_arguments(MAPPING, weights=weights)
     own = _tensors(model, buffers=True)
     problems = []
+    weight: Any
     for name, weight in weights.items():
-        if name not in own:
+        if not isinstance(weight, torch.Tensor):
+            problems.append(f"`{name}` is {what_it_is(weight)}")
+        elif name not in own:
             problems.append(f"`{name}` is nothing in the model")
         elif weight.shape != own[name].shape or _placement(weight) != _placement(own[name]):
             problems.append(f"`{name}` is {_describe(weight)} and in the model {_describe(own[name])}")

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from fsdp_migrate import words
-from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, SEVERAL, TEXT, check_arguments
+from fsdp_migrate.arguments import FLAG, FUNCTION, NOTHING, SEVERAL, TEXT, check_arguments, what_it_is
 from fsdp_migrate.config import AlwaysWrap, ClassWrap, SizeWrap, read_wrap_policy
 from fsdp_migrate.errors import ConfigError, ModelError, WrapPolicyError
 from fsdp_migrate.sharding.structure import check_structure
@@ -386,9 +386,19 @@ def _choose(model: nn.Module, choice: Any) -> dict[str, nn.Module]:
         check: Callable[[nn.Module], Any] = partial(_is_one_of, resolve_classes(choice, model))
     else:
         check = choice
-    return {
-        fqn: module for fqn, module in model.named_modules() if module is not model and bool(check(module))
-    }
+    below = [(fqn, module) for fqn, module in model.named_modules() if module is not model]
+    return {fqn: module for fqn, module in below if _is_yes(check(module), module)}
+
+
+def _is_yes(answer: Any, module: nn.Module) -> bool:
+    try:
+        return bool(answer)
+    except Exception as error:
+        msg = (
+            f"The function in `{FIELD}` answered {what_it_is(answer)} for a {type(module).__name__}, which "
+            f"is neither true nor false ({error}); expected True or False."
+        )
+        raise WrapPolicyError(msg) from error
 
 
 def _is_one_of(classes: tuple[type[nn.Module], ...], module: nn.Module) -> bool:

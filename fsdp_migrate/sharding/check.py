@@ -115,9 +115,11 @@ def check_parameters(
         ModelError: One is not materialised, sparse, freed, a scalar, quantised, of integers, of a scripted
             module, or hidden by an attribute.
     """
+    check_not_lazy(model, ignored, skipped)
     for prefix, module in model.named_modules():
-        if module not in skipped:
-            _check_lazy(prefix, module, ignored)
+        if isinstance(module, torch.jit.ScriptModule) and any(p not in ignored for p in module.parameters()):
+            msg = f"Module `{prefix}` {_SCRIPTED} {_UNSCRIPT}"
+            raise ModelError(msg, fqn=prefix)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         _check_found(model, name, parameter)
         if parameter in ignored:
@@ -152,6 +154,21 @@ def check_units(model: nn.Module, units: Iterable[UnitPlan]) -> None:
         _check_dtypes(unit, named)
 
 
+def check_not_lazy(
+    model: nn.Module,
+    ignored: AbstractSet[nn.Parameter] = frozenset(),
+    skipped: AbstractSet[nn.Module] = frozenset(),
+) -> None:
+    """Check that every tensor that is not ignored has a shape.
+
+    Raises:
+        ModelError: One is lazy, and no batch has gone through it.
+    """
+    for fqn, module in model.named_modules():
+        if module not in skipped:
+            _check_lazy(fqn, module, ignored)
+
+
 def _check_lazy(fqn: str, module: nn.Module, ignored: AbstractSet[nn.Parameter]) -> None:
     own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     lazy = [name for name, tensor in own if tensor not in ignored and nn.parameter.is_lazy(tensor)]
@@ -161,9 +178,6 @@ def _check_lazy(fqn: str, module: nn.Module, ignored: AbstractSet[nn.Parameter])
             "a batch has gone through the model. Run one forward on every rank first, or build the module "
             "with its sizes."
         )
-        raise ModelError(msg, fqn=fqn)
-    if isinstance(module, torch.jit.ScriptModule) and any(p not in ignored for p in module.parameters()):
-        msg = f"Module `{fqn}` {_SCRIPTED} {_UNSCRIPT}"
         raise ModelError(msg, fqn=fqn)
 
 

@@ -34,7 +34,7 @@ def resolve_dtype(name: str | None) -> torch.dtype | None:
     """
     if name is None:
         return None
-    dtype = getattr(torch, name)
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         msg = f"`torch.{name}` is no dtype."
         raise ConfigError(msg)
