@@ -37,7 +37,7 @@ MESSAGES = [
     ("another shape", "Model", r"`embed.weight` \[13, 6\] .*; `embed.weight` \[14, 6\]"),
     ("another name", "Model", r"nothing on rank 0; `more.weight` \[2, 2\] float32, `more.bias`"),
     ("no model", "Model", "The model is a dict"),
-    ("no optimizers", "(Model|Config)", "`optimizers` is an int; expected several things"),
+    ("no optimizers", "(Model|Config)", "`optimizers` is 3; expected several things"),
 ]
 
 
