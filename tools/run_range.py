@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import IO
 
@@ -28,6 +27,8 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 ENDS = {"torch-2.6": "torch==2.6.*", "torch-2.15": "torch==2.15.*"}
 """The ends of the range that pyproject.toml declares; a test holds them to it."""
 PYTHON_OF_ENDS = "3.11"
+UNPINNED = {"torch", "sympy", "cfn-lint"}
+"""torch 2.6 goes with one sympy only, and moto's cfn-lint with newer ones, unless it is older itself."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,12 @@ def install(what: Run, venv: Path, log: IO[str]) -> bool:
 
 
 def pins_for(torch: str | None) -> str:
-    """Return the core lane's pins; another torch decides on the packages that a torch needs."""
-    pins = (ROOT / "constraints" / "core.txt").read_text().splitlines(keepends=True)
+    """Return the core lane's pins; with another torch, without those that it may not go with."""
+    pins = (ROOT / "constraints" / "core.txt").read_text()
     if torch is None:
-        return "".join(pins)
-    needed = {_name_of(each) for each in ["torch", *(metadata.requires("torch") or ())]}
-    return "".join([f"{torch}\n", *(pin for pin in pins if _name_of(pin) not in needed)])
-
-
-def _name_of(requirement: str) -> str:
-    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+        return pins
+    kept = [pin for pin in pins.splitlines() if pin.partition("==")[0] not in UNPINNED]
+    return "\n".join([torch, *kept, ""])
 
 
 def test(venv: Path, log: IO[str]) -> str:
