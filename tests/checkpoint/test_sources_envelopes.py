@@ -19,7 +19,7 @@ from fsdp_migrate.checkpoint_convert import (
 from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.errors import PlanError
 from fsdp_migrate.sharding.outlines import outline_model
-from tests.checkpoint.samples import load_with_torch, save_with_torch
+from tests.checkpoint.samples import ALONE, load_with_torch, save_with_torch
 
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def save_unrecorded(state: State, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         planner = DefaultSavePlanner(flatten_state_dict=False)
-        dcp_save(state, checkpoint_id=path, planner=planner, no_dist=True)
+        dcp_save(state, checkpoint_id=path, planner=planner, **ALONE)
 
 
 @pytest.mark.parametrize("form", ["state.pt", "state.bin", "folder"])

@@ -15,6 +15,7 @@ from torch import nn
 from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert import convert_checkpoint
 from fsdp_migrate.errors import CheckpointError, CheckpointMismatchError
+from tests.checkpoint.samples import ALONE
 from tests.models import Net
 from tests.rank_bodies import load_cases, loading
 from tests.ranks import run_ranks
@@ -383,7 +384,7 @@ def test_schedulers_go_on_as_the_run_that_was_saved(kind: str, form: str, tmp_pa
     if form == "folder":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is one process
-            dcp.save(state, checkpoint_id=tmp_path / "saved", no_dist=True)
+            dcp.save(state, checkpoint_id=tmp_path / "saved", **ALONE)
     else:
         torch.save(state, tmp_path / "saved")
     other, new_optimizer, found = make(new=True)

@@ -19,7 +19,7 @@ from fsdp_migrate.checkpoint_convert import (
     plan_conversion,
     verify_checkpoints,
 )
-from tests.checkpoint.samples import DATA, load_with_torch, save_with_torch
+from tests.checkpoint.samples import ALONE, DATA, load_with_torch, save_with_torch
 
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, flat: bool) 
 def load_alone(state: dict[str, Any], folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load(state, checkpoint_id=folder, no_dist=True)
+        load(state, checkpoint_id=folder, **ALONE)
 
 
 @pytest.mark.parametrize("flat", [False, True])
