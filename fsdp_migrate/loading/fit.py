@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fsdp_migrate.checkpoint_convert.manifest.param_group_defaults import NEWER
 from fsdp_migrate.errors import CheckpointMismatchError
 from fsdp_migrate.findings import Finding, counted, in_lines, listed, make_finding, named
 from fsdp_migrate.loading.offer import Leaf, Offer, StoredTensor
@@ -189,8 +190,7 @@ def _fit_settings(found: Fit, offer: Offer, wanted: Wanted, aliases: Mapping[str
         found.problem("FM434", "param_groups", _groups_text(stored, wanted.groups))
     for number, settings in zip(matched, wanted.settings, strict=True):
         given = {} if number is None else dict((offer.groups or [])[number].settings)
-        found.settings.append({key: leaf for key, leaf in given.items() if key not in OWN_SETTINGS})
-        _check_settings(found, settings, given)
+        _give_settings(found, settings, given)
 
 
 def _match(group: Sequence[str], stored: Sequence[Sequence[str]]) -> int | None:
@@ -201,13 +201,26 @@ def _match(group: Sequence[str], stored: Sequence[Sequence[str]]) -> int | None:
     return next(iter([*same, *larger]), None)
 
 
-def _check_settings(found: Fit, settings: Collection[str], given: Collection[str]) -> None:
+def _give_settings(found: Fit, settings: Collection[str], given: Mapping[str, Leaf]) -> None:
+    """Give a group its settings; note those that it has and the checkpoint has not."""
+    found.settings.append(
+        {
+            key: leaf
+            for key, leaf in given.items()
+            if key not in OWN_SETTINGS and (key in settings or not _is_default_of_newer(key, leaf))
+        }
+    )
     missing = sorted(set(settings) - set(given) - OWN_SETTINGS)
     if given and missing:
         text = (
             f"the settings {', '.join(f'`{name}`' for name in missing)} of a group are not in the checkpoint"
         )
         found.problem("FM434", missing[0], f"{text}: is it the same kind of optimizer?")
+
+
+def _is_default_of_newer(key: str, leaf: Leaf) -> bool:
+    """Tell whether this says what holds anyway where torch, before 2.7, has no such setting."""
+    return key == NEWER and not isinstance(leaf, StoredTensor) and leaf.load() is False
 
 
 def _fit_flattened(found: Fit, offer: Offer, wanted: Wanted, aliases: Mapping[str, str]) -> None:
@@ -223,8 +236,7 @@ def _fit_flattened(found: Fit, offer: Offer, wanted: Wanted, aliases: Mapping[st
         if differ:
             text = f"`{group[0]}` and `{differ[0]}` are in one group here, and have other settings there"
             found.problem("FM434", differ[0], text)
-        found.settings.append({key: leaf for key, leaf in given.items() if key not in OWN_SETTINGS})
-        _check_settings(found, settings, given)
+        _give_settings(found, settings, given)
 
 
 def _same_settings(one: Mapping[str, Leaf], other: Mapping[str, Leaf]) -> bool:

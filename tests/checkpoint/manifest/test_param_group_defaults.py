@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert import (
     OutputOptions,
     convert_checkpoint,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 NEWER = "decoupled_weight_decay"
 GENUINE = DATA / "torch-2.6.0" / "plain.dcp"
+ASKED_FOR = NEWER in torch.optim.Adam([torch.ones(1)]).param_groups[0]
 
 
 def training(kind: type[torch.optim.Optimizer], lr: float) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -51,6 +53,7 @@ def load_alone(state: dict[str, Any], folder: Path) -> None:
         load(state, checkpoint_id=folder, **ALONE)
 
 
+@pytest.mark.skipif(not ASKED_FOR, reason="torch 2.6's optimizers have no such setting")
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 def test_torch_loads_what_an_older_one_saved(
@@ -125,10 +128,31 @@ def test_what_has_no_such_groups_gets_nothing(tmp_path: Path) -> None:
 def test_a_full_state_of_torch_2_6_gets_it_too(tmp_path: Path) -> None:
     saved = state_of(*training(torch.optim.AdamW, 0.1), flat=False)
     for group in saved["optim"]["param_groups"]:
-        del group[NEWER]
+        group.pop(NEWER, None)
     torch.save({"model": saved["model"], "optimizer": saved["optim"]}, tmp_path / "full.pt")
     convert_checkpoint(tmp_path / "full.pt", tmp_path / "out", to="torch", world_size=2)
     assert [g[NEWER] for g in load_with_torch(tmp_path / "out")["optimizer"]["param_groups"]] == [
         False,
         False,
     ]
+
+
+class OlderAdam(torch.optim.Adam):
+    """As torch 2.6 has it."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        for group in self.param_groups:
+            group.pop(NEWER, None)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)
+
+
+def test_an_optimizer_without_it_stays_without(tmp_path: Path) -> None:
+    """What it would say holds there anyway, and the state is the one that DCP gives it."""
+    source = save_with_torch(state_of(*training(torch.optim.Adam, 0.1), flat=False), tmp_path / "source")
+    model = nn.Linear(3, 2)
+    optimizer = OlderAdam([{"params": [model.weight]}, {"params": [model.bias]}])
+    load_checkpoint(source, model, optimizer)
+    assert [(group["lr"], NEWER in group) for group in optimizer.param_groups] == [(0.1, False)] * 2
