@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -38,5 +40,8 @@ def save_fsdp1(folder: str, prefix: str = "") -> None:
     model(torch.ones(2, 5)).sum().backward()
     optimizer.step()
     model_state, optimizer_state = get_state_dict(model, optimizer)
+    groups: Any = optimizer_state["param_groups"]
+    for group in groups:
+        group.setdefault("decoupled_weight_decay", True)  # torch 2.6 has none, and newer ones ask for it
     named = {f"{prefix}{name}": value for name, value in model_state.items()}
     dcp.save({"model": named, "optimizer": optimizer_state, "step": 1}, checkpoint_id=folder)
