@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.nn.parallel import DistributedDataParallel
 
-from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.errors import FSDPMigrateError, UnsupportedFeatureError
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
 
 
@@ -228,10 +228,10 @@ TAKEN: dict[str, Callable[[], Any]] = {
 }
 
 
-def train_all() -> dict[str, list[list[float]]]:
-    """Train each model under FSDP1 and prepared; return both's losses."""
+def train_all() -> dict[str, list[Any]]:
+    """Train each model under FSDP1 and prepared; return both's losses, or what this torch refuses."""
     warnings.simplefilter("ignore")
-    found: dict[str, list[list[float]]] = {}
+    found: dict[str, list[Any]] = {}
     for name, make in TAKEN.items():
         for prepared in (False, True):
             torch.manual_seed(0)
@@ -239,7 +239,11 @@ def train_all() -> dict[str, list[list[float]]]:
             arguments: dict[str, Any] = {"use_orig_params": True, "device_id": torch.device("cpu")}
             if "ignored" in name:
                 arguments["ignored_modules"] = [model._modules["1"]]
-            model = prepare_fully_shard(model, arguments) if prepared else FSDP(model, **arguments)
+            try:
+                model = prepare_fully_shard(model, arguments) if prepared else FSDP(model, **arguments)
+            except UnsupportedFeatureError as refusal:
+                found[name].append(str(refusal))
+                continue
             found.setdefault(name, []).append(_train(model))
     return found
 
@@ -257,6 +261,6 @@ def _train(model: Any) -> list[float]:
     return losses
 
 
-def both() -> tuple[dict[str, tuple[str, str, bool]], dict[str, list[list[float]]]]:
+def both() -> tuple[dict[str, tuple[str, str, bool]], dict[str, list[Any]]]:
     """Do both in one run of ranks."""
     return refuse_all(), train_all()
