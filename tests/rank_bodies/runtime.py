@@ -16,7 +16,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.distributed.tensor import DTensor
 
-from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.errors import FSDPMigrateError, UnsupportedFeatureError
 from fsdp_migrate.runtime import clip_grad_norm_, grad_scaler, no_sync, register_forward_methods
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.models import Block, Head, Net, batch, loss_of
@@ -76,7 +76,15 @@ def error_of(call: Callable[[], Any]) -> tuple[str, str]:
 
 def each(body: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[Any]:
     """Do every case on the same ranks: one start of the ranks is dearer than a case."""
-    return [body(*case) for case in cases]
+    return [result_or_refusal(body, *case) for case in cases]
+
+
+def result_or_refusal(body: Callable[..., Any], *case: Any) -> Any:
+    """Return what a body does, or the words in which this torch is refused."""
+    try:
+        return body(*case)
+    except UnsupportedFeatureError as refusal:
+        return str(refusal)
 
 
 # Accumulation

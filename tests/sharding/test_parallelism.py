@@ -17,17 +17,23 @@ BOUND = 1e-12
 UP, DOWN = "blocks.0.up.weight", "blocks.1.down.weight"
 
 
+Trained = list[dict[str, parallelism.Outcome | str]]
+
+
 @pytest.fixture(scope="module")
-def trained() -> list[dict[str, parallelism.Outcome]]:
+def trained() -> Trained:
     return run_ranks(parallelism.train_all, world_size=4, timeout=300)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(parallelism.CASES))
-def test_training_equals_the_unsharded_model(
-    name: str, trained: list[dict[str, parallelism.Outcome]]
-) -> None:
+def test_training_equals_the_unsharded_model(name: str, trained: Trained) -> None:
     for found in (outcomes[name] for outcomes in trained):
+        if name.startswith("expert") and not device_meshes.HAS_GRADIENT_DIVISOR:
+            unit = "`blocks.0.experts` is expert-parallel"
+            assert found == f"Unit {unit}, whose gradients this torch cannot scale; 2.7 can."
+            continue
+        assert isinstance(found, parallelism.Outcome), found
         assert found.found == pytest.approx(found.expected, abs=BOUND)
         assert found.gradients < BOUND
         assert found.parameters < BOUND
