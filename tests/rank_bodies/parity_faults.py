@@ -69,10 +69,20 @@ def _reduce_low(model: nn.Module, config: FSDP1Config) -> nn.Module:
 
 def _divide_otherwise(model: nn.Module, config: FSDP1Config) -> nn.Module:
     prepared = prepare_fully_shard(model, config)
+    if not device_meshes.HAS_GRADIENT_DIVISOR:
+        prepared.register_forward_hook(_multiply_gradients)
+        return prepared
     units = [each for each in prepared.modules() if isinstance(each, FSDPModule)]
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     device_meshes.set_gradient_divisor(units, mesh, 1)
     return prepared
+
+
+def _multiply_gradients(module: nn.Module, given: Any, out: torch.Tensor) -> None:
+    """Make all gradients what another divisor makes them, where torch 2.6 lets nobody choose one."""
+    del module, given
+    if out.requires_grad:
+        out.register_hook(lambda grad: grad * dist.get_world_size())
 
 
 def _leave_replicas_apart(model: nn.Module, config: FSDP1Config) -> nn.Module:
