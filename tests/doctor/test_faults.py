@@ -19,8 +19,10 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
 )
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.doctor import FAULTS, KnownFault, Sight, examine
+from fsdp_migrate.errors import UnsupportedFeatureError
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.sharding.plan import plan_fully_shard
+from fsdp_migrate.torch_compat import fsdp2
 from tests.models import ConvNet, Net
 
 
@@ -98,6 +100,17 @@ def grouped(count: int) -> Sight:
     return replace(sight, manifest=replace(sight.manifest, name_lists=(listed,)))
 
 
+def of_ignored() -> Sight:
+    """See a plan that leaves a parameter alone, or where torch cannot, one with its finding."""
+    if fsdp2.HAS_IGNORED_PARAMS:
+        return of_model(Net(), ignored_states=["head.out.bias"])
+    with pytest.raises(UnsupportedFeatureError, match=r"`ignored_states` needs torch 2\.7"):
+        of_model(Net(), ignored_states=["head.out.bias"])
+    assert PLAIN.plan is not None
+    findings = (*PLAIN.plan.findings, make_finding("FM106", "ignored_states", "left alone"))
+    return replace(PLAIN, plan=replace(PLAIN.plan, findings=findings))
+
+
 TIED = of_model(Net(tied=True), auto_wrap_policy={nn.Embedding, nn.Linear})
 PLAIN = of_model(Net(), auto_wrap_policy={nn.Embedding, nn.Linear})
 ODD = seeing(model=Odd())
@@ -139,7 +152,7 @@ CASES: dict[str, tuple[Sight, Sight]] = {
     "containers-are-no-units": (of_model(Net(), auto_wrap_policy={nn.ModuleList, nn.Embedding}), PLAIN),
     "batch-norm-of-one-rank": (seeing(model=ConvNet()), seeing(model=nn.SyncBatchNorm(2))),
     "packed-4-bit-weights": (ODD, PLAIN),
-    "clipping-plain-among-sharded": (of_model(Net(), ignored_states=["head.out.bias"]), PLAIN),
+    "clipping-plain-among-sharded": (of_ignored(), PLAIN),
     "checkpoint-of-2.15": (of_tensors(portable=False), of_tensors()),
     "corrupt-full-optimizer": (of_tensors(make_finding("FM217", "a", "equal")), of_tensors()),
     "optimizer-by-numbers": (of_tensors(make_finding("FM222", "a", "lost")), of_tensors()),
