@@ -91,6 +91,7 @@ class _Span:
     begun_in: int = -1
     was_training: bool = True
     is_kept: bool = False
+    was_gathering: bool = True
     handles: list[Any] = field(default_factory=list)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -141,6 +142,7 @@ class _Span:
         """
         self.order.forget()
         self.is_kept = True
+        self.was_gathering = self.group.unshard_in_backward
         for param in self.group.fsdp_params:
             param.free_unsharded_param = _do_nothing
             if param.sharded_param.requires_grad:
@@ -152,6 +154,7 @@ class _Span:
         if not self.is_kept:
             return
         self.is_kept = False
+        self.group.unshard_in_backward = self.was_gathering
         for param in self.group.fsdp_params:
             vars(param).pop("free_unsharded_param", None)
         while self.handles:
@@ -159,6 +162,8 @@ class _Span:
 
     def _reduce_in_the_end(self, parameter: torch.Tensor) -> None:
         del parameter
+        # Of units that are not gathered, torch 2.6 reduces in the end only those that backward gathers not.
+        self.group.unshard_in_backward = False
         self.group.modules[0]._get_fsdp_state()._register_root_post_backward_final_callback()
 
     def _changed_mode(self) -> bool:
