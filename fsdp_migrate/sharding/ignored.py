@@ -30,7 +30,6 @@ def resolve_ignored(
 
     Raises:
         ConfigError: Something is of another kind, or a name is not in the model.
-        UnsupportedFeatureError: This torch's ``fully_shard`` cannot ignore parameters.
     """
     name = "ignored_modules" if config.ignored_modules else "ignored_states"
     given = config.ignored_modules or config.ignored_states or ()
@@ -46,10 +45,15 @@ def resolve_ignored(
     params.update(param for module in modules for param in module.parameters())
     modules &= set(model.modules())
     params &= set(model.parameters())
+    return frozenset(modules), frozenset(params)
+
+
+def check_can_ignore(config: FSDP2Config, params: frozenset[nn.Parameter]) -> None:
+    """Raise UnsupportedFeatureError where this torch's ``fully_shard`` cannot leave parameters alone."""
     if params and not fsdp2.HAS_IGNORED_PARAMS:
+        name = "ignored_modules" if config.ignored_modules else "ignored_states"
         msg = f"`{name}` needs torch 2.7 or later, whose fully_shard can ignore parameters."
         raise UnsupportedFeatureError(msg, feature=name)
-    return frozenset(modules), frozenset(params)
 
 
 def ignored_elsewhere(model: nn.Module, config: FSDP2Config) -> Iterator[Finding]:

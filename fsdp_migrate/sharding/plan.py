@@ -23,7 +23,7 @@ from fsdp_migrate.sharding.activation_checkpointing import plan_if_chosen
 from fsdp_migrate.sharding.check import check_model, check_parameters, check_units
 from fsdp_migrate.sharding.estimates import estimate_plan, estimate_unit
 from fsdp_migrate.sharding.framework_configs import read_framework_config
-from fsdp_migrate.sharding.ignored import ignored_elsewhere, resolve_ignored
+from fsdp_migrate.sharding.ignored import check_can_ignore, ignored_elsewhere, resolve_ignored
 from fsdp_migrate.sharding.optimizers import steps_in_backward
 from fsdp_migrate.sharding.parallelism import check_parallelism
 from fsdp_migrate.sharding.structure import check_structure
@@ -356,6 +356,7 @@ def _full_precision_modules(model: nn.Module, config: FSDP2Config) -> Iterator[s
 def _checked_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> WrapRequest:
     check_model(model)
     request = wrap_request(model, given, config)
+    check_can_ignore(config, request.ignored_params)
     check_parameters(model, request.ignored_params, request.ignored_modules)
     return request
 
