@@ -368,6 +368,7 @@ def with_tensor_parallelism() -> dict[str, Any]:
             parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
             for layer in (model[0], model[2], model):
                 fully_shard(layer, mesh=mesh["dp"])
+            cpu_mends.mend_fsdp2_on_cpu("cpu")
             cpu_mends.mend_gloo_averaging(mesh["dp"], [model[0], model[2], model])
         torch.autograd.backward(model(tokens).square().mean())
         norms = [clip_grad_norm_(model, 1e9, order).item() for order in (1.0, 2.0, math.inf)]
