@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from fsdp_migrate.torch_compat.cpu_mends import mend_fsdp2_on_cpu
 from tests.models import Block, Net
 from tests.rank_bodies.conversions import _full, _loss, _optimizer, _tokens
 
@@ -102,6 +103,7 @@ def _fsdp2(base: type[nn.Module] = nn.Module) -> tuple[Any, torch.optim.Optimize
         if isinstance(module, Block):
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    mend_fsdp2_on_cpu("cpu")  # torch 2.6's own FSDP2 does not run forward there
     return model, _optimizer(model)
 
 
