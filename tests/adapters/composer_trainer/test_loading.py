@@ -133,8 +133,7 @@ def test_what_the_model_has_no_place_for_is_said(tmp_path: Path) -> None:
         save({"state": state}, checkpoint_id=tmp_path / "ba1")
     loader = CheckpointLoader("convert")
     loader.load(lambda **given: None, request_of(tmp_path / "ba1"))
-    (finding,) = loader.findings
-    assert finding.code == "FM419"
+    (finding,) = [finding for finding in loader.findings if finding.code == "FM419"]
     assert "`more`" in finding.message
 
 
