@@ -8,6 +8,7 @@ or touches its privates. What is read here was checked on 2.6, 2.7, 2.9, 2.13 an
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from fsdp_migrate.torch_compat.unit_outputs import hook_all_outputs
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
@@ -352,10 +353,28 @@ def reduce_as_fsdp1(model: nn.Module) -> None:
     for group in parameter_groups(model):
         group.reduce_whole()
     groups = [group for state in _states(model) for group in _groups(state)]
+    _add_up_before_rounding(groups)
     reduce_when_passed(groups)
     gather_outside_inference(groups)
     hook_all_outputs(_states(model))
     recover_before_forward(model)
+
+
+def _add_up_before_rounding(groups: list[Any]) -> None:
+    """Round gradients to a narrower dtype when they are reduced, as FSDP1 does.
+
+    A parameter that is used several times gets several: torch 2.15 rounds each, and then adds them up.
+    """
+    for param in (param for group in groups for param in group.fsdp_params):
+        if hasattr(type(param), "unsharded_grad_dtype"):
+            param.init_unsharded_param = partial(_init_unsharded, param, param.init_unsharded_param)
+
+
+def _init_unsharded(param: Any, init: Callable[[], None]) -> None:
+    init()
+    computed = param.param_dtype or param.orig_dtype
+    if param.reduce_dtype is not None and param.reduce_dtype.itemsize < computed.itemsize:
+        param._unsharded_param.grad_dtype = computed
 
 
 def recover_before_forward(model: nn.Module) -> None:
