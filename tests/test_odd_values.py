@@ -188,7 +188,7 @@ RUNTIME: dict[str, tuple[Callable[[], object], str]] = {
     "a text for a flag": (lambda: runtime.full_state_dict(LAYER, rank0_only=WORD), "`rank0_only` is a str"),
     "a number for a model": (
         lambda: runtime.sharded_state_dict(NUMBER),
-        "The model is a int; expected a torch.nn.Mod",
+        "The model is 3; expected a torch.nn.Mod",
     ),
     "a class for a model": (lambda: runtime.full_state_dict(LAYERS), "The model is the class Linear"),
     "a scale of nothing": (

@@ -183,17 +183,17 @@ def _check_lazy(fqn: str, module: nn.Module, ignored: AbstractSet[nn.Parameter])
 
 def _check_found(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Check that a parameter is found by its name, as attributes are."""
-    found: object = None
+    cause = None
     try:
-        found = model.get_parameter(name)
-    except Exception:  # whatever the attributes of others raise
-        found = None
-    if found is not parameter:
-        msg = (
-            f"Parameter `{name}` is not what the attribute of this name gives: an attribute or property of a "
-            "class hides it, or a module above it. Register it under another name."
-        )
-        raise ModelError(msg, fqn=name)
+        if model.get_parameter(name) is parameter:
+            return
+    except Exception as error:  # whatever the attributes of others raise
+        cause = error
+    msg = (
+        f"Parameter `{name}` is not what the attribute of this name gives: an attribute or property of a "
+        "class hides it, or a module above it. Register it under another name."
+    )
+    raise ModelError(msg, fqn=name) from cause
 
 
 def _check_memory(name: str, parameter: nn.Parameter) -> None:

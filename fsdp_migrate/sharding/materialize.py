@@ -22,7 +22,7 @@ from fsdp_migrate.torch_compat import module_kinds, tensor_kinds
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -146,7 +146,7 @@ def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
-def _check_initialised(module: nn.Module, before: Iterable[str]) -> None:
+def _check_initialised(module: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
     """Check that a ``param_init_fn`` left a module the parameters that the plan is made for."""
     after = _own_parameters(module)
     lost = [name for name in before if not isinstance(after.get(name), nn.Parameter)]
@@ -157,7 +157,8 @@ def _check_initialised(module: nn.Module, before: Iterable[str]) -> None:
             "values. Change the model itself before it is given to prepare_fully_shard."
         )
         raise ModelError(msg)
-    if len({parameter.dtype for parameter in after.values()}) > 1:
+    # Where there were several before, units were planned for them, or some are ignored.
+    if len({each.dtype for each in after.values()}) > 1 >= len({each.dtype for each in before.values()}):
         dtypes = ", ".join(f"`{name}` {str(each.dtype)[6:]}" for name, each in after.items())
         msg = (
             f"`param_init_fn` made parameters of a {type(module).__name__} of several dtypes: {dtypes}; "

@@ -324,7 +324,7 @@ def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set
             parameter.data = parameter.data.contiguous()
     try:
         return fsdp2.shard_modules(modules, arguments)
-    except Exception as error:
+    except (AttributeError, TypeError) as error:  # what classes raise that allow no subclass, or no attribute
         kinds = " and ".join(sorted({type(module).__name__ for module in modules}))
         msg = (
             f"torch's fully_shard failed on unit `{unit.fqn or 'the root'}` ({kinds}): "

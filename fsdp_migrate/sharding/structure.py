@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from fsdp_migrate.arguments import what_it_is
 from fsdp_migrate.errors import ModelError
 from fsdp_migrate.torch_compat import module_kinds
 
@@ -41,7 +42,7 @@ def check_is_module(model: object) -> None:
         ModelError: It is something else.
     """
     if not isinstance(model, nn.Module):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        what = what_it_is(model)
         hint = " Call the class to make one." if isinstance(model, type) else ""
         msg = f"The model is {what}; expected a torch.nn.Module, and its arguments after it.{hint}"
         raise ModelError(msg)
@@ -145,7 +146,7 @@ def _check_value(fqn: str, kind: str, value: object) -> None:
     # By type: a class may answer `isinstance` as it likes. A Parameter is told by a mark, though.
     fits = isinstance(value, expected) if kind == "parameter" else issubclass(type(value), expected)
     if not fits:
-        what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+        what = what_it_is(value)
         hint = (
             "Wrap the tensor in `torch.nn.Parameter`" if isinstance(value, torch.Tensor) else "Register one"
         )
