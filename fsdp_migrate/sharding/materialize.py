@@ -121,7 +121,7 @@ def materialize_modules(
     for module in every:
         kept = {name: tensor.clone() for name, tensor in own_tensors(module) if not tensor.is_meta}
         if init is not None:
-            before = _own_parameters(module)
+            before = {name: each.dtype for name, each in _own_parameters(module).items()}
             init(module)
             _check_initialised(module, before)
         elif has_meta(module):
@@ -146,7 +146,7 @@ def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
-def _check_initialised(module: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
+def _check_initialised(module: nn.Module, before: Mapping[str, torch.dtype]) -> None:
     """Check that a ``param_init_fn`` left a module the parameters that the plan is made for."""
     after = _own_parameters(module)
     lost = [name for name in before if not isinstance(after.get(name), nn.Parameter)]
@@ -158,7 +158,7 @@ def _check_initialised(module: nn.Module, before: Mapping[str, nn.Parameter]) ->
         )
         raise ModelError(msg)
     # Where there were several before, units were planned for them, or some are ignored.
-    if len({each.dtype for each in after.values()}) > 1 >= len({each.dtype for each in before.values()}):
+    if len({each.dtype for each in after.values()}) > 1 >= len(set(before.values())):
         dtypes = ", ".join(f"`{name}` {str(each.dtype)[6:]}" for name, each in after.items())
         msg = (
             f"`param_init_fn` made parameters of a {type(module).__name__} of several dtypes: {dtypes}; "

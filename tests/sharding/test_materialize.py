@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from fsdp_migrate.errors import ModelError
+from fsdp_migrate.sharding.materialize import materialize_modules
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from fsdp_migrate.torch_compat import fsdp2
 from tests.models import Net
@@ -133,3 +135,18 @@ def test_a_size_policy_that_finds_nothing_large_enough_is_told() -> None:
     plan = plan_fully_shard(Net(), {"auto_wrap_policy": {"min_num_params": 1e8}}, world_size=2)
     assert [unit.fqn for unit in plan.units] == [""]
     assert "FM105" in {finding.code for finding in plan.findings}
+
+
+def test_an_init_function_may_keep_several_dtypes_and_not_make_them() -> None:
+    """One of them may be ignored; what is planned for one dtype is not to get another."""
+    cpu = torch.device("cpu")
+    mixed = torch.nn.Linear(2, 2, device="meta")
+    mixed.bias.data = mixed.bias.data.bfloat16()
+    materialize_modules([mixed], cpu, lambda module: module.to_empty(device="cpu"))
+    assert (mixed.weight.dtype, mixed.bias.dtype) == (torch.float32, torch.bfloat16)
+
+    def spoil(module: torch.nn.Module) -> None:
+        module.to_empty(device="cpu").bias.data = torch.ones(2, dtype=torch.float64)
+
+    with pytest.raises(ModelError, match="several dtypes"):
+        materialize_modules([torch.nn.Linear(2, 2, device="meta")], cpu, spoil)
