@@ -16,11 +16,11 @@ from tests.ranks import ROOT, RanksFailedError, run_ranks
 from tools.run_lanes import end_with_descendants
 
 
-def run_python(*arguments: object, cwd: Path | None = None, paths: tuple[Path, ...] = ()) -> str:
-    """Return what ``python ARGUMENTS`` writes to stdout; it must end well. ``paths`` come before others."""
+def run_python(*arguments: object, cwd: Path | None = None) -> str:
+    """Return what ``python ARGUMENTS`` writes to stdout, in one thread as ranks have it; it must end well."""
     command = [sys.executable, *map(str, arguments)]
     # The root is for scripts that take something from the tests.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT)))}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment
     ) as process:
@@ -41,16 +41,10 @@ def run_torchrun(script: object, *arguments: object, num_ranks: int = 2, cwd: Pa
     return run_python(*launcher, ROOT / str(script), *arguments, cwd=cwd)
 
 
-def run_composer(
-    script: object,
-    *arguments: object,
-    num_ranks: int = 2,
-    cwd: Path | None = None,
-    paths: tuple[Path, ...] = (),
-) -> str:
+def run_composer(script: object, *arguments: object, num_ranks: int = 2, cwd: Path | None = None) -> str:
     """Return what rank 0 writes to stdout under ``composer -n NUM_RANKS SCRIPT ARGUMENTS``."""
     launcher = Path(sys.executable).with_name("composer")
-    return run_python(launcher, "-n", num_ranks, ROOT / str(script), *arguments, cwd=cwd, paths=paths)
+    return run_python(launcher, "-n", num_ranks, ROOT / str(script), *arguments, cwd=cwd)
 
 
 def run_script(script: object, *arguments: object, num_ranks: int = 2) -> str:
@@ -64,14 +58,12 @@ def run_script(script: object, *arguments: object, num_ranks: int = 2) -> str:
     return "".join(out)
 
 
-def launch_forked(arguments: list[str], *, world_size: int, logs: Path) -> None:
+def launch_forked(module: str, arguments: list[str], *, world_size: int, logs: Path) -> None:
     """Do what ``fsdp_migrate.launch.launch_ranks`` does, in processes that have torch loaded."""
     del logs
-    option, module, *others = arguments
-    assert option == "-m"
     store = _new_store()
     try:
-        run_ranks(scripts.run_main, module, *others, world_size=world_size, master_port=store.port)
+        run_ranks(scripts.run_main, module, *arguments, world_size=world_size, master_port=store.port)
     except RanksFailedError as error:
         raise RankError(str(error)) from error
 

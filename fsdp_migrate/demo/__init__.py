@@ -148,7 +148,8 @@ def _run(
     def train(phase: str) -> dict[str, Any]:
         start = time.monotonic()
         launch_ranks(
-            ["-m", "fsdp_migrate.demo.worker", phase, str(folder), str(num_steps)],
+            "fsdp_migrate.demo.worker",
+            [phase, str(folder), str(num_steps)],
             world_size=world_size,
             logs=folder / "logs",
         )

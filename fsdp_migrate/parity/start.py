@@ -68,9 +68,7 @@ def run_parity(
         folder = Path(temporary)
         (folder / RECIPE).write_text(json.dumps(asdict(recipe)))
         try:
-            launch_ranks(
-                ["-m", "fsdp_migrate.parity.worker", str(folder)], world_size=ranks, logs=folder / "logs"
-            )
+            launch_ranks("fsdp_migrate.parity.worker", [str(folder)], world_size=ranks, logs=folder / "logs")
         except RankError as error:
             if (said := _said(folder, ranks)) is None:
                 raise

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,10 +21,6 @@ from fsdp_migrate.cli import main
 from fsdp_migrate.demo.compare import compare_states
 from fsdp_migrate.errors import ConfigError, OutputExistsError
 from tests.scripts import launch_forked
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 COMMAND = [sys.executable, "-m", "fsdp_migrate", "demo"]
@@ -137,9 +134,9 @@ from fsdp_migrate.launch import launch_ranks
 from fsdp_migrate.errors import RankError
 
 handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-arguments = ["-m", "fsdp_migrate.demo.worker", "no-such-phase", sys.argv[1], "2"]
+arguments = ["no-such-phase", sys.argv[1], "2"]
 try:
-    launch_ranks(arguments, world_size=2, logs=Path(sys.argv[1], "logs"))
+    launch_ranks("fsdp_migrate.demo.worker", arguments, world_size=2, logs=Path(sys.argv[1], "logs"))
 except RankError as error:
     print(error)
 assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -166,6 +163,7 @@ def test_a_process_that_fails_is_named_with_its_traceback(tmp_path: Path) -> Non
 def test_an_interrupt_ends_the_processes(tmp_path: Path, number: int, code: int) -> None:
     with start("--dir", tmp_path / "kept", "--steps", 100_000) as process:
         workers = wait_for_workers(process.pid)
+        assert not any(catches_interrupts(worker.pid) for worker in workers)
         os.kill(process.pid, number)
         shown = process.communicate(timeout=400)[1]
     assert process.returncode == code, shown
@@ -196,6 +194,13 @@ def wait_for_workers(pid: int) -> list[psutil.Process]:
             return workers
         time.sleep(0.05)
     raise AssertionError("the demo started no processes")
+
+
+def catches_interrupts(pid: int) -> bool:
+    """Whether SIGINT runs Python's handler there, of which a process that waits in C++ hears late."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert caught is not None
+    return bool(int(caught[1], 16) >> (signal.SIGINT - 1) & 1)
 
 
 @pytest.mark.parametrize(
