@@ -76,3 +76,18 @@ def test_an_unknown_run_is_named() -> None:
     )
     assert done.returncode == 1
     assert "No such run: 2.7; expected 3.10," in done.stderr
+
+
+def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the commands are that pyenv puts on the PATH."""
+    shims, home = tmp_path / "shims", tmp_path / "home"
+    works = home / ".pyenv" / "versions" / "3.12.1" / "bin" / "python3.12"
+    for path, status in ((shims / "python3.12", 127), (works, 0)):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\nexit {status}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shims}:/bin:/usr/bin")
+    monkeypatch.setenv("HOME", str(home))
+    assert run_range.find_python("3.12") == works
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run_range.find_python("3.12") is None

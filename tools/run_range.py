@@ -64,10 +64,16 @@ def main(names: list[str]) -> int:
 
 
 def find_python(version: str) -> Path | None:
-    """Return an interpreter of a version: on the PATH, or one of pyenv's."""
+    """Return an interpreter of a version that starts: on the PATH, or one of pyenv's.
+
+    pyenv puts a command of each Python on the PATH that fails where the Python is not switched on.
+    """
     found = shutil.which(f"python{version}")
-    others = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
-    return Path(found) if found else others[-1] if others else None
+    others = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"), reverse=True)
+    for path in (*([Path(found)] if found else []), *others):
+        if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
 
 
 def run(what: Run) -> bool:
