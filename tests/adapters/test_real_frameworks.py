@@ -245,6 +245,9 @@ found["accelerate"] = same(accelerator.unwrap_model(model), optimizer.optimizer,
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
+from fsdp_migrate.torch_compat.cpu_mends import mend_fsdp2_on_cpu
+
+mend_fsdp2_on_cpu("cpu")  # torch 2.6's own FSDP2 does not run forward there
 
 class Lit(pl.LightningModule, Net):
     def configure_model(self):

@@ -124,9 +124,10 @@ def test_little_more_is_asked_of_a_store_than_is_needed(
     )
     catalogue.close()
     assert torch.equal(half, saved.state_dict()["0.weight"][256:])
-    # A file into which nobody has looked yet is read ahead for what frames the small items in it.
-    ahead = 8 * BLOCK_BYTES if kind == "two folders" else 0
-    assert counts["bytes"] - opened <= 1.1 * half.nbytes + ahead
+    # What frames the item is in a block of its own or not, as the torch that saved it aligned it. A file into
+    # which nobody has looked yet is read ahead for what frames the small items in it.
+    framing = (8 if kind == "two folders" else 1) * BLOCK_BYTES
+    assert counts["bytes"] - opened <= half.nbytes + framing
 
 
 @pytest.mark.s3
