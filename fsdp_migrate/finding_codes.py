@@ -474,5 +474,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed",
             "`optimizer.state_dict()` of a sharded model: one rank's part, which nothing puts together.",
         ),
+        "FM426": FindingCode(
+            "changed", "Files in which FSDP1's ranks saved their shards: FSDP2 does not take what they hold."
+        ),
     }
 )

@@ -171,4 +171,10 @@ EXPLANATIONS = {
         "Save `fsdp_migrate.runtime.full_optimizer_state_dict(model, optimizer)` or `sharded_state_dict(model, optimizer)`, and load"
         " with `optim_state_dict_to_load` or `load_checkpoint`.",
     ),
+    "FM426": (
+        "Under `SHARDED_STATE_DICT` each rank saved its shards by `torch.save`. FSDP1's are `ShardedTensor`s, FSDP2's `DTensor`s. The rewritten code"
+        " reads what it has saved itself, at the same number of ranks.",
+        "Go on from FSDP1's files by `fsdp_migrate.load_checkpoint(FOLDER, model, optimizer)`, at any number of ranks, or convert the folder once and read"
+        " it with `dcp.load`. For new checkpoints `torch.distributed.checkpoint.save` is better: it can be loaded at another number of ranks.",
+    ),
 }

@@ -1,0 +1,69 @@
+"""``torch.load`` of what each rank saved of a sharded state, of which FSDP2 does not take what FSDP1 wrote.
+
+https://docs.pytorch.org/docs/stable/fsdp.html#torch.distributed.fsdp.ShardedStateDictConfig
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import arguments
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "rank-files"
+CODES = ("FM426",)
+
+_MEANT = (
+    "files that FSDP1 saved here hold ShardedTensors, which FSDP2 does not take: load these by "
+    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate. What the new code saves is loaded as before."
+)
+_STATES = {
+    "load_state_dict": ("state_dict", "strict"),
+    "optim_state_dict_to_load": ("model", "optim", "optim_state_dict"),
+    "flatten_sharded_optim_state_dict": ("sharded_optim_state_dict", "model", "optim"),
+}
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find the ``torch.load`` whose value is loaded as the sharded state of a model or an optimizer."""
+    done: set[cst.Call] = set()
+    for call in source.calls:
+        load = _file_of(source, call)
+        if load is not None and load not in done and _is_sharded(source, call):
+            done.add(load)
+            yield Found("FM426", load, _MEANT, "commented")
+
+
+def _file_of(source: Source, call: cst.Call) -> cst.Call | None:
+    """Return the ``torch.load`` that gives the state which a call takes, where the source shows it."""
+    name = source.class_function(call)
+    if not name and isinstance(call.func, cst.Attribute) and call.func.attr.value == "load_state_dict":
+        name = "load_state_dict"
+    given = arguments(call, _STATES[name]) if name in _STATES else None
+    for value in (given or {}).values():
+        file: cst.BaseExpression | None = value
+        while isinstance(file, (cst.Subscript, cst.Name, cst.Attribute)):
+            file = file.value if isinstance(file, cst.Subscript) else last_value(source.index, file)
+        if isinstance(file, cst.Call) and "torch.load" in source.index.qualified(file.func):
+            return file
+    return None
+
+
+def _is_sharded(source: Source, call: cst.Call) -> bool:
+    if source.class_function(call) == "flatten_sharded_optim_state_dict":
+        return True
+    context = source.contexts.around(call)
+    if context is not None and context.problem is not None:
+        return False
+    settings = source.contexts.settings_at(call) if context is None else context.settings
+    return settings is not None and settings.kind == "sharded"

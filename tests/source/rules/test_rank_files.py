@@ -1,0 +1,44 @@
+"""Files in which each rank saved its shards, read by code that is rewritten."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import codes, turned
+
+
+pytestmark = pytest.mark.any_torch
+
+SHARDED = "with FSDP.state_dict_type(m, StateDictType.SHARDED_STATE_DICT):\n    "
+SETTER = "FSDP.set_state_dict_type(m, StateDictType.SHARDED_STATE_DICT)\n"
+FULL = SHARDED.replace("SHARDED", "FULL")
+MADE = "m = FSDP(net)\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{SHARDED}m.load_state_dict(torch.load(path))\n",
+        f"state = torch.load(path)\n{SHARDED}m.load_state_dict(state['model'])\n",
+        f"{SHARDED}state = torch.load(path)\n    m.load_state_dict(state_dict=state)\n",
+        f"{SHARDED}x = FSDP.optim_state_dict_to_load(m, optim, torch.load(path))\n",
+        f"{SETTER}m.load_state_dict(torch.load(path))\n",
+        "x = FSDP.flatten_sharded_optim_state_dict(torch.load(path), m, optim)\n",
+    ],
+)
+def test_they_are_said(body: str) -> None:
+    assert codes(MADE + body).count(("FM426", "commented")) == 1
+    assert "# fsdp-migrate: FM426 files that FSDP1 saved here" in turned(MADE + body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{FULL}m.load_state_dict(torch.load(path))\n",
+        "m.load_state_dict(torch.load(path))\n",
+        f"state = m.state_dict()\ndcp.load(state, path)\n{SHARDED}m.load_state_dict(state)\n",
+        f"other = torch.load(path)\n{SHARDED}m.load_state_dict(state)\n",
+    ],
+)
+def test_others_are_not(body: str) -> None:
+    assert "FM426" not in {code for code, _ in codes(MADE + body)}
