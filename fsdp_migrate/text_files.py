@@ -48,8 +48,13 @@ def keep_backup(path: Path) -> Backup:
     return Backup(backup, is_new)
 
 
-def write_whole(path: Path, data: bytes, *, like: Path) -> None:
-    """Write a file whole or not at all, with the permissions of another one.
+def write_whole(path: Path, data: bytes, *, like: Path | None) -> None:
+    """Write a file whole or not at all.
+
+    Args:
+        path: The file.
+        data: All of it.
+        like: The file whose permissions it gets; None: those that any new file gets.
 
     Raises:
         OSError: It cannot be written; nothing is left of it.
@@ -60,7 +65,11 @@ def write_whole(path: Path, data: bytes, *, like: Path) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        shutil.copymode(like, name)
+        if like is None:
+            os.umask(mask := os.umask(0))
+            Path(name).chmod(0o666 & ~mask)
+        else:
+            shutil.copymode(like, name)
         Path(name).replace(path)
     except BaseException:  # an interruption leaves nothing either
         with contextlib.suppress(OSError):

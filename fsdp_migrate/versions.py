@@ -1,8 +1,28 @@
-"""Versions of packages: their numbers, and which are in a range."""
+"""Versions of packages: their numbers, which are in a range, and which are installed."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+PACKAGES = (
+    "torch",
+    "mosaicml",
+    "accelerate",
+    "transformers",
+    "lightning",
+    "peft",
+    "bitsandbytes",
+    "axolotl",
+    "transformer-engine",
+)
+"""What takes part in a migration, where it is installed."""
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
@@ -25,3 +45,12 @@ def is_within(version: str, since: str, before: str) -> bool:
     """
     found = version_numbers(version)
     return (not since or found >= version_numbers(since)) and (not before or found < version_numbers(before))
+
+
+def installed_versions() -> Iterator[tuple[str, str]]:
+    """Yield those of :data:`PACKAGES` that are installed, with their versions."""
+    from importlib import metadata
+
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            yield package, metadata.version(package)

@@ -35,7 +35,7 @@ HOUSE: House = (
     "adapters.__init__",
     "finding_codes",
     "errors findings",  # an error holds findings, and raising them is one
-    "arguments",
+    "arguments visible",
     [
         "explanations",
         (
@@ -79,8 +79,9 @@ HOUSE: House = (
     ["doctor", "parity"],
     "__init__",
     [("adapters.composer_trainer", "adapters.composer_callback"), "demo"],
-    ["cli.document", "cli.torchrun"],
+    ["cli.document", "cli.torchrun", "cli.typed", "report"],
     "cli.render",
+    "cli.pages",
     "cli",
     "__main__",
 )

@@ -23,8 +23,10 @@ import typer
 
 from fsdp_migrate.cli import torchrun
 from fsdp_migrate.cli.app import app
-from fsdp_migrate.cli.document import error_body, printable, write_document
+from fsdp_migrate.cli.document import error_body, write_document
+from fsdp_migrate.cli.typed import TYPED
 from fsdp_migrate.errors import FindingsError, FSDPMigrateError, is_out_of_memory
+from fsdp_migrate.visible import printable
 
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _UsageError = typer.BadParameter.__bases__[0]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with ``argv``, by default that of the process, and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    TYPED.set(tuple(arguments))
     try:
         with _end_on_signals():
             result = app(arguments, prog_name="fsdp-migrate", standalone_mode=False)

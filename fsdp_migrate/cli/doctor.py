@@ -9,7 +9,7 @@ import typer
 
 from fsdp_migrate.cli.command_help import REPORT
 from fsdp_migrate.cli.document import write_document
-from fsdp_migrate.cli.options import Json
+from fsdp_migrate.cli.options import Html, Json, Markdown
 
 
 def doctor(
@@ -34,6 +34,8 @@ def doctor(
         bool,
         typer.Option("--strict", help="Exit with 3 if a known fault is there.", rich_help_panel=REPORT),
     ] = False,
+    html: Html = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> int:
     """Say which known faults of torch and the frameworks hit you, and what to do.
@@ -41,13 +43,23 @@ def doctor(
     Looks at the versions here, and at whatever it is given. docs/known-issues.md
     lists all faults that it knows.
     """
+    from fsdp_migrate.cli.pages.doctor import doctor_report
+    from fsdp_migrate.cli.pages.output import wanted_pages
     from fsdp_migrate.cli.render.doctor import show_diagnosis
     from fsdp_migrate.doctor import examine, look
 
+    pages = wanted_pages(html, markdown)
     sight = look(model=model, config=config, checkpoint=checkpoint, paths=paths or (), world_size=world_size)
     diagnosis = examine(sight)
     if json:
         write_document("doctor", diagnosis.as_dict())
     else:
         show_diagnosis(diagnosis)
+    given = {
+        "paths": " ".join(paths or ()),
+        "model": model,
+        "config": None if config is None else str(config),
+        "checkpoint": checkpoint,
+    }
+    pages.write(lambda: doctor_report(diagnosis, given), aside=json)
     return 3 if strict and diagnosis.symptoms else 0

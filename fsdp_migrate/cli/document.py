@@ -12,18 +12,6 @@ if TYPE_CHECKING:
 
 
 SCHEMA_VERSION = 1
-# What would move a terminal's cursor, change its title or hide a text.
-_CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
-
-
-def printable(text: str) -> str:
-    r"""Return a text without control characters: names in a checkpoint may be anybody's.
-
-    Example:
-        >>> printable("a\x1b[31m")
-        'a\\x1b[31m'
-    """
-    return text.translate(_CONTROLS)
 
 
 def write_document(command: str | None, body: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The options of the commands: their words, their help and their groups.
 
-All commands that report have the first three; the others are about checkpoints.
+All commands that report have the first three; the last are about checkpoints.
 """
 
 from __future__ import annotations
@@ -32,6 +32,21 @@ All = Annotated[
 ]
 
 
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Also write the report as one page of HTML.", rich_help_panel=REPORT
+    ),
+]
+Markdown = Annotated[
+    Path | None,
+    typer.Option(
+        "--markdown",
+        metavar="FILE",
+        help="Also write it as Markdown, for a pull request.",
+        rich_help_panel=REPORT,
+    ),
+]
 Sarif = Annotated[
     bool,
     typer.Option(

@@ -10,7 +10,7 @@ import typer
 from fsdp_migrate.cli import torchrun
 from fsdp_migrate.cli.command_help import SOURCE, words_of
 from fsdp_migrate.cli.document import write_document
-from fsdp_migrate.cli.options import All, Config, Json, Strict
+from fsdp_migrate.cli.options import All, Config, Html, Json, Markdown, Strict
 
 
 class Device(str, Enum):
@@ -75,6 +75,8 @@ def parity(
     seed: Annotated[int, typer.Option(metavar="N", help="Where random numbers begin.")] = 0,
     strict: Strict = False,
     everything: All = False,
+    html: Html = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> int:
     """Train a model of your own under FSDP1 and FSDP2 for some steps, and compare every tensor.
@@ -82,6 +84,8 @@ def parity(
     Needs no GPU. Exits with 1 if something differs that no finding
     explains, and names where the runs part first.
     """
+    from fsdp_migrate.cli.pages.output import wanted_pages
+    from fsdp_migrate.cli.pages.parity import parity_report
     from fsdp_migrate.cli.render.parity import show_parity
     from fsdp_migrate.cli.render.progress import say
     from fsdp_migrate.errors import ConfigError
@@ -105,11 +109,13 @@ def parity(
         seed=seed,
         device=device.value,
     )
+    pages = wanted_pages(html, markdown)
     report = run_parity(recipe, ranks=ranks, on_phase=say)
     if json:
         write_document("parity", report.as_dict())
     else:
         show_parity(report, everything=everything)
+    pages.write(lambda: parity_report(report, recipe), aside=json)
     if report.identical:
         return 0
     if not report.is_explained:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import typer
 
 from fsdp_migrate.cli.document import write_document, write_json
-from fsdp_migrate.cli.options import (
-    All,
-    Json,
-    Paths,
-    Sarif,
-    Strict,
-)
+from fsdp_migrate.cli.options import All, Html, Json, Markdown, Paths, Sarif, Strict
 
 
 def scan(
-    paths: Paths, everything: All = False, strict: Strict = False, json: Json = False, sarif: Sarif = False
+    paths: Paths,
+    everything: All = False,
+    strict: Strict = False,
+    html: Html = None,
+    markdown: Markdown = None,
+    json: Json = False,
+    sarif: Sarif = False,
 ) -> int:
     """Find FSDP1 in Python sources and notebooks, in configs and checkpoints, and say what to do.
 
@@ -23,6 +23,8 @@ def scan(
     """
     if json and sarif:
         raise typer.BadParameter("Give either --json or --sarif.")
+    from fsdp_migrate.cli.pages.output import wanted_pages
+    from fsdp_migrate.cli.pages.scan import scan_report
     from fsdp_migrate.cli.render.sources import show_scan, show_surroundings
     from fsdp_migrate.source import scan_paths
     from fsdp_migrate.source.checkpoint_runs import with_readers
@@ -32,6 +34,7 @@ def scan(
     from fsdp_migrate.source.steps import next_steps
     from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
 
+    pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
     configs, checkpoints = find_configs(paths), with_readers(find_checkpoints(paths), paths)
     launches = find_launches(paths)
@@ -53,4 +56,7 @@ def scan(
     else:
         show_scan(report, everything=everything)
         show_surroundings(configs, launches, checkpoints, steps, everything=everything)
+    pages.write(
+        lambda: scan_report(paths, report, configs, launches, pins, checkpoints, steps), aside=json or sarif
+    )
     return 3 if strict and log["runs"][0]["results"] else 0

@@ -10,7 +10,9 @@ from fsdp_migrate.cli.command_help import RESULT, words_of
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import (
     DType,
+    Html,
     Json,
+    Markdown,
     Rename,
     SourceConfig,
     SourceModel,
@@ -42,6 +44,8 @@ def verify(
     model: SourceModel = None,
     config: SourceConfig = None,
     trust_pickle: TrustPickle = False,
+    html: Html = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> int:
     """Check one checkpoint in itself, or two and compare them bit for bit, however they are divided.
@@ -50,6 +54,8 @@ def verify(
     differ. What the conversion of A into B was asked to change is given
     here too, and is done to A before it is compared.
     """
+    from fsdp_migrate.cli.pages.output import wanted_pages
+    from fsdp_migrate.cli.pages.verify import check_report, verification_report
     from fsdp_migrate.cli.render.progress import watch_progress
     from fsdp_migrate.cli.render.verify import show_check, show_verification
 
@@ -60,6 +66,7 @@ def verify(
         "weights_only": weights_only,
         "without_optimizer": without_optimizer,
     }
+    pages = wanted_pages(html, markdown)
     given = source_options(model, config, trust_pickle)
     if second is None:
         from fsdp_migrate.checkpoint_convert import check_checkpoint
@@ -71,6 +78,7 @@ def verify(
             write_document("verify", checked.as_dict())
         else:
             show_check(checked)
+        pages.write(lambda: check_report(checked), aside=json)
         return 0 if checked.is_whole else 1
     from fsdp_migrate.checkpoint_convert import verify_checkpoints
 
@@ -80,6 +88,7 @@ def verify(
         write_document("verify", report.as_dict())
     else:
         show_verification(report)
+    pages.write(lambda: verification_report(report), aside=json)
     return 0 if report.is_same else 1
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ from fsdp_migrate.factories import build_model
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.torch_compat import devices
+from fsdp_migrate.versions import installed_versions
 
 
 if TYPE_CHECKING:
@@ -29,19 +28,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert import Manifest
     from fsdp_migrate.config import FSDP1Config
     from fsdp_migrate.sharding.plan import ShardPlan
-
-
-PACKAGES = (
-    "torch",
-    "mosaicml",
-    "accelerate",
-    "transformers",
-    "lightning",
-    "peft",
-    "bitsandbytes",
-    "axolotl",
-    "transformer-engine",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +117,6 @@ def look(
         manifest=None if checkpoint is None else inspect_checkpoint(checkpoint),
         sources={str(path): read_source(path) for path in find_sources(paths)},
     )
-
-
-def installed_versions() -> Iterator[tuple[str, str]]:
-    """Yield the packages of the table that are installed, with their versions."""
-    for package in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            yield package, metadata.version(package)
 
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], str]:

@@ -196,6 +196,7 @@ class _Comparison:
             notes=tuple(dict.fromkeys(self.notes)),
             num_parameters=sum(unit.numel for unit in self.fsdp2.plan.units),
             units=tuple(unit.fqn for unit in self.fsdp2.plan.units),
+            unit_summaries=tuple(unit.summary for unit in self.fsdp2.plan.units),
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
 

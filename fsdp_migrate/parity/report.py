@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fsdp_migrate.findings import Finding
 from fsdp_migrate.parity.tensors import Gap, json_number
+from fsdp_migrate.sharding.units import UnitSummary
 
 
 Stage = Literal[
@@ -105,7 +106,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityReport:
-    """What a comparison found. ``first`` is where the runs part first, in the order of the work."""
+    """What a comparison found. ``first`` is where the runs part first, in the order of the work.
+
+    ``units`` are the names of FSDP2's units, and ``unit_summaries`` says of each how large it is.
+    """
 
     world_size: int
     device: str
@@ -118,6 +122,7 @@ class ParityReport:
     num_parameters: int = 0
     units: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    unit_summaries: tuple[UnitSummary, ...] = ()
 
     @property
     def identical(self) -> bool:
@@ -150,6 +155,7 @@ class ParityReport:
             "versions": self.versions,
             "num_parameters": self.num_parameters,
             "units": list(self.units),
+            "unit_summaries": [asdict(each) for each in self.unit_summaries],
             "first": None if self.first is None else self.first.as_dict(),
             "num_differences": self.num_differences,
             "differences": [each.as_dict() for each in self.differences],
@@ -187,6 +193,9 @@ def read_report(document: dict[str, Any]) -> ParityReport:
         **{
             **plain,
             "units": tuple(plain["units"]),
+            "unit_summaries": tuple(
+                UnitSummary(**{**each, "names": tuple(each["names"])}) for each in plain["unit_summaries"]
+            ),
             "notes": tuple(plain["notes"]),
             "findings": tuple(Finding(**each) for each in plain["findings"]),
             "differences": tuple(

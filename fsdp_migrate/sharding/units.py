@@ -24,6 +24,24 @@ if TYPE_CHECKING:
     from fsdp_migrate.sharding.wrap import WrapRequest, WrapUnit
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnitSummary:
+    """What people want to know of a unit: its names, its size, and how it is gathered.
+
+    ``names`` are those of its modules, the first one's first; that of the whole model is empty. ``sharded``
+    are the bytes of its parameters at rest on the rank that holds most, ``unsharded`` while it is gathered;
+    None where the plan did not estimate them.
+    """
+
+    names: tuple[str, ...]
+    module_class: str
+    numel: int
+    sharded: int | None
+    unsharded: int | None
+    param_dtype: str | None
+    frees_after_forward: bool
+
+
 @dataclass(frozen=True)
 class UnitPlan:
     """One unit: its module's name (empty for the root), what it manages, and how.
@@ -64,6 +82,19 @@ class UnitPlan:
         if self.full_precision:
             return MixedPrecisionPolicy(cast_forward_inputs=False)
         return self.config.root_mp_policy if self.is_root else self.config.mp_policy
+
+    @property
+    def summary(self) -> UnitSummary:
+        """What people want to know of it."""
+        return UnitSummary(
+            names=(self.fqn, *self.grouped),
+            module_class=self.module_class,
+            numel=self.numel,
+            sharded=None if self.bytes is None else self.bytes.sharded,
+            unsharded=None if self.bytes is None else self.bytes.unsharded,
+            param_dtype=self.mp_policy.param_dtype,
+            frees_after_forward=self.frees_after_forward,
+        )
 
 
 def plan_units(

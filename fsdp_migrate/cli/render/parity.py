@@ -12,6 +12,8 @@ from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
 
     from fsdp_migrate.parity import Cost, Difference, ParityReport
@@ -109,19 +111,24 @@ def _steps(report: ParityReport) -> Table:
 def _costs(report: ParityReport) -> Table:
     """Show what the last step cost on rank 0; the first ones also allocate."""
     table = make_table("the last step, on rank 0", "FSDP1", "FSDP2", right=("FSDP1", "FSDP2"))
-    last = report.steps[-1]
-    costs = (last.fsdp1, last.fsdp2)
-    table.add_row("seconds, without comparing", *(f"{each.seconds:.3f}" for each in costs))
-    for name in ("parameter", "gradient", "optimizer", "buffer"):
-        table.add_row(f"{name} bytes held", *(decimal(getattr(each, f"{name}_bytes")) for each in costs))
-    if last.fsdp1.peak_bytes is not None and last.fsdp2.peak_bytes is not None:
-        peaks = (decimal(last.fsdp1.peak_bytes), decimal(last.fsdp2.peak_bytes))
-        table.add_row("peak in forward and backward", *peaks)
-    keys = sorted({(c.kind, c.dtype, c.group_size) for each in costs for c in each.collectives})
-    for key in keys:
-        kind, dtype, size = key
-        table.add_row(f"{kind}, {dtype}, of {size} ranks", *(_sent(each, key) for each in costs))
+    for row in cost_rows(report):
+        table.add_row(*row)
     return table
+
+
+def cost_rows(report: ParityReport) -> Iterator[tuple[str, str, str]]:
+    """Yield what the last step cost on rank 0: what it is, under FSDP1, under FSDP2."""
+    last = report.steps[-1]
+    one, other = last.fsdp1, last.fsdp2
+    yield "seconds, without comparing", f"{one.seconds:.3f}", f"{other.seconds:.3f}"
+    for name in ("parameter", "gradient", "optimizer", "buffer"):
+        first, second = (decimal(getattr(each, f"{name}_bytes")) for each in (one, other))
+        yield f"{name} bytes held", first, second
+    if one.peak_bytes is not None and other.peak_bytes is not None:
+        yield "peak in forward and backward", decimal(one.peak_bytes), decimal(other.peak_bytes)
+    for key in sorted({(c.kind, c.dtype, c.group_size) for each in (one, other) for c in each.collectives}):
+        kind, dtype, size = key
+        yield f"{kind}, {dtype}, of {size} ranks", _sent(one, key), _sent(other, key)
 
 
 def _sent(cost: Cost, key: tuple[str, str, int]) -> str:

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from fsdp_migrate.cli.document import printable
 from fsdp_migrate.cli.render.paragraphs import set_lines
+from fsdp_migrate.visible import printable
 
 
 if TYPE_CHECKING:

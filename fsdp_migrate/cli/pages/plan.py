@@ -1,0 +1,64 @@
+"""The report of ``plan``: the units, what a rank holds, ties and findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.cli.pages.parts import action_words, findings_tables, make_report, size
+from fsdp_migrate.cli.pages.units import unit_tree
+from fsdp_migrate.findings import counted, named
+from fsdp_migrate.report.model import Facts, Name, Table
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.report.model import Cell, Report
+    from fsdp_migrate.sharding.plan import ShardPlan
+
+
+def plan_report(plan: ShardPlan, *, model: str, config: str | None) -> Report:
+    """Return the report of a plan.
+
+    Args:
+        plan: The plan.
+        model: What made the model.
+        config: The file with FSDP1's arguments; None: its defaults.
+    """
+    findings = [finding.as_dict() for finding in plan.findings]
+    said, tone = action_words(findings)
+    replicas, shards = plan.mesh_shape
+    ranks = counted(replicas * shards, "rank")
+    costs = tuple((name.replace("_", " "), size(nbytes)) for name, nbytes in plan.bytes.as_dict().items())
+    sections = (
+        Facts("What was planned", tuple(_facts(plan, model, config))),
+        Table("Bytes on the rank that holds most", ("what", "bytes"), costs, numbers=frozenset({"bytes"})),
+        unit_tree([unit.summary for unit in plan.units]),
+        _ties(plan),
+        *findings_tables(findings),
+    )
+    verdict = f"{counted(len(plan.units), 'unit')} on {ranks}: {said}."
+    return make_report("fsdp-migrate plan", verdict, tone, sections, {})
+
+
+def _facts(plan: ShardPlan, model: str, config: str | None) -> Iterator[tuple[str, Cell]]:
+    replicas, shards = plan.mesh_shape
+    yield "model", Name(model)
+    yield "arguments of FSDP1", Name(config) if config else "its defaults"
+    yield "replicas x shards", f"{replicas:,} x {shards:,}"
+    yield "parameters", f"{sum(unit.numel for unit in plan.units):,}"
+    if plan.checkpointing is not None:
+        yield "recomputed in backward", counted(len(plan.checkpointing.layers), "layer")
+    if plan.ignored:
+        yield "ignored", named(plan.ignored, 20)
+    if plan.full_precision:
+        yield "in full precision", named(plan.full_precision, 20)
+
+
+def _ties(plan: ShardPlan) -> Table | None:
+    if not plan.ties:
+        return None
+    rows = tuple(
+        (named(tie.names, 20), named([unit or "(root)" for unit in tie.units], 20)) for tie in plan.ties
+    )
+    return Table("Tied parameters", ("one parameter under these names", "in these units"), rows)

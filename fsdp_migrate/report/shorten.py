@@ -1,0 +1,120 @@
+"""What makes a report fit to be shown: harmless characters, no secrets, texts and lists that end."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fsdp_migrate.findings import counted
+from fsdp_migrate.visible import printable
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsdp_migrate.report.model import Report
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many rows a list has at most, and how many characters a text."""
+
+    rows: int
+    characters: int
+
+    @property
+    def words(self) -> str:
+        """What a reader is told of them."""
+        rows, characters = counted(self.rows, "row"), counted(self.characters, "character")
+        return f"Lists end after {rows}, and texts longer than {characters} are cut (…)."
+
+
+# From the most that is pleasant to read down to what fits whatever the names are.
+_LIMITS = tuple(
+    Limits(rows, characters)
+    for rows, characters in (
+        (1000, 2000),
+        (1000, 400),
+        (500, 200),
+        (200, 120),
+        (100, 120),
+        (50, 120),
+        (20, 100),
+        (8, 60),
+        (3, 30),
+    )
+)
+_NOT_SHOWN = frozenset({"url", "tone", "numbers"})
+# `https://key:secret@host`, and the query of an address that was signed.
+_USER = re.compile(r"(?<=://)[^\s/@]+@")
+_QUERY = re.compile(r"(://[^\s?]+\?)[^\s'\"`]+")
+
+
+def fit(report: Report, write: Callable[[Report, Limits], str], *, most_bytes: int) -> str:
+    """Return what ``write`` makes of a report, with the longest lists and texts for which there is room.
+
+    Args:
+        report: The report, whole.
+        write: Makes a text of a report that was shortened.
+        most_bytes: How long that may be, in UTF-8.
+    """
+    text = ""
+    for limits in _LIMITS:
+        text = write(shorten(report, limits), limits)
+        if len(text.encode()) <= most_bytes:
+            break
+    return text
+
+
+def shorten(value: T, limits: Limits) -> T:
+    r"""Return a report, or a part of one, with harmless texts, and no list or text longer than the limits.
+
+    Example:
+        >>> from fsdp_migrate.report.model import Name, Notes
+        >>> shorten(Notes("Notes", ("a\u202eb", "2", "3")), Limits(2, 20))
+        Notes(title='Notes', rows=('a\\u202eb', '2'), more=1)
+        >>> shorten(Name("s3://key:secret@bucket/" + "x" * 40), Limits(2, 20)).text
+        's3://…@buck…xxxxxxxx'
+    """
+    return _shortened(value, limits)  # type: ignore[no-any-return]
+
+
+def _shortened(value: Any, limits: Limits) -> Any:
+    if isinstance(value, str):
+        return cut(without_secrets(printable(value)), limits.characters)
+    if isinstance(value, tuple):
+        return tuple(_shortened(each, limits) for each in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changed = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _NOT_SHOWN}
+    if "rows" in changed:
+        rows = changed["rows"]
+        changed["rows"] = rows[: limits.rows]
+        changed["more"] += max(0, len(rows) - limits.rows)
+    return replace(value, **{name: _shortened(each, limits) for name, each in changed.items()})
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without the keys and signatures that addresses hold: a report is shown around.
+
+    Example:
+        >>> without_secrets("load https://me:pass@host/a?sig=abc&x=1 and train.py?")
+        'load https://…@host/a?… and train.py?'
+    """
+    return _QUERY.sub(r"\1…", _USER.sub("…@", text)) if "://" in text else text
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters; the middle goes, for names differ at their ends.
+
+    Example:
+        >>> cut("model.layers.0.weight", 11)
+        'model…eight'
+    """
+    if len(text) <= most:
+        return text
+    end = most // 2
+    return f"{text[: most - end - 1]}…{text[len(text) - end :]}"
