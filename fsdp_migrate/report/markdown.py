@@ -34,7 +34,7 @@ def write_markdown(report: Report) -> str:
     """Return a text of at most 60,000 bytes. Names in it are no Markdown or HTML, and mention nobody.
 
     Args:
-        report: What the text is to say. A plot is told in words: GitHub draws no picture that a comment holds.
+        report: What the text is to say. A plot is told in words: GitHub draws no picture from a comment.
 
     Example:
         >>> from fsdp_migrate.report.model import Report
