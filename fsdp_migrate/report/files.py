@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import OutputError, OutputExistsError
@@ -32,7 +35,9 @@ def check_place(path: Path) -> None:
         if not path.parent.is_dir():
             msg = f"There is no folder {str(path.parent)!r} for {str(path)!r}. Make it, or name another one."
             raise OutputError(msg, path=path)
-        is_free = not path.exists() or (path.is_file() and _is_report(path))
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        is_free = _is_free(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL, or that is no text
         if isinstance(error, OutputError):
             raise
@@ -58,7 +63,14 @@ def write_report(path: Path, text: str) -> None:
         raise OutputError(msg, path=path) from error
 
 
-def _is_report(path: Path) -> bool:
+def _is_free(path: Path) -> bool:
+    """Tell whether there is nothing at a path, or a report."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return True
+    if not stat.S_ISREG(found.st_mode):
+        return False
     with path.open("rb") as stream:
         beginning = stream.read(_BEGINNING)
     return not beginning or any(mark in beginning for mark in _MARKS)

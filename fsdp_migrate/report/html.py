@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import jinja2
     from markupsafe import Markup
 
-    from fsdp_migrate.report.model import Cell, Report
+    from fsdp_migrate.report.model import Cell, Report, Table
     from fsdp_migrate.report.shorten import Limits
 
 
@@ -83,7 +84,8 @@ def _parts() -> tuple[jinja2.Template, Markup, Markup]:
         lstrip_blocks=True,
     )
     environment.filters.update(inline=_inline, cell=_cell, key=_sort_key, left_out=left_out)
-    environment.globals.update(draw=draw, nested=nested, kind=lambda each: type(each).__name__)
+    kind = attrgetter("__class__.__name__")
+    environment.globals.update(draw=draw, nested=nested, kind=kind, widths_of=_widths)
     texts = (Markup((_FOLDER / name).read_text("utf-8")) for name in ("page.css", "page.js"))
     style, script = texts
     return environment.get_template("page.html.jinja"), style, script
@@ -119,6 +121,20 @@ def _cell(cell: Cell) -> Markup:
             return Markup("{}").format(shown)
         case str():
             return _inline(cell)
+
+
+def _widths(table: Table) -> list[str]:
+    """Return how each column is set: numbers to the right, and what is long not too narrow."""
+    return [
+        "number" if column in table.numbers else _width([row[at] for row in table.rows])
+        for at, column in enumerate(table.columns)
+    ]
+
+
+def _width(cells: list[Cell]) -> str:
+    texts = (cell if isinstance(cell, str) else cell.text for cell in cells if not isinstance(cell, Number))
+    longest = max(map(len, texts), default=0)
+    return "wide" if longest > 40 else "middling" if longest > 12 else "narrow"
 
 
 def _sort_key(cell: Any) -> str:

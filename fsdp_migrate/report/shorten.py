@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsdp_migrate.findings import counted
+from fsdp_migrate.report.model import Commands, Name, Node
 from fsdp_migrate.visible import printable
 
 
@@ -47,6 +48,7 @@ _LIMITS = tuple(
         (3, 30),
     )
 )
+_BREAKS = {ord("\n"): "\\n", ord("\t"): "\\t"}
 _NOT_SHOWN = frozenset({"url", "tone", "numbers"})
 # `https://key:secret@host`, and the query of an address that was signed.
 _USER = re.compile(r"(?<=://)[^\s/@]+@")
@@ -85,6 +87,8 @@ def shorten(value: T, limits: Limits) -> T:
 def _shortened(value: Any, limits: Limits) -> Any:
     if isinstance(value, str):
         return cut(without_secrets(printable(value)), limits.characters)
+    if isinstance(value, (Name, Node, Commands)):
+        value = _in_one_line(value)
     if isinstance(value, tuple):
         return tuple(_shortened(each, limits) for each in value)
     if not is_dataclass(value) or isinstance(value, type):
@@ -95,6 +99,17 @@ def _shortened(value: Any, limits: Limits) -> Any:
         changed["rows"] = rows[: limits.rows]
         changed["more"] += max(0, len(rows) - limits.rows)
     return replace(value, **{name: _shortened(each, limits) for name, each in changed.items()})
+
+
+def _in_one_line(value: Name | Node | Commands) -> Name | Node | Commands:
+    """Return a name or commands in which a line end shows: every character of them counts."""
+    match value:
+        case Name():
+            return replace(value, text=value.text.translate(_BREAKS))
+        case Node():
+            return replace(value, name=value.name.translate(_BREAKS))
+        case Commands():
+            return replace(value, rows=tuple(row.translate(_BREAKS) for row in value.rows))
 
 
 def without_secrets(text: str) -> str:

@@ -33,7 +33,7 @@ def demo_report(report: DemoReport) -> Report:
 
 def _verdict(report: DemoReport) -> str:
     if report.identical:
-        return f"Identical: from step {report.saved_at} on the run is FSDP2's, and no bit differs."
+        return f"Identical: after step {report.saved_at} the run went on under FSDP2. No bit differs."
     if report.world_size not in (1, 2, 4):
         ranks = report.world_size
         return f"The last bits differ: sums over {ranks} ranks are made in another order under FSDP2."

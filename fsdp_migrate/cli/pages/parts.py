@@ -12,14 +12,14 @@ from rich.filesize import decimal
 from fsdp_migrate.cli.render.findings import FIDELITIES, NEED_ACTION
 from fsdp_migrate.cli.typed import command_line
 from fsdp_migrate.findings import counted
-from fsdp_migrate.report.model import Badge, Code, Number, Report, Table
+from fsdp_migrate.report.model import Badge, Code, Name, Number, Report, Table
 from fsdp_migrate.versions import installed_versions
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from fsdp_migrate.report.model import Section, Tone
+    from fsdp_migrate.report.model import Cell, Section, Tone
 
 
 TONES: dict[str, Tone] = {
@@ -65,15 +65,15 @@ def findings_tables(findings: Iterable[Mapping[str, Any]], title: str = "Finding
     if needed:
         yield Table(title, _COLUMNS, tuple(map(_row, needed)))
     if rest:
-        yield Table(f"{title} that need no action", _COLUMNS, tuple(map(_row, rest)), folded=True)
+        yield Table(f"{title}: what needs no action", _COLUMNS, tuple(map(_row, rest)), folded=True)
 
 
-def _row(finding: Mapping[str, Any]) -> tuple[Badge | Code | str, ...]:
+def _row(finding: Mapping[str, Any]) -> tuple[Cell, ...]:
     fidelity = finding["fidelity"]
     return (
         Badge(fidelity, TONES[fidelity]),
         Code(finding["code"]),
-        finding["subject"],
+        Name(finding["subject"]),
         finding["message"],
         finding["hint"] or "",
     )

@@ -13,7 +13,7 @@ for (const table of document.querySelectorAll("table.data")) {
       button.addEventListener("click", () => sort(body, rows, heads, column));
     });
   }
-  if (rows.length > 5) {
+  if (rows.length > 10) {
     addFilter(table, rows);
   }
 }
@@ -71,10 +71,10 @@ function openTarget() {
 addEventListener("hashchange", openTarget);
 openTarget();
 
-// What is folded is printed too.
+// What is folded is printed too, but for units that are alike.
 let folded = [];
 addEventListener("beforeprint", () => {
-  folded = [...document.querySelectorAll("details:not([open])")];
+  folded = [...document.querySelectorAll("details:not([open], .tree details)")];
   folded.forEach((each) => (each.open = true));
 });
 addEventListener("afterprint", () => folded.forEach((each) => (each.open = false)));
