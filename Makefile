@@ -17,7 +17,8 @@ SIDE_BY_SIDE := -n auto --dist loadfile
 .PHONY: demo setup check test test-core test-composer test-range test-frameworks fuzz zoo lint typecheck bench docs clean
 
 demo: $(CORE)/.run
-	$(CORE)/bin/fsdp-migrate demo
+	@mkdir -p build
+	$(CORE)/bin/fsdp-migrate demo --html build/demo.html
 
 setup: $(CORE)/.dev $(COMPOSER)/.dev
 

@@ -20,6 +20,8 @@ from fsdp_migrate import demo, verify_checkpoints
 from fsdp_migrate.cli import main
 from fsdp_migrate.demo.compare import compare_states
 from fsdp_migrate.errors import ConfigError, OutputExistsError
+from tests.report.reading import check_page
+from tests.report.test_markdown import rendered
 from tests.scripts import launch_forked
 
 
@@ -34,13 +36,21 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 def test_the_run_goes_on_under_fsdp2(tmp_path: Path) -> None:
     """The one for people, that keeps its files; the one for machines is below."""
-    kept = tmp_path / "kept"
-    with start("--dir", kept) as shown:
+    kept, page, markdown = tmp_path / "kept", tmp_path / "report.html", tmp_path / "report.md"
+    with start("--dir", kept, "--html", page, "--markdown", markdown) as shown:
         text, said = finish(shown)
     assert "FSDP1" not in text.partition("step")[0]
     assert said.strip()
     assert "identical" not in said
+    text, *named = text.rstrip().rsplit("\n", 2)
+    assert named == [f"The report is in {page}", f"The report is in {markdown}"]
     assert text.split()[-1] == "identical"
+    root = check_page(page.read_text())
+    assert len(root.find("polyline")) == 3
+    assert len(root.find("table")[0].find("tr")) == 11
+    for form in (root, rendered(markdown.read_text())):
+        assert "Identical: after step 5 the run went on under FSDP2. No bit differs." in form.whole_text
+        assert "From the checkpoint on the three lines lie on each other" in form.whole_text
     for word in ("FSDP1", "FSDP2", "relink", "_orig_mod.", "sharding_strategy", "fsdp-migrate convert"):
         assert word in text
     assert "Warning" not in text
@@ -86,7 +96,7 @@ def test_two_replicas_of_two_shards(
 
 @pytest.mark.any_torch
 def test_any_difference_shows_and_exits_with_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As if FSDP2 had gone on with two numbers a little off."""
     true_load = demo._load
@@ -102,7 +112,8 @@ def test_any_difference_shows_and_exits_with_1(
 
     monkeypatch.setattr(demo, "_load", load)
     monkeypatch.setattr(demo, "launch_ranks", launch_forked)
-    assert main(["demo", "--steps", "2"]) == 1
+    page = tmp_path / "report.html"
+    assert main(["demo", "--steps", "2", "--html", str(page)]) == 1
     shown = capsys.readouterr().out
     assert "identical" not in shown
     rows = {line[:19].strip(): line for line in shown.splitlines()}
@@ -110,6 +121,9 @@ def test_any_difference_shows_and_exits_with_1(
     assert "0.25, 1 differ, first head.weight" in rows["parameters"]
     assert "0.125, 1 differ, first norm.bias" in rows["loaded: parameters"]
     assert "0.5, 1 differ, first state.tokens.weight.exp_avg" in rows["optimizer state"]
+    root = check_page(page.read_text())
+    assert "Different: this is a bug" in root.find("h1")[0].whole_text
+    assert "state.tokens.weight.exp_avg" in {each.text for each in root.find("code")}
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from fsdp_migrate.cli.render.parity import show_parity, verdict
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.parity.report import Collective, Cost, Difference, ParityReport, Step
 from fsdp_migrate.parity.tensors import Gap
+from tests.report.reading import check_page
 from tests.scripts import launch_forked
 
 
@@ -30,11 +31,21 @@ def test_a_config_of_transformers_is_enough(tmp_path: Path, capsys: Capture) -> 
     (tmp_path / "config.json").write_text(json.dumps({**model, "n_head": 1, "vocab_size": 11}))
     (tmp_path / "fsdp.yaml").write_text("auto_wrap_policy: {transformer_layer_cls: [GPT2Block]}\n")
     given = ["--model", f"transformers:{tmp_path}", "--config", str(tmp_path / "fsdp.yaml")]
-    assert main(["parity", *given, "--steps", "1", "--device", "cpu", "--json"]) == 0
+    page = tmp_path / "report.html"
+    arguments = ["--steps", "1", "--device", "cpu", "--html", str(page), "--json"]
+    assert main(["parity", *given, *arguments]) == 0
     shown = capsys.readouterr()
     document = json.loads(shown.out)
     assert (document["command"], document["identical"], document["world_size"]) == ("parity", True, 2)
     assert document["units"] == ["transformer.h.0", ""]
+    tree = next(each for each in check_page(page.read_text()).find("ul") if each.find("summary"))
+    assert [each.text for each in tree.find("code")] == [
+        "(root)",
+        "GPT2LMHeadModel",
+        "transformer.h.0",
+        "GPT2Block",
+    ]
+    assert len([each for each in tree.find("span") if "at rest" in each.text]) == 2
     assert "random tokens of 11" in " ".join(document["notes"])
     assert "2 processes train 1 steps" in shown.err
     assert main(["plan", *given, "--world-size", "4", "--json"]) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.cli.render.screen import console, print_text
+from fsdp_migrate.cli.render.screen import console, escape
 
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Pages:
         for path, write in ((self.html, write_html), (self.markdown, write_markdown)):
             if path is not None:
                 write_report(path, write(report))
-                print_text(console(aside=aside), f"The report is in {path}")
+                console(aside=aside).print(f"The report is in {escape(str(path))}", soft_wrap=True)
 
 
 def wanted_pages(html: Path | None, markdown: Path | None) -> Pages:
