@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,11 @@ from fsdp_migrate.cli.options import (
     WithoutOptimizer,
     source_options,
 )
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.checkpoint_convert import SourceOptions
+    from fsdp_migrate.cli.pages.output import Pages
 
 
 def verify(
@@ -55,9 +60,9 @@ def verify(
     here too, and is done to A before it is compared.
     """
     from fsdp_migrate.cli.pages.output import wanted_pages
-    from fsdp_migrate.cli.pages.verify import check_report, verification_report
+    from fsdp_migrate.cli.pages.verify import verification_report
     from fsdp_migrate.cli.render.progress import watch_progress
-    from fsdp_migrate.cli.render.verify import show_check, show_verification
+    from fsdp_migrate.cli.render.verify import show_verification
 
     wanted: dict[str, Any] = {
         "renames": tuple(rename or ()),
@@ -69,17 +74,8 @@ def verify(
     pages = wanted_pages(html, markdown)
     given = source_options(model, config, trust_pickle)
     if second is None:
-        from fsdp_migrate.checkpoint_convert import check_checkpoint
-
         _refuse_wishes(wanted)
-        with watch_progress("Checking") as progress:
-            checked = check_checkpoint(first, progress=progress, options=given)
-        if json:
-            write_document("verify", checked.as_dict())
-        else:
-            show_check(checked)
-        pages.write(lambda: check_report(checked), aside=json)
-        return 0 if checked.is_whole else 1
+        return _check(first, given, pages, json=json)
     from fsdp_migrate.checkpoint_convert import verify_checkpoints
 
     with watch_progress("Comparing") as progress:
@@ -90,6 +86,23 @@ def verify(
         show_verification(report)
     pages.write(lambda: verification_report(report), aside=json)
     return 0 if report.is_same else 1
+
+
+def _check(source: str, given: SourceOptions, pages: Pages, *, json: bool) -> int:
+    """Check one checkpoint in itself; return the exit code."""
+    from fsdp_migrate.checkpoint_convert import check_checkpoint
+    from fsdp_migrate.cli.pages.verify import check_report
+    from fsdp_migrate.cli.render.progress import watch_progress
+    from fsdp_migrate.cli.render.verify import show_check
+
+    with watch_progress("Checking") as progress:
+        checked = check_checkpoint(source, progress=progress, options=given)
+    if json:
+        write_document("verify", checked.as_dict())
+    else:
+        show_check(checked)
+    pages.write(lambda: check_report(checked), aside=json)
+    return 0 if checked.is_whole else 1
 
 
 def _refuse_wishes(wanted: dict[str, Any]) -> None:

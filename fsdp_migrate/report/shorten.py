@@ -79,7 +79,7 @@ def shorten(value: T, limits: Limits) -> T:
         >>> shorten(Notes("Notes", ("a\u202eb", "2", "3")), Limits(2, 20))
         Notes(title='Notes', rows=('a\\u202eb', '2'), more=1)
         >>> shorten(Name("s3://key:secret@bucket/" + "x" * 40), Limits(2, 20)).text
-        's3://…@buck…xxxxxxxx'
+        's3://…@bu…xxxxxxxxxx'
     """
     return _shortened(value, limits)  # type: ignore[no-any-return]
 
