@@ -49,6 +49,7 @@ _LIMITS = tuple(
     )
 )
 _BREAKS = {ord("\n"): "\\n", ord("\t"): "\\t"}
+_VERDICT = 300
 _NOT_SHOWN = frozenset({"url", "tone", "numbers"})
 # `https://key:secret@host`, and the query of an address that was signed.
 _USER = re.compile(r"(?<=://)[^\s/@]+@")
@@ -64,6 +65,7 @@ def fit(report: Report, write: Callable[[Report, Limits], str], *, most_bytes: i
         most_bytes: How long that may be, in UTF-8.
     """
     text = ""
+    report = replace(report, verdict=cut(report.verdict, _VERDICT))
     for limits in _LIMITS:
         text = write(shorten(report, limits), limits)
         if len(text.encode()) <= most_bytes:

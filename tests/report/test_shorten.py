@@ -56,3 +56,8 @@ def test_the_longest_that_fits_is_taken() -> None:
     text = fit(report_of("a"), write, most_bytes=100_000)
     assert len(text) == 500 * 200
     assert [each.rows for each in tried] == [1000, 1000, 500]
+
+
+def test_a_verdict_is_a_line() -> None:
+    text = fit(report_of("a", verdict="x" * 5000), lambda report, _: report.verdict, most_bytes=9999)
+    assert len(text) == 300
