@@ -32,6 +32,7 @@ HOSTILE = (
     "![x](https://evil.example/p.png)",
     "a|b`c``d\\|e\\",
     "`<b>`",
+    "a|b",
     "@octocat closes #1, see https://evil.example and www.evil.example or me@evil.example",
     "right\u202eexe.txt\u2066\u200b",
     "\x1b]0;owned\x07\x00\x85",
