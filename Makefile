@@ -7,6 +7,7 @@ TORCH ?= torch==2.13.0
 CORE := .venv
 COMPOSER := .venv-composer
 DOCS := .venv-docs
+PAGES := .venv-pages
 # By another name, because `make -n` runs the lines that hold $(MAKE).
 LANE := $(MAKE)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -14,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A file goes to one process: its tests share what is costly to set up.
 SIDE_BY_SIDE := -n auto --dist loadfile
 
-.PHONY: demo setup check test test-core test-composer test-range test-frameworks fuzz zoo lint typecheck bench docs clean
+.PHONY: demo setup check test test-core test-composer test-range test-frameworks test-pages fuzz zoo lint typecheck bench docs clean
 
 demo: $(CORE)/.run
 	@mkdir -p build
@@ -50,6 +51,11 @@ test-range: $(CORE)/.dev
 test-frameworks: $(CORE)/.dev
 	$(CORE)/bin/python tools/run_frameworks.py $(ONLY)
 
+# Reports in a real browser, and pictures of them in build/pages; needs a Chromium that is installed, and not in CI.
+test-pages: $(CORE)/.dev $(PAGES)/.dev
+	$(CORE)/bin/python -m tests.report.pages build/pages
+	$(PAGES)/bin/python tools/try_pages.py build/pages
+
 # Draws models, arguments, optimizers and habits, and holds ours against FSDP1, as long as one likes; what differs is
 # shrunk and printed. DRAWS, SEED, RANKS (4: 2 x 2), or DRAW='what was printed'; PYTHON_OF_FUZZ=.venv-composer/bin/python
 # for torch 2.7.
@@ -82,7 +88,7 @@ docs: $(DOCS)/.dev
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
 clean:
-	rm -rf $(CORE) $(COMPOSER) $(DOCS) site build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(CORE) $(COMPOSER) $(DOCS) $(PAGES) site build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 # A stamp says that an installation was finished; one that broke off has none and is done again.
 $(CORE)/.run: pyproject.toml constraints/core.txt
@@ -111,6 +117,12 @@ $(DOCS)/.dev: constraints/docs.txt
 	@echo "Setting up $(DOCS): mkdocs and its theme, 100 MB, a minute."
 	$(call make_venv,$(DOCS))
 	@$(DOCS)/bin/pip install -qq -r constraints/docs.txt
+	@touch $@
+
+$(PAGES)/.dev:
+	@echo "Setting up $(PAGES): playwright, 150 MB, without the browsers that it can download."
+	$(call make_venv,$(PAGES))
+	@$(PAGES)/bin/pip install -qq 'playwright>=1.50,<2'
 	@touch $@
 
 define make_venv
