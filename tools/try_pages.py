@@ -128,7 +128,7 @@ def try_policy(opened: Opened) -> None:
         assert page.locator("script").count() == 1
         assert page.locator("img, iframe, b, i").count() == 0
         assert page.evaluate(TOO_WIDE) == 0, width
-    assert page.evaluate(FORBIDDEN) == [False, False]
+        assert page.evaluate(FORBIDDEN) == [False, False]
 
 
 def try_without_script(opened: Opened) -> None:
@@ -150,8 +150,7 @@ def take_pictures(opened: Opened) -> None:
             page = opened(name, width=width, color_scheme=scheme)
             assert page.evaluate(TOO_WIDE) == 0, (name, look)
             page.screenshot(path=opened.folder / f"{name}-{look}.png", full_page=name != "many")
-        if name != "many":
-            page.pdf(path=opened.folder / f"{name}.pdf", format="A4")
+    opened("plain").pdf(path=opened.folder / "plain.pdf", format="A4")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FEW = 3
 _INTRO = (
     "Each line is a unit, which is gathered as a whole: its parameters, the bytes of them at rest on the "
-    "rank that holds most, and those while it is gathered. The bar is its share of all parameters."
+    "rank that holds most, and those while it is gathered."
 )
 
 
