@@ -51,9 +51,7 @@ _LIMITS = tuple(
 _BREAKS = {ord("\n"): "\\n", ord("\t"): "\\t"}
 _VERDICT = 300
 _NOT_SHOWN = frozenset({"url", "tone", "numbers"})
-# `https://key:secret@host`, and the query of an address that was signed.
-_USER = re.compile(r"(?<=://)[^\s/@]+@")
-_QUERY = re.compile(r"(://[^\s?]+\?)[^\s'\"`]+")
+_WORDS = re.compile(r"([\s'\"`]+)")
 
 
 def fit(report: Report, write: Callable[[Report, Limits], str], *, most_bytes: int) -> str:
@@ -88,6 +86,7 @@ def shorten(value: T, limits: Limits) -> T:
 
 def _shortened(value: Any, limits: Limits) -> Any:
     if isinstance(value, str):
+        value = cut(value, 4 * limits.characters)  # what is longer by far need not be looked through
         return cut(without_secrets(printable(value)), limits.characters)
     if isinstance(value, (Name, Node, Commands)):
         value = _in_one_line(value)
@@ -121,7 +120,22 @@ def without_secrets(text: str) -> str:
         >>> without_secrets("load https://me:pass@host/a?sig=abc&x=1 and train.py?")
         'load https://…@host/a?… and train.py?'
     """
-    return _QUERY.sub(r"\1…", _USER.sub("…@", text)) if "://" in text else text
+    if "://" not in text:
+        return text
+    return "".join(_address_alone(word) if "://" in word else word for word in _WORDS.split(text))
+
+
+def _address_alone(word: str) -> str:
+    """Leave who asks (``key:secret@``) and what is asked (``?signature``) out of the addresses in a word."""
+    start = word.index("://")
+    address, mark, query = word[start:].partition("?")
+    shown = "://".join(_host_and_path(part) for part in address.split("://"))
+    return f"{word[:start]}{shown}{mark}{'…' * bool(query)}"
+
+
+def _host_and_path(part: str) -> str:
+    host, slash, path = part.partition("/")
+    return f"{'…@' * ('@' in host)}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def cut(text: str, most: int) -> str:

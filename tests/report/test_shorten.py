@@ -32,6 +32,9 @@ def test_what_is_shown_has_harmless_characters() -> None:
         ("s3://bucket/key", "s3://bucket/key"),
         ("https://h/a?sig=1&b=2 b?", "https://h/a?… b?"),
         ("https://user:pass@h/a", "https://…@h/a"),
+        ("https://user:p@ss@h/a@b", "https://…@h/a@b"),
+        ("--a=s3://k:s@b/c,s3://k:s@b/c?d=s3://e&sig=f", "--a=s3://…@b/c,s3://…@b/c?…"),
+        ("'https://h?sig=1' and `x?y`", "'https://h?…' and `x?y`"),
         ("me@h", "me@h"),
     ],
 )

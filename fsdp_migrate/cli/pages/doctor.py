@@ -31,6 +31,8 @@ def doctor_report(diagnosis: Diagnosis, given: Mapping[str, str | None]) -> Repo
         Facts("What was looked at", tuple(_facts(diagnosis, given))),
     )
     verdict = f"{counted(found, 'known fault')} of the {diagnosis.num_looked_for} that were looked for."
+    if problem:
+        verdict = f"The model cannot be planned; {verdict}"
     tone: Tone = "bad" if problem else "warning" if found else "good"
     return make_report("fsdp-migrate doctor", verdict, tone, sections, diagnosis.versions)
 

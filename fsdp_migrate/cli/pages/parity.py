@@ -71,7 +71,7 @@ def _first(first: Difference) -> Iterator[tuple[str, Cell]]:
 
 
 def _plot(report: ParityReport) -> Plot:
-    same = all(step.fsdp1_loss == step.fsdp2_loss for step in report.steps)
+    same = all(repr(step.fsdp1_loss) == repr(step.fsdp2_loss) for step in report.steps)
     says = "The two lines lie on each other: the losses are the same." if same else "The losses differ."
     runs = {
         "FSDP1": tuple((float(step.number), step.fsdp1_loss) for step in report.steps),
