@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pathlib
 import resource
 import shutil
 from dataclasses import dataclass, field
@@ -123,6 +124,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     return counter
 
 
+def replace_call(patch: pytest.MonkeyPatch, name: str, function: Callable[..., Any]) -> None:
+    """Replace a function of ``os``, also where Python 3.10's pathlib took it when it was imported."""
+    patch.setattr(os, name, function)
+    taken = getattr(pathlib, "_NormalAccessor", None)
+    if getattr(taken, name, None) is not None and name != "open":
+        patch.setattr(taken, name, staticmethod(function))
+
+
 def some_of(total: int) -> list[int]:
     """Return some of so many events, the first and the last among them."""
     return sorted({total, *range(1, total + 1, max(total // 4, 1))})
@@ -144,7 +153,7 @@ def test_every_kind_of_write_that_fails(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(*args, **options)
 
-    monkeypatch.setattr(os, name, full)
+    replace_call(monkeypatch, name, full)
     convert_checkpoint(source, tmp_path / "whole", **way.options)
     numbers: set[int | None] = set()
     for number in some_of(count) if count else ():
@@ -205,7 +214,7 @@ def test_the_first_write_that_fails_for_other_reasons(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, name, fail)
+        replace_call(patch, name, fail)
         with pytest.raises(OutputError) as caught:
             convert_checkpoint(source, tmp_path / "out", **way.options)
     assert caught.value.errno == number
@@ -245,7 +254,7 @@ def test_any_call_that_fails_loses_nothing_and_is_gone_on_from(
     convert_checkpoint(source, old, **way.options, dtype="fp16")
     before, states = bytes_of(source), [contents(old), contents(tmp_path / "whole")]
     faults = Faults(name, str(tmp_path))
-    monkeypatch.setattr(os, name, faults)
+    replace_call(monkeypatch, name, faults)
 
     def start_anew() -> None:
         remove(out)
