@@ -68,7 +68,10 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
     except FSDPMigrateError:
         return
     for line, command in commands_of(text):
-        if _SPEAKS_OF_FSDP.search(command) and (found := _look_at(path, line, command)) is not None:
+        if not _SPEAKS_OF_FSDP.search(command) or (found := _look_at(path, line, command)) is None:
+            continue
+        # `--fsdp_activation_checkpointing` may be an option of the script's own.
+        if "accelerate" not in found.stack or "accelerate" in text or "--use_fsdp" in command:
             yield found
 
 

@@ -229,6 +229,16 @@ def test_a_repository_without_fsdp_has_nothing_to_do(
     assert (document["configs"], document["checkpoints"], document["steps"]) == ([], [], [])
 
 
+def test_options_of_a_script_are_not_taken_for_accelerates(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    own = "--fsdp_activation_checkpointing=False"
+    (tmp_path / "own.sh").write_text(f'ARGS="\\\n{own}\n"\ntorchrun train.py ${{ARGS}}\n')
+    (tmp_path / "its.sh").write_text(f'ARGS="{own}"\naccelerate launch --use_fsdp ${{ARGS}} train.py\n')
+    _, document = run_json("scan", tmp_path)
+    assert {each["path"].rpartition("/")[2] for each in document["launches"]} == {"its.sh"}
+
+
 FSDP_CONFIG = '{"transformer_layer_cls_to_wrap": ["Block"], "backward_prefetch": "backward_pre"}'
 RUN = """#!/bin/bash
 # accelerate launch --use_fsdp in a comment
