@@ -229,6 +229,24 @@ def test_a_repository_without_fsdp_has_nothing_to_do(
     assert (document["configs"], document["checkpoints"], document["steps"]) == ([], [], [])
 
 
+def test_configs_of_which_the_same_is_said_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(5):
+        Path(f"{number}.yaml").write_text("fsdp:\n  wrapping_strategy: by_block\n  precision: mixed\n")
+    Path("torch.yaml").write_text("sharding_strategy: FULL_SHARD\nuse_orig_params: true\n")
+    assert main(["scan", "."]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if ".yaml" in line and ": " in line]
+    assert [line.partition(": ")[0] for line in lines[:2]] == [
+        "0.yaml, 1.yaml, 2.yaml and 2 more (--all names them)",
+        "torch.yaml",
+    ]
+    assert main(["scan", ".", "--all"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n{number}.yaml: not known" in shown for number in range(5))
+
+
 def test_options_of_a_script_are_not_taken_for_accelerates(
     tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]]
 ) -> None:

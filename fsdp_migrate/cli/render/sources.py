@@ -99,11 +99,7 @@ def show_surroundings(
     """Show the configs, launch lines and checkpoints that were found, and what to do."""
     out = console()
     if configs or launches:
-        out.print("\n[bold]Configs[/]")
-        rows = [(config.path, config) for config in configs] + [(launch.place, launch) for launch in launches]
-        for place, each in rows:
-            said = f"{each.stack}: {_STATES[each.state]}" if each.stack else _STATES[each.state]
-            out.print(f"{escape(place)}: {said} {escape(each.message)}".rstrip(), soft_wrap=True)
+        _show_configs(configs, launches, everything=everything)
     if checkpoints:
         _show_checkpoints(checkpoints, everything=everything)
     if steps:
@@ -114,6 +110,24 @@ def show_surroundings(
             out.print(f"   {escape(command)}", soft_wrap=True)
         if len(step.commands) > _SHOWN:
             out.print(f"   and likewise for {len(step.commands) - _SHOWN} more")
+
+
+def _show_configs(
+    configs: Sequence[ConfigFound], launches: Sequence[LaunchFound], *, everything: bool
+) -> None:
+    """Show what configs and launch lines are; of many of which the same is to be said, some are named."""
+    out = console()
+    out.print("\n[bold]Configs[/]")
+    rows = [(config.path, config) for config in configs] + [(launch.place, launch) for launch in launches]
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for place, each in rows:
+        said = f"{each.stack}: {_STATES[each.state]}" if each.stack else _STATES[each.state]
+        alike = place if everything else each.message.replace(place, "")
+        groups.setdefault((said, alike), []).append((place, each.message))
+    for (said, _), found in groups.items():
+        places = ", ".join(place for place, _ in found[:_PLACES])
+        more = f" and {len(found) - _PLACES:,} more (--all names them)" if len(found) > _PLACES else ""
+        out.print(f"{escape(places)}{more}: {said} {escape(found[0][1])}".rstrip(), soft_wrap=True)
 
 
 def _show_checkpoints(checkpoints: Sequence[CheckpointFound], *, everything: bool) -> None:
