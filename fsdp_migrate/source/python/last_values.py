@@ -35,9 +35,8 @@ def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpressi
 
 def _always_runs(index: Index, binding: Binding, node: cst.CSTNode) -> bool:
     """Tell whether an assignment stands in a block that the place stands in too: then it was run."""
-    block = next(
-        (a for a in index.ancestors(binding.node) if isinstance(a, (cst.IndentedBlock, cst.Module))), None
-    )
+    blocks = (cst.IndentedBlock, cst.SimpleStatementSuite, cst.Module)
+    block = next((a for a in index.ancestors(binding.node) if isinstance(a, blocks)), None)
     return block is not None and block in set(index.ancestors(node))
 
 

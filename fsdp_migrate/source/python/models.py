@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.guards import Guards, is_fsdp1_class
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
@@ -78,7 +79,7 @@ class Models:
         """Tell whether an expression is an FSDP1 model, as far as this source shows."""
         if not isinstance(node, cst.BaseExpression) or self._is_before_wrapping(node):
             return None
-        if self.is_other_branch(node):
+        if self.is_other_branch(node) or self._was_just_wrapped_by_ddp(node):
             return None
         kinds = self.kinds(node)
         if "fsdp" not in kinds:
@@ -106,6 +107,13 @@ class Models:
             if any(above in loops for above in self.index.ancestors(node)):
                 return False
         return True
+
+    def _was_just_wrapped_by_ddp(self, node: cst.BaseExpression) -> bool:
+        """Tell whether the last assignment to a name, whatever it was before, made it DDP's."""
+        if not isinstance(node, (cst.Name, cst.Attribute)) or node not in self.index.scopes:
+            return False
+        value = last_value(self.index, node)
+        return isinstance(value, cst.Call) and bool(self.index.qualified(value.func) & _DDP)
 
     def is_fsdp2(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a model that FSDP2 has sharded, and none of FSDP1's."""

@@ -196,3 +196,19 @@ def test_checkpointing_after_wrapping_is_said_whatever_the_model_is_called() -> 
     header = f"{IMPORTS}from {home} import apply_activation_checkpointing\n\n"
     body = "policy = Policy(FSDP(net), config)\napply_activation_checkpointing(policy.model, check_fn=f)\n"
     assert ("FM324", "commented") in codes(body, header)
+
+
+def test_a_name_that_was_just_wrapped_by_ddp_is_ddps() -> None:
+    """Others hand the function a model of FSDP1's; what it wraps itself is another one."""
+    body = (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "def wrap(model):\n"
+        "    {}\n"
+        "    if hook:\n"
+        "        model.register_comm_hook(None, hook)\n"
+        "    return model\n"
+        "wrap(FSDP(net))\n"
+    )
+    assert ("FM321", "commented") in codes(body.format("pass"))
+    assert "FM321" not in {code for code, _ in codes(body.format("model = DDP(model)"))}
+    assert ("FM321", "commented") in codes(body.format("if flag: model = DDP(model)"))
