@@ -97,3 +97,13 @@ def test_training_examples_learn(script: list[str], num_ranks: int, shown: str) 
     first, _, last = (float(loss) for loss in re.findall(r"loss (\S+)", output))
     assert last < first
     assert "still tied False" not in output
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_given_weights_in_each_phase_earns_more() -> None:
+    output = run_script(EXAMPLES / "rl_phases.py")
+    first, second, third = (float(reward) for reward in re.findall(r"reward (\S+)", output))
+    assert first < second < third
+    names = re.findall(r"sent (.*)", output)
+    assert names[0].startswith("['embed.weight', 'head.weight', 'block.0.weight'")
+    assert len(names) == 3

@@ -20,6 +20,8 @@ from fsdp_migrate.arguments import FLAG, NOTHING, NUMBER, TEXT, check_arguments,
 from fsdp_migrate.errors import ConfigError, ModelError, ProcessGroupError
 from fsdp_migrate.runtime.clipping import clip_grad_norm_
 from fsdp_migrate.runtime.full_params import summon_full_params
+from fsdp_migrate.runtime.full_tensors import named_full_tensors
+from fsdp_migrate.runtime.offloading import offloaded
 from fsdp_migrate.runtime.optimizer_states import full_optimizer_state_dict, optim_state_dict_to_load
 from fsdp_migrate.runtime.sharded import require_units
 from fsdp_migrate.runtime.state_dicts import full_state_dict, load_full_state_dict, sharded_state_dict
@@ -44,7 +46,9 @@ __all__ = [
     "full_state_dict",
     "grad_scaler",
     "load_full_state_dict",
+    "named_full_tensors",
     "no_sync",
+    "offloaded",
     "optim_state_dict_to_load",
     "register_forward_methods",
     "sharded_state_dict",

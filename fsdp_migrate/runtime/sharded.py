@@ -79,8 +79,13 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor.detach().clone()
     on_mesh = cast("DTensor", tensor.detach())
-    if on_mesh.device.type != on_mesh.device_mesh.device_type:
-        on_mesh = cast("DTensor", on_mesh.to(on_mesh.device_mesh.device_type))
+    mesh, local = on_mesh.device_mesh, local_of(on_mesh)
+    if local.device.type != mesh.device_type:  # which a DTensor does not tell whose shard was moved later
+        local = local.to(mesh.device_type)
+        size, stride = on_mesh.size(), on_mesh.stride()
+        on_mesh = DTensor.from_local(
+            local, mesh, on_mesh.placements, run_check=False, shape=size, stride=stride
+        )
     whole = on_mesh.full_tensor()
     shared = whole.untyped_storage().data_ptr() == local_of(on_mesh).untyped_storage().data_ptr()
     return whole.clone() if shared else whole

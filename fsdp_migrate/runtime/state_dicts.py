@@ -276,16 +276,22 @@ def _state(
     optimizers = as_list(optimizer)
     names = _names(model)
     check_owners(optimizers, names)
-    first = {name: every[0] for every in names.values() for name in every}
     state: dict[str, Any] = {"model": {}}
-    # torch's function refuses a model without anything to save.
-    for name, value in get_model_state_dict(model).items() if model.state_dict() else ():
+    for name, first, value in saved_values(model):
         # Under the first of its names a tied parameter comes first.
         known = state["model"]
-        known[name] = known[first[name]] if first.get(name) in known else value_of(value)
+        known[name] = known[first] if first in known else value_of(value)
     if optimizers:
         state["optimizer"] = _optimizer_state(optimizers, names, value_of)
     return state
+
+
+def saved_values(model: nn.Module) -> list[tuple[str, str, Any]]:
+    """Return what a state dict of the model holds: each name, the first of a tie's names, and the value."""
+    first = {name: every[0] for every in _names(model).values() for name in every}
+    # torch's function refuses a model without anything to save.
+    saved = get_model_state_dict(model) if model.state_dict() else {}
+    return [(name, first.get(name, name), value) for name, value in saved.items()]
 
 
 def clean_parameter_name(name: str) -> str:

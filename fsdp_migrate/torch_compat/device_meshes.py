@@ -8,6 +8,7 @@ touches its privates. What is read here was checked on 2.6, 2.7, 2.9, 2.13 and 2
 from __future__ import annotations
 
 import importlib
+import math
 from typing import TYPE_CHECKING
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,7 +20,7 @@ from fsdp_migrate.torch_compat.cpu_mends import averages_by_sum
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
     import torch.distributed as dist
@@ -81,6 +82,33 @@ def _has_slice(root: DeviceMesh, mesh: DeviceMesh) -> bool:
 def shard_dim(placement: Placement) -> int | None:
     """Return the dimension that a placement shards, strided or not; None where it shards none."""
     return placement.dim if isinstance(placement, (Shard, _StridedShard)) else None
+
+
+def sharding_steps(placements: Sequence[Placement], sizes: Sequence[int]) -> list[tuple[int, int]] | None:
+    """Return in which order a tensor was cut: pairs of a mesh dimension and the dimension that it cuts.
+
+    Mesh dimensions cut from left to right, but strided ones (FSDP's over tensor parallelism) after those to
+    their right. ``sizes`` are those of the mesh. None: placed in a way that cuts do not make.
+    """
+    whole, strided = [], []
+    for index, placement in enumerate(placements):
+        dim = shard_dim(placement)
+        if dim is None:
+            if not placement.is_replicate():
+                return None
+            continue
+        if isinstance(placement, _StridedShard):
+            right = [
+                size
+                for other, size in zip(placements[index + 1 :], sizes[index + 1 :], strict=True)
+                if shard_dim(other) == dim and not isinstance(other, _StridedShard)
+            ]
+            if placement.split_factor != math.prod(right):
+                return None
+            strided.append((index, dim))
+        else:
+            whole.append((index, dim))
+    return [*whole, *strided]
 
 
 def sharded_over(dim: int, others: int) -> Placement:

@@ -34,3 +34,18 @@ def make_current(device_type: str, index: int | None) -> None:
     """Make a device the current one, on which FSDP2 puts what it shards; nothing on the CPU."""
     if device_type != "cpu" and index is not None:
         torch.get_device_module(device_type).set_device(index)
+
+
+def synchronize(device_type: str) -> None:
+    """Wait until the current device of this type has done all that it was given; nothing on the CPU."""
+    if device_type != "cpu":
+        torch.get_device_module(device_type).synchronize()
+
+
+def release_cached(device_type: str) -> None:
+    """Give memory that torch keeps for later back to the device; nothing on the CPU."""
+    empty_cache = (
+        None if device_type == "cpu" else getattr(torch.get_device_module(device_type), "empty_cache", None)
+    )
+    if empty_cache is not None:
+        empty_cache()

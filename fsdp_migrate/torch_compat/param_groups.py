@@ -43,6 +43,11 @@ class ParameterGroup:
         return [param.sharded_param for param in self.parameters]
 
     @property
+    def flat_shards(self) -> list[torch.Tensor]:
+        """What is sent in an all-gather: each shard in one dimension, with its padding; they share memory."""
+        return [param._sharded_param_data for param in self.parameters]
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks of the whole mesh: replicas, shards, and the dimensions of tensor parallelism."""
         mesh: Any = self.parameters[0].sharded_param.device_mesh

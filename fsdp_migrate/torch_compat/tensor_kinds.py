@@ -24,6 +24,19 @@ def is_made_of_tensors(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, DTensor) and bool(is_traceable_wrapper_subclass(tensor))
 
 
+def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain tensors that a tensor consists of: a DTensor's shard, a quantised one's parts, itself.
+
+    They are the objects that it holds, not views of them. Sparse tensors are left out.
+    """
+    wrapper: Any = tensor
+    if is_traceable_wrapper_subclass(wrapper):
+        names, _ = wrapper.__tensor_flatten__()
+        held = (getattr(wrapper, name) for name in names)
+        return [part for each in held if isinstance(each, torch.Tensor) for part in dense_parts(each)]
+    return [tensor] if tensor.layout == torch.strided else []
+
+
 def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     """Change every leaf of nested lists, tuples and dicts, such as a module's inputs."""
     return tree_map(change, value)

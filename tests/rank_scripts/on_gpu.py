@@ -21,6 +21,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import prepare_fully_shard, shard_plan
+from fsdp_migrate.runtime import full_state_dict, named_full_tensors, offloaded
 from tests.models import Block
 
 
@@ -99,6 +100,61 @@ def offload(device: torch.device) -> dict[str, Any]:
     }
 
 
+def host_memory(device: torch.device) -> dict[str, Any]:
+    """Train with the model and its optimizer in host memory between two steps, and without; compare."""
+    results: list[dict[str, torch.Tensor]] = []
+    found: dict[str, Any] = {}
+    for away in (False, True):
+        model = sharded("prepared", blocks(256), arguments_for(device))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for step in range(3):
+            torch.autograd.backward(model(torch.full((5, 256), 0.1 * step, device=device)).square().mean())
+            if away and step == 1:
+                found = in_host_memory(model, optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(dict(named_full_tensors(model)))
+    reference, trained_again = results
+    found["different"] = [name for name in reference if not torch.equal(reference[name], trained_again[name])]
+    found["names"] = len(reference)
+    return found
+
+
+def in_host_memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what is on the device before, in the context and after it, and what the context shows."""
+
+    def allocated() -> int:
+        return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+
+    values = {name: tensor.cpu() for name, tensor in named_full_tensors(model)}
+    objects = [id(param) for param in model.parameters()]
+    found: dict[str, Any] = {"before": allocated(), "reserved before": reserved()}
+    with offloaded(model, optimizer):
+        found |= {"inside": allocated(), "reserved inside": reserved()}
+        state = [value for own in optimizer.state.values() for value in own.values()]
+        local = [
+            tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            for tensor in (*model.parameters(), *model.buffers(), *state)
+        ]
+        found["devices inside"] = sorted({tensor.device.type for tensor in local})
+        found["pinned"] = all(tensor.is_pinned() for tensor in local if tensor.ndim)
+        given = dict(named_full_tensors(model))
+        found["given on"] = sorted({given[name].device.type for name, _ in model.named_parameters()})
+        found["wrong inside"] = [name for name in values if not torch.equal(values[name], given[name].cpu())]
+        state_dict = full_state_dict(model)["model"]
+        found["wrong saved"] = [name for name in values if not torch.equal(values[name], state_dict[name])]
+        del given
+    found["after"] = allocated()
+    after = {name: tensor.cpu() for name, tensor in named_full_tensors(model)}
+    found["wrong after"] = [name for name in values if not torch.equal(values[name], after[name])]
+    found["same objects"] = objects == [id(param) for param in model.parameters()]
+    return found
+
+
+def reserved() -> int:
+    return torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
+
+
 def memory(device: torch.device, kind: str) -> dict[str, Any]:
     """Train two steps as one of 8 ranks; return bytes of device memory after sharding and at the peak."""
     model = sharded(kind, blocks(1024, 8), arguments_for(device))
@@ -133,7 +189,7 @@ def start(case: str, device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=("mixed_precision", "offload", "memory"))
+    parser.add_argument("case", choices=("mixed_precision", "offload", "host_memory", "memory"))
     parser.add_argument("kind", nargs="?", choices=KINDS, default="prepared")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
@@ -145,7 +201,8 @@ def main() -> None:
     if options.case == "memory":
         found = memory(device, options.kind)
     else:
-        found = {"mixed_precision": mixed_precision, "offload": offload}[options.case](device)
+        cases = {"mixed_precision": mixed_precision, "offload": offload, "host_memory": host_memory}
+        found = cases[options.case](device)
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     os._exit(0)

@@ -32,6 +32,18 @@ def test_offloaded_parameters_are_pinned_and_train_as_fsdp1s_do() -> None:
     assert found["parameters"] == found["gradients"] == 24
 
 
+def test_a_model_in_host_memory_leaves_the_device_and_trains_on_as_if_it_never_had() -> None:
+    found = on_gpu("host_memory")
+    assert (found["names"], found["different"]) == (28, [])
+    assert found["inside"] <= found["before"] // 100
+    assert found["reserved inside"] < found["reserved before"]
+    assert found["after"] == found["before"]
+    assert (found["devices inside"], found["pinned"]) == (["cpu"], True)
+    assert found["given on"] == ["cuda"]
+    assert found["wrong inside"] == found["wrong saved"] == found["wrong after"] == []
+    assert found["same objects"]
+
+
 def test_memory_is_what_the_plan_says_and_about_that_of_fsdp1() -> None:
     """FSDP2 gathers into a buffer and copies out of it: it may hold two buffers of a unit more than FSDP1."""
     prepared, fsdp1 = on_gpu("memory", "prepared"), on_gpu("memory", "FSDP1")
