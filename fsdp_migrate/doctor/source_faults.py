@@ -65,7 +65,8 @@ SOURCE_FAULTS = (
         "pytorch/pytorch#186998",
         "sources",
         _line(r"\.requires_grad(?:_\(\s*True|_\(\s*\)|\s*=\s*True)", beside=_WRAPS),
-        "Unfreeze before the first forward, or run one forward with everything trained; then freeze.",
+        "Unfreeze before the first forward, or run one forward with everything trained; then freeze. Models "
+        "of prepare_fully_shard are not concerned.",
         (Affected("torch", "2.8", "2.14"),),  # measured: 2.13 has it, 2.15 has it not; mended in June 2026
         reproduced=True,
     ),

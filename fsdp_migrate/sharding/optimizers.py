@@ -15,6 +15,7 @@ from fsdp_migrate.arguments import SEVERAL, check_arguments
 from fsdp_migrate.errors import OptimizerError
 from fsdp_migrate.findings import counted, make_finding
 from fsdp_migrate.torch_compat import device_meshes, optimizer_kinds, parameter_hooks
+from fsdp_migrate.torch_compat.switched import name_of_gathered
 
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _REPLACED = "_fsdp_migrate_replaced"
-_checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_checked: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
 
 def as_list(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
@@ -195,9 +196,9 @@ def _watch_steps() -> None:
 def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Check an optimizer before its step; all ranks that run the same code fail alike."""
     del args, kwargs
-    if optimizer in _checked:
-        return
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    if _checked.get(optimizer) == len(params):
+        return
     old = [name for param in params if (name := getattr(param, _REPLACED, None)) is not None]
     if old:
         msg = (
@@ -207,7 +208,16 @@ def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             "parameters."
         )
         raise OptimizerError(msg)
-    _checked.add(optimizer)
+    gathered = [name for param in params if (name := name_of_gathered(param)) is not None]
+    if gathered:
+        msg = (
+            f"This {type(optimizer).__name__} holds {counted(len(gathered), 'whole parameter')}, such as "
+            f"`{gathered[0]}`, which FSDP2 had gathered for a forward when they were taken from the "
+            "model, and drops again: it would train nothing. Call `reshard()` of every FSDPModule in `model.modules()`, "
+            "then take the parameters."
+        )
+        raise OptimizerError(msg)
+    _checked[optimizer] = len(params)
 
 
 def _make_mixable(optimizer: Optimizer, group: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from fsdp_migrate.torch_compat.reduction_order import (
     is_outside_backward,
     reduce_when_passed,
 )
+from fsdp_migrate.torch_compat.switched import keep_switches
 from fsdp_migrate.torch_compat.unit_outputs import hook_all_outputs
 
 
@@ -353,13 +354,14 @@ def reduce_as_fsdp1(model: nn.Module) -> None:
     """Reduce, from now on, each unit as a whole, once a backward, and leave its inputs alone.
 
     A backward that broke off, and a first forward under inference mode, do no harm to what comes after; and
-    what units return may be any object.
+    what units return may be any object. What is set to be trained on whole parameters stays set.
     """
     for group in parameter_groups(model):
         group.reduce_whole()
     groups = [group for state in _states(model) for group in _groups(state)]
     _add_up_before_rounding(groups)
     reduce_when_passed(groups)
+    keep_switches(groups)
     gather_outside_inference(groups)
     hook_all_outputs(_states(model))
     recover_before_forward(model)

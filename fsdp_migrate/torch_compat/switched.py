@@ -1,0 +1,80 @@
+"""What is trained, switched while a unit shows whole parameters: kept when they are sharded again.
+
+A part of :mod:`fsdp_migrate.torch_compat`, and under its rule: no other file asks which torch this is or
+touches its privates. What is read here was checked on 2.6, 2.7 and 2.13.
+"""
+# torch copies `requires_grad` from shards to what it gathers, and never back.
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+
+_GATHERED = "_fsdp_migrate_gathered"
+
+
+def keep_switches(groups: Iterable[Any]) -> None:
+    """Keep what a script sets by ``requires_grad_`` on parameters that a unit shows whole.
+
+    A unit that is not sharded again after forward (the root; each under SHARD_GRAD_OP and NO_SHARD) shows its
+    gathered parameters after an evaluation. What is set on them was lost with them at the next backward,
+    and what is set on the shards meanwhile was not computed with. FSDP1's parameters were one and the same.
+    """
+    for group in groups:
+        switches = _Switches(group)
+        for name in ("unshard", "_to_unsharded", "_to_sharded", "_to_sharded_post_forward"):
+            setattr(group, name, getattr(switches, name.removeprefix("_")))
+
+
+def name_of_gathered(param: torch.Tensor) -> str | None:
+    """Return the name of a parameter that FSDP2 has gathered, which optimizers cannot train; or None."""
+    name: str | None = getattr(param, _GATHERED, None)
+    return name
+
+
+class _Switches:
+    """A group's changes between whole parameters and shards, with what is trained taken along."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._trained: list[bool] = []
+        """What was trained when both, whole and sharded, last agreed; nothing while there are only shards."""
+
+    def unshard(self, *args: Any, **kwargs: Any) -> Any:
+        self._carry()  # where the parameters are whole already, torch leaves them as they are
+        return type(self._group).unshard(self._group, *args, **kwargs)
+
+    def to_unsharded(self) -> None:
+        type(self._group)._to_unsharded(self._group)
+        params = self._group.fsdp_params
+        self._trained = [param.sharded_param.requires_grad for param in params]
+        for param in params:
+            setattr(param._unsharded_param, _GATHERED, param._param_fqn or param._module_info.param_name)
+
+    def to_sharded(self) -> None:
+        self._carry()
+        self._trained = []
+        type(self._group)._to_sharded(self._group)
+
+    def to_sharded_post_forward(self) -> None:
+        self._carry()
+        self._trained = []
+        type(self._group)._to_sharded_post_forward(self._group)
+
+    def _carry(self) -> None:
+        """Take over what was set since: on whole parameters, or else on their shards."""
+        params = self._group.fsdp_params if self._trained else ()
+        for index, param in enumerate(params):
+            whole, shard, before = param._unsharded_param, param.sharded_param, self._trained[index]
+            if before == whole.requires_grad == shard.requires_grad:
+                continue
+            trained = whole.requires_grad if whole.requires_grad != before else shard.requires_grad
+            for each in (whole, shard):
+                each.requires_grad_(trained)
+            self._trained[index] = trained
