@@ -213,8 +213,8 @@ def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         msg = (
             f"This {type(optimizer).__name__} holds {counted(len(gathered), 'whole parameter')}, such as "
             f"`{gathered[0]}`, which FSDP2 had gathered for a forward when they were taken from the "
-            "model, and drops again: it would train nothing. Call `reshard()` of every FSDPModule in `model.modules()`, "
-            "then take the parameters."
+            "model, and drops again: it would train nothing. Call `reshard()` of every FSDPModule in "
+            "`model.modules()`, then take the parameters."
         )
         raise OptimizerError(msg)
     _checked[optimizer] = len(params)
