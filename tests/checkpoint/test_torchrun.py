@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 
 def torchrun(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # By its name a machine may not find itself, and torchrun would wait.
+    launcher = ["torch.distributed.run", "--standalone", "--local-addr", "localhost", "--nproc-per-node", "2"]
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments],
+        [sys.executable, "-m", *launcher, *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -138,20 +139,23 @@ def test_what_changes_in_a_store_while_it_is_read_is_refused(
     folder, _ = save_run(tmp_path, "folder")
     s3.put(folder, "run")
     reads = 0
+    left = [".metadata", "__0_0.distcp"]
+    changing = threading.Lock()
 
     def meanwhile(request: Request, ask: Callable[[], Answer]) -> Answer:
         nonlocal reads
-        answer = ask()
         reads += request.method == "GET" and request.key.endswith(".distcp")
         if request.method == "HEAD" and reads:
-            for name in (".metadata", "__0_0.distcp"):
-                # Of the same size, as the next save of the same run is.
-                data = (folder / name).read_bytes()
-                s3.client.delete_object(Bucket=BUCKET, Key=f"run/{name}")
-                if how == "has changed":
-                    s3.client.put_object(Bucket=BUCKET, Key=f"run/{name}", Body=data[:-1] + b"?")
-            return ask()
-        return answer
+            # Each once: another request, which comes beside this one, must not find a file deleted.
+            with changing:
+                while left:
+                    name = left.pop()
+                    s3.client.delete_object(Bucket=BUCKET, Key=f"run/{name}")
+                    if how == "has changed":
+                        # Of the same size, as the next save of the same run is.
+                        data = (folder / name).read_bytes()[:-1] + b"?"
+                        s3.client.put_object(Bucket=BUCKET, Key=f"run/{name}", Body=data)
+        return ask()
 
     between.fault = meanwhile
     model, optimizer = model_and_optimizer()
