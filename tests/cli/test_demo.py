@@ -169,7 +169,9 @@ def test_a_process_that_fails_is_named_with_its_traceback(tmp_path: Path) -> Non
     # Which rank fails first is chance; the launcher ends the other.
     assert re.search(r"^rank [01] \(exit code 1\):$", result.stdout, re.MULTILINE)
     assert "KeyError: 'no-such-phase'" in result.stdout
-    assert result.stderr == "", "the launcher's own report is not to be shown as well"
+    # torch itself warns where the name of the machine does not resolve.
+    said = [line for line in result.stderr.splitlines() if "[c10d]" not in line]
+    assert not said, "the launcher's own report is not to be shown as well"
 
 
 @pytest.mark.any_torch

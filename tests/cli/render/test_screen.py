@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_reports_are_on_stdout_and_no_word_breaks(
 def test_a_report_can_be_piped(reports: dict[str, list[str]]) -> None:
     command = [sys.executable, "-m", "fsdp_migrate", *reports["inspect"]]
     done = subprocess.run(
-        f"{' '.join(command)} | grep -c optimizer", shell=True, capture_output=True, text=True, check=True
+        f"{shlex.join(command)} | grep -c optimizer", shell=True, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) > 0
 
@@ -121,6 +122,6 @@ def test_what_matters_most_is_first_and_the_same_is_said_once(
 def test_the_reader_that_goes_away_is_no_error(reports: dict[str, list[str]]) -> None:
     command = [sys.executable, "-m", "fsdp_migrate", *reports["inspect"], "--all"]
     done = subprocess.run(
-        f"{' '.join(command)} | true", shell=True, capture_output=True, text=True, check=True
+        f"{shlex.join(command)} | true", shell=True, capture_output=True, text=True, check=True
     )
     assert done.stderr == ""
