@@ -261,6 +261,7 @@ def _mesh_shape(
     config: FSDP2Config, mesh: DeviceMesh | None, world_size: int | None, per_node: int | None
 ) -> tuple[int, int]:
     given = mesh if mesh is not None else config.device_mesh
+    resolve.resolve_device_type(config)  # a text that is no device is told on a machine without one, too
     if given is not None:
         if not isinstance(given, DeviceMesh):
             msg = f"`mesh` is {given!r:.100}; expected a DeviceMesh, such as `root['dp']`."

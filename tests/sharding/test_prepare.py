@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fsdp_migrate.errors import ModelError, ProcessGroupError
+from fsdp_migrate.errors import ConfigError, ModelError, ProcessGroupError
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
 from fsdp_migrate.torch_compat import fsdp2
@@ -128,6 +128,12 @@ def test_without_a_process_group_there_is_a_clear_error() -> None:
         prepare_fully_shard(Net())
     with pytest.raises(ProcessGroupError, match="`world_size`"):
         plan_fully_shard(Net(), {})
+
+
+@pytest.mark.parametrize("device", ["cuda:x", "gpu0", "cuda:-1", 1.5])
+def test_a_plan_names_what_is_no_device(device: object) -> None:
+    with pytest.raises(ConfigError, match=f"`device_id` is '{device}'; expected a device such as"):
+        plan_fully_shard(Net(), {"device_id": device}, world_size=2)
 
 
 def test_a_model_that_was_not_prepared_has_no_plan() -> None:
