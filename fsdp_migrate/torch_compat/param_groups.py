@@ -20,7 +20,7 @@ from fsdp_migrate.torch_compat.reduction_order import (
     is_outside_backward,
     reduce_when_passed,
 )
-from fsdp_migrate.torch_compat.switched import keep_switches
+from fsdp_migrate.torch_compat.switched import keep_switches, undo_casts
 from fsdp_migrate.torch_compat.unit_outputs import hook_all_outputs
 
 
@@ -225,6 +225,7 @@ class _WholeReduction:
     def fill(self) -> None:
         """Give gradients of zeros to the trained parameters without one, if others have one."""
         group = self._group
+        undo_casts(group.fsdp_params)
         _drop_empty_gradients(group.fsdp_params)
         if not group.reduce_grads:
             return

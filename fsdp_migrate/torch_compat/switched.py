@@ -1,19 +1,20 @@
-"""What is trained, switched while a unit shows whole parameters: kept when they are sharded again.
+"""What a script does to whole parameters that a unit shows: kept, or undone, when they are sharded again.
 
 A part of :mod:`fsdp_migrate.torch_compat`, and under its rule: no other file asks which torch this is or
 touches its privates. What is read here was checked on 2.6, 2.7 and 2.13.
 """
-# torch copies `requires_grad` from shards to what it gathers, and never back.
+# torch copies `requires_grad` from shards to what it gathers, and never back; and it makes the whole
+# parameters once, as views of what it gathers into.
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import torch
 
 
 _GATHERED = "_fsdp_migrate_gathered"
@@ -38,6 +39,28 @@ def name_of_gathered(param: torch.Tensor) -> str | None:
     return name
 
 
+def undo_casts(params: Iterable[Any]) -> None:
+    """Make whole parameters views of what is gathered again, where a forward has cast their module.
+
+    Routers of experts do: ``self.classifier = self.classifier.to(torch.float32)``. That gave the parameter
+    memory of its own, for good: no later gather would have come there. Under FSDP1 each gather made new
+    views, and autograd brought the gradient back to their dtype.
+    """
+    for param in params:
+        if not hasattr(param, "_unsharded_param") or len(param.all_gather_outputs) != 1:
+            continue
+        whole, gathered = param._unsharded_param, param.all_gather_outputs[0]
+        if type(whole.data) is not torch.Tensor:
+            continue
+        gradient = whole.grad
+        if whole.dtype != gathered.dtype:
+            whole.grad = None  # it may not be of another dtype than the data
+            whole.data = torch.as_strided(gathered, param._orig_size, param._contiguous_orig_stride, 0)
+        expected = getattr(whole, "grad_dtype", None) or whole.dtype
+        if gradient is not None and (whole.grad is None or gradient.dtype != expected):
+            whole.grad = gradient.to(expected)
+
+
 class _Switches:
     """A group's changes between whole parameters and shards, with what is trained taken along."""
 
@@ -53,6 +76,7 @@ class _Switches:
     def to_unsharded(self) -> None:
         type(self._group)._to_unsharded(self._group)
         params = self._group.fsdp_params
+        undo_casts(params)
         self._trained = [param.sharded_param.requires_grad for param in params]
         for param in params:
             setattr(param._unsharded_param, _GATHERED, param._param_fqn or param._module_info.param_name)

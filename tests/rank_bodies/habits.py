@@ -121,6 +121,20 @@ class Adapted(Layer):
         return super().forward(x + self.adapter(x))
 
 
+class Routing(Layer):
+    """Has a gate that it casts itself, as routers of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.gate = self.gate.to(torch.float32)
+        weights = self.gate(x.float()).softmax(-1)
+        out: torch.Tensor = super().forward(x) * weights[..., :1].to(x.dtype)
+        return out
+
+
 class Net(nn.Module):
     """An input layer, three units, and an output layer, run as ``way`` says."""
 
@@ -228,6 +242,13 @@ HABITS = {
     "dataclasses are returned": Habit(Packing, _unpacking),
     "a unit is thawed": Habit(Layer, train="thawed"),
     "most is frozen": Habit(Adapted),
+    "a part is cast": Habit(Routing),
+    # FSDP1 fails where it would compute again with what was cast.
+    "a part is cast, gathered once": Habit(Routing, strategy="SHARD_GRAD_OP", reference="a part is cast"),
+    "a part is cast, accumulated": Habit(Routing, train="accumulated"),
+    "a part is cast first in inference mode": Habit(
+        Routing, train="after inference", reference="a part is cast"
+    ),
     "two forwards, one backward": Habit(Layer, train="two at once"),
     "two forwards, each recomputed": Habit(Layer, _recomputed, train="two at once"),
 }
