@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from typing import TYPE_CHECKING, Final, Literal
 
-from fsdp_migrate.checkpoint_convert.storage.folders import Location, is_url, local_path
+from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at
+from fsdp_migrate.errors import CheckpointError
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
+
+    from fsdp_migrate.checkpoint_convert.storage.folders import Location
 
 
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -36,36 +40,24 @@ def asked_forms(locations: Iterable[Location]) -> dict[str, Literal["full", "sha
         >>> asked_forms(["tests/checkpoint/data"])
         {}
     """
-    for folder in _folders(locations):
+    for location in dict.fromkeys(os.fspath(each) for each in locations):
         found: dict[str, Literal["full", "sharded"]] = {}
-        for path in _configs(folder):
-            try:
-                text = path.read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
+        for path, text in _configs(location):
             words = (match[1].upper() for match in _TYPE.finditer(text))
             forms = {_FORMS[word] for word in words if word in _FORMS}
             if len(forms) == 1:
-                found[str(path)] = forms.pop()
+                found[path] = forms.pop()
         if found:
             return found
     return {}
 
 
-def _folders(locations: Iterable[Location]) -> Iterator[Path]:
-    """Yield the folders among some locations, each once; those of a service are not looked into."""
-    seen: set[Path] = set()
-    for location in locations:
-        folder = local_path(location)
-        if not is_url(location) and folder not in seen and folder.is_dir():
-            seen.add(folder)
-            yield folder
-
-
-def _configs(folder: Path) -> Iterator[Path]:
-    """Yield the small config files of a folder."""
-    try:
-        names = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)[:_MAX_FILES]
-        yield from (path for path in names if path.is_file() and path.stat().st_size <= _MAX_BYTES)
-    except OSError:
-        return
+def _configs(location: Location) -> Iterator[tuple[str, str]]:
+    """Yield path and text of each small config in a folder; what may not be read says nothing."""
+    with contextlib.suppress(CheckpointError), contextlib.closing(open_folder_at(location)) as folder:
+        sizes = {} if getattr(folder, "only", None) else folder.files(0)
+        names = [name for name in sorted(sizes) if name.endswith(_SUFFIXES) and sizes[name] <= _MAX_BYTES]
+        for name in names[:_MAX_FILES]:
+            with contextlib.suppress(CheckpointError):
+                text = folder.read(name, 0, sizes[name]).decode(errors="replace")
+                yield f"{folder.url}/{name}", text

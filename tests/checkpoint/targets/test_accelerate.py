@@ -139,6 +139,23 @@ def test_a_config_says_which_form(place: str, tmp_path: Path) -> None:
         assert "FM288" not in codes(report)
 
 
+@pytest.mark.parametrize("place", ["runs/checkpoint", "converted", "runs"])
+def test_a_config_in_a_bucket_says_which_form(place: str, tmp_path: Path) -> None:
+    """Nobody looked into a bucket, and a run whose config asks for the full form got the sharded one."""
+    fs = fsspec.filesystem("memory")
+    source = fault_sources.accelerate(tmp_path)
+    fs.put(str(source), "/forms/runs/checkpoint", recursive=True)
+    fs.pipe_file("/forms/runs/other/deeper.yaml", b"fsdp_state_dict_type: SHARDED_STATE_DICT")
+    try:
+        fs.pipe_file(f"/forms/{place}/accelerate.yaml", b"fsdp_state_dict_type: FULL_STATE_DICT")
+        ends = "memory:///forms/runs/checkpoint", "memory:///forms/converted/out"
+        report = convert_checkpoint(*ends, to="accelerate", overwrite=True)
+        assert fs.exists(f"/forms/converted/out/{MODEL}")
+        assert "FM288" not in codes(report)
+    finally:
+        fs.rm("/forms", recursive=True)
+
+
 def test_a_config_that_asks_for_the_other_form_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
