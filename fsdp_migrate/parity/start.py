@@ -77,8 +77,6 @@ def run_parity(
 
 
 def _said(folder: Path, ranks: int) -> str | None:
-    """Return what the first rank that ended with an error of ours said."""
-    for rank in range(ranks):
-        if (file := folder / f"error-{rank}").exists():
-            return file.read_text()
-    return None
+    """Return what the rank said that was the first to end with an error of ours: the others lost it then."""
+    files = [file for rank in range(ranks) if (file := folder / f"error-{rank}").exists()]
+    return min(files, key=lambda file: file.stat().st_mtime_ns).read_text() if files else None
