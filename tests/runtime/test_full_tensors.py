@@ -33,10 +33,11 @@ def test_memory_is_that_of_a_bucket_whatever_the_model() -> None:
     for found in run_ranks(weight_sync.memory):
         size = found["tensor"]
         # The bucket, this rank's part of it, a tensor; and for a moment what a thread of gloo still holds of
-        # the last bucket. One tensor is the buffer itself. The model has 32.
+        # the last bucket, or of what ranks told each other. One tensor is the buffer itself. The model
+        # has 32.
         assert size <= found["1"] <= (1 + 0.6) * size + size * 1.1
         assert 4 * size <= found["4"] <= (4 + 2 + 0.2) * size + 4.1 * size
-        assert 32 * size <= found["32"] <= (32 + 16 + 1) * size
+        assert 32 * size <= found["32"] <= (32 + 16 + 1) * size + 4 * size
 
 
 def test_what_does_not_fit_is_an_error_on_every_rank() -> None:
