@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import place_tensor
 from fsdp_migrate.checkpoint_convert.formats.sharded_values import ShardedValue
 from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
@@ -140,7 +141,8 @@ def build_manifest(
     stack, evidence = _recognise_stack(contents, files)
     parts = find_parts(entries)
     name_lists = tuple(read_name_lists(folder, entries, parts))
-    known = contents.files.keys() | contents.own_files
+    # Checksums are those of this folder, and no output's.
+    known = contents.files.keys() | contents.own_files | {CHECKSUMS_FILE}
     extra = {name: size for name, size in files.items() if name not in known}
     findings = [
         *contents.findings,
@@ -190,7 +192,8 @@ def _recognise_stack(contents: Contents, files: Mapping[str, int]) -> tuple[Stac
 
 def _flat_findings(contents: Contents) -> Iterator[Finding]:
     """Refuse flat parameters that nothing has refused or taken apart."""
-    flat = [key for key in contents.entries if FLAT_PARAMETER.search(key)]
+    # Those of distributed checkpoints are lost, which `overwritten_findings` says.
+    flat = [key for key in contents.entries if FLAT_PARAMETER.search(key) and key not in contents.places]
     if flat and not any(finding.code == "FM238" for finding in contents.findings):
         text = f"{len(flat)} of them, in {contents.evidence}: what lies where in them is not told."
         yield make_finding("FM238", flat[0], text, "Name the files of all ranks, and give `--model`.")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _MAX_METADATA: Final = 1 << 30
 _ZIP_START: Final = b"PK\x03\x04"
 _FIRST_OF_REMOTE: Final = 16
-# Checksums are those of this folder, and no output's.
 _OWN: Final = frozenset({METADATA_FILE, CHECKSUMS_FILE})
 
 

@@ -102,8 +102,6 @@ FRAMEWORK_FOLDERS: Final = tuple(_TITLES)
 # Those that are targets too; the others save what plain torch loads.
 _STACKS: Final[Mapping[str, Stack]] = {"accelerate": "accelerate", "composer-parts": "composer"}
 _COOKBOOK: Final = re.compile(r"optimizer-(?P<run>.+)\.pt")
-# What is lost in a component and refuses the whole.
-_OF_COMPONENT: Final = frozenset({"FM222", "FM223"})
 
 
 @dataclass(frozen=True)
@@ -304,8 +302,8 @@ def _distributed_contents(folder: Folder, name: str) -> Contents:
         name_lists = tuple(read_name_lists(inner, contents.entries, parts))
     finally:
         inner.close()
-    findings = overwritten_findings(contents.entries, parts, name_lists)
-    contents.findings = [finding for finding in findings if finding.code in _OF_COMPONENT]
+    contents.findings = list(overwritten_findings(contents.entries, parts, name_lists))
+    contents.own_files = frozenset(f"{name}/{file}" for file in contents.own_files)
     contents.files = {f"{name}/{file}": size for file, size in contents.files.items()}
     contents.files[f"{name}/{METADATA_FILE}"] = files[METADATA_FILE]
     contents.places = {key: (name, key) for key in contents.entries}
@@ -324,15 +322,18 @@ def _below(entry: Entry, name: str) -> Entry:
 
 
 def _join(whole: Contents, own: Contents, prefix: Path, name: str, folder: Folder) -> None:
+    names: dict[str, str] = {}
     for key, entry in zip(own.entries, _placed(own.entries, prefix), strict=True):
         if entry.key in whole.entries:
             msg = f"`{name}` in {folder.url!r} holds `{entry.key}`, which another file there holds too."
             raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
         whole.entries[entry.key] = entry
+        names[key] = entry.key
         if key in own.places:
             whole.places[entry.key] = own.places[key]
     whole.files.update(own.files)
-    whole.findings += own.findings
+    whole.own_files |= own.own_files
+    whole.findings += [replace(each, subject=names.get(each.subject, each.subject)) for each in own.findings]
     whole.torch_hint = whole.torch_hint or own.torch_hint
     whole.is_portable = whole.is_portable and own.is_portable
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
+from fsdp_migrate.checkpoint_convert import (
+    check_checkpoint,
+    convert_checkpoint,
+    inspect_checkpoint,
+    verify_checkpoints,
+)
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 from tests.checkpoint.rank_sources import RankSources, assert_loads
-from tests.checkpoint.samples import load_with_torch
+from tests.checkpoint.samples import load_with_torch, save_with_torch
 from tests.checkpoint.stack_folders import STACKS, accelerate_full, hf_trainer, whole_states
 from tests.rank_bodies.sources import RankNet
 
@@ -115,6 +120,49 @@ def test_folders_that_are_no_one_checkpoint(rank_sources: RankSources, tmp_path:
     shutil.copytree(rank_sources.folder / "plain" / "pytorch_model_fsdp_0", twice / "pytorch_model_fsdp_0")
     with pytest.raises(CheckpointFormatError, match="which another file there holds too"):
         inspect_checkpoint(twice)
+
+
+def of_components(model: dict[str, Any], folder: Path, names: tuple[str, str]) -> Path:
+    """Save a model and an optimizer as two distributed checkpoints in one folder."""
+    states = {"1.weight": {"exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3), "step": torch.tensor(2.0)}}
+    group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "params": ["1.weight"]}
+    for name, state in zip(
+        names, (model, {"optimizer": {"state": states, "param_groups": [group]}}), strict=True
+    ):
+        save_with_torch(state, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "is_bare"), [(("pytorch_model_fsdp_0", "optimizer_0"), False), (("model", "optim"), True)]
+)
+def test_statistics_that_ranks_do_not_share_are_named_in_components(
+    names: tuple[str, str], is_bare: bool, tmp_path: Path
+) -> None:
+    state = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)).state_dict()
+    manifest = inspect_checkpoint(of_components(state if is_bare else {"model": state}, tmp_path, names))
+    (finding,) = [found for found in manifest.findings if found.code == "FM289"]
+    assert finding.subject == "model.1.running_mean"
+    assert finding.subject in manifest.entries
+
+
+def test_flat_parameters_of_components_are_refused_once(tmp_path: Path) -> None:
+    """What would help files of ranks is no way out of a distributed checkpoint, which has lost them."""
+    state = {"model": {"_flat_param": torch.ones(4), "1._flat_param": torch.ones(4)}}
+    folder = of_components(state, tmp_path, ("pytorch_model_fsdp_0", "optimizer_0"))
+    refused = [found for found in inspect_checkpoint(folder).findings if found.fidelity == "refused"]
+    assert [found.code for found in refused] == ["FM223"]
+
+
+def test_checksums_are_of_their_folder_alone(stack_folders: dict[str, Path], tmp_path: Path) -> None:
+    source = shutil.copytree(stack_folders["hf_trainer"], tmp_path / "source")
+    for name in ("SHA256SUMS", "pytorch_model_fsdp_0/SHA256SUMS", "more/SHA256SUMS"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(f"{'0' * 64}  .metadata\n")
+    assert {name for name in inspect_checkpoint(source).extra_files if "SHA256" in name} == {"more/SHA256SUMS"}
+    # An output has its own, or none that its files are held against.
+    convert_checkpoint(source, tmp_path / "out", to="torch", checksums=True)
+    assert check_checkpoint(tmp_path / "out").is_whole
 
 
 @pytest.mark.parametrize("name", ["", "consolidated.01-of-02.model.pth"])
