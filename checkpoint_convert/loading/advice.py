@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
+from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 
 
 if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
 
 
-_LOADERS: Final = {
-    "accelerate": "`Accelerator.load_state` or the HF Trainer",
-    "lightning": "Lightning's Trainer",
-    "torchtitan": "torchtitan",
-}
 _MOST_EXTRA: Final = 6
 
 
@@ -91,8 +87,8 @@ def _better_converted(manifest: Manifest) -> list[str]:
         found.append("each start of the run fetches it over the network")
     if manifest.layout == "ranks":
         found.append("each start looks into the file of every rank")
-    loader = _LOADERS.get(manifest.stack)
-    if loader is not None:
+    loader = TARGETS[manifest.stack].loader
+    if loader:
         found.append(f"{loader} is to load it by itself")
     found.append("the run is started many times from it")
     return found

@@ -42,6 +42,8 @@ class AccelerateTarget(Target):
     """What ``Accelerator.load_state`` and the HF Trainer load under an FSDP2 plugin."""
 
     stack = "accelerate"
+    title = "Accelerate"
+    loader = "`Accelerator.load_state` or the HF Trainer"
     nested_only = True
 
     @property

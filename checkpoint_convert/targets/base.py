@@ -48,6 +48,9 @@ class Target:
         manifest: The source.
         parts: Its parts that are wanted.
         options: What the user says about the output.
+        stack: The framework, by its word.
+        title: What it is called, for people.
+        loader: What of the framework loads a checkpoint by itself; empty where the user's code does.
     """
 
     manifest: Manifest
@@ -55,6 +58,8 @@ class Target:
     options: OutputOptions = field(default_factory=OutputOptions)
 
     stack: ClassVar[Stack] = "torch"
+    title: ClassVar[str] = "plain torch"
+    loader: ClassVar[str] = ""
     is_distributed: ClassVar[bool] = True
     nested_only: ClassVar[bool] = False
     models_only: ClassVar[bool] = False

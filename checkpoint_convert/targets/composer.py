@@ -40,6 +40,7 @@ class ComposerTarget(Target):
     """What another framework saved, where Composer looks for it."""
 
     stack = "composer"
+    title = "Composer"
     nested_only = True
 
     def place(self, part: Part) -> Place | None:

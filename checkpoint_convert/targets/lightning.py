@@ -34,6 +34,8 @@ class LightningTarget(Target):
     """What ``Trainer.fit(ckpt_path=...)`` loads under ``ModelParallelStrategy``."""
 
     stack = "lightning"
+    title = "Lightning"
+    loader = "Lightning's Trainer"
     nested_only = True
 
     def place(self, part: Part) -> Place | None:

@@ -37,6 +37,7 @@ class HfTarget(Target):
     """What ``from_pretrained`` loads, beside a ``config.json`` that is not touched."""
 
     stack = "hf"
+    title = "Hugging Face"
     is_distributed = False
     models_only = True
 

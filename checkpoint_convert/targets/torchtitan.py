@@ -37,6 +37,8 @@ class TorchtitanTarget(Target):
     """One checkpoint whose model is at the root."""
 
     stack = "torchtitan"
+    title = "torchtitan"
+    loader = "torchtitan"
 
     def place(self, part: Part) -> Place | None:
         """Return where a part goes, or None where the framework has no place for it."""

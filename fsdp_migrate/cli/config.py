@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.config_files import ConfigConversion
 
 
-class Stack(str, Enum):
+class Framework(str, Enum):
     """Whose config it is."""
 
     auto = "auto"
@@ -60,12 +60,12 @@ Check = Annotated[
     bool,
     typer.Option("--check", help="Write nothing; exit with 1 if FILE would change.", rich_help_panel=WRITING),
 ]
-FromStack = Annotated[
-    Stack,
+FromFramework = Annotated[
+    Framework,
     typer.Option(
         "--from",
-        metavar="STACK",
-        help=f"Whose config it is: {words_of(Stack)}.",
+        metavar="FRAMEWORK",
+        help=f"Whose config it is: {words_of(Framework)}.",
         rich_help_panel=SOURCE,
     ),
 ]
@@ -98,7 +98,7 @@ def config(
     output: OutputFile = None,
     write: Write = False,
     check: Check = False,
-    stack: FromStack = Stack.auto,
+    stack: FromFramework = Framework.auto,
     to: ToWhat = Outcome.same,
     key: Key = None,
     world_size: RankNumber = None,

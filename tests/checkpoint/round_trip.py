@@ -31,6 +31,7 @@ from fsdp_migrate.checkpoint_convert import (
     convert_checkpoint,
     verify_checkpoints,
 )
+from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 from fsdp_migrate.errors import FSDPMigrateError
 from tests.checkpoint.round_trip_states import FLOATS, Drawer
 from tests.checkpoint.samples import load_with_torch, save_with_torch
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-TARGETS: Final = ("torch", "accelerate", "composer", "hf", "lightning", "torchtitan")
 CASTS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # What a finding may say of a difference, by the kind of it.
 SAID: Final = {
@@ -70,7 +70,7 @@ def draw(seed: int, ranks: int = 1) -> Draw:
     way = "ranks" if ranks > 1 else chance.choice(("file", "file", "file", "folder", "legacy"))
     options: dict[str, Any] = {}
     choices: dict[str, Callable[[], Any]] = {
-        "to": lambda: chance.choice(TARGETS),
+        "to": lambda: chance.choice(tuple(TARGETS)),
         "world_size": lambda: chance.choice((1, 2, 3)),
         "dtype": lambda: chance.choice(tuple(CASTS)),
         "link": lambda: "copy",

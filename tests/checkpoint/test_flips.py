@@ -14,6 +14,7 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     verify_checkpoints,
 )
+from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 from fsdp_migrate.errors import FSDPMigrateError
 from tests.checkpoint import fault_sources, stack_folders
 from tests.checkpoint.samples import COMPOSER, PLAIN, contents, copy_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 
-TARGETS = ("accelerate", "composer", "hf", "lightning", "torch", "torchtitan")
 
 
 def places(size: int) -> list[int]:

@@ -23,6 +23,7 @@ from fsdp_migrate.checkpoint_convert import (
     read_model_files,
     verify_checkpoints,
 )
+from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import ConfigError, OutputExistsError, PlanError
 from tests.checkpoint.samples import (
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-TARGETS = ("accelerate", "composer", "hf", "lightning", "torch", "torchtitan")
 CLASS = OutputOptions(optimizer_class="AdamW")
 
 

@@ -15,6 +15,7 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     verify_checkpoints,
 )
+from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 from fsdp_migrate.errors import PlanError
 from tests.checkpoint.every_source import SOURCES, make_sources
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 
-TARGETS = ("torch", "composer", "accelerate", "lightning", "torchtitan", "hf")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 OPTIONS = OutputOptions(optimizer_class="AdamW")
 FORMS: tuple[StateDictForm, ...] = ("sharded", "full")

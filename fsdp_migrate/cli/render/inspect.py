@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
+from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 from fsdp_migrate.cli.render.changes import ACTIONS, SHOWN, show_changes
 from fsdp_migrate.cli.render.findings import show_named_findings
 from fsdp_migrate.cli.render.screen import console, escape, make_table, print_text
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
 
 
 MOST_SHOWN = 20
-WRITERS = {
-    "accelerate": "Accelerate",
-    "composer": "Composer",
-    "hf": "Hugging Face",
-    "lightning": "Lightning",
-    "torch": "plain torch",
-    "torchtitan": "torchtitan",
-}
 _WIDE = 100
 
 
@@ -41,7 +34,7 @@ def show_manifest(manifest: Manifest) -> None:
     out = console()
     described = manifest.as_dict()
     layout = layout_title(manifest.layout)
-    writer = WRITERS.get(manifest.stack, manifest.stack)
+    writer = TARGETS[manifest.stack].title
     hint = f", torch {manifest.torch_hint}" if manifest.torch_hint else ""
     out.print(f"[bold]{escape(manifest.source)}[/]")
     out.print(escape(f"{layout}, saved by {writer}{hint}"))
