@@ -28,4 +28,3 @@ _ALL: tuple[Adapter, ...] = (
     TorchAdapter(),
 )
 ADAPTERS: Mapping[str, Adapter] = MappingProxyType({adapter.name: adapter for adapter in _ALL})
-STACKS: tuple[str, ...] = tuple(ADAPTERS)

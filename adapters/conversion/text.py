@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS, STACKS
+from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.unknown import FILE, nothing_found, off_paths
 from fsdp_migrate.adapters.document.edits import Edits
 from fsdp_migrate.adapters.document.json_reader import read_json
@@ -90,7 +90,7 @@ def convert_text(
 
     Args:
         text: YAML, also of several documents, or JSON.
-        stack: Whose config it is: one of ``STACKS``, or ``auto``.
+        stack: Whose config it is: one of ``ADAPTERS``, or ``auto``.
         key: The dotted path of the mapping to convert, where it is not found by itself.
         is_json: Whether it is JSON; by default by its looks.
         settings: The number of ranks and of nodes, where the file does not say them.
@@ -195,7 +195,7 @@ def _refuse_two(blocks: list[Block]) -> None:
 
 def _candidates(document: Node) -> list[Block]:
     """Return what could be a block of any framework: first those that surely are."""
-    found = [block for name in STACKS for block in ADAPTERS[name].detect(document)]
+    found = [block for name in ADAPTERS for block in ADAPTERS[name].detect(document)]
     return sorted(found, key=lambda block: not block.is_certain)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 PartKind = Literal["model", "optimizer", "other"]
-Stack = Literal["torch", "composer", "lightning", "accelerate", "torchtitan", "hf"]
+Framework = Literal["torch", "composer", "lightning", "accelerate", "torchtitan", "hf"]
 
 
 # Chunks and their places are named tuples, not dataclasses: a checkpoint can have millions, and they are
@@ -191,7 +191,7 @@ class Manifest:
 
     source: str
     layout: str
-    stack: Stack
+    stack: Framework
     evidence: str
     entries: Mapping[str, Entry]
     files: Mapping[str, int]

@@ -17,7 +17,7 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     BytesEntry,
     InlineValue,
     Manifest,
-    Stack,
+    Framework,
     TensorEntry,
 )
 from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
@@ -88,7 +88,7 @@ class ConversionPlan:
 
     manifest: Manifest
     action: Action
-    stack: Stack
+    stack: Framework
     entries: tuple[PlannedEntry, ...]
     left_out: tuple[str, ...]
     extra_files: tuple[str, ...]

@@ -17,7 +17,7 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     Entry,
     InlineValue,
     Manifest,
-    Stack,
+    Framework,
     Stored,
     TensorEntry,
 )
@@ -68,7 +68,7 @@ class Contents:
     layout: str
     evidence: str
     torch_hint: str = ""
-    stack: Stack | None = None
+    stack: Framework | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     own_files: frozenset[str] = frozenset()
@@ -138,7 +138,7 @@ def build_manifest(
         options: How the user wants it read.
     """
     entries = contents.entries
-    stack, evidence = _recognise_stack(contents, files)
+    stack, evidence = _recognise_framework(contents, files)
     parts = find_parts(entries)
     name_lists = tuple(read_name_lists(folder, entries, parts))
     # Checksums are those of this folder, and no output's.
@@ -177,7 +177,7 @@ def build_manifest(
     )
 
 
-def _recognise_stack(contents: Contents, files: Mapping[str, int]) -> tuple[Stack, str]:
+def _recognise_framework(contents: Contents, files: Mapping[str, int]) -> tuple[Framework, str]:
     """Say who wrote a state, and by what it was recognised."""
     if contents.stack is not None:
         return contents.stack, f"the names of {contents.layout}"

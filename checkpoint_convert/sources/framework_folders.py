@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, find_parts
 from fsdp_migrate.checkpoint_convert.manifest.keys import Path, join_path
-from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry, Stack
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry, Framework
 from fsdp_migrate.checkpoint_convert.sources.content_findings import overwritten_findings
 from fsdp_migrate.checkpoint_convert.sources.contents import Contents, moved_entry
 from fsdp_migrate.checkpoint_convert.sources.dcp import dcp_contents
@@ -100,7 +100,7 @@ _TITLES: Final = {
 }
 FRAMEWORK_FOLDERS: Final = tuple(_TITLES)
 # Those that are targets too; the others save what plain torch loads.
-_STACKS: Final[Mapping[str, Stack]] = {"accelerate": "accelerate", "composer-parts": "composer"}
+_FRAMEWORKS: Final[Mapping[str, Framework]] = {"accelerate": "accelerate", "composer-parts": "composer"}
 _COOKBOOK: Final = re.compile(r"optimizer-(?P<run>.+)\.pt")
 
 
@@ -245,7 +245,7 @@ def framework_contents(
     framework = components[0].framework
     names = ", ".join(f"`{component.name}`" for component in components)
     whole = Contents(framework, f"{names} side by side, as {_TITLES[framework]} saves them")
-    whole.stack = _STACKS.get(framework)
+    whole.stack = _FRAMEWORKS.get(framework)
     for component in components:
         own = _component_contents(folder, component, files)
         _join(whole, own, component.prefix, component.name, folder)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
-    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Manifest, Part, Stack
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Manifest, Part, Framework
     from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry, PlannedFile
 
 
@@ -57,7 +57,7 @@ class Target:
     parts: Sequence[Part]
     options: OutputOptions = field(default_factory=OutputOptions)
 
-    stack: ClassVar[Stack] = "torch"
+    stack: ClassVar[Framework] = "torch"
     title: ClassVar[str] = "plain torch"
     loader: ClassVar[str] = ""
     is_distributed: ClassVar[bool] = True

@@ -38,8 +38,8 @@ def scan(
     report = scan_paths(paths)
     configs, checkpoints = find_configs(paths), with_readers(find_checkpoints(paths), paths)
     launches = find_launches(paths)
-    stacks = {config.stack for config in configs} | {launch.stack for launch in launches}
-    pins = find_pins(paths, packages_of(report, stacks))
+    frameworks = {config.stack for config in configs} | {launch.stack for launch in launches}
+    pins = find_pins(paths, packages_of(report, frameworks))
     steps = next_steps(paths, report, configs, checkpoints, launches, pins)
     log = sarif_log(report, configs, launches, pins)
     if sarif:

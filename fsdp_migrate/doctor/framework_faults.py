@@ -20,9 +20,9 @@ def _is(value: Any, *words: str) -> bool:
     return str(value).lower() in words
 
 
-def _in(stack: str, sees: Callable[[Sight], str]) -> Callable[[Sight], str]:
+def _in(framework: str, sees: Callable[[Sight], str]) -> Callable[[Sight], str]:
     """Return what sees something in the config files of one framework only."""
-    return lambda sight: sees(sight) if sight.stack == stack else ""
+    return lambda sight: sees(sight) if sight.framework == framework else ""
 
 
 def _is_version_2(sight: Sight) -> bool:

@@ -39,7 +39,7 @@ class Sight:
     environ: Mapping[str, str] = field(default_factory=dict)
     config: FSDP1Config | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    stack: str = ""
+    framework: str = ""
     model: nn.Module | None = None
     plan: ShardPlan | None = None
     problem: str = ""
@@ -96,7 +96,7 @@ def look(
         FSDPMigrateError: Something that was given cannot be read.
     """
     arguments = None if config is None else read_config_file(config)
-    settings, stack = ({}, "") if config is None else _read_settings(Path(config))
+    settings, framework = ({}, "") if config is None else _read_settings(Path(config))
     built = None if model is None else build_model(model)
     plan, problem = None, ""
     if built is not None:
@@ -110,7 +110,7 @@ def look(
         environ=dict(os.environ),
         config=arguments,
         settings=settings,
-        stack=stack,
+        framework=framework,
         model=built,
         plan=plan,
         problem=problem,
@@ -123,11 +123,11 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], str]:
     """Return the scalars of a config file by their last keys, and whose file it is."""
     text = read_text(path)
     settings: dict[str, Any] = {}
-    stack = ""
+    framework = ""
     for document in read_documents(text, is_json=looks_like_json(text)):
         settings.update(_scalars(plain(document)))
-        stack = stack or next((block.stack for block in find_blocks(document)), "")
-    return settings, stack
+        framework = framework or next((block.stack for block in find_blocks(document)), "")
+    return settings, framework
 
 
 def _scalars(value: Any) -> Iterator[tuple[str, Any]]:

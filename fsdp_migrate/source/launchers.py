@@ -112,8 +112,8 @@ def _look_at(path: Path, line: int, command: str) -> LaunchFound | None:
         return None
     except FSDPMigrateError as error:
         return LaunchFound(str(path), line, command, "", "refused", " ".join(str(error).split()))
-    stacks = ", ".join(dict.fromkeys(block.stack for block in report.conversion.blocks))
+    frameworks = ", ".join(dict.fromkeys(block.stack for block in report.conversion.blocks))
     if report.is_changed:
-        return LaunchFound(str(path), line, command, stacks, "changes")
+        return LaunchFound(str(path), line, command, frameworks, "changes")
     elsewhere = any(finding.code == "FM356" for finding in report.conversion.findings)
-    return LaunchFound(str(path), line, command, stacks, "elsewhere" if elsewhere else "fsdp2")
+    return LaunchFound(str(path), line, command, frameworks, "elsewhere" if elsewhere else "fsdp2")

@@ -27,7 +27,7 @@ NEEDED = {
 }
 """From which version on a package runs FSDP2 in the way that this program writes it."""
 
-_OF_STACKS = {
+_OF_FRAMEWORKS = {
     "accelerate": ("accelerate",),
     "axolotl": ("accelerate", "transformers"),
     "composer": ("mosaicml",),
@@ -73,19 +73,19 @@ class PinFound:
         }
 
 
-def packages_of(report: ScanReport, stacks: Iterable[str]) -> set[str]:
+def packages_of(report: ScanReport, frameworks: Iterable[str]) -> set[str]:
     """Return the packages that what was found needs in a version with FSDP2; none if nothing was found.
 
     Args:
         report: What was found in sources.
-        stacks: Whose configs and launch lines were found.
+        frameworks: Whose configs and launch lines were found.
     """
-    stacks = {name.strip() for each in stacks for name in each.split(",") if name.strip()}
+    frameworks = {name.strip() for each in frameworks for name in each.split(",") if name.strip()}
     codes = {use.code for use in report.uses}
-    if not stacks and not codes:
+    if not frameworks and not codes:
         return set()
     frameworks = [
-        *(_OF_STACKS.get(name, ()) for name in stacks),
+        *(_OF_FRAMEWORKS.get(name, ()) for name in frameworks),
         *(_OF_CODES.get(code, ()) for code in codes),
     ]
     return {"torch"}.union(*frameworks)

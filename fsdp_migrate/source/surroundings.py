@@ -138,8 +138,8 @@ def _look_at(path: Path) -> ConfigFound | None:
         return ConfigFound(str(path), "", "unclear" if is_unclear else "broken", message)
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
-    stacks = ", ".join(dict.fromkeys(block.stack for block in report.conversion.blocks))
-    return ConfigFound(str(path), stacks, "changes" if report.is_changed else "fsdp2")
+    frameworks = ", ".join(dict.fromkeys(block.stack for block in report.conversion.blocks))
+    return ConfigFound(str(path), frameworks, "changes" if report.is_changed else "fsdp2")
 
 
 def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[CheckpointFound]:

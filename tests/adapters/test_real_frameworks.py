@@ -1,4 +1,4 @@
-"""The stacks themselves take what was written for them."""
+"""The frameworks themselves take what was written for them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 
-def stacks(text: str) -> list[str]:
+def frameworks_of(text: str) -> list[str]:
     return [block.stack for document in read_yaml(text) for block in find_blocks(document)]
 
 
@@ -64,11 +64,11 @@ def stacks(text: str) -> list[str]:
     ],
 )
 def test_only_what_is_a_frameworks_own_decides(text: str, expected: list[str]) -> None:
-    assert stacks(text) == expected
+    assert frameworks_of(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "stack", "key"),
+    ("text", "framework", "key"),
     [
         ("max_steps: 10\nstrategy: fsdp\n", "lightning", "strategy"),
         ("trainer:\n  strategy: fsdp\n", "lightning", "trainer.strategy"),
@@ -85,11 +85,13 @@ def test_only_what_is_a_frameworks_own_decides(text: str, expected: list[str]) -
         ),
     ],
 )
-def test_what_cannot_be_told_is_asked_for_by_a_command_that_works(text: str, stack: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"config FILE --from {stack} --key {key}`"):
+def test_what_cannot_be_told_is_asked_for_by_a_command_that_works(
+    text: str, framework: str, key: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"config FILE --from {framework} --key {key}`"):
         convert_text(text)
-    done = convert_text(text, stack=stack, key=key)
-    assert [(block.stack, block.path) for block in done.blocks] == [(stack, key)]
+    done = convert_text(text, stack=framework, key=key)
+    assert [(block.stack, block.path) for block in done.blocks] == [(framework, key)]
 
 
 def test_what_cannot_be_told_beside_what_can_is_left_and_named() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fsdp_migrate.checkpoint_convert import SourceOptions, convert_checkpoint
-from tests.checkpoint import stack_folders
+from tests.checkpoint import framework_folders
 from tests.checkpoint.rank_sources import RankSources, flat_options
 from tests.checkpoint.samples import COMPOSER, LIGHTNING, NEWEST, PLAIN, load_with_torch
 
@@ -30,31 +30,31 @@ SINGLE = (
     "Lightning `.ckpt`",
     "safetensors",
 )
-# What other stacks leave in a folder, and the kind of run whose model and arguments its flat parameters need.
+# What other frameworks leave in a folder, and the run whose model and arguments its flat parameters need.
 FOLDERS: dict[str, tuple[Callable[[RankSources, Path], None], str | None]] = {
-    "Accelerate, full": (stack_folders.accelerate_full, None),
-    "Accelerate, `use_dcp=False`": (stack_folders.accelerate_without_dcp, None),
-    "HF Trainer": (stack_folders.hf_trainer, None),
-    "HF Trainer, full": (stack_folders.hf_trainer_full, None),
-    "HF Trainer, pieces": (stack_folders.hf_trainer_pieces, None),
-    "Composer, file per rank": (stack_folders.composer_ranks, None),
-    "Composer's `save.py`": (stack_folders.composer_parts, None),
-    "file per rank": (stack_folders.rank_files, None),
-    "file per rank, flat": (stack_folders.local_files, "flat"),
-    "verl": (stack_folders.verl, "mesh"),
-    "OLMo": (stack_folders.olmo_new, None),
-    "OLMo, full": (stack_folders.olmo_full, None),
-    "OLMo, `torch_legacy`": (stack_folders.olmo_legacy, None),
-    "OLMo, local": (stack_folders.olmo_local, None),
-    "mmengine": (stack_folders.mmengine, None),
-    "mmengine, local": (stack_folders.mmengine_local, "flat"),
-    "torchtune": (stack_folders.torchtune, None),
-    "llama-cookbook": (stack_folders.cookbook, None),
-    "LLaMA2-Accessory": (stack_folders.accessory, None),
-    "direct-preference-optimization": (stack_folders.dpo, None),
-    "fms-fsdp": (stack_folders.fms_fsdp, None),
-    "lingua": (stack_folders.lingua, None),
-    "litgpt": (stack_folders.litgpt, None),
+    "Accelerate, full": (framework_folders.accelerate_full, None),
+    "Accelerate, `use_dcp=False`": (framework_folders.accelerate_without_dcp, None),
+    "HF Trainer": (framework_folders.hf_trainer, None),
+    "HF Trainer, full": (framework_folders.hf_trainer_full, None),
+    "HF Trainer, pieces": (framework_folders.hf_trainer_pieces, None),
+    "Composer, file per rank": (framework_folders.composer_ranks, None),
+    "Composer's `save.py`": (framework_folders.composer_parts, None),
+    "file per rank": (framework_folders.rank_files, None),
+    "file per rank, flat": (framework_folders.local_files, "flat"),
+    "verl": (framework_folders.verl, "mesh"),
+    "OLMo": (framework_folders.olmo_new, None),
+    "OLMo, full": (framework_folders.olmo_full, None),
+    "OLMo, `torch_legacy`": (framework_folders.olmo_legacy, None),
+    "OLMo, local": (framework_folders.olmo_local, None),
+    "mmengine": (framework_folders.mmengine, None),
+    "mmengine, local": (framework_folders.mmengine_local, "flat"),
+    "torchtune": (framework_folders.torchtune, None),
+    "llama-cookbook": (framework_folders.cookbook, None),
+    "LLaMA2-Accessory": (framework_folders.accessory, None),
+    "direct-preference-optimization": (framework_folders.dpo, None),
+    "fms-fsdp": (framework_folders.fms_fsdp, None),
+    "lingua": (framework_folders.lingua, None),
+    "litgpt": (framework_folders.litgpt, None),
 }
 SOURCES = (*SINGLE, *FOLDERS)
 

@@ -16,7 +16,7 @@ from fsdp_migrate.checkpoint_convert import (
 )
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 from fsdp_migrate.errors import FSDPMigrateError
-from tests.checkpoint import fault_sources, stack_folders
+from tests.checkpoint import fault_sources, framework_folders
 from tests.checkpoint.samples import COMPOSER, PLAIN, contents, copy_of
 
 
@@ -81,7 +81,7 @@ def test_numbered_pieces(tmp_path: Path) -> None:
 
 
 def test_one_of_several_rank_files(rank_sources: RankSources, tmp_path: Path) -> None:
-    stack_folders.rank_files(rank_sources, tmp_path / "source")
+    framework_folders.rank_files(rank_sources, tmp_path / "source")
     whole = copy_of(tmp_path / "source", tmp_path)
     file = sorted((tmp_path / "source").iterdir())[1]
     assert unseen(tmp_path / "source", file, whole) == []

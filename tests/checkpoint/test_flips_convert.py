@@ -21,7 +21,7 @@ from fsdp_migrate.checkpoint_convert.formats.stored_checksums import StoredCheck
 from fsdp_migrate.checkpoint_convert.manifest.manifest import StoredRecord
 from fsdp_migrate.checkpoint_convert.storage.folders import LocalFolder
 from fsdp_migrate.errors import CheckpointFormatError, FSDPMigrateError
-from tests.checkpoint import fault_sources, stack_folders
+from tests.checkpoint import fault_sources, framework_folders
 from tests.checkpoint.samples import COMPOSER, PLAIN, assert_nothing_left, contents, copy_of
 from tests.rank_bodies import shared_conversions
 from tests.ranks import RanksFailedError, run_ranks
@@ -54,7 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def make_source(layout: str, folder: Path, rank_sources: RankSources) -> Path:
     """Return a source of a layout whose files have checksums."""
     if layout == "ranks":
-        stack_folders.rank_files(rank_sources, folder / "source")
+        framework_folders.rank_files(rank_sources, folder / "source")
         return folder / "source"
     if layout in ("dcp", "composer"):
         return shutil.copytree(PLAIN if layout == "dcp" else COMPOSER, folder / "source")

@@ -22,7 +22,7 @@ from fsdp_migrate.checkpoint_convert import (
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointMismatchError, UnsupportedFeatureError
 from tests.checkpoint.rank_sources import RankSources, assert_loads, flat_options
 from tests.checkpoint.samples import load_with_torch
-from tests.checkpoint.stack_folders import accessory, cookbook, whole_states
+from tests.checkpoint.framework_folders import accessory, cookbook, whole_states
 
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ import pytest
 import typer
 
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
-from fsdp_migrate.checkpoint_convert.manifest.manifest import Stack
+from fsdp_migrate.checkpoint_convert.manifest.manifest import Framework
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
-from fsdp_migrate.cli import main
+from fsdp_migrate.cli import config, main
 from fsdp_migrate.cli.app import app
-from fsdp_migrate.cli.config import Framework
 from fsdp_migrate.cli.options import Target
 from tests.rank_bodies import checkpoints
 from tests.ranks import ROOT, run_ranks
@@ -107,8 +106,8 @@ def test_every_choice_is_named(capsys: Capture) -> None:
 
 def test_the_choices_are_the_frameworks_that_there_are() -> None:
     """They stand in the command line a second time, so that its help need not load what knows them."""
-    assert {each.value for each in Target} == {"auto", *TARGETS} == {"auto", *get_args(Stack)}
-    assert {each.value for each in Framework} == {"auto", *ADAPTERS}
+    assert {each.value for each in Target} == {"auto", *TARGETS} == {"auto", *get_args(Framework)}
+    assert {each.value for each in config.Framework} == {"auto", *ADAPTERS}
 
 
 @pytest.fixture(scope="module")

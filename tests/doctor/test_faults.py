@@ -47,10 +47,13 @@ def of_model(model: nn.Module, shards: int = 2, **arguments: Any) -> Sight:
     return seeing(model=model, plan=plan_fully_shard(model, config, world_size=shards))
 
 
-def of_config(stack: str = "", versions: dict[str, str] | None = None, **given: Any) -> Sight:
+def of_config(framework: str = "", versions: dict[str, str] | None = None, **given: Any) -> Sight:
     settings = given.pop("settings", {})
     return Sight(
-        versions={**NOW, **(versions or {})}, config=FSDP1Config(**given), settings=settings, stack=stack
+        versions={**NOW, **(versions or {})},
+        config=FSDP1Config(**given),
+        settings=settings,
+        framework=framework,
     )
 
 

@@ -176,7 +176,7 @@ def _load_one(folder: str) -> Flat:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    # Other stacks' names become torch's own, `optim`; torch's stay what their owner chose.
+    # Other frameworks' names become torch's own, `optim`; torch's stay what their owner chose.
     keys = FileSystemReader(folder).read_metadata().state_dict_metadata
     own = "optim" if any(key.startswith("optim.") for key in keys) else "optimizer"
     state: dict[str, Any] = {"model": model_state, own: optimizer_state}

@@ -1,4 +1,4 @@
-"""The FSDP2 loaders of the stacks themselves, inside ranks: each returns what it loaded, whole."""
+"""The FSDP2 loaders of the frameworks themselves, inside ranks: each returns what it loaded, whole."""
 
 from __future__ import annotations
 

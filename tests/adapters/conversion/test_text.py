@@ -1,4 +1,4 @@
-"""The checker that proves that no FSDP key is unaccounted for, over configs of every stack."""
+"""The checker that proves that no FSDP key is unaccounted for, over configs of every framework."""
 
 from __future__ import annotations
 
@@ -51,34 +51,34 @@ def unaccounted(before: Block, done: TextConversion) -> list[str]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, str]:
-    """A stack and a config of it: known keys, prefixed or not, and unknown ones, with values of all kinds."""
-    stack = draw(st.sampled_from(sorted(BESIDE)))
-    names = [key.name for key in ADAPTERS[stack].keys]
-    names += [alias for key in ADAPTERS[stack].keys for alias in key.aliases]
-    prefix = draw(st.sampled_from(["", "fsdp_"])) if stack in {"accelerate", "axolotl", "hf"} else ""
+    """A framework and a config of it: keys with and without prefix, and unknown ones, with all kinds of values."""
+    framework = draw(st.sampled_from(sorted(BESIDE)))
+    names = [key.name for key in ADAPTERS[framework].keys]
+    names += [alias for key in ADAPTERS[framework].keys for alias in key.aliases]
+    prefix = draw(st.sampled_from(["", "fsdp_"])) if framework in {"accelerate", "axolotl", "hf"} else ""
     keys = draw(st.lists(st.sampled_from([*names, "unheard_of"]), max_size=8, unique=True))
-    block = {**WITHIN.get(stack, {}), **{prefix + key: draw(VALUES) for key in keys}}
-    document = {**BESIDE[stack], AROUND[stack]: block, "after": [1]}
+    block = {**WITHIN.get(framework, {}), **{prefix + key: draw(VALUES) for key in keys}}
+    document = {**BESIDE[framework], AROUND[framework]: block, "after": [1]}
     indent = draw(st.sampled_from([None, 2]))
-    return stack, json.dumps(document, indent=indent)
+    return framework, json.dumps(document, indent=indent)
 
 
 @settings(max_examples=200, deadline=None)
 @given(config=configs())
 def test_every_key_is_accounted_for_and_nothing_else_changes(config: tuple[str, str]) -> None:
-    stack, text = config
-    key = AROUND[stack] if stack in {"torch", "composer"} else None
-    [before] = find_blocks(read_json(text), stack, key)
-    done = convert_text(text, stack=stack, key=key, is_json=True)
+    framework, text = config
+    key = AROUND[framework] if framework in {"torch", "composer"} else None
+    [before] = find_blocks(read_json(text), framework, key)
+    done = convert_text(text, stack=framework, key=key, is_json=True)
     if done.blocks[0].state != "converted":
         assert done.text == text
         return
     assert unaccounted(before, done) == []
     for name, value in json.loads(text).items():
-        if name not in {AROUND[stack], "fsdp", "fsdp_config"}:
+        if name not in {AROUND[framework], "fsdp", "fsdp_config"}:
             assert json.loads(done.text)[name] == value
     if not any(finding.fidelity == "refused" for finding in done.findings):
-        again = convert_text(done.text, stack=stack, key=key, is_json=True)
+        again = convert_text(done.text, stack=framework, key=key, is_json=True)
         assert again.text == done.text
 
 
@@ -91,15 +91,15 @@ def test_the_checker_can_fail() -> None:
     assert unaccounted(before, silent) == ["fsdp_config.fsdp_offload_params".partition(".")[2]]
 
 
-@pytest.mark.parametrize("stack", sorted(ADAPTERS))
-def test_the_tables_name_each_key_once(stack: str) -> None:
-    names = [name for key in ADAPTERS[stack].keys for name in (key.name, *key.aliases)]
+@pytest.mark.parametrize("framework", sorted(ADAPTERS))
+def test_the_tables_name_each_key_once(framework: str) -> None:
+    names = [name for key in ADAPTERS[framework].keys for name in (key.name, *key.aliases)]
     assert len(names) == len(set(names))
     assert [name for name in names if name != bare(name)] == []
 
 
 CORPUS = """\
-# several stacks in one file
+# several frameworks in one file
 accelerate:
   distributed_type: FSDP
   fsdp_config: &shared
@@ -135,15 +135,16 @@ def test_several_stacks_blocks_and_documents_in_one_file() -> None:
 
 
 def test_blocks_are_told_by_what_stands_around_them() -> None:
-    def stacks(document: dict[str, Any]) -> list[str]:
+    def frameworks_of(document: dict[str, Any]) -> list[str]:
         return [block.stack for block in find_blocks(read_json(json.dumps(document)))]
 
     block = {"fsdp_offload_params": True}
-    assert stacks({"distributed_type": "FSDP", "fsdp_config": block, "output_dir": "x"}) == ["accelerate"]
-    assert stacks({"base_model": "x", "fsdp_config": block, "output_dir": "x"}) == ["axolotl"]
-    assert stacks({"output_dir": "x", "fsdp": "full_shard", "fsdp_config": block}) == ["hf"]
-    assert stacks({"fsdp": {"sharding_strategy": 1}}) == []
-    assert stacks({"output_dir": "x"}) == []
+    launched = {"distributed_type": "FSDP", "fsdp_config": block, "output_dir": "x"}
+    assert frameworks_of(launched) == ["accelerate"]
+    assert frameworks_of({"base_model": "x", "fsdp_config": block, "output_dir": "x"}) == ["axolotl"]
+    assert frameworks_of({"output_dir": "x", "fsdp": "full_shard", "fsdp_config": block}) == ["hf"]
+    assert frameworks_of({"fsdp": {"sharding_strategy": 1}}) == []
+    assert frameworks_of({"output_dir": "x"}) == []
 
 
 def test_plain_values_are_found_by_bare_names() -> None:

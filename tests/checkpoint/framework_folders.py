@@ -129,7 +129,7 @@ def torchtune(sources: RankSources, folder: Path) -> None:
     torch.save({"optimizer": optimizer, "epochs_run": 1}, folder / "recipe_state" / "recipe_state.pt")
 
 
-STACKS: dict[Callable[[RankSources, Path], None], tuple[str, str]] = {
+FOLDERS: dict[Callable[[RankSources, Path], None], tuple[str, str]] = {
     hf_trainer: ("accelerate", "accelerate"),
     hf_trainer_full: ("accelerate", "accelerate"),
     hf_trainer_pieces: ("accelerate", "accelerate"),

@@ -1,4 +1,4 @@
-"""What each target writes, loaded by the stack's own code, on two ranks, bit for bit."""
+"""What each target writes, loaded by the framework's own code, on two ranks, bit for bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fsdp1(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 def assert_loaded(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Assert that a stack loaded model and optimizer, bit for bit."""
+    """Assert that a framework loaded model and optimizer, bit for bit."""
     for key, value in wanted.items():
         if isinstance(value, torch.Tensor) and key != "seen":
             assert torch.equal(found[key], value), key
