@@ -11,7 +11,7 @@ from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.checkpoint_convert.sources.contents import build_manifest
 from fsdp_migrate.checkpoint_convert.sources.detect import Source, open_source
 from fsdp_migrate.checkpoint_convert.sources.optimizer_names import name_numbers
-from fsdp_migrate.checkpoint_convert.sources.tied_tensors import find_ties
+from fsdp_migrate.checkpoint_convert.sources.tied_tensors import find_tied_keys
 from fsdp_migrate.checkpoint_convert.storage.folders import refuse_links
 
 
@@ -37,7 +37,7 @@ def reading_source(src: Location, options: SourceOptions | None = None) -> Itera
         stamps, changes = folder.stamps(source.files), folder.changes(source.files)
         with paused_gc():
             manifest = replace(_read(source, options), stamps=stamps, changes=changes, outline=options.model)
-            ties, findings = find_ties(folder, manifest)
+            ties, findings = find_tied_keys(folder, manifest)
             manifest = replace(manifest, ties=ties, findings=(*manifest.findings, *findings))
         refuse_links(folder, manifest.files)
         yield folder, manifest

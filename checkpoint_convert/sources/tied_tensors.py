@@ -35,7 +35,7 @@ _SAMPLE: Final = 4096
 _FEWEST_BYTES: Final = 4
 
 
-def find_ties(folder: Folder, manifest: Manifest) -> tuple[dict[str, str], list[Finding]]:
+def find_tied_keys(folder: Folder, manifest: Manifest) -> tuple[dict[str, str], list[Finding]]:
     """Return the key of each further name of a tied parameter with that of the first, and what to say.
 
     With ``--model`` the model tells. In files of torch.save tied tensors share their bytes. Elsewhere two

@@ -40,14 +40,14 @@ def run_workers(
     interrupt of the calling thread and an exception of ``progress`` count as errors, and so does what
     ``check`` raises, which is called in the calling thread now and then.
     """
-    crew = _Crew(tasks, work)
-    workers = [_Worker(crew.loop) for _ in range(threads)]
+    shared = _SharedWork(tasks, work)
+    workers = [_Worker(shared.loop) for _ in range(threads)]
     try:
         for worker in workers:
             worker.start()
-        crew.follow(workers, total_bytes, message, progress, check or _nothing)
+        shared.follow(workers, total_bytes, message, progress, check or _nothing)
     finally:
-        crew.stop.set()
+        shared.stop.set()
         for worker in workers:
             worker.join()
 
@@ -89,7 +89,7 @@ class _Worker:
             pass
 
 
-class _Crew(Generic[T]):
+class _SharedWork(Generic[T]):
     def __init__(self, tasks: Iterable[T], work: Callable[[T, Advance], None]) -> None:
         self.stop = threading.Event()
         self._work = work

@@ -62,7 +62,7 @@ def resolve_target(
     return kind(manifest, wanted, options or OutputOptions())
 
 
-class _StayComposer(UnchangedTarget):
+class _UnchangedComposer(UnchangedTarget):
     stack = "composer"
 
     def place(self, part: Part) -> Place:
@@ -74,4 +74,4 @@ class _StayComposer(UnchangedTarget):
         return Place(("state", *part.prefix)) if is_at_root else super().place(part)
 
 
-_OWN: Final[Mapping[str, type[Target]]] = {"torch": UnchangedTarget, "composer": _StayComposer}
+_OWN: Final[Mapping[str, type[Target]]] = {"torch": UnchangedTarget, "composer": _UnchangedComposer}

@@ -74,7 +74,7 @@ def verify(
     pages = wanted_pages(html, markdown)
     given = source_options(model, config, trust_pickle)
     if second is None:
-        _refuse_wishes(wanted)
+        _refuse_options(wanted)
         return _check(first, given, pages, json=json)
     from fsdp_migrate.checkpoint_convert import verify_checkpoints
 
@@ -105,7 +105,7 @@ def _check(source: str, given: SourceOptions, pages: Pages, *, json: bool) -> in
     return 0 if checked.is_whole else 1
 
 
-def _refuse_wishes(wanted: dict[str, Any]) -> None:
+def _refuse_options(wanted: dict[str, Any]) -> None:
     """Refuse what says how two checkpoints differ where there is one."""
     from fsdp_migrate.errors import ConfigError
 

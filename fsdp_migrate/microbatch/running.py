@@ -18,7 +18,7 @@ from fsdp_migrate.errors import (
     ProcessGroupError,
     RankError,
 )
-from fsdp_migrate.microbatch.agreement import Agreement, channel_of, describe_failure
+from fsdp_migrate.microbatch.votes import Votes, channel_of, describe_failure
 from fsdp_migrate.microbatch.rollback import Rollback
 from fsdp_migrate.sharding.accumulation import tell_where_gradients_add_up
 from fsdp_migrate.sharding.structure import check_is_module
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
-    from fsdp_migrate.microbatch.agreement import RankChannel
+    from fsdp_migrate.microbatch.votes import RankChannel
 
 
 logger = logging.getLogger("fsdp_migrate.microbatch")
@@ -134,7 +134,7 @@ class Microbatches(Generic[PartT]):
         self._groups: list[ParameterGroup] = []
         self._settings: list[tuple[bool, bool]] = []
         self._channel: RankChannel | None = None
-        self._agreement: Agreement | None = None
+        self._votes: Votes | None = None
         self._rollback: Rollback | None = None
         self._is_over = False
         self._gave_way = False
@@ -197,9 +197,9 @@ class Microbatches(Generic[PartT]):
 
     def _advance(self) -> bool:
         """Go to the next microbatch of this rank, and join those of others; return whether there is one."""
-        if self._agreement is not None and self._agreement.failure is not None:
+        if self._votes is not None and self._votes.failure is not None:
             # The body has caught it, and the other ranks have stopped.
-            raise BatchError(self._agreement.failure, reasons={})
+            raise BatchError(self._votes.failure, reasons={})
         if self._index >= 0:
             self._end_microbatch()
         elif self._channel is None:
@@ -209,11 +209,11 @@ class Microbatches(Generic[PartT]):
             self._begin_microbatch()
             if self._index < len(self._parts):
                 return True
-            if self._agreement is not None:
-                self._agreement.follow()
+            if self._votes is not None:
+                self._votes.follow()
             self._index += 1
-        if self._agreement is not None and self._agreement.is_active:
-            self._agreement.end()
+        if self._votes is not None and self._votes.is_active:
+            self._votes.end()
         if self._shortest < self._longest:
             for group in self._groups:
                 group.reshard()  # so that every rank gathers the same units in the next batch
@@ -232,9 +232,9 @@ class Microbatches(Generic[PartT]):
             failure = error
         self._count(channel, failure)
         if self._agree or self._shortest < self._longest:
-            self._agreement = Agreement(self._model, channel)
-        if self._agree and self._agreement is not None:
-            self._agreement.start()
+            self._votes = Votes(self._model, channel)
+        if self._agree and self._votes is not None:
+            self._votes.start()
             self._rollback = Rollback(self._model)
         if self._comms != "last" and self._longest > 1:
             for group in self._groups:
@@ -289,29 +289,29 @@ class Microbatches(Generic[PartT]):
         for group in self._groups:
             defers = self._comms == "every" or group.sums_in_full_precision
             group.reduces = (is_last, is_last) if self._comms == "last" else (True, is_last or not defers)
-        if self._agreement is not None and (self._agree or has_followers):
-            self._agreement.start()
-            self._agreement.begin_microbatch(self._index, has_followers=has_followers)
+        if self._votes is not None and (self._agree or has_followers):
+            self._votes.start()
+            self._votes.begin_microbatch(self._index, has_followers=has_followers)
 
     def _end_microbatch(self) -> None:
         if self._index == self._longest - 1:
             for group in self._groups:
                 group.reduce_what_waits()
-        if self._agreement is not None and self._agreement.is_active:
-            self._agreement.end_microbatch()
+        if self._votes is not None and self._votes.is_active:
+            self._votes.end_microbatch()
 
     def _break_off(self, error: BaseException | None) -> None:
         """Put everything back in the middle of a batch, and tell the other ranks if they listen."""
         if self._is_over:
             return
         self._is_over = True
-        agreement = self._agreement
+        votes = self._votes
         try:
-            if agreement is not None and agreement.is_active:
-                self._tell(agreement, error)
+            if votes is not None and votes.is_active:
+                self._tell(votes, error)
         finally:
-            if agreement is not None:
-                agreement.stop()
+            if votes is not None:
+                votes.stop()
             if self._index >= 0:
                 # What waits for a reduction would otherwise come up in the next batch.
                 reset_after_failure(self._model)
@@ -319,9 +319,9 @@ class Microbatches(Generic[PartT]):
                 self._rollback.restore()
             self._put_back()
 
-    def _tell(self, agreement: Agreement, error: BaseException | None) -> None:
+    def _tell(self, votes: Votes, error: BaseException | None) -> None:
         try:
-            agreement.fail(error)
+            votes.fail(error)
         except BatchError as common:
             # Exit and interrupts go on as what they are, and a `break` is no error where it happens.
             if isinstance(error, Exception):

@@ -119,9 +119,9 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 def default_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     """Return the loss that the model returns, or else the mean square of its first output."""
     output = call_model(model, batch)
-    told = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(told, torch.Tensor):
-        return told
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
     for each in _tensors(output):
         if each.is_floating_point() and each.requires_grad:
             return each if each.dim() == 0 else each.float().square().mean()

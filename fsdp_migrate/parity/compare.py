@@ -24,7 +24,7 @@ from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError, Proce
 from fsdp_migrate.factories import describe_error
 from fsdp_migrate.parity.batches import Fed, feed, move
 from fsdp_migrate.parity.explaining import clue_of, explain
-from fsdp_migrate.parity.making import Pair, Wishes, agreed, make_pair
+from fsdp_migrate.parity.making import Pair, ComparisonRequest, agreed, make_pair
 from fsdp_migrate.parity.recording import clean_name
 from fsdp_migrate.parity.report import Cost, Difference, ParityReport, Step
 from fsdp_migrate.parity.tensors import Gap, find_gap
@@ -132,7 +132,7 @@ def compare_runs(
         check_arguments(TEXT | NOTHING, device=device)
 
     agreed(check)
-    wishes = Wishes(
+    request = ComparisonRequest(
         model=model,
         config=fsdp1_config,
         optimizer=optimizer,
@@ -143,8 +143,8 @@ def compare_runs(
         prepare=prepare,
     )
     own = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    fed = agreed(lambda: feed(lambda: wishes.make_model()[0], batches, loss, steps=steps, **own))
-    return _Comparison(wishes, make_pair(wishes), fed).run(on_step or (lambda _: None))
+    fed = agreed(lambda: feed(lambda: request.make_model()[0], batches, loss, steps=steps, **own))
+    return _Comparison(request, make_pair(request), fed).run(on_step or (lambda _: None))
 
 
 def _device(word: str | None) -> torch.device:
@@ -165,8 +165,8 @@ def _device(word: str | None) -> torch.device:
 class _Comparison:
     """One comparison of two runs."""
 
-    def __init__(self, wishes: Wishes, pair: Pair, fed: Fed) -> None:
-        self.wishes, self.fed, self.notes = wishes, fed, [*pair.notes, *fed.notes]
+    def __init__(self, request: ComparisonRequest, pair: Pair, fed: Fed) -> None:
+        self.request, self.fed, self.notes = request, fed, [*pair.notes, *fed.notes]
         self.fsdp1, self.fsdp2 = pair.fsdp1, pair.fsdp2
         self.findings = pair.fsdp2.plan.findings
         self.found: list[Difference] = []
@@ -187,7 +187,7 @@ class _Comparison:
         self.notes.extend(_not_finite(steps))
         return ParityReport(
             world_size=dist.get_world_size(),
-            device=self.wishes.device.type,
+            device=self.request.device.type,
             torch_version=torch.__version__,
             steps=tuple(steps),
             differences=tuple(self.found[:MOST_DIFFERENCES]),
@@ -221,20 +221,20 @@ class _Comparison:
     # One step
 
     def _do_step(self, batch: Any) -> Step:
-        seed = (self.wishes.seed * 7919 + self.step) * 1009 + dist.get_rank()
+        seed = (self.request.seed * 7919 + self.step) * 1009 + dist.get_rank()
         losses, seconds, peaks = [], [], []
         expected = None
         both: tuple[Trainee, ...] = (self.fsdp1, self.fsdp2)
         for each in both:
             each.recorder.start(expected)
-            before = _reset_peak(self.wishes.device)
+            before = _reset_peak(self.request.device)
             with self._telling_whose(each):
-                loss, took = each.train(move(batch, self.wishes.device), self.fed.loss, seed)
+                loss, took = each.train(move(batch, self.request.device), self.fed.loss, seed)
             each.recorder.stop()
             expected = each.recorder.events
             losses.append(loss)
             seconds.append(took)
-            peaks.append(_peak(self.wishes.device, before))
+            peaks.append(_peak(self.request.device, before))
         self.fsdp1.recorder.events = []
         costs = self._costs(seconds, peaks)
         self._compare_run(losses, costs)
@@ -247,7 +247,7 @@ class _Comparison:
         for each in both:
             each.optimizer.zero_grad()
         different = self._share()
-        means = torch.tensor(losses, dtype=torch.float64, device=self.wishes.device)
+        means = torch.tensor(losses, dtype=torch.float64, device=self.request.device)
         dist.all_reduce(means)
         fsdp1_loss, fsdp2_loss = (means / dist.get_world_size()).tolist()
         return Step(

@@ -33,7 +33,7 @@ LEARNING_RATE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class ComparisonRequest:
     """What is compared, as it was asked for; :func:`~fsdp_migrate.parity.compare_runs` explains each."""
 
     model: Callable[[], Any]
@@ -85,50 +85,50 @@ class Pair:
     notes: tuple[str, ...]
 
 
-def make_pair(wishes: Wishes) -> Pair:
+def make_pair(request: ComparisonRequest) -> Pair:
     """Make both runs; a collective call of all ranks.
 
     Raises:
         ConfigError: Something that was given means nothing, or FSDP1 itself could not be given it.
     """
-    plain, made = agreed(wishes.make_model)
-    config, notes = agreed(lambda: settle_config(wishes.config_of(plain), wishes.device))
+    plain, made = agreed(request.make_model)
+    config, notes = agreed(lambda: settle_config(request.config_of(plain), request.device))
     more: list[str] = []
-    if wishes.optimizer is None and made is None:
+    if request.optimizer is None and made is None:
         more.append(f"The optimizer is AdamW with lr {LEARNING_RATE:g}. Give `--optimizer` for your own.")
-    fsdp1 = UnderFSDP1(plain, wishes.device)
-    arguments, fsdp1_notes = fsdp1_arguments(config, plain, wishes.device)
-    state = _load_plain(wishes, plain, made)
+    fsdp1 = UnderFSDP1(plain, request.device)
+    arguments, fsdp1_notes = fsdp1_arguments(config, plain, request.device)
+    state = _load_plain(request, plain, made)
     with quiet_fsdp1():
-        fsdp1.wrap(arguments, _maker(wishes, plain, made))
+        fsdp1.wrap(arguments, _maker(request, plain, made))
         if state is not None:
             fsdp1.load_optimizer_state(state)
-    other, other_made = agreed(wishes.make_model)
-    fsdp2 = Prepared(other, wishes.device)
-    own_config = agreed(lambda: _settled_again(wishes, other, config)) if callable(wishes.config) else config
-    fsdp2.prepare(wishes.prepare, own_config, _maker(wishes, other, other_made))
-    if wishes.checkpoint is not None:
-        optimizers = () if wishes.weights_only else (fsdp2.optimizer,)
-        load_checkpoint(wishes.checkpoint, fsdp2.model, optimizers, weights_only=wishes.weights_only)
+    other, other_made = agreed(request.make_model)
+    fsdp2 = Prepared(other, request.device)
+    own_config = agreed(lambda: _settled_again(request, other, config)) if callable(request.config) else config
+    fsdp2.prepare(request.prepare, own_config, _maker(request, other, other_made))
+    if request.checkpoint is not None:
+        optimizers = () if request.weights_only else (fsdp2.optimizer,)
+        load_checkpoint(request.checkpoint, fsdp2.model, optimizers, weights_only=request.weights_only)
     return Pair(fsdp1, fsdp2, (*notes, *fsdp1_notes, *more))
 
 
-def _settled_again(wishes: Wishes, model: nn.Module, settled: FSDP1Config) -> FSDP1Config:
+def _settled_again(request: ComparisonRequest, model: nn.Module, settled: FSDP1Config) -> FSDP1Config:
     """Return the second model's own config, with the device and the groups of the first."""
-    own = wishes.config_of(model)
+    own = request.config_of(model)
     same = {name: getattr(settled, name) for name in ("device_id", "device_mesh")}
     return own.updated(**{name: value for name, value in same.items() if value is not None})
 
 
-def _load_plain(wishes: Wishes, plain: nn.Module, made: Optimizer | None) -> dict[str, Any] | None:
+def _load_plain(request: ComparisonRequest, plain: nn.Module, made: Optimizer | None) -> dict[str, Any] | None:
     """Load a checkpoint into the model before FSDP1 wraps it; return the optimizer's state by names."""
-    if wishes.checkpoint is None:
+    if request.checkpoint is None:
         return None
-    if wishes.weights_only:
-        load_checkpoint(wishes.checkpoint, plain, weights_only=True)
+    if request.weights_only:
+        load_checkpoint(request.checkpoint, plain, weights_only=True)
         return None
-    optimizer = _maker(wishes, plain, made)(plain)
-    load_checkpoint(wishes.checkpoint, plain, optimizer)
+    optimizer = _maker(request, plain, made)(plain)
+    load_checkpoint(request.checkpoint, plain, optimizer)
     names: dict[Any, str] = {param: each[0] for param, each in parameter_names(plain).items()}
     return {
         "state": {names[param]: dict(values) for param, values in optimizer.state.items()},
@@ -139,10 +139,10 @@ def _load_plain(wishes: Wishes, plain: nn.Module, made: Optimizer | None) -> dic
     }
 
 
-def _maker(wishes: Wishes, plain: nn.Module, made: Optimizer | None) -> Callable[[nn.Module], Optimizer]:
+def _maker(request: ComparisonRequest, plain: nn.Module, made: Optimizer | None) -> Callable[[nn.Module], Optimizer]:
     """Return what makes the optimizer of the sharded model."""
-    if wishes.optimizer is not None:
-        own: Callable[[nn.Module], Any] = wishes.optimizer
+    if request.optimizer is not None:
+        own: Callable[[nn.Module], Any] = request.optimizer
 
         def checked(model: nn.Module) -> Optimizer:
             try:

@@ -108,10 +108,10 @@ def _ratio(one: torch.Tensor, other: torch.Tensor) -> float | None:
     if not one.is_floating_point():
         return None
     first, second = one.double(), other.double()
-    told = (first != 0) & first.isfinite() & second.isfinite()
-    if not bool(told.any()) or bool((second[~told] != 0).any()):
+    has_ratio = (first != 0) & first.isfinite() & second.isfinite()
+    if not bool(has_ratio.any()) or bool((second[~has_ratio] != 0).any()):
         return None
-    ratios = second[told] / first[told]
+    ratios = second[has_ratio] / first[has_ratio]
     middle = float(ratios.median())
     tolerance = 1e-2 if one.element_size() < 4 else 1e-4
     return middle if bool(((ratios - middle).abs() <= tolerance * abs(middle)).all()) else None

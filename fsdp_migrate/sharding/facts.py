@@ -80,8 +80,8 @@ def differing(facts: Sequence[Mapping[str, str]]) -> list[str]:
     found = [name for name in names if len({rank.get(name) for rank in facts}) > 1]
     if THE_MODEL not in found:
         found = [name for name in found if name != f"`{IGNORED}`"]
-    told = [name for name in found if name != UNITS and _FOLLOWS.get(name) not in found]
-    return told or found
+    first = [name for name in found if name != UNITS and _FOLLOWS.get(name) not in found]
+    return first or found
 
 
 _STRATEGIES = {

@@ -37,16 +37,16 @@ _HINT = "AdamW, Adam, SGD, Adagrad and torch's other element-wise optimizers giv
 
 def optimizer_findings(optimizers: Iterable[Optimizer]) -> Iterator[Finding]:
     """Tell, once for each class, of optimizers that differ from FSDP1's, or fail with DTensors."""
-    told: dict[str, Finding] = {}
+    found: dict[str, Finding] = {}
     for optimizer in optimizers:
         name = type(optimizer).__name__
         options = optimizer_kinds.refused_options(optimizer) if hasattr(optimizer, "param_groups") else []
         if options:
             which = " and ".join(f"`{option}`" for option in options)
             text = f"{which} is switched off: its kernels do not take DTensors. The values are the same."
-            told[f"{name} option"] = make_finding("FM113", f"optimizers.{name}", text)
+            found[f"{name} option"] = make_finding("FM113", f"optimizers.{name}", text)
         known = optimizer_kinds.behaviour_of(optimizer)
         if known is not None:
             code = "FM115" if known[1] == "fails" else "FM114"
-            told[name] = make_finding(code, f"optimizers.{name}", _TEXTS[known[0]], _HINT)
-    yield from told.values()
+            found[name] = make_finding(code, f"optimizers.{name}", _TEXTS[known[0]], _HINT)
+    yield from found.values()

@@ -1,4 +1,4 @@
-"""Agreement of ranks within a batch: on failures, on what comes next, and on who only joins in.
+"""Votes of the ranks within a batch: on failures, on what comes next, and on who only joins in.
 
 Each collective of FSDP2 is preceded by a vote, an all-reduce of a few numbers between the CPUs: is every rank
 still well, and is it about to do the same? It is taken when everything that the collective needs is
@@ -154,7 +154,7 @@ class _Operation:
     used: tuple[bool, ...] = ()
 
 
-class Agreement:
+class Votes:
     """The votes of one batch. Watches the model's collectives from ``start`` to ``stop``."""
 
     def __init__(self, model: nn.Module, channel: RankChannel) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fsdp_migrate.errors import MicrobatchError
-from fsdp_migrate.microbatch.agreement import describe_failure
+from fsdp_migrate.microbatch.votes import describe_failure
 from fsdp_migrate.microbatch.search import split_rows
 from tests.rank_bodies import microbatch_failures as bodies
 from tests.ranks import run_ranks
