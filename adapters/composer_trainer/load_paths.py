@@ -12,7 +12,7 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.sources.symlinks import SUFFIX, follow_symlink_file
 from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError
-from fsdp_migrate.findings import Finding, listed, make_finding, named
+from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def compare_models(found: Mapping[str, tuple[int, ...]], model: nn.Module, sourc
     parts += [f"`{name}` {list(expected[name])} is missing there" for name in missing]
     msg = (
         f"{source!r} was not saved by this model: {listed(parts, _SHOWN, between='; ')}. It holds "
-        f"{len(found)} tensors such as {', '.join(f'`{name}`' for name in list(found)[:3])}. Build the model "
+        f"{counted(len(found), 'tensor')}: {named(found, 3)}. Build the model "
         "that saved it, or leave entries out by `load_ignore_keys`."
     )
     raise CheckpointMismatchError(msg, path=source)

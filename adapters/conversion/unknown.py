@@ -20,6 +20,7 @@ from fsdp_migrate.adapters.document.nodes import (
 from fsdp_migrate.adapters.engine.base import mappings_of, plain_values
 from fsdp_migrate.adapters.torch_kwargs import TORCH_KEYS
 from fsdp_migrate.errors import ConfigError, NothingToConvertError
+from fsdp_migrate.findings import named
 
 
 if TYPE_CHECKING:
@@ -140,9 +141,8 @@ def nothing_found(
     seen = list(dict.fromkeys(path for document in documents for path, _ in _fsdp_like(document)))
     foreign = next((found for found in map(foreign_of, documents) if found), None)
     if foreign and seen:
-        listed = ", ".join(f"`{path}`" for path in seen[:4])
         msg = (
-            f"It configures FSDP for {foreign.title} ({listed}), whose settings are its own: {foreign.says}."
+            f"It configures FSDP for {foreign.title} ({named(seen)}), whose settings are its own: {foreign.says}."
         )
         return NothingToConvertError(f"{msg} There is nothing to convert.", names_fsdp=True)
     if uncertain:
@@ -155,10 +155,9 @@ def nothing_found(
     if not seen and not commands:
         msg = f"Nothing in it configures FSDP{whose}: there is nothing to convert."
         return NothingToConvertError(msg, names_fsdp=False)
-    shown = ", ".join(f"`{path}`" for path in seen[:6]) + (", ..." if len(seen) > 6 else "")
     msg = f"Nothing in it configures FSDP1{whose} in a way that is known here."
-    if shown:
-        msg += f" What names FSDP is {shown}."
+    if seen:
+        msg += f" What names FSDP is {named(seen, 6)}."
     if commands:
         msg += f" Arguments of FullyShardedDataParallel for code of its own: {' or '.join(commands)}."
     else:

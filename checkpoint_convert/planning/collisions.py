@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.manifest.keys import find_collisions, join_path
 from fsdp_migrate.checkpoint_convert.planning.renames import Renames, plan_renames
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, listed, make_finding
 
 
 if TYPE_CHECKING:
@@ -73,16 +73,15 @@ def _are_asked(target: Target) -> bool:
 
 
 def _asked_finding(collisions: Mapping[str, Sequence[str]]) -> Finding:
-    shown = "; ".join(f"{_both(olds)} would be `{new}`" for new, olds in list(collisions.items())[:_SHOWN])
-    more = f"; and {len(collisions) - _SHOWN} more such names" if len(collisions) > _SHOWN else ""
+    names = (f"{_both(olds)} would be `{new}`" for new, olds in collisions.items())
+    shown = listed(names, _SHOWN, between="; ")
     return make_finding(
         "FM221",
         next(iter(collisions)),
-        f"`renames` (--rename) would give one name to several entries: {shown}{more}.",
+        f"`renames` (--rename) would give one name to several entries: {shown}.",
         "Change the rename, so that names stay apart.",
     )
 
 
 def _both(olds: Sequence[str]) -> str:
-    more = [f"{len(olds) - _SHOWN} more"] if len(olds) > _SHOWN + 1 else []
-    return " and ".join([*(f"`{old}`" for old in olds[: _SHOWN if more else None]), *more])
+    return listed((f"`{old}`" for old in olds), _SHOWN, between=" and ")

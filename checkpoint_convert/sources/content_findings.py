@@ -9,7 +9,7 @@ from fsdp_migrate.checkpoint_convert.formats.flatten import entries_of, text_of_
 from fsdp_migrate.checkpoint_convert.formats.torch_values import describe_type
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, is_flattened, parameter_name
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, TensorEntry
-from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -119,6 +119,6 @@ def key_findings(entries: Mapping[str, Entry]) -> Iterator[Finding]:
             yield make_finding(
                 "FM287",
                 entry.key,
-                f"it has keys of the type {', '.join(f'`{kind}`' for kind in kinds[:4])}.",
+                f"it has keys of the type {named(kinds)}.",
                 "Save it with text for keys, or leave it out with `weights_only` (--weights-only).",
             )

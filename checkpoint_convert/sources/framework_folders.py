@@ -29,7 +29,7 @@ from fsdp_migrate.checkpoint_convert.sources.full_state import (
 from fsdp_migrate.checkpoint_convert.sources.name_lists import read_name_lists
 from fsdp_migrate.checkpoint_convert.sources.per_rank import find_rank_files, rank_contents
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
-from fsdp_migrate.findings import counted, make_finding
+from fsdp_migrate.findings import counted, listed, make_finding
 
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _cookbook(files: Mapping[str, int]) -> list[Component]:
     found = [match["run"] for name in files if (match := _COOKBOOK.fullmatch(name))]
     runs = sorted(run for run in found if f"{run}.pt" in files)
     if len(runs) > 1:
-        shown = ", ".join(f"`{run}.pt` with `optimizer-{run}.pt`" for run in runs[:6])
+        shown = listed((f"`{run}.pt` with `optimizer-{run}.pt`" for run in runs), 6)
         msg = (
             f"The folder holds {len(runs)} checkpoints: {shown}. Link the files of the one that you mean "
             "into a folder of its own and name that, or name the file of its model."

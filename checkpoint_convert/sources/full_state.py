@@ -26,7 +26,7 @@ from fsdp_migrate.errors import (
     UnsafePickleError,
     UnsupportedFeatureError,
 )
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def saved_file_contents(folder: Folder, name: str, size: int) -> Contents:
     if isinstance(folder, UnpackedFolder):
         contents.evidence += ", which was packed"
         if folder.others:
-            shown = ", ".join(f"`{other[:60]}`" for other in folder.others[:4])
-            text = f"{len(folder.others)} of them: {shown}."
+            text = f"{len(folder.others)} of them: {named(other[:60] for other in folder.others)}."
             contents.findings.append(make_finding("FM241", name, text))
     contents.torch_hint = "before 1.6, or with its format" if saved.form == "legacy" else ""
     contents.findings += plain_findings(saved.value, name)
@@ -120,8 +119,8 @@ def safetensors_contents(folder: Folder, names: Mapping[str, int]) -> Contents:
         contents.files[name] = size
         dropped = {key: text for key, text in notes.items() if (key, text) != ("format", "pt")}
         if dropped:
-            shown = ", ".join(f"`{key[:40]}`" for key in list(dropped)[:4])
-            contents.findings.append(make_finding("FM232", name, f"{len(dropped)} of them: {shown}."))
+            text = f"{len(dropped)} of them: {named(key[:40] for key in dropped)}."
+            contents.findings.append(make_finding("FM232", name, text))
     contents.evidence = f"{_count(names)} of safetensors"
     return contents
 

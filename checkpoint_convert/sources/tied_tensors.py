@@ -15,7 +15,7 @@ from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource, 
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, group_names, parameter_name
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
-from fsdp_migrate.findings import Finding, make_finding
+from fsdp_migrate.findings import Finding, listed, make_finding
 
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _grouped(
 def _shared_findings(code: str, part: Part, groups: Sequence[Sequence[TensorEntry]]) -> list[Finding]:
     if not groups:
         return []
-    shown = "; ".join(" and ".join(f"`{entry.key}`" for entry in group) for group in groups[:4])
+    shown = listed((" and ".join(f"`{entry.key}`" for entry in group) for group in groups), between="; ")
     return [make_finding(code, part.name, f"{len(groups)} of them: {shown}.")]
 
 

@@ -14,7 +14,7 @@ from fsdp_migrate.checkpoint_convert.formats.torch_values import Record
 from fsdp_migrate.checkpoint_convert.formats.whole_files import SAVED_SUFFIXES
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError
-from fsdp_migrate.findings import Finding, make_finding, named
+from fsdp_migrate.findings import Finding, listed, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def unlisted_findings(folder: Folder, entries: Mapping[str, Entry], *, trusted: 
         names = _names(folder, entry)
         if not names:
             continue
-        shown = ", ".join(name if name == _OPCODE else f"`{name}`" for name in names[:4])
-        text = f"it asks for {shown}"
+        text = f"it asks for {listed(name if name == _OPCODE else f'`{name}`' for name in names)}"
         # A tensor that torch keeps in an object of its own would no longer be one, once it is written anew.
         is_changed = entry.inline is not None and any(name.startswith("torch.") for name in names)
         if trusted and not is_changed:

@@ -25,6 +25,7 @@ from fsdp_migrate.errors import (
     FSDPMigrateError,
     UnsupportedFeatureError,
 )
+from fsdp_migrate.findings import named
 
 
 if TYPE_CHECKING:
@@ -267,8 +268,8 @@ def _take_member(stream: IO[bytes], name: str, unpacked: _Unpacked) -> None:
             _copy(content, unpacked)
     unpacked.others = tuple(others)
     if not unpacked.name:
-        shown = ", ".join(f"`{other[:60]}`" for other in others[:4]) or "nothing"
-        msg = f"{name!r} holds {shown}; expected `{_STATES}`, as Composer writes it."
+        held = named(other[:60] for other in others) or "nothing"
+        msg = f"{name!r} holds {held}; expected `{_STATES}`, as Composer writes it."
         raise CheckpointFormatError(msg, path=unpacked.url)
 
 

@@ -11,7 +11,7 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor
 from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG, is_text_of_model, is_tokenizer
 from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target
-from fsdp_migrate.findings import Finding, counted, make_finding
+from fsdp_migrate.findings import Finding, counted, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -101,10 +101,8 @@ class HfTarget(Target):
                 )
             )
         if rest or lost:
-            names = ", ".join(f"`{name}`" for name in (*rest, *lost)[:8])
-            found.append(
-                make_finding("FM257", "hf", f"{names}: safetensors hold the tensors of a model and no more.")
-            )
+            text = f"{named((*rest, *lost), 8)}: safetensors hold the tensors of a model, and nothing else."
+            found.append(make_finding("FM257", "hf", text))
         found += self._missing_files()
         return Arrangement(tuple(kept), findings=tuple(found))
 

@@ -227,7 +227,7 @@ def _who_has_what(parts: Mapping[int, tuple[str, ...]]) -> str:
     texts = []
     for own, ranks in alike.items():
         texts.append(f"{listed(own, 3) or 'nothing'} on {_ranks(ranks)}")
-    return "; ".join(texts[:8])
+    return listed(texts, 8, between="; ")
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fsdp_migrate.arguments import SEVERAL, check_arguments
 from fsdp_migrate.errors import OptimizerError
-from fsdp_migrate.findings import counted, make_finding
+from fsdp_migrate.findings import counted, listed, make_finding
 from fsdp_migrate.torch_compat import device_meshes, optimizer_kinds, parameter_hooks
 from fsdp_migrate.torch_compat.switched import name_of_gathered
 
@@ -54,7 +54,7 @@ def check_optimizers(optimizers: Iterable[Optimizer], names: Mapping[nn.Paramete
             strangers = [param for param in group["params"] if param not in names]
             if not strangers:
                 continue
-            shapes = ", ".join(str(list(param.shape)) for param in strangers[:4])
+            shapes = listed(list(param.shape) for param in strangers)
             msg = (
                 f"Optimizer {position} ({type(optimizer).__name__}) has "
                 f"{counted(len(strangers), 'parameter')} in group {index} that the model does not have, of "

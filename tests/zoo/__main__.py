@@ -116,7 +116,7 @@ def page(reports: list[dict[str, Any]]) -> str:
         "|---|---|---|" + "---|" * len(runs.WAYS),
     ]
     left = sorted(each["name"] for each in reports if "cannot" in each)
-    end = f"Of {len(left)} others no tiny model could be made that runs unsharded: {', '.join(left)}."
+    end = f"No tiny model that runs unsharded could be made of {len(left)} others: {', '.join(left)}."
     return "\n".join([INTRODUCTION, *header, *rows, "", end, ""])
 
 

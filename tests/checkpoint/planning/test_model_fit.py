@@ -125,10 +125,9 @@ def test_two_names_that_become_one_are_refused(tmp_path: Path) -> None:
     model = Tiny()
     save(tmp_path / "source", model, optimizer_of(model))
     options = OutputOptions(renames=("down=up",))
-    with pytest.raises(PlanError, match=r"down\.weight.*Change the rename") as caught:
+    with pytest.raises(PlanError, match=r"down\.weight.* and \d+ more\. Change the rename") as caught:
         convert_checkpoint(tmp_path / "source", tmp_path / "out", output_options=options)
     assert [finding.code for finding in caught.value.findings] == ["FM221"]
-    assert "more such names" in str(caught.value)
 
 
 def test_a_model_that_fits_is_no_problem(tmp_path: Path) -> None:
