@@ -141,9 +141,8 @@ def nothing_found(
     seen = list(dict.fromkeys(path for document in documents for path, _ in _fsdp_like(document)))
     foreign = next((found for found in map(foreign_of, documents) if found), None)
     if foreign and seen:
-        msg = (
-            f"It configures FSDP for {foreign.title} ({named(seen)}), whose settings are its own: {foreign.says}."
-        )
+        whose = f"{foreign.title} ({named(seen)}), whose settings are its own"
+        msg = f"It configures FSDP for {whose}: {foreign.says}."
         return NothingToConvertError(f"{msg} There is nothing to convert.", names_fsdp=True)
     if uncertain:
         return NothingToConvertError(_uncertain(uncertain), names_fsdp=True)

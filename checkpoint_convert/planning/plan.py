@@ -15,9 +15,9 @@ from fsdp_migrate.checkpoint_convert.manifest.dtypes import resolve_cast
 from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     BytesEntry,
+    Framework,
     InlineValue,
     Manifest,
-    Framework,
     TensorEntry,
 )
 from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions

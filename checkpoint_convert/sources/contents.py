@@ -15,9 +15,9 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     BytesEntry,
     Chunk,
     Entry,
+    Framework,
     InlineValue,
     Manifest,
-    Framework,
     Stored,
     TensorEntry,
 )

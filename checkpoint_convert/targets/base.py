@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
-    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Manifest, Part, Framework
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Framework, Manifest, Part
     from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry, PlannedFile
 
 

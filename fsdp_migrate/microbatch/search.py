@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from fsdp_migrate.errors import BatchOutOfMemoryError, MicrobatchError
-from fsdp_migrate.microbatch.votes import channel_of
 from fsdp_migrate.microbatch.running import microbatches
+from fsdp_migrate.microbatch.votes import channel_of
 from fsdp_migrate.torch_compat.devices import accelerator_type
 
 

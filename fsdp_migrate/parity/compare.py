@@ -24,7 +24,7 @@ from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError, Proce
 from fsdp_migrate.factories import describe_error
 from fsdp_migrate.parity.batches import Fed, feed, move
 from fsdp_migrate.parity.explaining import clue_of, explain
-from fsdp_migrate.parity.making import Pair, ComparisonRequest, agreed, make_pair
+from fsdp_migrate.parity.making import ComparisonRequest, Pair, agreed, make_pair
 from fsdp_migrate.parity.recording import clean_name
 from fsdp_migrate.parity.report import Cost, Difference, ParityReport, Step
 from fsdp_migrate.parity.tensors import Gap, find_gap

@@ -105,7 +105,9 @@ def make_pair(request: ComparisonRequest) -> Pair:
             fsdp1.load_optimizer_state(state)
     other, other_made = agreed(request.make_model)
     fsdp2 = Prepared(other, request.device)
-    own_config = agreed(lambda: _settled_again(request, other, config)) if callable(request.config) else config
+    own_config = (
+        agreed(lambda: _settled_again(request, other, config)) if callable(request.config) else config
+    )
     fsdp2.prepare(request.prepare, own_config, _maker(request, other, other_made))
     if request.checkpoint is not None:
         optimizers = () if request.weights_only else (fsdp2.optimizer,)
@@ -120,7 +122,9 @@ def _settled_again(request: ComparisonRequest, model: nn.Module, settled: FSDP1C
     return own.updated(**{name: value for name, value in same.items() if value is not None})
 
 
-def _load_plain(request: ComparisonRequest, plain: nn.Module, made: Optimizer | None) -> dict[str, Any] | None:
+def _load_plain(
+    request: ComparisonRequest, plain: nn.Module, made: Optimizer | None
+) -> dict[str, Any] | None:
     """Load a checkpoint into the model before FSDP1 wraps it; return the optimizer's state by names."""
     if request.checkpoint is None:
         return None
@@ -139,7 +143,9 @@ def _load_plain(request: ComparisonRequest, plain: nn.Module, made: Optimizer | 
     }
 
 
-def _maker(request: ComparisonRequest, plain: nn.Module, made: Optimizer | None) -> Callable[[nn.Module], Optimizer]:
+def _maker(
+    request: ComparisonRequest, plain: nn.Module, made: Optimizer | None
+) -> Callable[[nn.Module], Optimizer]:
     """Return what makes the optimizer of the sharded model."""
     if request.optimizer is not None:
         own: Callable[[nn.Module], Any] = request.optimizer

@@ -80,15 +80,15 @@ def packages_of(report: ScanReport, frameworks: Iterable[str]) -> set[str]:
         report: What was found in sources.
         frameworks: Whose configs and launch lines were found.
     """
-    frameworks = {name.strip() for each in frameworks for name in each.split(",") if name.strip()}
+    names = {name.strip() for each in frameworks for name in each.split(",") if name.strip()}
     codes = {use.code for use in report.uses}
-    if not frameworks and not codes:
+    if not names and not codes:
         return set()
-    frameworks = [
-        *(_OF_FRAMEWORKS.get(name, ()) for name in frameworks),
+    needed = [
+        *(_OF_FRAMEWORKS.get(name, ()) for name in names),
         *(_OF_CODES.get(code, ()) for code in codes),
     ]
-    return {"torch"}.union(*frameworks)
+    return {"torch"}.union(*needed)
 
 
 def find_pins(paths: Iterable[str | os.PathLike[str]], packages: Iterable[str]) -> list[PinFound]:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 
-
-
 def places(size: int) -> list[int]:
     """Return the first bytes of a file, some between, and the last."""
     return sorted({0, 2, *range(17, size, max(size // 8, 1)), size - 20, size - 1})

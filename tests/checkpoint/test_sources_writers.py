@@ -20,9 +20,9 @@ from fsdp_migrate.checkpoint_convert import (
     verify_checkpoints,
 )
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointMismatchError, UnsupportedFeatureError
+from tests.checkpoint.framework_folders import accessory, cookbook, whole_states
 from tests.checkpoint.rank_sources import RankSources, assert_loads, flat_options
 from tests.checkpoint.samples import load_with_torch
-from tests.checkpoint.framework_folders import accessory, cookbook, whole_states
 
 
 if TYPE_CHECKING:

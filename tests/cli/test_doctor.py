@@ -67,7 +67,7 @@ def test_settings_are_read_with_the_framework_that_they_are_of(tmp_path: Path) -
         "fsdp_config: {fsdp_sharding_strategy: NO_SHARD, fsdp_state_dict_type: FULL_STATE_DICT}\n"
     )
     sight = look(config=path)
-    assert (sight.stack, sight.setting("state_dict_type")) == ("accelerate", "FULL_STATE_DICT")
+    assert (sight.framework, sight.setting("state_dict_type")) == ("accelerate", "FULL_STATE_DICT")
     assert sight.config is not None
     assert sight.config.sharding_strategy == "NO_SHARD"
 

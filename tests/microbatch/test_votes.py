@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fsdp_migrate.errors import MicrobatchError
-from fsdp_migrate.microbatch.votes import describe_failure
 from fsdp_migrate.microbatch.search import split_rows
+from fsdp_migrate.microbatch.votes import describe_failure
 from tests.rank_bodies import microbatch_failures as bodies
 from tests.ranks import run_ranks
 

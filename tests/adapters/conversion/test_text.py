@@ -51,7 +51,7 @@ def unaccounted(before: Block, done: TextConversion) -> list[str]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, str]:
-    """A framework and a config of it: keys with and without prefix, and unknown ones, with all kinds of values."""
+    """A framework and a config of it: known and unknown keys, prefixed or not, with values of all kinds."""
     framework = draw(st.sampled_from(sorted(BESIDE)))
     names = [key.name for key in ADAPTERS[framework].keys]
     names += [alias for key in ADAPTERS[framework].keys for alias in key.aliases]

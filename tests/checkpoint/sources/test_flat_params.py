@@ -27,9 +27,9 @@ from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import CheckpointMismatchError, ModelError, PlanError
 from fsdp_migrate.sharding.outlines import outline_model
+from tests.checkpoint.framework_folders import mmengine_local
 from tests.checkpoint.rank_sources import ARGUMENTS, POLICY, RankSources, assert_loads, flat_options
 from tests.checkpoint.samples import load_with_torch
-from tests.checkpoint.framework_folders import mmengine_local
 from tests.rank_bodies.flat_sources import (
     TiedApart,
     groups_of,

@@ -15,9 +15,9 @@ from fsdp_migrate.checkpoint_convert import (
     verify_checkpoints,
 )
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
+from tests.checkpoint.framework_folders import FOLDERS, accelerate_full, hf_trainer, whole_states
 from tests.checkpoint.rank_sources import RankSources, assert_loads
 from tests.checkpoint.samples import load_with_torch, save_with_torch
-from tests.checkpoint.framework_folders import FOLDERS, accelerate_full, hf_trainer, whole_states
 from tests.rank_bodies.sources import RankNet
 
 
