@@ -43,6 +43,9 @@ class Explanation:
     bound: float
 
 
+_OF_BLOCKS = frozenset({"blocks", "blocks and linears", "transformer", "custom"})
+"""Policies that make each block a unit."""
+
 _SEVERAL_RUNS = frozenset({"twice over", "there and back", "registered twice", "as often as the rank says"})
 _USED_SEVERAL_TIMES = frozenset({"repeating", "recurrent", "weight norm", "cross", "nested keyword"})
 """Kinds of blocks that use a parameter several times in one run, or may where they are registered twice."""
@@ -100,6 +103,13 @@ _REASONS: tuple[tuple[str, Callable[[Draw], bool], float], ...] = (
         "NO_SHARD: FSDP1 reduces what it has with what is new",
         lambda d: d.strategy == "NO_SHARD" and _goes_backward_again(d),
         1e-5,
+    ),
+    (
+        "NO_SHARD: FSDP1 leaves gradients of what is recomputed within a unit unreduced",
+        lambda d: (
+            d.strategy == "NO_SHARD" and d.route == "recomputed, reentrant" and d.policy not in _OF_BLOCKS
+        ),
+        math.inf,
     ),
     (
         "autocast keeps the cast parameters for what runs again",

@@ -229,6 +229,10 @@ HABITS = {
     # FSDP1 frees what is recomputed, and what a second backward needs; after an evaluation with gradients
     # it does not reduce those of mixed precision.
     "a part is recomputed": Habit(Checkpointing, reference="one after the other"),
+    # FSDP1 leaves gradients unreduced there.
+    "a part is recomputed, NO_SHARD": Habit(
+        Checkpointing, strategy="NO_SHARD", reference="one after the other"
+    ),
     "two forwards, two backwards": Habit(Layer, train="two in turn", reference="accumulated"),
     "two backwards of one graph": Habit(Layer, train="twice", reference="at twice the rate"),
     "evaluated with gradients": Habit(Layer, train="after evaluation", reference="one after the other"),
