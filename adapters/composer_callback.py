@@ -43,6 +43,7 @@ from fsdp_migrate.adapters.composer_trainer.sharding import (
     shard_composer_model,
     together,
 )
+from fsdp_migrate.adapters.composer_trainer.verifying import StepVerifier
 from fsdp_migrate.adapters.config_objects.composer import ComposerMapping, composer_fsdp1_config
 from fsdp_migrate.adapters.config_objects.composer_marks import composer_children, is_composer_model
 from fsdp_migrate.errors import ConfigError, ModelError
@@ -62,8 +63,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fsdp_migrate.adapters.composer_trainer.checkpoints import Conversion
+    from fsdp_migrate.adapters.composer_trainer.verifying import OnDifference
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.microbatch import Comms
+    from fsdp_migrate.parity import ParityReport
     from fsdp_migrate.sharding.tying import TieOwner
 
 
@@ -105,6 +108,12 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             :func:`~fsdp_migrate.prepare_fully_shard`: a number keeps parameters on so many ranks.
         comms: What backward communicates in each microbatch, as in
             :func:`~fsdp_migrate.microbatch.microbatches`.
+        verify_steps: Compare so many first batches with FSDP1's: a twin of the model under Composer's own
+            FSDP1 is trained beside it, from the same values, on the same microbatches. ``parity`` has what
+            was found, a finding says it in one line, and the run goes on as it would have without. It needs
+            memory for the twin; where there is not enough, or a run cannot be compared, a finding says why.
+        on_difference: What comes of a difference that no finding explains (with ``strict``, of any): an
+            ``error`` on all ranks, after the batch in which it is, or ``warn``.
 
     Raises:
         ConfigError: (by the Trainer) A field of the config is unknown or means nothing; or there are two
@@ -113,6 +122,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         ModelError: (by the Trainer) The model is no ``ComposerModel``, or cannot be sharded so.
         SourceError: (by the Trainer) ``fsdp-migrate rewrite`` left something in this run's modules to be
             settled by hand.
+        ParityError: (by ``fit``) A batch does not train as under FSDP1, and no finding explains it.
         UnsupportedFeatureError: (by the Trainer) This Composer was not tried, or has moved what is needed.
 
     Example:
@@ -131,6 +141,8 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         cache_folder: str | Path | None = None,
         reshard_after_forward: bool | int | None = None,
         comms: Comms = "auto",
+        verify_steps: int = 0,
+        on_difference: OnDifference = "error",
     ) -> None:
         self.strict = strict
         self.tied: TieOwner = tied
@@ -141,10 +153,25 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         self._mapping: ComposerMapping | None = None
         self._is_sharded = False
         self._microbatches = MicrobatchDriver(comms, out_of_memory_error)
+        self._config: Any = None
+        self._logger: Logger | None = None
+        self._verifier = StepVerifier(
+            verify_steps, on_difference, strict=strict, adds_up=comms == "last", told=self._tell
+        )
+
+    @property
+    def parity(self) -> ParityReport | None:
+        """What ``verify_steps`` has found, once it is done; None before, and where nothing was compared."""
+        return self._verifier.report
+
+    def _tell(self, finding: Finding) -> None:
+        self.findings = (*self.findings, finding)
+        if self._logger is not None:
+            self._logger.log_hyperparameters({"fsdp2_migration_verify_steps": finding.message})
 
     def init(self, state: State, logger: Logger) -> None:
         """Replace the FSDP1 config in the state, before the Trainer shards the model."""
-        del logger
+        self._logger = logger
         require_on_every_rank()
         config: Any = None
         mapping: ComposerMapping | None = None
@@ -159,7 +186,9 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
 
         together(check, lambda: None if config is None else {"precision": state.precision, **vars(config)})
         if config is None or mapping is None:
+            self._verifier.give_up("there is nothing to migrate")
             return
+        self._config = config
         mapping = self._mapping = _with_mesh(mapping, state)
         fsdp2, _ = map_config(mapping.config)
         state.fsdp_config = MigratedConfig(
@@ -256,7 +285,9 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             reshard_after_forward=self._reshard,
             companions=[*state.algorithms, *state.callbacks],
         )
-        self.findings = shard_composer_model(request)
+        self._verifier.outline(state, self._config, _device(state))
+        self.findings = (*self.findings, *shard_composer_model(request))
+        self._verifier.sharded(state)
         for child in composer_children(state.model).sharded.values():
             # Hugging Face's, which Composer ran with the root's whole parameters shown.
             if callable(getattr(child, "generate", None)) and isinstance(child, FSDPModule):
@@ -268,15 +299,34 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         if self._is_sharded:
             self._microbatches.attach(state)
 
-    def batch(self, state: Any, parts: Sequence[Any]) -> AbstractContextManager[None]:
+    @contextmanager
+    def batch(self, state: Any, parts: Sequence[Any]) -> Iterator[None]:
         """Surround the microbatches of a batch."""
-        if not self._is_sharded:
-            return nullcontext()
-        return self._microbatches.batch(state, parts)
+        if not self._is_sharded or self._mapping is None:
+            yield
+            return
+        mesh = self._mapping.config.device_mesh
+        with self._verifier.batch(state, self.findings, mesh), self._microbatches.batch(state, parts):
+            yield
 
-    def microbatch(self, *, is_last: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def microbatch(self, *, is_last: bool) -> Iterator[None]:
         """Surround one microbatch."""
-        return self._microbatches.microbatch(is_last=is_last)
+        with (
+            self._verifier.microbatch(is_last=is_last),
+            self._microbatches.microbatch(is_last=is_last),
+        ):
+            yield
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Compare what the step of a batch left with what FSDP1's leaves, if ``verify_steps`` asks for it."""
+        del state, logger
+        self._verifier.batch_end()
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Conclude what ``verify_steps`` began, where there were fewer batches."""
+        del state, logger
+        self._verifier.fit_end()
 
     def evaluation(self, state: Any, evaluator: Any, metrics: Any) -> AbstractContextManager[None]:
         """Surround the evaluation by one evaluator."""

@@ -10,6 +10,7 @@
     ├── ProcessGroupError (RuntimeError)             no process group, or one that does not fit
     ├── ModelStateError (RuntimeError)               a model in no state for what was asked
     ├── FindingsError (ValueError)                   findings that the caller asked to treat as errors
+    ├── ParityError (RuntimeError)                   a run that does not train as under FSDP1
     ├── MicrobatchError (ValueError)                 microbatches that cannot be run
     ├── RankError (RuntimeError)                     a process of a launched group failed
     │   ├── BatchError                               a rank failed within a batch, and every rank stopped
@@ -111,6 +112,14 @@ class FindingsError(FSDPMigrateError, ValueError):
         super().__init__(message)
         self.findings = tuple(findings)
         self.strict = strict
+
+
+class ParityError(FSDPMigrateError, RuntimeError):
+    """A run that does not train as under FSDP1. ``report`` is the ``ParityReport`` of what was compared."""
+
+    def __init__(self, message: str, *, report: object = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class MicrobatchError(FSDPMigrateError, ValueError):

@@ -470,6 +470,15 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM440": FindingCode(
             "equivalent", "A checkpoint that Composer's Trainer was to read straight had to be converted."
         ),
+        "FM441": FindingCode(
+            "exact", "The first batches of Composer's Trainer are those of FSDP1 (`verify_steps`)."
+        ),
+        "FM442": FindingCode(
+            "changed", "The first batches of Composer's Trainer differ from FSDP1's (`verify_steps`)."
+        ),
+        "FM443": FindingCode(
+            "changed", "Batches of Composer's Trainer were to be compared with FSDP1's, and are not."
+        ),
         "FM425": FindingCode(
             "changed",
             "`optimizer.state_dict()` of a sharded model: one rank's part, which nothing puts together.",

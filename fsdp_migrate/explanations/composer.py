@@ -79,4 +79,16 @@ EXPLANATIONS = {
         "The checkpoint holds tensors that the model does not have, and Composer was told not to mind.",
         "Make sure that it is the right model.",
     ),
+    "FM441": (
+        "`verify_steps` trained a twin of the model under Composer's own FSDP1 beside it. Whatever was compared, down to the last bit, was the same; what could only be compared up to rounding is named.",
+        "Nothing. Take `verify_steps` out once the run is known.",
+    ),
+    "FM442": (
+        "`verify_steps` trained a twin of the model under Composer's own FSDP1 beside it, and the two part. The log names the first place, both values, and the finding from which it follows, if one does.",
+        "Read the finding that is named. Where none is, do not spend hours on this run: compare a small model with `fsdp-migrate parity`, and report it. `on_difference=\"warn\"` trains on.",
+    ),
+    "FM443": (
+        "A twin under FSDP1 needs memory of its own, and a batch that can be run once more. The message says what stood against it. The run goes on as it would have without `verify_steps`.",
+        "Compare a smaller model of the same classes with `fsdp-migrate parity`, or change what the message names for a short run.",
+    ),
 }

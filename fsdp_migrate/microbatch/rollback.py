@@ -16,6 +16,29 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+class RandomNumbers:
+    """Remembers where the random numbers of torch, Python and NumPy stand on this rank."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._random = torch.get_rng_state()
+        self._python_random = random.getstate()
+        # Not imported for this: where nobody has, nobody draws from it.
+        self._numpy_random = numpy.random.get_state() if (numpy := sys.modules.get("numpy")) else None
+        self._device_random = (
+            None if device_type == "cpu" else torch.get_device_module(device_type).get_rng_state()
+        )
+
+    def restore(self) -> None:
+        """Go on from there."""
+        torch.set_rng_state(self._random)
+        random.setstate(self._python_random)
+        if self._numpy_random is not None:
+            sys.modules["numpy"].random.set_state(self._numpy_random)
+        if self._device_random is not None:
+            torch.get_device_module(self._device_type).set_rng_state(self._device_random)
+
+
 class Rollback:
     """Remembers a model's state before a batch.
 
@@ -35,14 +58,7 @@ class Rollback:
             for module in model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
-        self._device_type = groups[0].device_type
-        self._random = torch.get_rng_state()
-        self._python_random = random.getstate()
-        # Not imported for this: where nobody has, nobody draws from it.
-        self._numpy_random = numpy.random.get_state() if (numpy := sys.modules.get("numpy")) else None
-        self._device_random = (
-            None if self._device_type == "cpu" else torch.get_device_module(self._device_type).get_rng_state()
-        )
+        self._random = RandomNumbers(groups[0].device_type)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -54,12 +70,7 @@ class Rollback:
         for module, name, buffer, values in self._buffers:
             buffer.copy_(values)
             setattr(module, name, buffer)
-        torch.set_rng_state(self._random)
-        random.setstate(self._python_random)
-        if self._numpy_random is not None:
-            sys.modules["numpy"].random.set_state(self._numpy_random)
-        if self._device_random is not None:
-            torch.get_device_module(self._device_type).set_rng_state(self._device_random)
+        self._random.restore()
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

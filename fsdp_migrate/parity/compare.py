@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import platform
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,29 +20,24 @@ from fsdp_migrate.arguments import (
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError, ProcessGroupError
 from fsdp_migrate.factories import describe_error
 from fsdp_migrate.parity.batches import Fed, feed, move
-from fsdp_migrate.parity.explaining import clue_of, explain
+from fsdp_migrate.parity.comparing import Comparison
 from fsdp_migrate.parity.making import ComparisonRequest, Pair, agreed, make_pair
-from fsdp_migrate.parity.recording import clean_name
-from fsdp_migrate.parity.report import Cost, Difference, ParityReport, Step
-from fsdp_migrate.parity.tensors import Gap, find_gap
-from fsdp_migrate.parity.trainees import Tensors, is_alone, quiet_fsdp1
+from fsdp_migrate.parity.trainees import is_alone, quiet_fsdp1
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from fsdp_migrate.torch_compat import devices
 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from torch import nn
     from torch.optim import Optimizer
 
-    from fsdp_migrate.parity.report import Stage
+    from fsdp_migrate.parity.report import Cost, ParityReport, Step
     from fsdp_migrate.parity.trainees import Trainee
 
 
-MOST_DIFFERENCES = 200
-"""How many differences a report holds; the first are kept, and all are counted."""
 _MOST_STEPS, _MOST_SEED = 10**9, 2**32
 
 
@@ -166,62 +158,27 @@ class _Comparison:
     """One comparison of two runs."""
 
     def __init__(self, request: ComparisonRequest, pair: Pair, fed: Fed) -> None:
-        self.request, self.fed, self.notes = request, fed, [*pair.notes, *fed.notes]
+        self.request, self.fed = request, fed
         self.fsdp1, self.fsdp2 = pair.fsdp1, pair.fsdp2
-        self.findings = pair.fsdp2.plan.findings
-        self.found: list[Difference] = []
-        self.pending: list[Difference] = []
-        self.counts: dict[str, int] = {}
-        self.step = 0
+        plan = pair.fsdp2.plan
+        self.comparison = Comparison(pair.fsdp1, pair.fsdp2, plan.units, plan.findings)
+        self.comparison.notes.extend([*pair.notes, *fed.notes])
 
     def run(self, on_step: Callable[[Step], None]) -> ParityReport:
         """Compare how the models are sharded, then step by step, and report."""
         with quiet_fsdp1():
-            self._compare_structure()
-            self._share()
+            self.comparison.compare_structure()
+            self.comparison.share()
             steps = []
             for number, batch in enumerate(self.fed.batches, 1):
-                self.step, self.counts = number, {}
+                self.comparison.begin(number)
                 steps.append(self._do_step(batch))
                 on_step(steps[-1])
-        self.notes.extend(_not_finite(steps))
-        return ParityReport(
-            world_size=dist.get_world_size(),
-            device=self.request.device.type,
-            torch_version=torch.__version__,
-            steps=tuple(steps),
-            differences=tuple(self.found[:MOST_DIFFERENCES]),
-            num_differences=len(self.found),
-            findings=tuple(self.findings),
-            notes=tuple(dict.fromkeys(self.notes)),
-            num_parameters=sum(unit.numel for unit in self.fsdp2.plan.units),
-            units=tuple(unit.fqn for unit in self.fsdp2.plan.units),
-            unit_summaries=tuple(unit.summary for unit in self.fsdp2.plan.units),
-            versions={"python": platform.python_version(), "torch": torch.__version__},
-        )
-
-    # How the models are sharded
-
-    def _compare_structure(self) -> None:
-        first, second = self.fsdp1.units(), self.fsdp2.units()
-        grouped = {name for unit in self.fsdp2.plan.units for name in unit.grouped}
-        for name in sorted(first ^ second):
-            words = f"a unit only under {'FSDP1' if name in first else 'FSDP2'}"
-            found = self._make("units", name, name, Gap(words=words))
-            if found.is_explained or name in grouped:
-                self.notes.append(f"`{name}` is {words}: {found.explanation} ({found.explained_by}).")
-            else:
-                self.pending.append(found)
-        tied = self.fsdp1.ties(), self.fsdp2.ties()
-        for names in sorted(tied[0] ^ tied[1]):
-            words = f"only under {'FSDP1' if names in tied[0] else 'FSDP2'} these are one parameter: "
-            gap = Gap(words=words + ", ".join(names))
-            self.pending.append(self._make("ties", names[-1], _module_of(names[-1]), gap))
-
-    # One step
+        return self.comparison.report(steps, self.request.device)
 
     def _do_step(self, batch: Any) -> Step:
-        seed = (self.request.seed * 7919 + self.step) * 1009 + dist.get_rank()
+        comparison = self.comparison
+        seed = (self.request.seed * 7919 + comparison.step) * 1009 + dist.get_rank()
         losses, seconds, peaks = [], [], []
         expected = None
         both: tuple[Trainee, ...] = (self.fsdp1, self.fsdp2)
@@ -237,28 +194,17 @@ class _Comparison:
             peaks.append(_peak(self.request.device, before))
         self.fsdp1.recorder.events = []
         costs = self._costs(seconds, peaks)
-        self._compare_run(losses, costs)
-        self._compare_gradients(costs)
+        one, other = (torch.tensor(each, dtype=torch.float64) for each in losses)
+        comparison.compare_run(self.fsdp2.recorder, {"loss": (one, other)}, costs)
+        comparison.compare_gradients(costs)
         for number, each in enumerate(both):
             with self._telling_whose(each):
                 seconds[number] += each.step()
         costs = self._costs(seconds, peaks)
-        self._compare_states()
+        comparison.compare_states()
         for each in both:
             each.optimizer.zero_grad()
-        different = self._share()
-        means = torch.tensor(losses, dtype=torch.float64, device=self.request.device)
-        dist.all_reduce(means)
-        fsdp1_loss, fsdp2_loss = (means / dist.get_world_size()).tolist()
-        return Step(
-            number=self.step,
-            fsdp1_loss=fsdp1_loss,
-            fsdp2_loss=fsdp2_loss,
-            compared=dict(self.counts),
-            different=different,
-            fsdp1=costs[0],
-            fsdp2=costs[1],
-        )
+        return comparison.end((losses[0], losses[1]), costs, self.request.device)
 
     @contextmanager
     def _telling_whose(self, trainee: Trainee) -> Iterator[None]:
@@ -270,7 +216,7 @@ class _Comparison:
         except Exception as error:
             who = "FSDP1 itself" if trainee is self.fsdp1 else "The prepared model"
             msg = (
-                f"{who} failed in step {self.step}, on rank {dist.get_rank()}: {describe_error(error)}. "
+                f"{who} failed in step {self.comparison.step}, on rank {dist.get_rank()}: {describe_error(error)}. "
                 "Its traceback is above, or in `__cause__`."
             )
             raise ModelError(msg) from error
@@ -280,172 +226,6 @@ class _Comparison:
             self.fsdp1.cost(seconds[0], peaks[0]),
             self.fsdp2.cost(seconds[1], peaks[1]),
         )
-
-    def _compare_run(self, losses: list[float], costs: tuple[Cost, Cost]) -> None:
-        """Take what was compared while the second ran, and compare the losses."""
-        recorder = self.fsdp2.recorder
-        for stage, count in recorder.compared.items():
-            self.counts[stage] = self.counts.get(stage, 0) + count
-        forward = [each for each in recorder.parted if each.stage != "recomputed"]
-        for parted in forward:
-            self.pending.append(self._make(parted.stage, parted.name, parted.module, parted.gap))
-        one, other = (torch.tensor(each, dtype=torch.float64) for each in losses)
-        self._count("loss")
-        if (gap := find_gap(one, other)) is not None:
-            self.pending.append(self._make("loss", "loss", "", replace(gap, ulps=None), costs))
-        for parted in recorder.parted:
-            if parted.stage == "recomputed":
-                self.pending.append(self._make(parted.stage, parted.name, parted.module, parted.gap))
-
-    def _compare_gradients(self, costs: tuple[Cost, Cost]) -> None:
-        found = self.fsdp1.gradients(), self.fsdp2.gradients()
-        order = [*reversed(self.fsdp1.recorder.used), *found[0], *found[1]]
-        names = [each for each in dict.fromkeys(order) if each in found[0] or each in found[1]]
-        known = len(self.pending)
-        self._compare("gradient", found[0], found[1], names, costs)
-        apart = self._apart(found[1])
-        for place in range(known, len(self.pending)):
-            each = self.pending[place]
-            if (other := apart.get(each.name)) is not None:
-                words = f"ranks {each.rank} and {other} hold different whole gradients of it under FSDP2"
-                clue = "; ".join(filter(None, (each.clue, words)))
-                self.pending[place] = replace(each, clue=clue)
-
-    def _apart(self, gradients: Tensors) -> dict[str, int]:
-        """Return the names of whole gradients that ranks do not agree on, each with one that has another."""
-        sums = {name: repr(float(each.double().sum())) for name, each in gradients.items()}
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, sums)
-        apart = {}
-        for name, mine in sums.items():
-            others = [rank for rank, each in enumerate(every) if each.get(name) != mine]
-            if others:
-                apart[name] = others[0]
-        return apart
-
-    def _compare_states(self) -> None:
-        states = self.fsdp1.optimizer_state(), self.fsdp2.optimizer_state()
-        groups = [_groups(each) for each in states]
-        for name in sorted(groups[0].keys() | groups[1].keys()):
-            self._count("optimizer group")
-            if (gap := _group_gap(groups[0].get(name), groups[1].get(name))) is not None:
-                self.pending.append(self._make("optimizer group", name, _module_of(name), gap))
-        params = self.fsdp1.parameters(), self.fsdp2.parameters()
-        self._compare("parameter", *params, [each for each in params[0] if each in params[1]])
-        values = [_state_tensors(each) for each in states]
-        self._compare("optimizer state", values[0], values[1], sorted(values[0].keys() | values[1].keys()))
-        buffers = self.fsdp1.buffers(), self.fsdp2.buffers()
-        self._compare("buffer", *buffers, list(dict.fromkeys([*buffers[0], *buffers[1]])))
-
-    def _compare(
-        self,
-        stage: Stage,
-        first: Mapping[str, torch.Tensor],
-        second: Mapping[str, torch.Tensor],
-        names: Iterable[str],
-        costs: tuple[Cost, Cost] | None = None,
-    ) -> None:
-        for name in names:
-            self._count(stage)
-            one, other = first.get(name), second.get(name)
-            if (gap := find_gap(one, other)) is not None:
-                self.pending.append(self._make(stage, name, _module_of(name), gap, costs))
-
-    # Differences
-
-    def _count(self, stage: Stage) -> None:
-        self.counts[stage] = self.counts.get(stage, 0) + 1
-
-    def _make(
-        self, stage: Stage, name: str, module: str, gap: Gap, costs: tuple[Cost, Cost] | None = None
-    ) -> Difference:
-        clue = clue_of(stage, gap, costs, dist.get_world_size())
-        made = Difference(
-            step=self.step, stage=stage, name=name, module=module, rank=dist.get_rank(), gap=gap, clue=clue
-        )
-        return explain(made, self.findings)
-
-    def _share(self) -> dict[str, int]:
-        """Put together what the ranks found in a step; return how much differs, by stage."""
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, self.pending)
-        self.pending.clear()
-        merged = merge(every)
-        self.found.extend(merged)
-        counts: dict[str, int] = {}
-        for each in merged:
-            counts[each.stage] = counts.get(each.stage, 0) + 1
-        return counts
-
-
-def _not_finite(steps: Iterable[Step]) -> Iterator[str]:
-    """Say where the loss is no number: what is NaN on both sides is equal, and proves nothing."""
-    for step in steps:
-        if not (math.isfinite(step.fsdp1_loss) and math.isfinite(step.fsdp2_loss)):
-            yield (
-                f"The loss is {step.fsdp1_loss} under FSDP1 and {step.fsdp2_loss} prepared in step "
-                f"{step.number}: what is compared from there on says little."
-            )
-            return
-
-
-_ORDER: tuple[tuple[Stage, ...], ...] = (
-    ("units",),
-    ("ties",),
-    ("used in forward", "output", "order of modules"),
-    ("loss",),
-    ("recomputed",),
-    ("gradient",),
-    ("optimizer group",),
-    ("parameter",),
-    ("optimizer state",),
-    ("buffer",),
-)
-_PLACES = {stage: place for place, stages in enumerate(_ORDER) for stage in stages}
-
-
-def merge(every: Iterable[Iterable[Difference]]) -> list[Difference]:
-    """Return what ranks found in one step, each thing once, in the order in which a step comes to it."""
-    placed = [(number, each) for found in every for number, each in enumerate(found)]
-    placed.sort(key=lambda each: (_PLACES[each[1].stage], each[0], each[1].rank))
-    return list({(each.stage, each.name): each for _, each in reversed(placed)}.values())[::-1]
-
-
-def _module_of(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _groups(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings of each parameter that an optimizer has."""
-    return {
-        clean_name(name): {key: value for key, value in group.items() if key != "params"}
-        for group in state["param_groups"]
-        for name in group["params"]
-    }
-
-
-_NO_SETTINGS = frozenset({"foreach", "fused", "initial_lr"})
-
-
-def _group_gap(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Gap | None:
-    """Compare the settings of one parameter in two optimizers; how a kernel loops is none."""
-    if first is None or second is None:
-        return Gap(words=f"in the optimizer only under {'FSDP2' if first is None else 'FSDP1'}")
-    for key in sorted((first.keys() & second.keys()) - _NO_SETTINGS):
-        one, other = first[key], second[key]
-        same = torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-        if not same:
-            return Gap(words=f"`{key}` is {one!r} under FSDP1, {other!r} under FSDP2")
-    return None
-
-
-def _state_tensors(state: Mapping[str, Any]) -> Tensors:
-    return {
-        f"{clean_name(name)}.{key}": value.detach()
-        for name, values in state["state"].items()
-        for key, value in values.items()
-        if isinstance(value, torch.Tensor)
-    }
 
 
 def _reset_peak(device: torch.device) -> int:

@@ -21,6 +21,8 @@ from fsdp_migrate.parity.tensors import Gap, find_gap
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch.utils.hooks import RemovableHandle
+
     from fsdp_migrate.parity.report import Stage
 
 
@@ -47,7 +49,7 @@ class Event:
     module: str
     what: str
     recomputed: bool
-    tensor: torch.Tensor | None
+    tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,13 @@ class Recorder:
     """Records the events of one run of a model, a step at a time.
 
     With ``expected``, the events of the other run, each is compared as it comes, and none is kept.
-    ``seconds`` is the time that this took, which is none of the model's.
+    ``seconds`` is the time that this took, which is none of the model's. ``on_host`` keeps events in host
+    memory.
     """
 
-    def __init__(self, model: nn.Module, wait: Callable[[], None]) -> None:
+    def __init__(self, model: nn.Module, wait: Callable[[], None], *, on_host: bool = False) -> None:
         self.wait = wait
+        self.on_host = on_host
         self.seconds = 0.0
         self.is_backward = False
         self.events: list[Event] = []
@@ -77,19 +81,37 @@ class Recorder:
         self.used: dict[str, None] = {}
         self._expected: list[Event] | None = None
         self._place = 0
-        self._is_on = False
+        self._runs = "FSDP2"
+        self._is_on, self._sees_own = False, True
+        self._handles: list[RemovableHandle] = []
         for name, module in model.named_modules():
             own = [each for each, _ in module.named_parameters(recurse=False)]
             buffers = [each for each, _ in module.named_buffers(recurse=False)]
-            module.register_forward_pre_hook(self._before(clean_name(name), (*own, *buffers)))
-            module.register_forward_hook(self._after(clean_name(name)))
+            before = module.register_forward_pre_hook(self._before(clean_name(name), (*own, *buffers)))
+            after = module.register_forward_hook(self._after(clean_name(name)))
+            self._handles += [before, after]
 
-    def start(self, expected: list[Event] | None) -> None:
-        """Begin a step; compare with the events of the other run, or keep them."""
+    def start(self, expected: list[Event] | None, *, runs: str = "FSDP2") -> None:
+        """Begin a step; compare what ``runs`` shows with the events of the other run, or keep it."""
         self.seconds, self.is_backward, self._is_on = 0.0, False, True
         self.events, self.parted, self._place = [], [], 0
-        self._expected = expected
+        self._sees_own = True
+        self._expected, self._runs = expected, runs
         self.compared = dict.fromkeys(self.compared, 0)
+
+    def pause(self) -> None:
+        """See nothing until :meth:`go_on`."""
+        self._is_on = False
+
+    def go_on(self) -> None:
+        """Go on with a step, in another forward: what modules own is that of the first, outputs are seen."""
+        self.is_backward, self._is_on, self._sees_own = False, True, False
+
+    def remove(self) -> None:
+        """Take all hooks off the model."""
+        self._is_on, self.events, self._expected = False, [], None
+        for handle in self._handles:
+            handle.remove()
 
     def stop(self) -> None:
         """End a step. Events of the other run that did not come are a difference."""
@@ -97,7 +119,10 @@ class Recorder:
         expected = self._expected
         if expected is not None and self._place < len(expected) and not self._has_lost_its_way():
             missing = expected[self._place]
-            self._part("order of modules", missing, Gap(words="it runs under FSDP1 only"))
+            self._part("order of modules", missing, Gap(words=f"it runs under {self._other()} only"))
+
+    def _other(self) -> str:
+        return "FSDP1" if self._runs == "FSDP2" else "FSDP2"
 
     def _has_lost_its_way(self) -> bool:
         return any(each.stage == "order of modules" for each in self.parted)
@@ -105,7 +130,7 @@ class Recorder:
     def _before(self, name: str, own: tuple[str, ...]) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:
             del args
-            if self._is_on:
+            if self._is_on and self._sees_own:
                 with self._not_counted():
                     for each in own:
                         self._see(name, each, getattr(module, each, None))
@@ -117,7 +142,7 @@ class Recorder:
             del module, args
             if self._is_on:
                 with self._not_counted():
-                    for part, tensor in _parts(output, _PLACE_OF_OUTPUT):
+                    for part, tensor in tensors_in(output, _PLACE_OF_OUTPUT):
                         self._see(name, part, tensor)
 
         return hook
@@ -132,7 +157,9 @@ class Recorder:
             self.used[f"{module}.{what}" if module else what] = None
         event = Event(module, what, self.is_backward, tensor.detach())
         if self._expected is None:
-            self.events.append(Event(module, what, self.is_backward, tensor.detach().clone()))
+            kept = tensor.detach()
+            kept = kept.to("cpu", copy=True) if self.on_host else kept.clone()
+            self.events.append(Event(module, what, self.is_backward, kept))
         elif not self._has_lost_its_way():
             self._compare(event)
 
@@ -140,7 +167,7 @@ class Recorder:
         assert self._expected is not None
         stage = _stage_of(found)
         if self._place >= len(self._expected):
-            self._part("order of modules", found, Gap(words="it runs under FSDP2 only"))
+            self._part("order of modules", found, Gap(words=f"it runs under {self._runs} only"))
             return
         expected = self._expected[self._place]
         self._place += 1
@@ -149,11 +176,13 @@ class Recorder:
             found.what,
             found.recomputed,
         ):
-            words = f"`{expected.module}` ({expected.what}) comes here under FSDP1"
+            words = f"`{expected.module}` ({expected.what}) comes here under {self._other()}"
             self._part("order of modules", found, Gap(words=words))
             return
         self.compared[stage] += 1
-        if (gap := find_gap(expected.tensor, found.tensor)) is not None:
+        own, other = found.tensor, expected.tensor.to(found.tensor.device)
+        both = (other, own) if self._runs == "FSDP2" else (own, other)
+        if (gap := find_gap(*both)) is not None:
             self._part(stage, found, gap)
 
     def _part(self, stage: Stage, event: Event, gap: Gap) -> None:
@@ -186,13 +215,13 @@ def _stage_of(event: Event) -> Stage:
     return "output" if event.what.startswith(_PLACE_OF_OUTPUT) else "used in forward"
 
 
-def _parts(value: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_in(value: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors in an output, each with its place in it."""
     if isinstance(value, torch.Tensor):
         yield place, value
     elif isinstance(value, Mapping):
         for name, each in value.items():
-            yield from _parts(each, f"{place}.{name}")
+            yield from tensors_in(each, f"{place}.{name}")
     elif isinstance(value, (tuple, list)):
         for number, each in enumerate(value):
-            yield from _parts(each, f"{place}.{number}")
+            yield from tensors_in(each, f"{place}.{number}")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fsdp_migrate.findings import Finding
+from fsdp_migrate.findings import Finding, counted
 from fsdp_migrate.parity.tensors import Gap, json_number
 from fsdp_migrate.sharding.units import UnitSummary
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 Stage = Literal[
@@ -163,6 +167,54 @@ class ParityReport:
             "findings": [each.as_dict() for each in self.findings],
             "notes": list(self.notes),
         }
+
+
+def verdict(report: ParityReport) -> str:
+    """Return the outcome in one line."""
+    compared = sum(sum(each.compared.values()) for each in report.steps)
+    where = f"{counted(len(report.steps), 'step')} on {counted(report.world_size, 'rank')} ({report.device})"
+    if report.identical:
+        return f"Identical: {counted(compared, 'tensor')} of {where} are the same, bit for bit."
+    first = report.first
+    assert first is not None
+    explained = f"{first.explained_by} explains it" if report.is_explained else "and no finding explains it"
+    return (
+        f"Different: {report.num_differences:,} of {counted(compared, 'tensor')} of {where}; the first is "
+        f"{place(first)}, step {first.step}, {explained}."
+    )
+
+
+def place(difference: Difference) -> str:
+    """Say what differs of which module or parameter."""
+    return f"{difference.stage} {difference.name or '(the whole model)'}"
+
+
+def what_differs(difference: Difference) -> str:
+    """Say how two values differ."""
+    gap = difference.gap
+    if gap.words:
+        return gap.words
+    ulps = "" if gap.ulps is None else f", {counted(gap.ulps, 'ulp')} at most"
+    index = "" if not gap.index else f" at {list(gap.index)}"
+    return f"{gap.fsdp1!r} / {gap.fsdp2!r}{index}, {gap.count:,} of {gap.numel:,} numbers{ulps}"
+
+
+def lines_of(first: Difference) -> Iterator[str]:
+    """Yield what there is to say of the first difference, a line for each thing."""
+    when = "before the first step" if first.step == 0 else f"in step {first.step}"
+    yield f"The runs part {when}, at {place(first)} (rank {first.rank}):"
+    if first.module and first.module != first.name:
+        yield f"  module:    {first.module}"
+    if first.gap.words:
+        yield f"  what:      {first.gap.words}"
+    else:
+        yield f"  FSDP1:     {first.gap.fsdp1!r}"
+        yield f"  FSDP2:     {first.gap.fsdp2!r}"
+        yield f"  where:     {what_differs(first).partition(' / ')[2].partition(' at ')[2]}"
+    if first.clue:
+        yield f"  clue:      {first.clue}"
+    code = f"{first.explained_by}: " if first.explained_by else ""
+    yield f"  explained: {code}{first.explanation}"
 
 
 def read_report(document: dict[str, Any]) -> ParityReport:

@@ -44,12 +44,16 @@ _WHOLE = {"rank0_only": False, "offload_to_cpu": False}
 
 
 class Trainee:
-    """A model that is trained, and what it shows. ``plain`` is the model itself, without a wrapper."""
+    """A model that is trained, and what it shows. ``plain`` is the model itself, without a wrapper.
 
-    def __init__(self, plain: nn.Module, device: torch.device) -> None:
+    ``on_host`` keeps whatever it shows in host memory, wherever it trains.
+    """
+
+    def __init__(self, plain: nn.Module, device: torch.device, *, on_host: bool = False) -> None:
         self.plain = plain
         self.device = device
-        self.recorder = Recorder(plain, self._wait)
+        self.on_host = on_host
+        self.recorder = Recorder(plain, self._wait, on_host=on_host)
         self.model: Any = plain
         self.optimizer: Any = None
         self.traffic = Traffic()
@@ -108,7 +112,12 @@ class Trainee:
 
     def buffers(self) -> Tensors:
         """Return the buffers."""
-        return {clean_name(name): each.detach().clone() for name, each in self.model.named_buffers()}
+        return {clean_name(name): self._own(each) for name, each in self.model.named_buffers()}
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor, gathered if it is sharded."""
+        found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return found.detach().to("cpu", copy=True) if self.on_host else found.detach().clone()
 
 
 class UnderFSDP1(Trainee):
@@ -116,14 +125,20 @@ class UnderFSDP1(Trainee):
 
     def wrap(self, arguments: Mapping[str, Any], make_optimizer: Callable[[nn.Module], Optimizer]) -> None:
         """Wrap the model, and make its optimizer."""
-        self.names = list(parameter_names(self.plain).values())
-        self.uses_originals = bool(arguments["use_orig_params"])
-        self.model = FSDP(self.plain, **arguments)
-        self.optimizer = make_optimizer(self.model)
+        model = FSDP(self.plain, **arguments)
+        self.adopt(model, make_optimizer(model), uses_originals=bool(arguments["use_orig_params"]))
+
+    def adopt(self, model: nn.Module, optimizer: Optimizer, *, uses_originals: bool) -> None:
+        """Take a model that is wrapped, or whose children are, with its optimizer."""
+        self.model, self.optimizer, self.uses_originals = model, optimizer, uses_originals
 
     def units(self) -> set[str]:
-        """Return the names of the units."""
-        return {clean_name(name) for name, each in self.model.named_modules() if isinstance(each, FSDP)}
+        """Return the names of the units that hold parameters."""
+        return {
+            clean_name(name)
+            for name, each in self.model.named_modules()
+            if isinstance(each, FSDP) and next(each.parameters(), None) is not None
+        }
 
     @contextmanager
     def _states(self) -> Iterator[None]:
@@ -140,7 +155,7 @@ class UnderFSDP1(Trainee):
         """Return the parameters, whole."""
         with FSDP.summon_full_params(self.model, writeback=False):
             return {
-                clean_name(name): each.detach().clone()
+                clean_name(name): self._own(each)
                 for name, each in self.model.named_parameters(remove_duplicate=False)
             }
 
@@ -154,10 +169,27 @@ class UnderFSDP1(Trainee):
         trained = {clean_name(name) for name, param in self.model.named_parameters() if param.requires_grad}
         found = self._whole(carried)
         return {
-            name: values[_CARRIED].detach().clone()
+            name: self._own(values[_CARRIED])
             for name, values in found.items()
             if _CARRIED in values and (name in trained or not self.uses_originals)
         }
+
+    def take_gradients(self, gradients: Tensors) -> None:
+        """Take whole gradients for its own, where it has any; torch shards them, as an optimizer's state."""
+        carrier = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        with self._states():
+            outline = FSDP.optim_state_dict(self.model, carrier)
+            outline["state"] = {
+                name: {_CARRIED: gradients[clean_name(name)]}
+                for group in outline["param_groups"]
+                for name in group["params"]
+                if clean_name(name) in gradients
+            }
+            carrier.load_state_dict(FSDP.optim_state_dict_to_load(self.model, carrier, outline))
+        for param in self.model.parameters():
+            taken = carrier.state.get(param, {}).get(_CARRIED)
+            if param.grad is not None and taken is not None:
+                param.grad.copy_(taken.view_as(param.grad))
 
     def _whole(self, states: Mapping[Any, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return what lies beside parameters, or flat parameters, whole and by names.
@@ -185,11 +217,18 @@ class UnderFSDP1(Trainee):
         found = self._whole(states)
         numbers = {name: int(values.pop(_CARRIED, 0)) for name, values in found.items()}
         return {
-            "state": {name: values for name, values in found.items() if values},
+            "state": {name: self._shown(values) for name, values in found.items() if values},
             "param_groups": [
                 {**group, "params": [name for name, each in numbers.items() if each == place]}
                 for place, group in enumerate(groups, 1)
             ],
+        }
+
+    def _shown(self, values: dict[str, Any]) -> dict[str, Any]:
+        if not self.on_host:
+            return values
+        return {
+            key: each.cpu() if isinstance(each, torch.Tensor) else each for key, each in values.items()
         }
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
@@ -210,6 +249,10 @@ class Prepared(Trainee):
         self.plan = shard_plan(self.model)
         self.optimizer = make_optimizer(self.model)
 
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Take the model as it was sharded, or its children were, with its optimizer."""
+        self.model, self.optimizer = self.plain, optimizer
+
     def units(self) -> set[str]:
         """Return the names of the units."""
         named = self.model.named_modules()
@@ -222,31 +265,26 @@ class Prepared(Trainee):
     def parameters(self) -> Tensors:
         """Return the parameters, whole."""
         named = self.model.named_parameters(remove_duplicate=False)
-        return {clean_name(name): whole(each) for name, each in named}
+        return {clean_name(name): self._own(each) for name, each in named}
 
     def gradients(self) -> Tensors:
         """Return the gradients, whole."""
         return {
-            clean_name(name): whole(each.grad)
+            clean_name(name): self._own(each.grad)
             for name, each in self.model.named_parameters()
             if each.grad is not None
         }
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state, whole, by the names of parameters."""
-        found: dict[str, Any] = full_optimizer_state_dict(self.model, self.optimizer, **_WHOLE)
+        given = {**_WHOLE, "offload_to_cpu": self.on_host}
+        found: dict[str, Any] = full_optimizer_state_dict(self.model, self.optimizer, **given)
         return found
 
 
 def _ties(model: nn.Module) -> set[tuple[str, ...]]:
     names = (tuple(sorted(map(clean_name, each))) for each in parameter_names(model).values())
     return {each for each in names if len(each) > 1}
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor, gathered if it is sharded."""
-    found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return found.detach().clone()
 
 
 def held_bytes(tensors: Any) -> int:

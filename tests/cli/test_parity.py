@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_migrate.cli import main
-from fsdp_migrate.cli.render.parity import show_parity, verdict
+from fsdp_migrate.cli.render.parity import show_parity
 from fsdp_migrate.findings import make_finding
-from fsdp_migrate.parity.report import Collective, Cost, Difference, ParityReport, Step
+from fsdp_migrate.parity.report import Collective, Cost, Difference, ParityReport, Step, verdict
 from fsdp_migrate.parity.tensors import Gap
 from tests.report.reading import check_page
 from tests.scripts import launch_forked

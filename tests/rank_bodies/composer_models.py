@@ -38,6 +38,7 @@ def make_model(kind: str) -> Any:
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             out: torch.Tensor = getattr(self, _name_of_net(kind))(tokens)
             out = self.left(out) if "left" in kind else out
+            out = self.drop(out) if "drop" in kind else out
             return self.extra(out) if "two" in kind else out
 
         def loss(self, outputs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -118,6 +119,8 @@ def _add_children(model: Any, net: Any, kind: str) -> None:
     if "left" in kind:
         model.left = nn.Linear(VOCABULARY, VOCABULARY)
         model.left._fsdp_wrap = False
+    if "drop" in kind:
+        model.drop = nn.Dropout(0.3)
     if "again" in kind:
         model.again = net
     if "across" in kind:

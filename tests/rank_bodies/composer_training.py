@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.torch_compat import cpu_mends
 from tests.models import batch
+from tests.rank_bodies.composer_faults import make_fault
 from tests.rank_bodies.composer_models import (
     make_algorithm,
     make_model,
@@ -56,6 +57,7 @@ class Run:
     fails: tuple[str, int] | None = None
     tensor_parallel: bool = False
     in_pairs: bool = False
+    fault: str = ""
 
 
 def train_all(runs: list[Run]) -> list[dict[str, Any]]:
@@ -114,6 +116,7 @@ def train(run: Run) -> dict[str, Any]:
         "parameters": whole(trainer.state.model),
         "optimizer": optimizer_state(trainer.state),
         "findings": findings_of(trainer),
+        "random": torch.get_rng_state(),
         "scaler": {type(trainer.state.scaler).__name__: trainer.state.scaler.state_dict()},
         "metrics": _evaluate(trainer, run) if "metric" in run.model else {},
     }
@@ -133,6 +136,8 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
         callbacks.append(_searcher())
     if run.fails is not None:
         _limit(model, *run.fails)
+    if run.fault:
+        callbacks.append(make_fault(run.fault))
     if run.migrate:
         from fsdp_migrate.adapters.composer_callback import FSDP2Migration
 

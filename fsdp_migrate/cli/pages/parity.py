@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.cli.pages.parts import count, findings_tables, make_report
 from fsdp_migrate.cli.pages.units import unit_tree
-from fsdp_migrate.cli.render.parity import cost_rows, place, verdict, what_differs
+from fsdp_migrate.cli.render.parity import cost_rows
 from fsdp_migrate.findings import counted
+from fsdp_migrate.parity.report import place, verdict, what_differs
 from fsdp_migrate.report.model import Code, Facts, Name, Notes, Number, Plot, Series, Table
 
 

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from fsdp_migrate.cli.render.findings import show_findings
 from fsdp_migrate.cli.render.screen import console, make_table
-from fsdp_migrate.findings import counted
+from fsdp_migrate.parity.report import lines_of, place, verdict, what_differs
 
 
 if TYPE_CHECKING:
@@ -44,54 +44,10 @@ def show_parity(report: ParityReport, *, everything: bool = False) -> None:
     out.print(verdict(report), markup=False)
 
 
-def verdict(report: ParityReport) -> str:
-    """Return the outcome in one line."""
-    compared = sum(sum(each.compared.values()) for each in report.steps)
-    where = f"{counted(len(report.steps), 'step')} on {counted(report.world_size, 'rank')} ({report.device})"
-    if report.identical:
-        return f"Identical: {counted(compared, 'tensor')} of {where} are the same, bit for bit."
-    first = report.first
-    assert first is not None
-    explained = f"{first.explained_by} explains it" if report.is_explained else "and no finding explains it"
-    return (
-        f"Different: {report.num_differences:,} of {counted(compared, 'tensor')} of {where}; the first is "
-        f"{place(first)}, step {first.step}, {explained}."
-    )
-
-
-def place(difference: Difference) -> str:
-    """Say what differs of which module or parameter."""
-    return f"{difference.stage} {difference.name or '(the whole model)'}"
-
-
-def what_differs(difference: Difference) -> str:
-    """Say how two values differ."""
-    gap = difference.gap
-    if gap.words:
-        return gap.words
-    ulps = "" if gap.ulps is None else f", {counted(gap.ulps, 'ulp')} at most"
-    index = "" if not gap.index else f" at {list(gap.index)}"
-    return f"{gap.fsdp1!r} / {gap.fsdp2!r}{index}, {gap.count:,} of {gap.numel:,} numbers{ulps}"
-
-
 def _show_first(first: Difference) -> None:
     out = console()
-    when = "before the first step" if first.step == 0 else f"in step {first.step}"
-    out.print(f"The runs part {when}, at {place(first)} (rank {first.rank}):", markup=False)
-    if first.module and first.module != first.name:
-        out.print(f"  module:    {first.module}", markup=False)
-    if first.gap.words:
-        out.print(f"  what:      {first.gap.words}", markup=False)
-    else:
-        out.print(f"  FSDP1:     {first.gap.fsdp1!r}", markup=False)
-        out.print(f"  FSDP2:     {first.gap.fsdp2!r}", markup=False)
-        out.print(
-            f"  where:     {what_differs(first).partition(' / ')[2].partition(' at ')[2]}", markup=False
-        )
-    if first.clue:
-        out.print(f"  clue:      {first.clue}", markup=False)
-    code = f"{first.explained_by}: " if first.explained_by else ""
-    out.print(f"  explained: {code}{first.explanation}", markup=False)
+    for line in lines_of(first):
+        out.print(line, markup=False)
 
 
 def _steps(report: ParityReport) -> Table:

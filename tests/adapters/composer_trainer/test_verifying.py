@@ -1,0 +1,183 @@
+"""``FSDP2Migration(verify_steps=N)``: nothing is found where nothing is wrong, and each fault where it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.rank_bodies.composer_training import Run
+from tests.rank_bodies.composer_verifying import hooks_left, verify_all
+from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.parity import ParityReport
+
+
+pytestmark = pytest.mark.composer
+
+TWO: dict[str, Any] = {"verify_steps": 2}
+LOW = {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "bf16"}}
+
+SAME: dict[str, Run] = {
+    "dropout, microbatches and a schedule": Run(
+        model="net drop",
+        optimizer="decoupled_adamw",
+        warmup=True,
+        rows=3,
+        trainer={"device_train_microbatch_size": 1},
+        callback=TWO,
+    ),
+    "functions that know their own modules": Run(
+        model="fn", fsdp={"activation_checkpointing": True, **LOW}, callback=TWO, optimizer="adamw"
+    ),
+    "ties, children and flat parameters": Run(
+        model="tied two left", fsdp={"use_orig_params": False}, callback=TWO
+    ),
+    "clipping and averages": Run(model="module", algorithms=("clip_norm", "ema"), callback=TWO),
+    "groups": Run(model="ignored", optimizer="subset", callback=TWO),
+    "evaluation between": Run(model="metric", callback=TWO),
+    "fewer batches": Run(callback={"verify_steps": 9}),
+}
+FAULTS: dict[str, Run] = {
+    "reduce dtype": Run(fsdp=LOW, fault="reduce dtype", callback=TWO),
+    "divisor": Run(fault="divisor", callback=TWO),
+    "left out": Run(fault="left out", callback=TWO),
+}
+WARNED = replace(FAULTS["divisor"], callback={"verify_steps": 2, "on_difference": "warn"})
+DRIFT = Run(fault="drift", callback={"verify_steps": 1})
+NOT_DONE: dict[str, tuple[Run, str]] = {
+    "no memory": (Run(fault="no memory", callback=TWO), "no memory for a twin of the model on rank 1"),
+    "a search": (Run(fails=("forward", 9), rows=4, callback=TWO), "the search for a microbatch size"),
+    "what FSDP1 refuses": (Run(fsdp={"cpu_offload": True}, callback=TWO), "cpu_offload"),
+    "no FSDP1 config": (Run(fsdp=None, callback=TWO), "there is nothing to migrate"),
+}
+CASES = {
+    **SAME,
+    **FAULTS,
+    "a warning": WARNED,
+    "drift": DRIFT,
+    **{name: run for name, (run, _) in NOT_DONE.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[dict[str, dict[str, Any]]]:
+    """Every case, by rank."""
+    return run_ranks(verify_all, CASES, timeout=500)
+
+
+def report_of(outcomes: list[dict[str, dict[str, Any]]], case: str) -> ParityReport:
+    first, second = (found[case]["report"] for found in outcomes)
+    assert first.differences == second.differences, "all ranks are told the same"
+    found: ParityReport = first
+    return found
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_trains_as_under_fsdp1_is_identical(
+    outcomes: list[dict[str, dict[str, Any]]], case: str
+) -> None:
+    for rank, found in enumerate(outcomes):
+        assert found[case]["error"] == ""
+        assert found[case]["codes"] == ["FM441"]
+        assert len(found[case]["lines"]) == (rank == 0), "rank 0 says it, in one line"
+    report = report_of(outcomes, case)
+    assert (report.first, report.identical) == (None, True)
+    assert len(report.steps) == (3 if case == "fewer batches" else 2)
+    for step in report.steps:
+        assert step.fsdp1_loss == step.fsdp2_loss > 0
+        for stage in ("used in forward", "output", "loss", "gradient", "optimizer group", "parameter"):
+            assert step.compared[stage] > 0, stage
+        assert step.compared["buffer"] > 0
+
+
+@pytest.mark.parametrize("case", [*SAME, "a warning", "drift", *NOT_DONE])
+def test_the_run_is_the_same_to_the_last_bit_as_without(
+    outcomes: list[dict[str, dict[str, Any]]], case: str
+) -> None:
+    """Losses, parameters, the optimizer's state, averages, metrics, and where random numbers stand."""
+    for found in outcomes:
+        assert found[case]["error"] == ""
+        if case != "drift":
+            assert found[case]["differs"] == []
+
+
+def test_each_microbatch_is_compared(outcomes: list[dict[str, dict[str, Any]]]) -> None:
+    report = report_of(outcomes, "dropout, microbatches and a schedule")
+    for step in report.steps:
+        assert step.compared["loss"] == 3
+        assert step.compared["optimizer state"] == 3 * step.compared["parameter"]
+    sent = [{(c.kind, c.dtype): c.calls for c in cost.collectives} for cost in (step.fsdp1, step.fsdp2)]
+    assert sent[0] == sent[1]
+
+
+def test_what_clipping_makes_of_gradients_is_said_not_to_be_compared(
+    outcomes: list[dict[str, dict[str, Any]]],
+) -> None:
+    (line,) = outcomes[0]["clipping and averages"]["lines"]
+    assert "between backward and the step, as clipping, was taken from the run and not compared" in line
+    assert "not compared" not in outcomes[0]["groups"]["lines"][0]
+
+
+@pytest.mark.parametrize(
+    ("case", "stage", "name", "said"),
+    [
+        ("reduce dtype", "gradient", "net.head.out.bias", "float32 under FSDP1, in bfloat16 under FSDP2"),
+        ("divisor", "gradient", "net.head.out.bias", "a divisor is off by the world size"),
+        ("left out", "optimizer group", "net.head.out.bias", "in the optimizer only under FSDP1"),
+    ],
+)
+def test_a_fault_stops_the_run_where_it_is(
+    outcomes: list[dict[str, dict[str, Any]]], case: str, stage: str, name: str, said: str
+) -> None:
+    first = report_of(outcomes, case).first
+    assert first is not None
+    assert (first.step, first.stage, first.name) == (1, stage, name)
+    assert not first.is_explained
+    for found in outcomes:
+        assert found[case]["error"].startswith("ParityError: Different: ")
+        assert said in found[case]["error"]
+        assert "on_difference" in found[case]["error"]
+
+
+def test_a_warning_lets_the_run_go_on(outcomes: list[dict[str, dict[str, Any]]]) -> None:
+    assert outcomes[0]["a warning"]["codes"] == ["FM442"]
+    (line,) = outcomes[0]["a warning"]["lines"]
+    assert "a divisor is off by the world size" in line
+    assert len(report_of(outcomes, "a warning").steps) == 1, "what follows is a consequence"
+
+
+def test_kernels_that_do_not_repeat_their_bits_are_no_difference(
+    outcomes: list[dict[str, dict[str, Any]]],
+) -> None:
+    (line,) = outcomes[0]["drift"]["lines"]
+    assert "no more than those of FSDP1 do when it computes them again" in line
+    assert outcomes[0]["drift"]["codes"] == ["FM441"]
+
+
+@pytest.mark.parametrize("case", NOT_DONE)
+def test_what_cannot_be_compared_is_said(outcomes: list[dict[str, dict[str, Any]]], case: str) -> None:
+    line = outcomes[0][case]["lines"][0]
+    assert "FM443" in line
+    assert NOT_DONE[case][1] in line
+    for found in outcomes:
+        assert found[case]["report"] is None
+
+
+def test_sums_over_more_ranks_are_compared_up_to_their_order() -> None:
+    """FULL_SHARD over 4 ranks adds up in another order than FSDP1; a divisor that is off is found all the same."""
+    cases = {"four": Run(callback=TWO, rows=1), "divisor": replace(FAULTS["divisor"], rows=1)}
+    found = run_ranks(verify_all, cases, world_size=4)[0]
+    assert found["four"]["error"] == ""
+    assert found["four"]["codes"] == ["FM441"]
+    assert "sums that are made in another order" in found["four"]["lines"][0]
+    assert found["four"]["report"].steps[1].fsdp1_loss == found["four"]["report"].steps[1].fsdp2_loss
+    assert "every number is 4 times FSDP1's" in found["divisor"]["error"]
+
+
+def test_nothing_is_left_in_the_model() -> None:
+    for compared, without in run_ranks(hooks_left, Run(steps=2)):
+        assert compared == without

@@ -1,0 +1,105 @@
+"""Faults that are put into migrated Trainers on purpose, each as a callback of Composer's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from fsdp_migrate.adapters.composer_trainer import sharding
+from fsdp_migrate.config import MixedPrecision
+from fsdp_migrate.torch_compat import device_meshes
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def make_fault(kind: str) -> Any:
+    """Return a callback that puts a fault in."""
+    from composer import Callback
+
+    class Fault(Callback):  # type: ignore[misc,unused-ignore]
+        def init(self, state: Any, logger: Any) -> None:
+            del logger
+            self.undo: Callable[[], None] = _AT_INIT.get(kind, _nothing)(state)
+
+        def fit_start(self, state: Any, logger: Any) -> None:
+            del logger
+            _AT_START.get(kind, _nothing)(state)
+
+        def close(self, state: Any, logger: Any) -> None:
+            del state, logger
+            self.undo()
+
+    return Fault()
+
+
+def _nothing(state: Any) -> Callable[[], None]:
+    del state
+    return lambda: None
+
+
+def _reduce_low(state: Any) -> Callable[[], None]:
+    """Shard as if gradients were to be reduced in bfloat16."""
+    del state
+    original = sharding.plan_fully_shard
+
+    def plan(child: nn.Module, config: Any, **options: Any) -> Any:
+        low = MixedPrecision(**{**config.mixed_precision.model_dump(), "reduce_dtype": "bf16"})
+        return original(child, config.updated(mixed_precision=low), **options)
+
+    return _put(sharding, "plan_fully_shard", plan)
+
+
+def _no_memory(state: Any) -> Callable[[], None]:
+    """Let the last rank's machine have no memory left."""
+    del state
+    from fsdp_migrate.adapters.composer_trainer import twins
+
+    return _put(twins, "free_on_host", lambda: 1000 if dist.get_rank() else 10**12)
+
+
+def _put(module: Any, name: str, value: Any) -> Callable[[], None]:
+    names = vars(module)
+    original = names[name]
+    names[name] = value
+    return lambda: names.update({name: original})
+
+
+def _divide_otherwise(state: Any) -> None:
+    units = [each for each in state.model.modules() if isinstance(each, FSDPModule)]
+    device_meshes.set_gradient_divisor(units, state.device_mesh, 1)
+
+
+def _leave_out(state: Any) -> None:
+    (group,) = state.optimizers[0].param_groups
+    group["params"] = [each for each in group["params"] if each is not state.model.net.head.out.bias]
+
+
+def _drift(state: Any) -> None:
+    """Add to a gradient what no seed decides, as kernels do that add up in any order."""
+    own = torch.Generator()
+    own.seed()
+
+    def drift(module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        del module, args
+        if out.requires_grad:
+            out.register_hook(lambda grad: grad * (1 + 1e-6 * torch.rand(grad.shape, generator=own)))
+
+    # The twin's model is a copy of this one, hooks and all.
+    state.model.net.head.register_forward_hook(drift)
+
+
+_AT_INIT: dict[str, Callable[[Any], Any]] = {
+    "reduce dtype": _reduce_low,
+    "no memory": _no_memory,
+    "drift": _drift,
+}
+_AT_START: dict[str, Callable[[Any], Any]] = {
+    "divisor": _divide_otherwise,
+    "left out": _leave_out,
+}

@@ -1,0 +1,88 @@
+"""Composer Trainers whose first batches are compared with FSDP1's, beside the same without."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tests.rank_bodies.composer_training import Run, make_trainer, prepare, train
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.parity import ParityReport
+
+
+def verify_all(cases: dict[str, Run]) -> dict[str, dict[str, Any]]:
+    """Do each run with ``verify_steps`` and without; return whether they are the same, and what was said."""
+    prepare()
+    return {name: _verify(run) for name, run in cases.items()}
+
+
+def _verify(run: Run) -> dict[str, Any]:
+    lines: list[str] = []
+    reports: list[ParityReport | None] = []
+    handler = _Lines(lines)
+    logger = logging.getLogger("fsdp_migrate")
+    logger.addHandler(handler)
+    try:
+        own = train(replace(run, trainer={**run.trainer, "callbacks": [_last_word(reports)]}))
+    except Exception as error:
+        own = {"error": f"{type(error).__name__}: {error}", "report": getattr(error, "report", None)}
+    finally:
+        logger.removeHandler(handler)
+    found: dict[str, Any] = {"lines": lines, "report": own.get("report"), "error": own.get("error", "")}
+    if "error" in own:
+        return found
+    without = train(replace(run, callback={**run.callback, "verify_steps": 0}))
+    found["report"] = reports[-1] if reports else None
+    found["codes"] = [code for code, subject in own["findings"] if subject == "verify_steps"]
+    found["differs"] = [name for name in own if name != "findings" and not _same(own[name], without[name])]
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "verify_steps" in record.getMessage():
+            self.lines.append(record.getMessage())
+
+
+def _last_word(reports: list[Any]) -> Any:
+    """Return a callback that fetches what was compared."""
+    from composer import Callback
+
+    class LastWord(Callback):  # type: ignore[misc,unused-ignore]
+        def close(self, state: Any, logger: Any) -> None:
+            del logger
+            reports.extend(each.parity for each in state.callbacks if hasattr(each, "parity"))
+
+    return LastWord()
+
+
+def hooks_left(run: Run) -> tuple[int, int]:
+    """Return how many hooks a model has that was compared, after it was, and one that was not."""
+    prepare()
+    counts = []
+    for steps in (1, 0):
+        trainer = make_trainer(replace(run, callback={"verify_steps": steps}), [])
+        trainer.fit()
+        model = trainer.state.model
+        hooks = [
+            len(module._forward_hooks) + len(module._forward_pre_hooks)
+            for module in (model, *model.modules())
+        ]
+        counts.append(sum(hooks) + ("loss" in vars(model)))
+        trainer.close()
+    return counts[0], counts[1]
