@@ -237,6 +237,8 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             return
         if dist.get_global_rank() == 0:
             for finding in self.findings:
+                if finding.code == "FM443":  # logged when it was found
+                    continue
                 level = logging.WARNING if finding.fidelity == "changed" else logging.INFO
                 log.log(level, "%s %s: %s", finding.code, finding.subject, finding.message)
         counts = Counter(finding.fidelity for finding in self.findings)

@@ -16,7 +16,6 @@ from fsdp_migrate.adapters.composer_trainer.replaying import Listener, Microbatc
 from fsdp_migrate.adapters.composer_trainer.sharding import holds_parameters
 from fsdp_migrate.adapters.config_objects.composer_marks import composer_children
 from fsdp_migrate.errors import UnsupportedFeatureError
-from fsdp_migrate.findings import counted
 from fsdp_migrate.parity.comparing import Comparison
 from fsdp_migrate.sharding.consensus import any_rank_says, exchange
 from fsdp_migrate.sharding.prepare import shard_plan
@@ -62,7 +61,13 @@ class TwinComparison(Comparison):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.noise: dict[str, float] = {}
-        self.rounded: dict[str, None] = {}
+        self.rounded: set[str] = set()
+        """The gradients of this step that differ so."""
+
+    def begin(self, step: int) -> None:
+        """Begin a step."""
+        super().begin(step)
+        self.noise, self.rounded = {}, set()
 
     def tolerates(
         self, stage: Stage, name: str, one: torch.Tensor | None, other: torch.Tensor | None
@@ -79,8 +84,18 @@ class TwinComparison(Comparison):
     def _is_rounded(self, name: str, apart: float, slack: float) -> bool:
         is_so = apart <= slack  # NaN is not
         if is_so:
-            self.rounded[name] = None
+            self.rounded.add(name)
         return is_so
+
+    def count_rounded(self) -> None:
+        """Count what any rank found so, and say why it may be; a collective call."""
+        every = exchange((dist.get_rank(), self.rounded, bool(self.noise)), _EVERY_RANK)
+        names = set().union(*(names for _, names, _ in every))
+        if names:
+            self.num_rounded += len(names)
+            noisy = any(is_noisy for *_, is_noisy in every)
+            why = "those of FSDP1 do when it computes them again" if noisy else "the order of sums makes them"
+            self.notes.append(f"Gradients differ no more than {why}; the twin goes on with the run's.")
 
     def forgive_noise(self) -> None:
         """Take back what differs by no more than FSDP1 differs from itself."""
@@ -173,6 +188,7 @@ class SideBySide:
         if any_rank_says(any(each.stage == "gradient" for each in self.comparison.pending), _EVERY_RANK):
             self.comparison.noise = self._noise()
             self.comparison.forgive_noise()
+        self.comparison.count_rounded()
         self.is_replayed = True
 
     def _check_parts(self) -> None:
@@ -257,13 +273,6 @@ class SideBySide:
 
     def report(self) -> ParityReport:
         """Return what was found so far."""
-        if rounded := self.comparison.rounded:
-            why = (
-                "no more than those of FSDP1 do when it computes them again"
-                if self.comparison.noise
-                else "no more than sums that are made in another order; the twin went on with the run's"
-            )
-            self.comparison.notes.append(f"The gradients of {counted(len(rounded), 'parameter')} differ, {why}.")
         return self.comparison.report(self.done, self.prepared.device)
 
 

@@ -94,7 +94,7 @@ class StepVerifier:
             self._twin = Twin(state.model, state.optimizers, config)
 
         if self._tried(copy):
-            self._prepared = Prepared(state.model, device, on_host=device.type != "cpu")
+            self._prepared = Prepared(state.model, device, on_host=True)
 
     def sharded(self, state: Any) -> None:
         """Remember the settings of the optimizer, which from now on the Trainer alone changes."""
@@ -187,7 +187,7 @@ class StepVerifier:
         except Exception as error:
             # Not the error itself: its traceback holds the twin.
             words = str(error) if isinstance(error, FSDPMigrateError) else f"{type(error).__name__}: {error}"
-            reason = words.splitlines()[0][:400]
+            reason = words.splitlines()[0][:400].rstrip(".")
         else:
             return True
         self.give_up(reason)
@@ -215,10 +215,9 @@ class StepVerifier:
         assert self._running is not None
         report = self.report = self._running.report()
         self._drop()
-        if report.identical:
+        if report.first is None:
             self._say(make_finding("FM441", _SUBJECT, " ".join([verdict(report), *report.notes])))
             return
-        assert report.first is not None
         lines = "\n".join([verdict(report), *lines_of(report.first)])
         hint = f"`fsdp-migrate explain {report.first.explained_by}` says more." if report.is_explained else None
         self._say(make_finding("FM442", _SUBJECT, verdict(report), hint), lines)

@@ -49,6 +49,7 @@ class Comparison:
         self.found: list[Difference] = []
         self.pending: list[Difference] = []
         self.counts: dict[str, int] = {}
+        self.num_rounded = 0
         self.step = 0
 
     def begin(self, step: int) -> None:
@@ -211,6 +212,7 @@ class Comparison:
             units=tuple(unit.fqn for unit in self.units),
             unit_summaries=tuple(unit.summary for unit in self.units),
             versions={"python": platform.python_version(), "torch": torch.__version__},
+            num_rounded=self.num_rounded,
         )
 
 

@@ -112,7 +112,8 @@ class Step:
 class ParityReport:
     """What a comparison found. ``first`` is where the runs part first, in the order of the work.
 
-    ``units`` are the names of FSDP2's units, and ``unit_summaries`` says of each how large it is.
+    ``num_rounded`` counts the tensors that differ by no more than rounding must make them differ, where that
+    was allowed for; they are no differences. ``units`` are the names of FSDP2's units, and ``unit_summaries`` says of each how large it is.
     """
 
     world_size: int
@@ -127,11 +128,12 @@ class ParityReport:
     units: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     unit_summaries: tuple[UnitSummary, ...] = ()
+    num_rounded: int = 0
 
     @property
     def identical(self) -> bool:
         """Whether nothing differs in any bit."""
-        return not self.num_differences
+        return not self.num_differences and not self.num_rounded
 
     @property
     def first(self) -> Difference | None:
@@ -162,6 +164,7 @@ class ParityReport:
             "unit_summaries": [asdict(each) for each in self.unit_summaries],
             "first": None if self.first is None else self.first.as_dict(),
             "num_differences": self.num_differences,
+            "num_rounded": self.num_rounded,
             "differences": [each.as_dict() for each in self.differences],
             "steps": [each.as_dict() for each in self.steps],
             "findings": [each.as_dict() for each in self.findings],
@@ -176,7 +179,12 @@ def verdict(report: ParityReport) -> str:
     if report.identical:
         return f"Identical: {counted(compared, 'tensor')} of {where} are the same, bit for bit."
     first = report.first
-    assert first is not None
+    if first is None:
+        rounded = counted(report.num_rounded, "gradient")
+        return (
+            f"Alike: {counted(compared, 'tensor')} of {where} are the same, bit for bit, but for {rounded} "
+            "that differ by rounding."
+        )
     explained = f"{first.explained_by} explains it" if report.is_explained else "and no finding explains it"
     return (
         f"Different: {report.num_differences:,} of {counted(compared, 'tensor')} of {where}; the first is "

@@ -51,7 +51,7 @@ DRIFT = Run(fault="drift", callback={"verify_steps": 1})
 NOT_DONE: dict[str, tuple[Run, str]] = {
     "no memory": (Run(fault="no memory", callback=TWO), "no memory for a twin of the model on rank 1"),
     "a search": (Run(fails=("forward", 9), rows=4, callback=TWO), "the search for a microbatch size"),
-    "what FSDP1 refuses": (Run(fsdp={"cpu_offload": True}, callback=TWO), "cpu_offload"),
+    "what FSDP1 refuses": (Run(fsdp={"cpu_offload": True}, callback=TWO), "CPU Offload not supported"),
     "no FSDP1 config": (Run(fsdp=None, callback=TWO), "there is nothing to migrate"),
 }
 CASES = {
