@@ -184,9 +184,12 @@ class SideBySide:
         costs = self._costs()
         self.comparison.compare_run(other, losses, costs)
         self.comparison.rounding = _rounding_of(costs)
-        self._gradients = self.comparison.compare_gradients(costs)[1]
-        if any_rank_says(any(each.stage == "gradient" for each in self.comparison.pending), _EVERY_RANK):
-            self.comparison.noise = self._noise()
+        own, self._gradients = self.comparison.compare_gradients(costs)
+        unexplained = any(
+            each.stage == "gradient" and not each.is_explained for each in self.comparison.pending
+        )
+        if any_rank_says(unexplained, _EVERY_RANK):
+            self.comparison.noise = self._noise(own)
             self.comparison.forgive_noise()
         self.comparison.count_rounded()
         self.is_replayed = True
@@ -208,22 +211,20 @@ class SideBySide:
             found.append(replay(part, self.fsdp1.model, self.fsdp1.recorder, self._precision))
         return found
 
-    def _noise(self) -> dict[str, float]:
-        """Return by how much FSDP1's own gradients differ where it computes the same once more, and again."""
-        model = self.fsdp1.model
-        gradients = [(param, param.grad) for param in model.parameters()]
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    def _noise(self, own: Tensors) -> dict[str, float]:
+        """Return by how much FSDP1's gradients differ where it computes the same once more, and again.
+
+        Its ``own`` ones are put back.
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.fsdp1.model.buffers()]
         found: list[Tensors] = []
         for _ in range(2):
-            for param, _ in gradients:
-                param.grad = None
+            self.fsdp1.model.zero_grad(set_to_none=True)
             self._replay_all()
             found.append(self.fsdp1.gradients())
             for buffer, value in buffers:
                 buffer.data.copy_(value)
-        self.fsdp1.recorder.pause()
-        for param, gradient in gradients:
-            param.grad = gradient
+        self.fsdp1.take_gradients(own)
         gaps = {
             name: float((each.double() - found[1][name].double()).abs().max())
             for name, each in found[0].items()

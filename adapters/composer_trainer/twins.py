@@ -56,6 +56,7 @@ class Twin:
         memo |= {id(optimizer.state): defaultdict(dict) for optimizer in optimizers}
         given = (model, list(optimizers), config.ignored_modules)
         self.model, self.optimizers, ignored = copy.deepcopy(given, memo)
+        self._originals = dict(model.named_modules())
         self._modules = dict(self.model.named_modules())  # FSDP1's wrappers change names
         for name, child in composer_children(model).sharded.items():
             _settle_marks(child, self.model.get_submodule(name))
@@ -69,11 +70,12 @@ class Twin:
 
         A collective call of all ranks.
         """
+        twin = UnderFSDP1(self.model, prepared.device, on_host=prepared.on_host)
+        self._take_over(prepared.model)
         self._fill(prepared.model)
         self.look_like(prepared.model)
         if self._config.device_mesh is None:
             self._config.device_mesh = mesh
-        twin = UnderFSDP1(self.model, prepared.device, on_host=prepared.on_host)
         with quiet_fsdp1(), _found_by_composer(prepared.device):
             prepare_fsdp_module(
                 self.model, self.optimizers, self._config, state.precision, state.device, False
@@ -84,6 +86,20 @@ class Twin:
             found = {**twin.optimizer_state(), "state": prepared.optimizer_state()["state"]}
             twin.load_optimizer_state(found)
         return twin
+
+    def _take_over(self, model: nn.Module) -> None:
+        """Take over modules without parameters that algorithms have put in since the outline was copied."""
+        known = dict(model.named_modules())
+        for name in [*known, *self._originals]:
+            module = known.get(name)
+            if module is self._originals.get(name):
+                continue
+            if module is None or next(module.parameters(), None) is not None:
+                msg = f"`{name}` was put in, or taken out, after the model was sharded"
+                raise UnsupportedFeatureError(msg, feature="verify_steps")
+            above, _, own = name.rpartition(".")
+            setattr(self.model.get_submodule(above), own, copy.deepcopy(module))
+        self._modules = dict(self.model.named_modules())
 
     @torch.no_grad()
     def _fill(self, model: nn.Module) -> None:

@@ -195,13 +195,25 @@ class UnderFSDP1(Trainee):
         """Return what lies beside parameters, or flat parameters, whole and by names.
 
         torch itself unflattens it, as the state of an optimizer that has all of a unit's parameters. Where an
-        optimizer lacks one, torch refuses to.
+        optimizer lacks one, torch refuses to; so frozen ones, which may have nothing, are lent zeros.
         """
         carrier = torch.optim.SGD(self.model.parameters(), lr=0.0)
         carrier.state.update(states)
+        lent = {key: each.dtype for values in states.values() for key, each in values.items() if _is_large(each)}
+        frozen = {}
+        for name, param in self.model.named_parameters():
+            if not param.requires_grad and not any(map(_is_large, states.get(param, {}).values())):
+                frozen[clean_name(name)] = set(lent)
+                zeros = {key: torch.zeros_like(param, dtype=dtype) for key, dtype in lent.items()}
+                carrier.state[param] = {**states.get(param, {}), **zeros}
         with self._states():
             found: dict[str, Any] = FSDP.optim_state_dict(self.model, carrier)
-        return {clean_name(name): values for name, values in found["state"].items()}
+        return {
+            clean_name(name): {
+                key: each for key, each in values.items() if key not in frozen.get(clean_name(name), ())
+            }
+            for name, values in found["state"].items()
+        }
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state, whole, by the names of parameters."""
@@ -280,6 +292,11 @@ class Prepared(Trainee):
         given = {**_WHOLE, "offload_to_cpu": self.on_host}
         found: dict[str, Any] = full_optimizer_state_dict(self.model, self.optimizer, **given)
         return found
+
+
+def _is_large(value: Any) -> bool:
+    """Tell whether a part of an optimizer's state is of a parameter's shape."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
 def _ties(model: nn.Module) -> set[tuple[str, ...]]:
