@@ -1,8 +1,8 @@
 """``FSDP2Migration(verify_steps=N)``: the first batches of a Trainer, beside FSDP1's on a twin of the model.
 
-After the Trainer has run the microbatches of a batch, the twin is asked the same (see ``replaying``), with the
-same random numbers. Both step; what differs, and where first, is said by the comparison that ``parity`` has.
-Random numbers are put back, and nothing of the Trainer's is touched, so that it trains as without the twin.
+After the Trainer has run the microbatches of a batch, the twin is asked the same (see ``replaying``), with
+the same random numbers. Both step; what differs, and where first, is said by the comparison that ``parity``
+has. Random numbers are put back, and nothing of the Trainer's is touched, so that it trains as without.
 """
 
 from __future__ import annotations
@@ -220,12 +220,14 @@ class StepVerifier:
             self._say(make_finding("FM441", _SUBJECT, " ".join([verdict(report), *report.notes])))
             return
         lines = "\n".join([verdict(report), *lines_of(report.first)])
-        hint = f"`fsdp-migrate explain {report.first.explained_by}` says more." if report.is_explained else None
+        hint = (
+            f"`fsdp-migrate explain {report.first.explained_by}` says more." if report.is_explained else None
+        )
         self._say(make_finding("FM442", _SUBJECT, verdict(report), hint), lines)
         if (self.strict or not report.is_explained) and self.on_difference == "error":
             msg = (
                 f"{lines}\nThis run does not train as under FSDP1, so it stops before it costs more. Give "
-                "FSDP2Migration `on_difference=\"warn\"` to go on all the same."
+                'FSDP2Migration `on_difference="warn"` to go on all the same.'
             )
             raise ParityError(msg, report=report)
 

@@ -85,7 +85,7 @@ EXPLANATIONS = {
     ),
     "FM442": (
         "`verify_steps` trained a twin of the model under Composer's own FSDP1 beside it, and the two part. The log names the first place, both values, and the finding from which it follows, if one does.",
-        "Read the finding that is named. Where none is, do not spend hours on this run: compare a small model with `fsdp-migrate parity`, and report it. `on_difference=\"warn\"` trains on.",
+        'Read the finding that is named. Where none is, do not spend hours on this run: compare a small model with `fsdp-migrate parity`, and report it. `on_difference="warn"` trains on.',
     ),
     "FM443": (
         "A twin under FSDP1 needs memory of its own, and a batch that can be run once more. The message says what stood against it. The run goes on as it would have without `verify_steps`.",

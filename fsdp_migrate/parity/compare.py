@@ -215,10 +215,8 @@ class _Comparison:
             raise
         except Exception as error:
             who = "FSDP1 itself" if trainee is self.fsdp1 else "The prepared model"
-            msg = (
-                f"{who} failed in step {self.comparison.step}, on rank {dist.get_rank()}: {describe_error(error)}. "
-                "Its traceback is above, or in `__cause__`."
-            )
+            where = f"in step {self.comparison.step}, on rank {dist.get_rank()}"
+            msg = f"{who} failed {where}: {describe_error(error)}. Its traceback is above, or in `__cause__`."
             raise ModelError(msg) from error
 
     def _costs(self, seconds: list[float], peaks: list[int | None]) -> tuple[Cost, Cost]:

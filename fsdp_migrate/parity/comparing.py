@@ -73,9 +73,7 @@ class Comparison:
             gap = Gap(words=words + ", ".join(names))
             self.pending.append(self._make("ties", names[-1], _module_of(names[-1]), gap))
 
-    def compare_run(
-        self, recorder: Recorder, losses: Mapping[str, Losses], costs: tuple[Cost, Cost]
-    ) -> None:
+    def compare_run(self, recorder: Recorder, losses: Mapping[str, Losses], costs: tuple[Cost, Cost]) -> None:
         """Take what ``recorder`` compared while the second of the two ran, and compare the losses."""
         for stage, count in recorder.compared.items():
             self.counts[stage] = self.counts.get(stage, 0) + count
@@ -284,5 +282,3 @@ def _state_tensors(state: Mapping[str, Any]) -> Tensors:
         for key, value in values.items()
         if isinstance(value, torch.Tensor)
     }
-
-

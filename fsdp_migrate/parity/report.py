@@ -112,8 +112,9 @@ class Step:
 class ParityReport:
     """What a comparison found. ``first`` is where the runs part first, in the order of the work.
 
-    ``num_rounded`` counts the tensors that differ by no more than rounding must make them differ, where that
-    was allowed for; they are no differences. ``units`` are the names of FSDP2's units, and ``unit_summaries`` says of each how large it is.
+    ``num_rounded`` counts the tensors that differ by no more than rounding can make them differ, where that
+    was allowed for; they are no differences. ``units`` are the names of FSDP2's units, and
+    ``unit_summaries`` says of each how large it is.
     """
 
     world_size: int

@@ -199,7 +199,9 @@ class UnderFSDP1(Trainee):
         """
         carrier = torch.optim.SGD(self.model.parameters(), lr=0.0)
         carrier.state.update(states)
-        lent = {key: each.dtype for values in states.values() for key, each in values.items() if _is_large(each)}
+        lent = {
+            key: each.dtype for values in states.values() for key, each in values.items() if _is_large(each)
+        }
         frozen = {}
         for name, param in self.model.named_parameters():
             if not param.requires_grad and not any(map(_is_large, states.get(param, {}).values())):
@@ -239,9 +241,7 @@ class UnderFSDP1(Trainee):
     def _shown(self, values: dict[str, Any]) -> dict[str, Any]:
         if not self.on_host:
             return values
-        return {
-            key: each.cpu() if isinstance(each, torch.Tensor) else each for key, each in values.items()
-        }
+        return {key: each.cpu() if isinstance(each, torch.Tensor) else each for key, each in values.items()}
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load an optimizer's whole state, by the names of parameters."""

@@ -25,28 +25,25 @@ def make_fault(kind: str) -> Any:
     class Fault(Callback):  # type: ignore[misc,unused-ignore]
         def init(self, state: Any, logger: Any) -> None:
             del logger
-            self.undo: Callable[[], None] = _AT_INIT.get(kind, _nothing)(state)
+            self.undo = _AT_INIT[kind](state) if kind in _AT_INIT else None
 
         def fit_start(self, state: Any, logger: Any) -> None:
             del logger
-            _AT_START.get(kind, _nothing)(state)
+            if kind in _AT_START:
+                _AT_START[kind](state)
 
         def close(self, state: Any, logger: Any) -> None:
             del state, logger
-            self.undo()
+            if self.undo is not None:
+                self.undo()
 
     return Fault()
-
-
-def _nothing(state: Any) -> Callable[[], None]:
-    del state
-    return lambda: None
 
 
 def _reduce_low(state: Any) -> Callable[[], None]:
     """Shard as if gradients were to be reduced in bfloat16."""
     del state
-    original = sharding.plan_fully_shard
+    original = vars(sharding)["plan_fully_shard"]
 
     def plan(child: nn.Module, config: Any, **options: Any) -> Any:
         low = MixedPrecision(**{**config.mixed_precision.model_dump(), "reduce_dtype": "bf16"})
@@ -80,6 +77,16 @@ def _leave_out(state: Any) -> None:
     group["params"] = [each for each in group["params"] if each is not state.model.net.head.out.bias]
 
 
+def _compile(state: Any) -> None:
+    """Put something in the place of the model's forward, as Composer does that compiles it."""
+    state.model.forward = state.model.forward
+
+
+def _replace(state: Any) -> None:
+    """Replace a module when the model is sharded, as GyroDropout does."""
+    state.model.drop = nn.Dropout(0.6)
+
+
 def _drift(state: Any) -> None:
     """Add to a gradient what no seed decides, as kernels do that add up in any order."""
     own = torch.Generator()
@@ -102,4 +109,6 @@ _AT_INIT: dict[str, Callable[[Any], Any]] = {
 _AT_START: dict[str, Callable[[Any], Any]] = {
     "divisor": _divide_otherwise,
     "left out": _leave_out,
+    "compiled": _compile,
+    "replaced": _replace,
 }

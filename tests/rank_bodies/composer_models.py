@@ -168,4 +168,6 @@ def make_algorithm(name: str) -> Any:
 
     if name.startswith("clip"):
         return algorithms.GradientClipping(name.partition("_")[2], 0.05)
+    if name == "sam":  # it runs each batch twice
+        return algorithms.SAM()
     return algorithms.EMA(half_life="2ba")

@@ -57,7 +57,7 @@ class Run:
     fails: tuple[str, int] | None = None
     tensor_parallel: bool = False
     in_pairs: bool = False
-    fault: str = ""
+    faults: tuple[str, ...] = ()
 
 
 def train_all(runs: list[Run]) -> list[dict[str, Any]]:
@@ -129,15 +129,17 @@ def make_trainer(run: Run, losses: list[float]) -> Any:
     from composer import Trainer
 
     model = make_model(run.model)
-    callbacks: list[Any] = [_recorder(losses), *run.trainer.get("callbacks", ())]
+    callbacks: list[Any] = [
+        _recorder(losses),
+        *map(make_fault, run.faults),
+        *run.trainer.get("callbacks", ()),
+    ]
     if run.overflows is not None:
         callbacks.append(_overflow(run.overflows))
     if run.fails is not None or run.thrashes is not None:
         callbacks.append(_searcher())
     if run.fails is not None:
         _limit(model, *run.fails)
-    if run.fault:
-        callbacks.append(make_fault(run.fault))
     if run.migrate:
         from fsdp_migrate.adapters.composer_callback import FSDP2Migration
 

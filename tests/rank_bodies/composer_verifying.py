@@ -15,13 +15,20 @@ if TYPE_CHECKING:
     from fsdp_migrate.parity import ParityReport
 
 
-def verify_all(cases: dict[str, Run]) -> dict[str, dict[str, Any]]:
-    """Do each run with ``verify_steps`` and without; return whether they are the same, and what was said."""
+def verify_all(
+    cases: dict[str, Run], alone: tuple[str, ...] = (), saving: Run | None = None
+) -> dict[str, dict[str, Any]]:
+    """Do each run with ``verify_steps``, and without, but for those named; return what differs, and was said.
+
+    ``saving`` is done before, by FSDP1.
+    """
     prepare()
-    return {name: _verify(run) for name, run in cases.items()}
+    if saving is not None:
+        train(saving)
+    return {name: _verify(run, is_alone=name in alone) for name, run in cases.items()}
 
 
-def _verify(run: Run) -> dict[str, Any]:
+def _verify(run: Run, *, is_alone: bool) -> dict[str, Any]:
     lines: list[str] = []
     reports: list[ParityReport | None] = []
     handler = _Lines(lines)
@@ -36,10 +43,12 @@ def _verify(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {"lines": lines, "report": own.get("report"), "error": own.get("error", "")}
     if "error" in own:
         return found
-    without = train(replace(run, callback={**run.callback, "verify_steps": 0}))
     found["report"] = reports[-1] if reports else None
     found["codes"] = [code for code, subject in own["findings"] if subject == "verify_steps"]
-    found["differs"] = [name for name in own if name != "findings" and not _same(own[name], without[name])]
+    if not is_alone:
+        without = train(replace(run, callback={**run.callback, "verify_steps": 0}))
+        left = {name for name in own if not _same(own[name], without[name])}
+        found["differs"] = sorted(left - {"findings"})
     return found
 
 

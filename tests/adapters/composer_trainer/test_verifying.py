@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fsdp_migrate.errors import ConfigError
 from tests.rank_bodies.composer_training import Run
 from tests.rank_bodies.composer_verifying import hooks_left, verify_all
 from tests.ranks import run_ranks
@@ -31,42 +33,59 @@ SAME: dict[str, Run] = {
         callback=TWO,
     ),
     "functions that know their own modules": Run(
-        model="fn", fsdp={"activation_checkpointing": True, **LOW}, callback=TWO, optimizer="adamw"
+        model="fn", fsdp={"activation_checkpointing": True, **LOW}, optimizer="adamw", steps=2, callback=TWO
     ),
     "ties, children and flat parameters": Run(
-        model="tied two left", fsdp={"use_orig_params": False}, callback=TWO
+        model="tied two left", fsdp={"use_orig_params": False}, steps=2, callback=TWO
     ),
-    "clipping and averages": Run(model="module", algorithms=("clip_norm", "ema"), callback=TWO),
-    "groups": Run(model="ignored", optimizer="subset", callback=TWO),
-    "evaluation between": Run(model="metric", callback=TWO),
-    "fewer batches": Run(callback={"verify_steps": 9}),
+    "clipping, averages and evaluations": Run(
+        model="module metric", algorithms=("clip_norm", "ema"), steps=2, callback=TWO
+    ),
+    "groups, and layers that are ignored": Run(model="ignored", optimizer="subset", steps=2, callback=TWO),
+    "partly frozen": Run(model="lora", steps=2, callback=TWO),
+    "fewer batches, and a module that is replaced": Run(
+        model="net drop", faults=("replaced",), callback={"verify_steps": 9}
+    ),
 }
 FAULTS: dict[str, Run] = {
-    "reduce dtype": Run(fsdp=LOW, fault="reduce dtype", callback=TWO),
-    "divisor": Run(fault="divisor", callback=TWO),
-    "left out": Run(fault="left out", callback=TWO),
+    "reduce dtype": Run(fsdp=LOW, faults=("reduce dtype",), callback=TWO),
+    "divisor": Run(faults=("divisor",), callback=TWO),
+    "left out": Run(faults=("left out",), callback=TWO),
 }
-WARNED = replace(FAULTS["divisor"], callback={"verify_steps": 2, "on_difference": "warn"})
-DRIFT = Run(fault="drift", callback={"verify_steps": 1})
+ALONE: dict[str, Run] = {
+    "a warning": replace(FAULTS["divisor"], callback={"verify_steps": 2, "on_difference": "warn"}, steps=2),
+    "explained": Run(fsdp={"data_parallel_replicate_degree": 2}, steps=2, callback=TWO),
+    "drift": Run(faults=("drift",), steps=1, callback=TWO),
+}
 NOT_DONE: dict[str, tuple[Run, str]] = {
-    "no memory": (Run(fault="no memory", callback=TWO), "no memory for a twin of the model on rank 1"),
+    "no memory": (
+        Run(faults=("no memory",), steps=1, callback=TWO),
+        "no memory for a twin of the model on rank 1",
+    ),
+    "a batch twice": (
+        Run(algorithms=("sam",), steps=1, callback=TWO),
+        "the optimizer runs each batch several times",
+    ),
     "a search": (Run(fails=("forward", 9), rows=4, callback=TWO), "the search for a microbatch size"),
+    "compiled": (Run(faults=("compiled",), steps=1, callback=TWO), "the model is compiled"),
     "what FSDP1 refuses": (Run(fsdp={"cpu_offload": True}, callback=TWO), "CPU Offload not supported"),
     "no FSDP1 config": (Run(fsdp=None, callback=TWO), "there is nothing to migrate"),
 }
-CASES = {
-    **SAME,
-    **FAULTS,
-    "a warning": WARNED,
-    "drift": DRIFT,
-    **{name: run for name, (run, _) in NOT_DONE.items()},
-}
+SHARDED = {"state_dict_type": "sharded"}
+SAVING = Run(optimizer="adamw", warmup=True, fsdp=SHARDED, migrate=False)
+RESUMED = replace(SAVING, migrate=True, callback=TWO)
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> list[dict[str, dict[str, Any]]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
     """Every case, by rank."""
-    return run_ranks(verify_all, CASES, timeout=500)
+    folder = tmp_path_factory.mktemp("saved")
+    saving = replace(SAVING, trainer={"save_folder": str(folder), "save_interval": "2ba"})
+    resumed = replace(RESUMED, trainer={"load_path": str(folder / "ep0-ba2"), "max_duration": "5ba"})
+    not_done = {name: run for name, (run, _) in NOT_DONE.items()}
+    cases = {**SAME, "resumed": resumed, **FAULTS, **ALONE, **not_done}
+    alone = (*ALONE, "a search", "what FSDP1 refuses", "no FSDP1 config")
+    return run_ranks(verify_all, cases, alone, saving, timeout=500)
 
 
 def report_of(outcomes: list[dict[str, dict[str, Any]]], case: str) -> ParityReport:
@@ -76,7 +95,7 @@ def report_of(outcomes: list[dict[str, dict[str, Any]]], case: str) -> ParityRep
     return found
 
 
-@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize("case", [*SAME, "resumed"])
 def test_what_trains_as_under_fsdp1_is_identical(
     outcomes: list[dict[str, dict[str, Any]]], case: str
 ) -> None:
@@ -86,7 +105,7 @@ def test_what_trains_as_under_fsdp1_is_identical(
         assert len(found[case]["lines"]) == (rank == 0), "rank 0 says it, in one line"
     report = report_of(outcomes, case)
     assert (report.first, report.identical) == (None, True)
-    assert len(report.steps) == (3 if case == "fewer batches" else 2)
+    assert len(report.steps) == (3 if case == "fewer batches, and a module that is replaced" else 2)
     for step in report.steps:
         assert step.fsdp1_loss == step.fsdp2_loss > 0
         for stage in ("used in forward", "output", "loss", "gradient", "optimizer group", "parameter"):
@@ -94,15 +113,14 @@ def test_what_trains_as_under_fsdp1_is_identical(
         assert step.compared["buffer"] > 0
 
 
-@pytest.mark.parametrize("case", [*SAME, "a warning", "drift", *NOT_DONE])
+@pytest.mark.parametrize("case", [*SAME, "resumed", "no memory", "a batch twice", "compiled"])
 def test_the_run_is_the_same_to_the_last_bit_as_without(
     outcomes: list[dict[str, dict[str, Any]]], case: str
 ) -> None:
     """Losses, parameters, the optimizer's state, averages, metrics, and where random numbers stand."""
     for found in outcomes:
         assert found[case]["error"] == ""
-        if case != "drift":
-            assert found[case]["differs"] == []
+        assert found[case]["differs"] == []
 
 
 def test_each_microbatch_is_compared(outcomes: list[dict[str, dict[str, Any]]]) -> None:
@@ -117,9 +135,14 @@ def test_each_microbatch_is_compared(outcomes: list[dict[str, dict[str, Any]]]) 
 def test_what_clipping_makes_of_gradients_is_said_not_to_be_compared(
     outcomes: list[dict[str, dict[str, Any]]],
 ) -> None:
-    (line,) = outcomes[0]["clipping and averages"]["lines"]
+    (line,) = outcomes[0]["clipping, averages and evaluations"]["lines"]
     assert "between backward and the step, as clipping, was taken from the run and not compared" in line
-    assert "not compared" not in outcomes[0]["groups"]["lines"][0]
+    assert "not compared" not in outcomes[0]["partly frozen"]["lines"][0]
+
+
+def test_the_state_that_was_loaded_is_compared(outcomes: list[dict[str, dict[str, Any]]]) -> None:
+    for step in report_of(outcomes, "resumed").steps:
+        assert step.compared["optimizer state"] == 3 * step.compared["parameter"]
 
 
 @pytest.mark.parametrize(
@@ -150,12 +173,22 @@ def test_a_warning_lets_the_run_go_on(outcomes: list[dict[str, dict[str, Any]]])
     assert len(report_of(outcomes, "a warning").steps) == 1, "what follows is a consequence"
 
 
+def test_what_a_finding_explains_is_no_error(outcomes: list[dict[str, dict[str, Any]]]) -> None:
+    """FSDP1 does not average replicas of one rank each; these are averaged."""
+    assert outcomes[0]["explained"]["error"] == ""
+    assert outcomes[0]["explained"]["codes"] == ["FM442"]
+    (line,) = outcomes[0]["explained"]["lines"]
+    assert "FM107 explains it" in line
+
+
 def test_kernels_that_do_not_repeat_their_bits_are_no_difference(
     outcomes: list[dict[str, dict[str, Any]]],
 ) -> None:
     (line,) = outcomes[0]["drift"]["lines"]
+    assert "but for 17 gradients that differ by rounding" in line
     assert "no more than those of FSDP1 do when it computes them again" in line
     assert outcomes[0]["drift"]["codes"] == ["FM441"]
+    assert not report_of(outcomes, "drift").identical
 
 
 @pytest.mark.parametrize("case", NOT_DONE)
@@ -168,16 +201,36 @@ def test_what_cannot_be_compared_is_said(outcomes: list[dict[str, dict[str, Any]
 
 
 def test_sums_over_more_ranks_are_compared_up_to_their_order() -> None:
-    """FULL_SHARD over 4 ranks adds up in another order than FSDP1; a divisor that is off is found all the same."""
-    cases = {"four": Run(callback=TWO, rows=1), "divisor": replace(FAULTS["divisor"], rows=1)}
-    found = run_ranks(verify_all, cases, world_size=4)[0]
-    assert found["four"]["error"] == ""
-    assert found["four"]["codes"] == ["FM441"]
-    assert "sums that are made in another order" in found["four"]["lines"][0]
-    assert found["four"]["report"].steps[1].fsdp1_loss == found["four"]["report"].steps[1].fsdp2_loss
-    assert "every number is 4 times FSDP1's" in found["divisor"]["error"]
+    """FULL_SHARD over 3 ranks adds up in another order than FSDP1; a divisor that is off is found too."""
+    cases = {"three": Run(callback=TWO, steps=2, rows=1), "divisor": replace(FAULTS["divisor"], rows=1)}
+    found = run_ranks(verify_all, cases, ("three",), world_size=3)[0]
+    assert found["three"]["error"] == ""
+    assert found["three"]["codes"] == ["FM441"]
+    assert "no more than the order of sums makes them" in found["three"]["lines"][0]
+    report: ParityReport = found["three"]["report"]
+    assert (report.identical, report.num_differences) == (False, 0)
+    assert 0 < report.num_rounded < sum(step.compared["gradient"] for step in report.steps)
+    assert report.steps[1].fsdp1_loss == report.steps[1].fsdp2_loss, (
+        "the twin went on with the run's gradients"
+    )
+    assert "every number is 3 times FSDP1's" in found["divisor"]["error"]
 
 
 def test_nothing_is_left_in_the_model() -> None:
     for compared, without in run_ranks(hooks_left, Run(steps=2)):
         assert compared == without
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"verify_steps": -1}, "`verify_steps` is -1; expected a whole number from 0"),
+        ({"verify_steps": True}, "`verify_steps` is a bool"),
+        ({"verify_steps": 1, "on_difference": "stop"}, "`on_difference` is 'stop'; expected one of"),
+    ],
+)
+def test_an_argument_that_means_nothing_is_an_error(given: dict[str, Any], said: str) -> None:
+    from fsdp_migrate.adapters.composer_callback import FSDP2Migration
+
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        FSDP2Migration(**given)
