@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from fsdp_migrate.adapters.composer_trainer.checkpoints import CheckpointLoader, find_scaler, name_scaler
 from fsdp_migrate.adapters.composer_trainer.evaluation import agreeing_evaluation
 from fsdp_migrate.adapters.composer_trainer.hooks import (
+    TRAINERS_WAYS,
     MigratedConfig,
     check_composer,
     drive,
@@ -156,7 +157,12 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         self._config: Any = None
         self._logger: Logger | None = None
         self._verifier = StepVerifier(
-            verify_steps, on_difference, strict=strict, adds_up=comms == "last", told=self._tell
+            verify_steps,
+            on_difference,
+            strict=strict,
+            adds_up=comms == "last",
+            told=self._tell,
+            ways=TRAINERS_WAYS,
         )
 
     @property

@@ -17,13 +17,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import composer
+from composer import distributed
 from composer.algorithms.ema import ema
 from composer.algorithms.gradient_clipping import gradient_clipping
 from composer.callbacks import OptimizerMonitor
 from composer.core import State
+from composer.core.precision import get_precision_context
 from composer.trainer import trainer as trainer_module
 from composer.utils import FSDP2Config, checkpoint, reproducibility
+from composer.utils.dist import get_local_world_size
 
+from fsdp_migrate.adapters.composer_trainer.twins import TrainersWays
 from fsdp_migrate.errors import UnsupportedFeatureError
 
 
@@ -231,6 +235,23 @@ def out_of_memory_here() -> RuntimeError:
 
 _installed: dict[Hook, Any] = {}
 _drivers: WeakKeyDictionary[nn.Module, Driver] = WeakKeyDictionary()
+
+
+def wrap_by_fsdp1(model: nn.Module, optimizers: Sequence[Any], config: Any, state: Any) -> None:
+    """Wrap the children of a model as the Trainer does under FSDP1, and point its optimizer at them."""
+    distributed.prepare_fsdp_module(
+        model, optimizers, config, state.precision, state.device, auto_microbatching=False
+    )
+
+
+def precision_of(state: Any) -> AbstractContextManager[Any]:
+    """Return the context in which a Trainer runs forwards and losses."""
+    found: AbstractContextManager[Any] = get_precision_context(state.precision, state.precision_config)
+    return found
+
+
+TRAINERS_WAYS = TrainersWays(wrap_by_fsdp1, precision_of, get_local_world_size)
+"""What a twin of a Trainer's model is trained with."""
 
 
 def take_over_sharding(state: Any) -> None:

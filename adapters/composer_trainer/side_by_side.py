@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from composer.core.precision import get_precision_context
 
 from fsdp_migrate.adapters.composer_trainer.replaying import Listener, Microbatch, replay
 from fsdp_migrate.adapters.composer_trainer.sharding import holds_parameters
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fsdp_migrate.adapters.composer_trainer.twins import Twin
+    from fsdp_migrate.adapters.composer_trainer.twins import TrainersWays, Twin
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.parity.report import Cost, ParityReport, Stage, Step
     from fsdp_migrate.parity.trainees import Prepared, Tensors
@@ -116,7 +115,14 @@ class SideBySide:
     """
 
     def __init__(
-        self, state: Any, prepared: Prepared, twin: Twin, findings: Sequence[Finding], mesh: Any
+        self,
+        state: Any,
+        prepared: Prepared,
+        twin: Twin,
+        ways: TrainersWays,
+        *,
+        findings: Sequence[Finding],
+        mesh: Any,
     ) -> None:
         if "forward" in vars(state.model) or any(map(module_kinds.is_compiled, state.model.modules())):
             why = "the model is compiled, and compiled code has other last bits"
@@ -124,12 +130,12 @@ class SideBySide:
         self.prepared, self.twin = prepared, twin
         self.done: list[Step] = []
         self.is_replayed = False
-        self._precision = partial(get_precision_context, state.precision, state.precision_config)
+        self._precision = partial(ways.precision, state)
         self._parts: list[Microbatch] = []
         self._seconds = [0.0, 0.0]
         self._losses = (0.0, 0.0)
         self._gradients: Tensors = {}
-        self.fsdp1 = twin.wake(prepared, state, mesh)
+        self.fsdp1 = twin.wake(prepared, state, mesh, ways)
         self.comparison = TwinComparison(self.fsdp1, prepared, list(_units_of(state.model)), findings)
         self.comparison.compare_structure()
         self.comparison.share()

@@ -10,12 +10,11 @@ import copy
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from composer.distributed import prepare_fsdp_module
-from composer.utils import dist
 from torch import nn
 
 from fsdp_migrate.adapters.config_objects.composer_marks import (
@@ -33,10 +32,20 @@ from fsdp_migrate.runtime.sharded import gather, show_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
 
     from fsdp_migrate.parity.trainees import Prepared
+
+
+@dataclass(frozen=True)
+class TrainersWays:
+    """What Composer's Trainer does with a model: FSDP1 wraps it, in some precision, on so many ranks here."""
+
+    wrap: Callable[[nn.Module, Sequence[Optimizer], Any, Any], None]
+    precision: Callable[[Any], AbstractContextManager[Any]]
+    local_ranks: Callable[[], int]
 
 
 class Twin:
@@ -65,7 +74,7 @@ class Twin:
         self._config.sync_module_states = self._config.verbose = False
         self._config.ignored_modules = ignored
 
-    def wake(self, prepared: Prepared, state: Any, mesh: Any) -> UnderFSDP1:
+    def wake(self, prepared: Prepared, state: Any, mesh: Any, ways: TrainersWays) -> UnderFSDP1:
         """Take the values of the prepared model and its optimizer, and let Composer wrap the twin.
 
         A collective call of all ranks.
@@ -77,9 +86,7 @@ class Twin:
         if self._config.device_mesh is None:
             self._config.device_mesh = mesh
         with quiet_fsdp1(), _found_by_composer(prepared.device):
-            prepare_fsdp_module(
-                self.model, self.optimizers, self._config, state.precision, state.device, False
-            )
+            ways.wrap(self.model, self.optimizers, self._config, state)
         twin.adopt(self.model, self.optimizers[0], uses_originals=bool(self._config.use_orig_params))
         if prepared.optimizer.state:
             # The groups stay the twin's own: they are compared.
@@ -178,7 +185,8 @@ def free_on_host() -> int | None:
         return None
     try:
         most, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        left.append(most - used)
+        cached = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        left.append(most - used + int(cached.get("inactive_file", 0)))
     except (OSError, ValueError):
         pass  # no container, or one without a limit
     return min(left)
@@ -192,7 +200,7 @@ def free_on_device(device: torch.device) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0]) + reserve
 
 
-def lack_of_memory(prepared: Prepared) -> str:
+def lack_of_memory(prepared: Prepared, local_ranks: int) -> str:
     """Say what a twin needs and there is not, or nothing.
 
     A rank needs, where it trains: the twin's shards with gradients and optimizer state, and whole tensors of
@@ -204,12 +212,12 @@ def lack_of_memory(prepared: Prepared) -> str:
     local = sum(_local_bytes(each) for each in params)
     kinds = _states_of(prepared.optimizer)
     training = local * (2 + kinds) + whole * max(1, kinds)
-    comparing = whole * (2 * max(1, kinds) + 1)
+    comparing = whole * (max(3, 2 * kinds) + 1)
     if prepared.device.type == "cpu":
         training, comparing = 0, comparing + training
     said = []
     for where, needed, free in (
-        ("host memory", comparing * dist.get_local_world_size(), free_on_host()),
+        ("host memory", comparing * local_ranks, free_on_host()),
         ("the accelerator's memory", training, free_on_device(prepared.device)),
     ):
         if free is not None and needed > free:

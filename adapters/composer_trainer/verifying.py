@@ -30,6 +30,7 @@ from fsdp_migrate.sharding.consensus import exchange
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from fsdp_migrate.adapters.composer_trainer.twins import TrainersWays
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.parity.report import ParityReport
 
@@ -53,6 +54,7 @@ class StepVerifier:
         strict: Whether one that a finding explains is an error too.
         adds_up: Whether microbatches are reduced together, and FSDP1's one by one.
         told: Is told the finding in which it ends.
+        ways: What Composer's Trainer does with a model.
 
     Raises:
         ConfigError: An argument means nothing.
@@ -66,6 +68,7 @@ class StepVerifier:
         strict: bool,
         adds_up: bool,
         told: Callable[[Finding], None],
+        ways: TrainersWays,
     ) -> None:
         check_arguments(whole_number_from(0, _MOST_STEPS), verify_steps=steps)
         if on_difference not in get_args(OnDifference):
@@ -73,7 +76,7 @@ class StepVerifier:
             raise ConfigError(msg, field="on_difference")
         self.steps, self.on_difference, self.strict = steps, on_difference, strict
         self.report: ParityReport | None = None
-        self._adds_up, self._told = adds_up, told
+        self._adds_up, self._told, self._ways = adds_up, told, ways
         self._is_wanted = steps > 0
         self._twin: Twin | None = None
         self._prepared: Prepared | None = None
@@ -156,7 +159,7 @@ class StepVerifier:
         prepared, twin = self._prepared, self._twin
         assert prepared is not None
         assert twin is not None
-        lacks = exchange((dist.get_rank(), lack_of_memory(prepared)), [None])
+        lacks = exchange((dist.get_rank(), lack_of_memory(prepared, self._ways.local_ranks())), [None])
         if any(lack for _, lack in lacks):
             rank, lack = next(each for each in lacks if each[1])
             self.give_up(f"there is no memory for a twin of the model on rank {rank}: {lack}")
@@ -164,7 +167,7 @@ class StepVerifier:
         before = RandomNumbers(prepared.device.type)
 
         def wake() -> None:
-            self._running = SideBySide(state, prepared, twin, findings, mesh)
+            self._running = SideBySide(state, prepared, twin, self._ways, findings=findings, mesh=mesh)
             several = any(each.code == "FM002" for each in findings)  # replicas add microbatches up otherwise
             self._running.comparison.sums_differ = self._adds_up or several or dist.get_world_size() > 2
 

@@ -118,14 +118,16 @@ class Comparison:
 
     def compare_states(self) -> None:
         """Compare what the step left: the optimizer's groups, parameters, its state, buffers."""
+        # One kind after the other: each is of the size of both models.
+        params = self.fsdp1.parameters(), self.fsdp2.parameters()
+        self._compare("parameter", *params, [each for each in params[0] if each in params[1]])
+        del params
         states = self.fsdp1.optimizer_state(), self.fsdp2.optimizer_state()
         groups = [_groups(each) for each in states]
         for name in sorted(groups[0].keys() | groups[1].keys()):
             self._count("optimizer group")
             if (gap := _group_gap(groups[0].get(name), groups[1].get(name))) is not None:
                 self.pending.append(self._make("optimizer group", name, _module_of(name), gap))
-        params = self.fsdp1.parameters(), self.fsdp2.parameters()
-        self._compare("parameter", *params, [each for each in params[0] if each in params[1]])
         values = [_state_tensors(each) for each in states]
         self._compare("optimizer state", values[0], values[1], sorted(values[0].keys() | values[1].keys()))
         buffers = self.fsdp1.buffers(), self.fsdp2.buffers()

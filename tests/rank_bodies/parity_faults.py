@@ -119,6 +119,13 @@ def _tied() -> nn.Module:
     return Net(tied=True)
 
 
+def _partly_frozen() -> nn.Module:
+    model = Net()
+    model.blocks[0].requires_grad_(requires_grad=False)
+    model.embed.requires_grad_(requires_grad=False)
+    return model
+
+
 def _with_sgd() -> tuple[nn.Module, torch.optim.Optimizer]:
     model = Net()
     groups: list[dict[str, Any]] = [
@@ -141,6 +148,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "nothing, recomputed": (Recomputing, {"use_orig_params": True}, {}),
     "gradients that nobody clears": (_with_sgd, {**BLOCKS, "sharding_strategy": "NO_SHARD"}, {}),
+    "nothing, partly frozen": (_partly_frozen, BLOCKS, {}),
     "nothing, BatchNorm": (
         ConvNet,
         {"auto_wrap_policy": "Sequential", "mixed_precision": LOW},
