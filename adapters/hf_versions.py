@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.document.edits import Change
-from fsdp_migrate.adapters.document.nodes import effective
+from fsdp_migrate.adapters.document.nodes import Reference, effective
 from fsdp_migrate.adapters.engine.base import bare_values, is_known, mapping_at, owner_of, plain_values
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.adapters.engine.shared_keys import say_no_shard
@@ -64,8 +64,8 @@ def take_former(block: Block, draft: Draft, keys: tuple[Key, ...]) -> dict[str, 
 
 
 def _read(name: str, value: Any) -> Any:
-    if not is_known(value):
-        return None
+    if isinstance(value, Reference) or not is_known(value):
+        return value if isinstance(value, Reference) else None
     return words.read_count(value, name) if name == "min_num_params" else list(words.read_names(value, name))
 
 

@@ -486,5 +486,12 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM426": FindingCode(
             "changed", "Files in which FSDP1's ranks saved their shards: FSDP2 does not take what they hold."
         ),
+        "FM427": FindingCode("equivalent", "Accelerate's plugin asks for FSDP2, with what it said to FSDP1."),
+        "FM428": FindingCode(
+            "equivalent", "Arguments of Hugging Face's Trainer ask for FSDP2, with what they said to FSDP1."
+        ),
+        "FM429": FindingCode(
+            "equivalent", "Lightning's strategy is that of FSDP2, and the module shards itself in its hook."
+        ),
     }
 )

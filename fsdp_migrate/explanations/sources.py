@@ -177,4 +177,17 @@ EXPLANATIONS = {
         "Go on from FSDP1's files by `fsdp_migrate.load_checkpoint(FOLDER, model, optimizer)`, at any number of ranks, or convert the folder once and read"
         " it with `dcp.load`. For new checkpoints `torch.distributed.checkpoint.save` is better: it can be loaded at another number of ranks.",
     ),
+    "FM427": (
+        "The values that the plugin has in this source are known, so they were converted as those of a config of Accelerate are.",
+        "Nothing, but for what comments above it say. Accelerate 1.6 or newer runs it.",
+    ),
+    "FM428": (
+        "The values of `fsdp` and `fsdp_config` in this source are known, so they were converted as those of a config are.",
+        "Nothing, but for what comments above it say. Transformers 5.0 or newer runs it.",
+    ),
+    "FM429": (
+        "The values of the strategy in this source are known, and so is the module. `ModelParallelStrategy` shards nothing itself: `configure_model`, which"
+        " was added to the module, does, with the arguments that the strategy had.",
+        "Nothing, but for what comments above it say. If the number of devices is changed, change `data_parallel_size` too.",
+    ),
 }

@@ -50,13 +50,15 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     covered: set[cst.CSTNode] = set()
     edited: set[cst.CSTNode] = set()
     branches: set[cst.CSTNode] = set()
+    gone: set[cst.CSTNode] = set()
     for rule in RULES:
         for each in rule.find(source):
-            if each.node in edited:
+            if each.node in edited or (each.action == "kept" and each.node in gone):
                 continue
             found = _left_alone(source, each, branches) or each
             edited.update([found.node] if found.edits else [])
             covered.update(found.covers)
+            gone.update(found.covers if found.action == "rewritten" else ())
             yield rule.NAME, _certain(source, found)
     for found in leftovers.find(source, covered):
         yield leftovers.NAME, found

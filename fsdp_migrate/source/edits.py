@@ -35,7 +35,8 @@ def comment_of(found: Found) -> str:
     if not text:
         return ""
     more = "" if f"explain {found.code}" in text else f" See `fsdp-migrate explain {found.code}`."
-    return f"{MARK}{found.code} {text}{more}"
+    paste = "".join(f"\n{MARK}    {line}".rstrip() for line in found.paste.splitlines())
+    return f"{MARK}{found.code} {text}{more}{paste}"
 
 
 class _Applier(cst.CSTTransformer):
@@ -85,8 +86,9 @@ class _Applier(cst.CSTTransformer):
             updated_node = self._leave_suite(original_node, updated_node)
         if original_node in self._comments and isinstance(updated_node, cst.CSTNode):
             lines = [
-                cst.EmptyLine(comment=cst.Comment(text))
+                cst.EmptyLine(comment=cst.Comment(line))
                 for _, text in sorted(self._comments[original_node].items())
+                for line in text.split("\n")
             ]
             updated_node = updated_node.with_changes(
                 leading_lines=[*getattr(updated_node, "leading_lines", ()), *lines]

@@ -39,6 +39,9 @@ _OF_CODES = {
     "FM320": ("accelerate",),
     "FM327": ("accelerate", "transformers"),
     "FM328": ("mosaicml",),
+    "FM427": ("accelerate",),
+    "FM428": ("accelerate", "transformers"),
+    "FM429": ("lightning", "pytorch-lightning"),
 }
 _FILES = re.compile(
     r"^(requirements.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.(py|cfg)|environment.*\.ya?ml|Pipfile)$"

@@ -63,7 +63,7 @@ class Found:
     """A use, as a rule finds it.
 
     ``covers`` are the references to FSDP1 that it accounts for; ``note`` is the comment above a use that is
-    rewritten all the same.
+    rewritten all the same; ``paste`` is code to be put into the program, which stands below a comment.
     """
 
     code: str
@@ -74,6 +74,7 @@ class Found:
     needs: tuple[Need, ...] = ()
     covers: tuple[cst.CSTNode, ...] = ()
     note: str = ""
+    paste: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
     from fsdp_migrate.source.uses import Found, Need
+
+
+# What FSDP1's settings are made of, and a framework's strategy for it.
+_BESIDE = re.compile(r"^functools(\.partial)?$|^(lightning|pytorch_lightning)\..*\bFSDPStrategy$")
 
 
 def missing(source: Source, needs: Iterable[Need]) -> list[Need]:
@@ -109,7 +114,7 @@ def _is_fsdp1_import(binding: Binding) -> bool:
         return False
     name = catalog.fsdp1_name(binding.qualified)
     aliased = binding.qualified.startswith("torch.distributed.fsdp") and isinstance(binding.node, cst.Import)
-    return name is not None or aliased
+    return name is not None or aliased or bool(_BESIDE.match(binding.qualified))
 
 
 def without(node: cst.Import | cst.ImportFrom, names: set[str]) -> cst.Import | cst.ImportFrom | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.rules import (
+    accelerate_plugin,
     class_checks,
     clipping,
     constructor,
     dtensors,
     fsdp_modules,
     grad_scaler,
+    hf_arguments,
     lightning,
     manual_wrapping,
     mocks,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 
 
 RULES: tuple[ModuleType, ...] = (
+    lightning,
+    accelerate_plugin,
+    hf_arguments,
     constructor,
     partials,
     subclass,
@@ -61,7 +66,6 @@ RULES: tuple[ModuleType, ...] = (
     sharded_tensors,
     model_methods,
     mocks,
-    lightning,
     trainers,
 )
 """Every rule that looks for something of its own, in the order in which they are asked."""

@@ -1,17 +1,23 @@
 """Lightning's ``FSDPStrategy`` is FSDP1's; ``ModelParallelStrategy`` is the one for FSDP2.
 
+It shards nothing itself: the LightningModule's ``configure_model`` does. So both are written, or neither.
 https://lightning.ai/docs/pytorch/stable/advanced/model_parallel/tp_fsdp.html
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
-from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.lightning_modules import LightningModules, with_hook
+from fsdp_migrate.source.python.items import changed_call
+from fsdp_migrate.source.python.nodes import dotted, walk
+from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
+from fsdp_migrate.source.settings_in_python import SAID, Converted, convert_settings, in_sentences, item_changes, said_of
+from fsdp_migrate.source.uses import Found, Need, Replace
 
 
 if TYPE_CHECKING:
@@ -21,10 +27,10 @@ if TYPE_CHECKING:
 
 
 NAME = "lightning"
-CODES = ("FM319",)
+CODES = ("FM319", *SAID, "FM429")
 
 _MEANT = (
-    "take ModelParallelStrategy, and call prepare_fully_shard(self, {...}) in the module's configure_model, "
+    "Take ModelParallelStrategy, and call prepare_fully_shard(self, {...}) in the module's configure_model, "
     "with the arguments that stand here."
 )
 _FABRIC = (
@@ -38,23 +44,64 @@ _CLASS = re.compile(
     r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\..*\b"
     r"(DDPFullyShardedNativeStrategy|FSDP(Strategy|Precision|MixedPrecisionPlugin|PrecisionPlugin))\b"
 )
+_STRATEGY = re.compile(
+    r"^(?P<package>lightning\.pytorch|pytorch_lightning)\..*\b(DDPFullyShardedNativeStrategy|FSDPStrategy)$"
+)
+_TRAINER = re.compile(r"^(?:lightning(?:\.pytorch)?|pytorch_lightning)(?:\.\w+)*\.Trainer$")
 _WORD = re.compile(r"^fsdp(_native|_cpu_offload|_native_full_shard_offload)?$")
+_RANKS = "<number of ranks>"
+_HIDDEN = "`*` and `**` hide arguments"
+_NO_TRAINER = "the Trainer that it is given to is not seen here"
+_NO_MODULE = "the LightningModule that the Trainer trains is not in this file, or has a configure_model"
+_TWO = "several strategies would give the LightningModule several hooks"
+# What is said of the hook where it is not written as well.
+_OF_THE_HOOK = ("Put the hook into the LightningModule.", "stands in `configure_model`, where FSDP2 is told.")
+
+
+@dataclass
+class _Asked:
+    """One place that asks for FSDP1, and what becomes of it."""
+
+    node: cst.CSTNode
+    call: cst.Call | None
+    trainer: cst.Call | None
+    package: str
+    values: Values
+    converted: Converted
+    reasons: list[str]
+    module: cst.ClassDef | None = None
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """The arguments of ModelParallelStrategy."""
+        strategy = self.converted.after.get("trainer", {}).get("strategy")
+        found = strategy.get("init_args") if isinstance(strategy, dict) else None
+        return found if isinstance(found, dict) else {}
 
 
 def find(source: Source) -> Iterator[Found]:
     """Find the strategy, by its class and by its name."""
+    asked: list[_Asked] = []
     for node in (*source.loads, *source.attributes):
         names = {name for name in source.index.qualified(node) if _CLASS.match(name)}
-        if names:
-            above = source.index.parents[node]
-            if not (isinstance(above, cst.Attribute) and above.value is node):
-                yield Found("FM319", node, _meant(source, node, names), "commented")
+        above = source.index.parents[node]
+        if not names or (isinstance(above, cst.Attribute) and above.value is node):
+            continue
+        match = next((m for name in sorted(names) if (m := _STRATEGY.match(name))), None)
+        if match and isinstance(above, cst.Call) and above.func is node:
+            asked.append(_of_call(source, above, match["package"]))
+        else:
+            yield Found("FM319", node, _meant(source, node, names), "commented")
     for call in source.calls:
         name = (dotted(call.func) or "").split(".")[-1]
-        if name in {"Fabric", "Trainer"}:
-            for arg in call.args:
-                if arg.keyword is not None and arg.keyword.value == "strategy" and _is_word(arg.value):
-                    yield Found("FM319", arg, _FABRIC if name == "Fabric" else _MEANT, "commented")
+        for arg in call.args if name in {"Fabric", "Trainer"} else ():
+            if arg.keyword is None or arg.keyword.value != "strategy" or not _is_word(source, arg.value):
+                continue
+            if name == "Fabric":
+                yield Found("FM319", arg, _FABRIC, "commented")
+            else:
+                asked.append(_of_word(source, call, arg))
+    yield from _together(source, asked)
 
 
 def _meant(source: Source, node: cst.CSTNode, names: set[str]) -> str:
@@ -69,5 +116,163 @@ def _meant(source: Source, node: cst.CSTNode, names: set[str]) -> str:
     return _FABRIC if any("fabric" in name for name in names) else _MEANT
 
 
-def _is_word(node: cst.BaseExpression) -> bool:
-    return isinstance(node, cst.SimpleString) and bool(_WORD.match(str(node.evaluated_value)))
+def _is_word(source: Source, node: cst.BaseExpression) -> bool:
+    value = Values(source).read(node) if isinstance(node, (cst.SimpleString, cst.Name)) else None
+    return isinstance(value, str) and bool(_WORD.match(value))
+
+
+def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
+    """Read ``FSDPStrategy(...)`` with the Trainer that it is given to."""
+    values, reasons = Values(source), list[str]()
+    held = {arg.keyword.value: values.read(arg.value) for arg in call.args if arg.keyword is not None}
+    if any(arg.star or arg.keyword is None for arg in call.args):
+        reasons.append(_HIDDEN)
+    for name, value in held.items():
+        if values.has_unread(value) and values.expression(value) is None:
+            reasons.append(f"`{name}` holds what is known only when this runs")
+    trainer = _trainer_of(source, call)
+    strategy = {"class_path": f"{package}.strategies.FSDPStrategy", "init_args": held}
+    return _asked(source, _Asked(call, call, trainer, package, values, Converted({}, {}), reasons), strategy)
+
+
+def _of_word(source: Source, trainer: cst.Call, arg: cst.Arg) -> _Asked:
+    """Read ``Trainer(strategy="fsdp")``."""
+    names = sorted(source.index.qualified(trainer.func))
+    package = "pytorch_lightning" if names and names[0].startswith("pytorch_lightning") else "lightning.pytorch"
+    known = trainer if any(_TRAINER.match(name) for name in names) else None
+    values = Values(source)
+    word = str(values.read(arg.value)).replace("fsdp_native_full_shard_offload", "fsdp_cpu_offload")
+    return _asked(source, _Asked(arg, None, known, package, values, Converted({}, {}), []), word)
+
+
+def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
+    """Convert a strategy with what the Trainer says, and find the module that is to have the hook."""
+    document: dict[str, Any] = {"accelerator": "auto", "strategy": strategy}
+    if asked.trainer is None:
+        asked.reasons.append(_NO_TRAINER)
+    else:
+        given = {a.keyword.value: a.value for a in asked.trainer.args if a.keyword is not None}
+        hidden = any(arg.star for arg in asked.trainer.args)
+        for name in ("devices", "num_nodes", "precision"):
+            if name in given:
+                document[name] = asked.values.read(given[name])
+            elif hidden:
+                document[name] = f"${{{name}}}"
+        document = {name: value for name, value in document.items() if value is not None}
+    asked.converted = convert_settings("lightning", {"trainer": document}, asked.values)
+    asked.reasons += asked.converted.reasons
+    unknown = [each.message for each in asked.converted.findings if each.code == "FM345"]
+    asked.reasons += unknown
+    if asked.trainer is not None and not asked.reasons:
+        asked.module = LightningModules(source).trained_by(asked.trainer)
+        asked.reasons += [] if asked.module is not None else [_NO_MODULE]
+    return asked
+
+
+def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
+    """Return the only Trainer that a strategy is given to, in the call itself or by a name."""
+    node: cst.CSTNode = call
+    above = source.index.parents[call]
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    if isinstance(target, cst.Name):
+        scope = source.index.scopes[target].find(target.value)
+        readers = [
+            load
+            for load in source.loads
+            if load.value == target.value and source.index.scopes[load].find(load.value) is scope
+        ]
+        if len(readers) != 1 or not is_only_use(source, readers[0]):
+            return None
+        if definition(source, readers[0]) is not call:
+            return None
+        node = readers[0]
+    arg = source.index.parents[node]
+    trainer = source.index.parents.get(arg)
+    if not isinstance(arg, cst.Arg) or arg.keyword is None or arg.keyword.value != "strategy":
+        return None
+    is_trainer = isinstance(trainer, cst.Call) and any(
+        _TRAINER.match(name) for name in source.index.qualified(trainer.func)
+    )
+    return trainer if is_trainer and isinstance(trainer, cst.Call) else None
+
+
+def _together(source: Source, every: list[_Asked]) -> Iterator[Found]:
+    """Rewrite what can be, each module with one hook; comment the rest."""
+    hooks: dict[cst.ClassDef, set[str]] = {}
+    for asked in every:
+        if asked.module is not None:
+            hooks.setdefault(asked.module, set()).add(asked.converted.code)
+    done: set[cst.ClassDef] = set()
+    for asked in every:
+        if asked.module is not None and len(hooks[asked.module]) > 1:
+            asked.reasons.append(_TWO)
+        if asked.reasons or asked.module is None:
+            yield _left(asked)
+            continue
+        yield from _rewritten(source, asked, is_first=asked.module not in done)
+        done.add(asked.module)
+
+
+def _left(asked: _Asked) -> Found:
+    """Return the comment for what is left to a person: the strategy and the hook, as far as they are known."""
+    wanted = {name: _RANKS if value == "auto" else value for name, value in asked.wanted.items()}
+    said = in_sentences(asked.reasons)
+    if not asked.converted.code:
+        return Found("FM319", asked.node, f"{said} {_MEANT}", "commented")
+    shown = asked.values.shown(_arguments(wanted)).replace(f'"{_RANKS}"', _RANKS)
+    text = (
+        f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put what stands below "
+        "into the LightningModule. Either without the other does not shard."
+    )
+    return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
+
+
+def _arguments(wanted: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={python_text(value)}" for name, value in wanted.items())
+
+
+def _rewritten(source: Source, asked: _Asked, *, is_first: bool) -> Iterator[Found]:
+    need = Need(f"{asked.package}.strategies", "ModelParallelStrategy")
+    findings = [
+        each
+        for each in asked.converted.findings
+        if not f"{each.message} {each.hint or ''}".strip().endswith(_OF_THE_HOOK)
+    ]
+    yield from said_of(findings, asked.values, lambda subject: asked.trainer or asked.node)
+    shown = f"ModelParallelStrategy({asked.values.shown(_arguments(asked.wanted))})"
+    module = asked.module
+    assert module is not None
+    hook = (Replace(module, lambda node: with_hook(source, node, asked.converted.code)),) if is_first else ()
+    covers: tuple[cst.CSTNode, ...] = ()
+    if asked.call is None:
+        place = cst.ensure_type(asked.node, cst.Arg)
+        made = cst.parse_expression(f"{source.local_name(need)}({_arguments(asked.wanted)})")
+        edit = Replace(place, lambda arg: arg.with_changes(value=made))
+        needs: tuple[Need, ...] = (need,)
+    else:
+        edit, needs = _edit_of(source, asked, need)
+        removed = [arg.value for arg in asked.call.args]
+        covers = (asked.call.func, *(n for v in removed for n in _torch_names(source, v)))
+    becomes = f"{shown}, and configure_model in {module.name.value}"
+    yield Found("FM429", asked.node, becomes, "rewritten", (edit, *hook), needs, covers)
+
+
+def _torch_names(source: Source, value: cst.BaseExpression) -> Iterator[cst.CSTNode]:
+    return (node for node in walk(value) if node in source.references)
+
+
+def _edit_of(source: Source, asked: _Asked, need: Need) -> tuple[Replace, tuple[Need, ...]]:
+    call = asked.call
+    assert call is not None
+    before = asked.converted.before["trainer"]["strategy"]["init_args"]
+    changes, new = item_changes(before, asked.wanted, asked.values)
+    func: cst.BaseExpression = cst.Name(source.local_name(need))
+    needs: tuple[Need, ...] = (need,)
+    above = call.func.value if isinstance(call.func, cst.Attribute) else None
+    if above is not None and any(name.endswith(".strategies") for name in source.index.qualified(above)):
+        func, needs = call.func.with_changes(attr=cst.Name(need.name)), ()
+
+    def build(updated: cst.Call) -> cst.Call:
+        return changed_call(updated, changes, new).with_changes(func=func)
+
+    return Replace(call, build), needs

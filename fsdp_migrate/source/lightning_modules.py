@@ -1,0 +1,96 @@
+"""The LightningModules of a source: which one a Trainer trains, and whether it can be given a hook."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.values import definition
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.text import Source
+
+
+_MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModule$")
+_HARMLESS = re.compile(r"^(?:abc\.ABC|typing\.Generic|torch\.nn\..*)$")
+_HOOKS = frozenset({"configure_model", "configure_sharded_model"})
+
+
+@dataclass(eq=False)
+class LightningModules:
+    """The LightningModules that one source defines."""
+
+    source: Source
+
+    def trained_by(self, trainer: cst.Call) -> cst.ClassDef | None:
+        """Return the class that a Trainer trains and that has no hook yet, or None where that is in doubt."""
+        every = [node for node in self._classes() if self._is_module(node)]
+        extended = {id(base) for node in every for base in self._bases_here(node)}
+        fitted = self._fitted()
+        trained = [node for node in every if node.name.value in fitted]
+        if fitted and (len(trained) != 1 or fitted != {trained[0].name.value}):
+            return None
+        chosen = trained or [node for node in every if id(node) not in extended]
+        if len(chosen) != 1 or not self._is_whole(chosen[0]):
+            return None
+        return chosen[0] if isinstance(chosen[0].body, cst.IndentedBlock) else None
+
+    def _classes(self) -> list[cst.ClassDef]:
+        nodes = self.source.index.by_kind.get(cst.ClassDef, ())
+        return [node for node in nodes if isinstance(node, cst.ClassDef)]
+
+    def _bases_here(self, node: cst.ClassDef) -> list[cst.ClassDef]:
+        names = {base.value.value for base in node.bases if isinstance(base.value, cst.Name)}
+        return [other for other in self._classes() if other is not node and other.name.value in names]
+
+    def _is_module(self, node: cst.ClassDef, depth: int = 0) -> bool:
+        named = (name for base in node.bases for name in self.source.index.qualified(base.value))
+        if any(_MODULE.match(name) for name in named):
+            return True
+        return depth < 5 and any(self._is_module(base, depth + 1) for base in self._bases_here(node))
+
+    def _is_whole(self, node: cst.ClassDef, depth: int = 0) -> bool:
+        """Tell whether all that a class inherits is seen, and no hook of this name is among it."""
+        own = {item.name.value for item in node.body.body if isinstance(item, cst.FunctionDef)}
+        here = self._bases_here(node)
+        names = {each.name.value for each in here}
+        for base in node.bases:
+            known = self.source.index.qualified(base.value)
+            is_here = isinstance(base.value, cst.Name) and base.value.value in names
+            if not is_here and not any(_MODULE.match(name) or _HARMLESS.match(name) for name in known):
+                return False
+        return not own & _HOOKS and depth < 5 and all(self._is_whole(each, depth + 1) for each in here)
+
+    def _fitted(self) -> set[str]:
+        """Return the names of what is given to ``fit`` as the model: classes, or ``?`` for what is none here."""
+        found = set()
+        for call in self.source.calls:
+            if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "fit" or not call.args:
+                continue
+            named = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "model"]
+            model = named[0] if named else call.args[0].value
+            made = definition(self.source, model)
+            if not isinstance(made, cst.Call):
+                continue
+            func = made.func
+            while isinstance(func, cst.Attribute):  # Lit.load_from_checkpoint(...)
+                func = func.value
+            is_class = isinstance(func, cst.Name) and any(
+                binding.kind == "class" for binding in self.source.index.bindings_of(func)
+            )
+            found.add(func.value if is_class and isinstance(func, cst.Name) else "?")
+        return found
+
+
+def with_hook(source: Source, node: cst.ClassDef, code: str) -> cst.ClassDef:
+    """Return a class with a hook as its last method."""
+    body = cst.ensure_type(node.body, cst.IndentedBlock)
+    hook = cst.ensure_type(
+        cst.parse_statement(code, config=source.module.config_for_parsing), cst.FunctionDef
+    )
+    hook = hook.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
+    return node.with_changes(body=body.with_changes(body=[*body.body, hook]))

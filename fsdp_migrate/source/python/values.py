@@ -1,0 +1,233 @@
+"""Expressions as plain values, as configs hold them: literals, names with one value, torch's own words.
+
+Nothing is run. What is not understood becomes a word that stands for its expression, ``${0}``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import arguments, code, short
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_DEEPEST = 6
+_UNREAD = re.compile(r'"?\$\{(\d+)\}"?')
+_CONSTANTS = {"True": True, "False": False, "None": None}
+_ENUMS = frozenset({"BackwardPrefetch", "ShardingStrategy", "StateDictType"})
+_DTYPE = re.compile(r"^torch\.(bfloat16|float16|float32|float64|half|float|double)$")
+_HF_OPTION = re.compile(r"^transformers\.(?:\w+\.)*FSDPOption\.([A-Z_0-9]+)(?:\.value)?$")
+_POLICIES = frozenset(
+    {"always_wrap_policy", "size_based_auto_wrap_policy", "transformer_auto_wrap_policy"}
+)
+_OBJECTS: Mapping[str, tuple[str, ...]] = {
+    "MixedPrecision": (
+        "param_dtype",
+        "reduce_dtype",
+        "buffer_dtype",
+        "keep_low_precision_grads",
+        "cast_forward_inputs",
+        "cast_root_forward_inputs",
+        "_module_classes_to_ignore",
+    ),
+    "CPUOffload": ("offload_params",),
+    "ModuleWrapPolicy": ("module_classes",),
+}
+"""torch's objects that arguments of FSDP1 are made of, with the order of their own arguments."""
+
+
+@dataclass(eq=False)
+class Values:
+    """Reads the expressions of one source, and keeps those that it does not understand."""
+
+    source: Source
+    unread: list[cst.BaseExpression] = field(default_factory=list)
+
+    def read(self, node: cst.BaseExpression) -> Any:
+        """Return the value of an expression; within it, ``${0}`` stands for what is not known."""
+        return self._read(node, 0)
+
+    def expression(self, value: object) -> cst.BaseExpression | None:
+        """Return the expression that a value of :meth:`read` stands for, where it was not understood."""
+        match = re.fullmatch(r"\$\{(\d+)\}", value) if isinstance(value, str) else None
+        return self.unread[int(match[1])] if match and int(match[1]) < len(self.unread) else None
+
+    def shown(self, text: str) -> str:
+        """Return a message with the expressions that it speaks of, on one line."""
+        return re.sub(_UNREAD, lambda match: short(self.unread[int(match[1])]), text)
+
+    def written(self, value: Any) -> cst.BaseExpression:
+        """Return a plain value as an expression, with those in it that were not understood."""
+        text = re.sub(_UNREAD, lambda match: code(self.unread[int(match[1])]), python_text(value))
+        return cst.parse_expression(text)
+
+    def has_unread(self, value: Any) -> bool:
+        """Tell whether anything in a value was not understood."""
+        if isinstance(value, dict):
+            return any(map(self.has_unread, value.values()))
+        if isinstance(value, list):
+            return any(map(self.has_unread, value))
+        return self.expression(value) is not None
+
+    def _unknown(self, node: cst.BaseExpression) -> str:
+        self.unread.append(node)
+        return f"${{{len(self.unread) - 1}}}"
+
+    def _read(self, node: cst.BaseExpression, depth: int) -> Any:
+        if depth > _DEEPEST:
+            return self._unknown(node)
+        if isinstance(node, (cst.SimpleString, cst.ConcatenatedString, cst.Integer, cst.Float)):
+            value = node.evaluated_value
+            return value if isinstance(value, (str, int, float)) else self._unknown(node)
+        if isinstance(node, (cst.List, cst.Tuple, cst.Set)):
+            return self._items(node, depth)
+        if isinstance(node, cst.Dict):
+            return self._mapping(node, depth)
+        if isinstance(node, cst.Call):
+            return self._call(node, depth)
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            return self._name(node, depth)
+        return self._unknown(node)
+
+    def _items(self, node: cst.List | cst.Tuple | cst.Set, depth: int) -> Any:
+        if any(isinstance(element, cst.StarredElement) for element in node.elements):
+            return self._unknown(node)
+        return [self._read(element.value, depth + 1) for element in node.elements]
+
+    def _mapping(self, node: cst.Dict, depth: int) -> Any:
+        found = {}
+        for element in node.elements:
+            key = element.key if isinstance(element, cst.DictElement) else None
+            name = self._read(key, depth + 1) if key is not None else None
+            if not isinstance(name, str) or self.expression(name) is not None:
+                return self._unknown(node)
+            found[name] = self._read(element.value, depth + 1)
+        return found
+
+    def _call(self, node: cst.Call, depth: int) -> Any:
+        if is_dict_call(self.source, node):
+            given = arguments(node, ())
+            return self._unknown(node) if given is None else self._each(given, depth)
+        name = self.source.index.fsdp1(node.func)
+        order = _OBJECTS.get(name or "")
+        given = arguments(node, order) if order is not None else None
+        if given is not None:
+            values = self._each(given, depth)
+            return values.get("module_classes", []) if name == "ModuleWrapPolicy" else values
+        return self._policy(node, depth)
+
+    def _each(self, given: Mapping[str, cst.BaseExpression], depth: int) -> dict[str, Any]:
+        return {name: self._read(value, depth + 1) for name, value in given.items()}
+
+    def _policy(self, node: cst.Call, depth: int) -> Any:
+        """Read ``functools.partial(policy, ...)``: what it wraps."""
+        if "functools.partial" not in self.source.index.qualified(node.func) or not node.args:
+            return self._unknown(node)
+        known = {"transformer_layer_cls", "min_num_params"}
+        name = self.source.index.fsdp1(node.args[0].value)
+        given = arguments(node.with_changes(args=node.args[1:]), ()) if name in _POLICIES else None
+        if given is None or len(given) != 1 or not known >= set(given):
+            return self._unknown(node)
+        return self._each(given, depth)
+
+    def _name(self, node: cst.Name | cst.Attribute, depth: int) -> Any:
+        if isinstance(node, cst.Name) and node.value in _CONSTANTS:
+            return _CONSTANTS[node.value]
+        for qualified in sorted(self.source.index.qualified(node)):
+            dtype, option = _DTYPE.match(qualified), _HF_OPTION.match(qualified)
+            if dtype or option:
+                return dtype[1] if dtype else option[1].lower() if option else None
+        known = self.source.index.fsdp1(node)
+        if known is not None and not self.source.index.is_ambiguous(node):
+            owner, _, member = known.partition(".")
+            if (owner in _ENUMS and member) or known in _POLICIES:
+                return member or known
+        value = last_value(self.source.index, node)
+        if value is not None and (not _is_mutable(self.source, value) or is_only_use(self.source, node)):
+            return self._read(value, depth + 1)
+        return self._class_name(node) or self._unknown(node)
+
+    def _class_name(self, node: cst.Name | cst.Attribute) -> str | None:
+        """Return the name of a class of this source, or of what is imported and called as classes are."""
+        bindings = self.source.index.bindings_of(node) if isinstance(node, cst.Name) else []
+        if len(bindings) == 1 and bindings[0].kind == "class" and isinstance(node, cst.Name):
+            return node.value
+        last = {name.rpartition(".")[2] for name in self.source.index.qualified(node)}
+        only = last.pop() if len(last) == 1 else ""
+        # A name in capitals alone is a constant more often than a class, unless it is as short as GPT.
+        is_class = only[:1].isupper() and (only != only.upper() or ("_" not in only and len(only) < 6))
+        return only if is_class else None
+
+
+def is_dict_call(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether an expression is ``dict(...)``, of Python's own."""
+    func = node.func if isinstance(node, cst.Call) else None
+    return isinstance(func, cst.Name) and func.value == "dict" and not source.index.bindings_of(func)
+
+
+def _is_mutable(source: Source, node: cst.BaseExpression) -> bool:
+    return isinstance(node, (cst.Dict, cst.List, cst.Set)) or is_dict_call(source, node)
+
+
+def is_only_use(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether nothing else reads a name, so that nothing else sees, or changes, what it holds."""
+    if not isinstance(node, cst.Name):
+        return False
+    scope = source.index.scopes[node].find(node.value)
+    readers = [
+        load
+        for load in source.loads
+        if load.value == node.value and source.index.scopes[load].find(load.value) is scope
+    ]
+    return readers == [node] and node.value not in _exported(source)
+
+
+def _exported(source: Source) -> set[str]:
+    """Return the names that the module offers to others."""
+    bindings = source.index.scope.bindings.get("__all__", [])
+    values = [each.value for each in bindings if isinstance(each.value, (cst.List, cst.Tuple))]
+    return {
+        str(item.value.evaluated_value)
+        for value in values
+        for item in value.elements
+        if isinstance(item.value, cst.SimpleString)
+    }
+
+
+def definition(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the expression that a name stands for, as far as it is the only one; or the node itself."""
+    for _ in range(_DEEPEST):
+        value = last_value(source.index, node) if isinstance(node, cst.Name) else None
+        if value is None:
+            break
+        node = value
+    return node
+
+
+def python_text(value: Any, quote: str = '"') -> str:
+    """Return a plain value as Python source.
+
+    Example:
+        >>> python_text({"version": 2, "layers": ["A"], "on": True})
+        '{"version": 2, "layers": ["A"], "on": True}'
+    """
+    if isinstance(value, dict):
+        inner = ", ".join(f"{python_text(k, quote)}: {python_text(v, quote)}" for k, v in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(python_text(item, quote) for item in value)}]"
+    if isinstance(value, str) and quote == '"':
+        plain = repr(value)
+        return plain if '"' in value else f'"{plain[1:-1]}"' if plain[0] == "'" else plain
+    return repr(value)

@@ -1,0 +1,336 @@
+"""Accelerate's ``FullyShardedDataParallelPlugin``: the same class holds the settings of FSDP2.
+
+https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import libcst as cst
+
+from fsdp_migrate.findings import make_finding
+from fsdp_migrate.source.python.items import ItemChange, changed_call
+from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
+from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
+from fsdp_migrate.source.settings_in_python import SAID, Converted, convert_settings, in_sentences, item_changes, said_of
+from fsdp_migrate.source.uses import Found, Need, Replace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.findings import Finding
+    from fsdp_migrate.source.python.text import Source
+    from fsdp_migrate.source.uses import Edit
+
+    Given = dict[str, cst.BaseExpression]
+
+
+NAME = "accelerate-plugin"
+CODES = ("FM320", *SAID, "FM427")
+
+_PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
+_ACCELERATOR = re.compile(r"^accelerate(\.\w+)*\.Accelerator$")
+_MEANT = (
+    "Give it fsdp_version=2 and reshard_after_forward=True (False for SHARD_GRAD_OP) in place of "
+    "sharding_strategy; use_orig_params, sync_module_states and the prefetches go away."
+)
+_CLASS_ITSELF = "stays: the same class holds the settings of FSDP2"
+_ALREADY = "stays: it asks for FSDP2 already"
+_LAUNCHED = (
+    "its settings come from the config that `accelerate launch` reads: convert that one, "
+    "`fsdp-migrate config FILE`, and this stays as it is. Where there is no such file:"
+)
+_HIDDEN = "some arguments stand behind `*` or `**`, or have no names"
+_CHANGED_LATER = "attributes of it are set below"
+_POLICY = (
+    "`auto_wrap_policy`: Accelerate's FSDP2 wraps by class (`transformer_based_wrap`, with "
+    "transformer_cls_names_to_wrap) or by size; with any other policy the whole model is one unit"
+)
+_CASTS = (
+    "`mixed_precision_policy`: {} cannot be said to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
+    "output_dtype, cast_forward_inputs)"
+)
+_SHARED = "`mixed_precision_policy`: its MixedPrecision is used elsewhere too"
+_STATE_TYPE = (
+    "state_dict_type is FULL_STATE_DICT, as it was: FSDP2's default is another. Where the config of "
+    "`accelerate launch` says SHARDED_STATE_DICT, write that."
+)
+_HYBRID = (
+    "HYBRID_SHARD: FSDP2 shards over all ranks of all nodes.",
+    "On one node that is the same. Otherwise give "
+    "Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=<nodes>, dp_shard_size=<ranks of a "
+    "node>)).",
+)
+_INIT = ("Accelerate's FSDP2 does not call it.", "See that the model is whole before `prepare`.")
+_KEYS = {"cpu_offload": "offload_params", "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap"}
+_NAMES = {
+    **{key: name for name, key in _KEYS.items()},
+    "fsdp_state_dict_type": "state_dict_type",
+    "fsdp_reshard_after_forward": "reshard_after_forward",
+}
+# What says nothing of how the model is sharded, and means the same to FSDP2.
+_ASIDE = frozenset({"ignored_modules", "optim_state_dict_config", "param_init_fn", "state_dict_config"})
+_CAST = frozenset({"param_dtype", "reduce_dtype", "buffer_dtype"})
+_DTYPES = Need("torch.distributed.fsdp", "MixedPrecisionPolicy")
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find the plugin: where it is made, and where it is only asked about."""
+    for node in (*source.loads, *source.attributes):
+        if any(_PLUGIN.match(name) for name in source.index.qualified(node)):
+            yield from _of_name(source, node)
+
+
+def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
+    above = source.index.parents[node]
+    if isinstance(above, cst.Attribute) or any(
+        isinstance(a, cst.Annotation) for a in source.index.ancestors(node)
+    ):
+        yield Found("FM320", node, _CLASS_ITSELF, "kept")
+        return
+    if isinstance(above, cst.Call) and above.func is node:
+        yield from _of_call(source, above)
+        return
+    outer = next((a for a in source.index.ancestors(node) if isinstance(a, cst.Call)), None)
+    asked = outer is not None and dotted(outer.func) in {"hasattr", "isinstance", "issubclass"}
+    yield Found("FM320", node, *((_CLASS_ITSELF, "kept") if asked else (_MEANT, "commented")))
+
+
+def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
+    given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+    values = Values(source)
+    held, findings, reasons = _held(source, given, values)
+    document = {"distributed_type": "FSDP", "num_machines": "${NODES}", "fsdp_config": held}
+    word = held.pop("mixed_precision_policy", None)
+    if word is None and "mixed_precision_policy" not in given:
+        word = _precision_of_accelerator(source)
+    if isinstance(word, str):
+        document["mixed_precision"] = word
+    converted = convert_settings("accelerate", document, values)
+    if converted.is_fsdp2:
+        yield Found("FM320", call, _ALREADY, "kept")
+        return
+    reasons += [reason for reason in converted.reasons if "HYBRID_SHARD" not in reason]
+    if any(arg.star or arg.keyword is None for arg in call.args):
+        reasons.insert(0, _HIDDEN)
+    if _is_changed_later(source, call):
+        reasons.append(_CHANGED_LATER)
+    after = _after(held, converted)
+    if not set(given) - _ASIDE and not reasons:
+        yield Found("FM320", call, f"{_LAUNCHED} {_MEANT}", "commented")
+    elif reasons:
+        text = f"{in_sentences(reasons)} {_MEANT} {_known(values, after)}"
+        yield Found("FM320", call, text, "commented")
+    else:
+        yield from _rewritten(source, call, values, (*converted.findings, *findings), given, after)
+
+
+def _known(values: Values, after: dict[str, Any]) -> str:
+    """Return the call as far as it is known."""
+    wanted = {"fsdp_version": 2, **after}
+    strategy = wanted.pop("sharding_strategy", None)
+    texts = [f"{name}={values.shown(python_text(value))}" for name, value in wanted.items()]
+    if strategy is not None:
+        texts.insert(1, "reshard_after_forward=<True, or False for SHARD_GRAD_OP>")
+    return f"As far as it is known: {', '.join(texts)}."
+
+
+def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any], list[Finding], list[str]]:
+    """Return the arguments as a config holds them, with what its adapter does not know of."""
+    held: dict[str, Any] = {}
+    findings: list[Finding] = []
+    reasons: list[str] = []
+    for name, node in given.items():
+        value = values.read(node) if name not in _ASIDE or name == "param_init_fn" else None
+        if value is None:
+            continue
+        if name == "param_init_fn":
+            findings.append(make_finding("FM343", name, *_INIT))
+        elif name == "auto_wrap_policy":
+            policy = _policy(value)
+            held |= policy or {}
+            reasons += [] if policy else [_POLICY]
+        elif name == "mixed_precision_policy" and not isinstance(value, str):
+            reasons += _casts(value, values)
+            reasons += [] if definition(source, node) is node or is_only_use(source, node) else [_SHARED]
+            findings.append(_said_of_casts(value))
+        elif name == "cpu_offload" and isinstance(value, dict):
+            held["offload_params"] = value.get("offload_params", False)
+        elif name == "transformer_cls_names_to_wrap" and isinstance(value, list):
+            held[_KEYS[name]] = ",".join(map(str, value))
+        else:
+            held[_KEYS.get(name, name)] = value
+    strategy = str(held.get("sharding_strategy", held.get("reshard_after_forward"))).upper()
+    if "HYBRID_SHARD" in strategy or strategy in {"4", "5"}:
+        findings.append(make_finding("FM355", "sharding_strategy", *_HYBRID))
+    if "state_dict_type" not in held:
+        findings.append(make_finding("FM344", "state_dict_type", _STATE_TYPE))
+    return held, findings, reasons
+
+
+def _policy(value: Any) -> dict[str, Any] | None:
+    """Return a policy as Accelerate's words: those of FSDP1, or torch's own policies by what they hold."""
+    if isinstance(value, str):
+        word = {
+            "transformer_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "size_based_auto_wrap_policy": "SIZE_BASED_WRAP",
+        }.get(value, value)
+        known = word.upper() in {"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}
+        return {"auto_wrap_policy": word} if known else None
+    if isinstance(value, dict) and "min_num_params" in value:
+        return {"auto_wrap_policy": "SIZE_BASED_WRAP", **value}
+    classes = value.get("transformer_layer_cls") if isinstance(value, dict) else value
+    names = [classes] if isinstance(classes, str) else classes
+    if not isinstance(names, list) or not all(isinstance(n, str) and n.isidentifier() for n in names):
+        return None
+    return {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": ",".join(names)}
+
+
+def _casts(value: Any, values: Values) -> list[str]:
+    """Return why mixed precision cannot be said to FSDP2, if so."""
+    if not isinstance(value, dict) or values.has_unread(value):
+        return [_CASTS.format("what is known only when this runs")]
+    odd = sorted(set(value) - _CAST)
+    return [_CASTS.format(", ".join(odd))] if odd else []
+
+
+def _said_of_casts(value: Any) -> Finding:
+    buffers = value.get("buffer_dtype") if isinstance(value, dict) else None
+    text = (
+        f"FSDP2 leaves buffers in their own dtype{f' (they were {buffers})' if buffers else ''}, and casts the "
+        "inputs of every unit where FSDP1 casts the root's. Parameters and gradients are cast alike."
+    )
+    hint = "Where buffers matter, such as rotary frequencies, the new run is the more exact one."
+    return make_finding("FM354", "mixed_precision_policy", text, hint)
+
+
+def _precision_of_accelerator(source: Source) -> str | None:
+    """Return the ``mixed_precision`` of the only ``Accelerator`` here, which makes the plugin's policy."""
+    found = [
+        Values(source).read(arg.value)
+        for call in source.calls
+        for arg in call.args
+        if arg.keyword is not None and arg.keyword.value == "mixed_precision"
+        if any(_ACCELERATOR.match(name) for name in source.index.qualified(call.func))
+    ]
+    return found[0] if len(found) == 1 and found[0] in {"bf16", "fp16"} else None
+
+
+def _is_changed_later(source: Source, call: cst.Call) -> bool:
+    """Tell whether attributes of the plugin are set after it was made."""
+    assign = next((a for a in source.index.ancestors(call) if isinstance(a, cst.Assign)), None)
+    names = {text_of(target.target) for target in assign.targets} if assign is not None else set()
+    return any(
+        isinstance(target.target, cst.Attribute) and text_of(target.target.value) in names
+        for each in source.assignments
+        for target in each.targets
+    )
+
+
+def _after(held: dict[str, Any], converted: Converted) -> dict[str, Any]:
+    """Return what the adapter wrote, by the plugin's names."""
+    after = converted.after.get("fsdp_config", held)
+    return {_NAMES.get(key, key): value for key, value in after.items()}
+
+
+def _rewritten(
+    source: Source,
+    call: cst.Call,
+    values: Values,
+    findings: tuple[Finding, ...],
+    given: Given,
+    after: dict[str, Any],
+) -> Iterator[Found]:
+    apart = {"mixed_precision_policy", *_ASIDE}
+    before = {
+        name: value
+        for name, node in given.items()
+        if name not in apart and (value := values.read(node)) is not None
+    }
+    wanted = dict(after)
+    if "transformer_cls_names_to_wrap" in wanted and not isinstance(
+        before.get("transformer_cls_names_to_wrap"), str
+    ):
+        wanted["transformer_cls_names_to_wrap"] = wanted["transformer_cls_names_to_wrap"].split(",")
+    changes, new = item_changes(before, wanted, values)
+    edits, needs = _edits(source, call, given, changes, new)
+    places = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+    named = [replace(each, subject=_argument(each.subject)) for each in findings]
+    yield from said_of(named, values, lambda subject: places.get(subject, next(iter(places.values()))))
+    gone = [given[name] for name, change in changes.items() if change.remove or change.value is not None]
+    gone += [definition(source, given["mixed_precision_policy"])] if needs else []
+    shown = ", ".join(f"{name}={values.shown(python_text(value))}" for name, value in wanted.items())
+    note = next((each.message for each in findings if each.code == "FM344" and each.message == _STATE_TYPE), "")
+    yield Found(
+        "FM427",
+        call,
+        f"{dotted(call.func)}({shown})",
+        "rewritten",
+        tuple(edits),
+        needs,
+        tuple(_references(source, gone)),
+        note,
+    )
+
+
+def _argument(subject: str) -> str:
+    key = subject.rpartition(".")[2]
+    return _NAMES.get(key, key.replace("fsdp_backward", "backward"))
+
+
+def _references(source: Source, gone: list[cst.BaseExpression]) -> Iterator[cst.CSTNode]:
+    """Yield the names of torch's that go away with expressions."""
+    for node in gone:
+        for inner in walk(node):
+            is_partial = isinstance(inner, cst.Call) and "functools.partial" in source.index.qualified(inner.func)
+            if inner in source.references:
+                yield inner
+            elif is_partial and isinstance(inner, cst.Call):
+                yield inner.func
+
+
+def _edits(
+    source: Source,
+    call: cst.Call,
+    given: Given,
+    changes: dict[str, ItemChange],
+    new: list[tuple[str, cst.BaseExpression]],
+) -> tuple[list[Edit], tuple[Need, ...]]:
+    policy = given.get("mixed_precision_policy")
+    home = definition(source, policy) if policy is not None else None
+    turns = isinstance(home, (cst.Call, cst.Dict))
+
+    def build(updated: cst.Call) -> cst.Call:
+        every = dict(changes)
+        if turns and home is policy:
+            value = next(
+                a.value for a in updated.args if a.keyword and a.keyword.value == "mixed_precision_policy"
+            )
+            every["mixed_precision_policy"] = ItemChange(value=_cast(source, value))
+        first = [(name, value) for name, value in new if name == "fsdp_version"]
+        last = next((a.keyword.value for a in reversed(updated.args) if a.keyword), None)
+        rest = [(name, value) for name, value in new if name != "fsdp_version"]
+        changed = changed_call(updated, {}, rest, last)
+        return changed_call(changed, every, first)
+
+    edits: list[Edit] = [Replace(call, build)]
+    if turns and home is not None and home is not policy:
+        edits.append(Replace(home, lambda node: _cast(source, node)))
+    return edits, (_DTYPES,) if turns else ()
+
+
+def _cast(source: Source, node: cst.BaseExpression) -> cst.Call:
+    """Return ``MixedPrecisionPolicy(...)`` with the dtypes that FSDP1's ``MixedPrecision`` had."""
+    if isinstance(node, cst.Dict):
+        items = [each for each in node.elements if isinstance(each, cst.DictElement)]
+        keys = {each.key: each.value for each in items}
+        given = {str(k.evaluated_value): v for k, v in keys.items() if isinstance(k, cst.SimpleString)}
+    else:
+        order = ("param_dtype", "reduce_dtype", "buffer_dtype")
+        given = arguments(cst.ensure_type(node, cst.Call), order) or {}
+    given.pop("buffer_dtype", None)
+    return make_call(source.local_name(_DTYPES), **given)

@@ -1,0 +1,246 @@
+"""``fsdp`` and ``fsdp_config`` of Hugging Face's ``TrainingArguments``, and of the classes that extend it.
+
+https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments.fsdp_config
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import libcst as cst
+
+from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
+from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.values import (
+    Values,
+    definition,
+    is_dict_call,
+    python_text,
+)
+from fsdp_migrate.source.settings_in_python import SAID, Converted, convert_settings, in_sentences, item_changes, said_of
+from fsdp_migrate.source.uses import Found, Replace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+    from fsdp_migrate.source.uses import Edit
+
+    Given = dict[str, cst.BaseExpression]
+    Changes = dict[str, ItemChange]
+    New = list[tuple[str, cst.BaseExpression]]
+
+
+NAME = "hf-arguments"
+CODES = ("FM327", *SAID, "FM428")
+
+_ALREADY = "stays: it asks for FSDP2 already"
+_MEANT = (
+    "Hugging Face's Trainer takes FSDP2 by fsdp_config={'version': 2, 'reshard_after_forward': True, ...} "
+    "(False for shard_grad_op); a file that fsdp_config names is converted by "
+    "`fsdp-migrate config FILE --from hf`."
+)
+_UNKNOWN = "`fsdp` is known only when this runs."
+_HIDDEN = "`**` may hold `fsdp_config`"
+_SHARED = "the dict of `fsdp_config` is used in other places too"
+_FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
+_BESIDE = ("bf16", "fp16")
+_CLASS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find the arguments that ask for FSDP, in calls and as defaults of a class of the project."""
+    for call in source.calls:
+        if _is_of_the_trainer(source, call):
+            yield from _of_call(source, call)
+    for node in source.index.by_kind.get(cst.ClassDef, ()):
+        if isinstance(node, cst.ClassDef):
+            yield from _of_class(source, node)
+
+
+def _is_of_the_trainer(source: Source, call: cst.Call) -> bool:
+    names = source.index.qualified(call.func) or {dotted(call.func) or ""}
+    given = {arg.keyword.value for arg in call.args if arg.keyword is not None}
+    as_config = "output_dir" in given and any(name.endswith("Config") for name in names)
+    return as_config or any(_CLASS.search(name) for name in names)
+
+
+def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
+    given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+    if "fsdp" not in given:
+        yield from _of_stars(source, call)
+        return
+    argument = next(arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "fsdp")
+    values = Values(source)
+    document = _document(given, values)
+    if not document["fsdp"]:
+        return
+    converted = convert_settings("hf", document, values)
+    if converted.is_fsdp2:
+        yield Found("FM327", argument, _ALREADY, "kept")
+        return
+    reasons = _reasons(source, call, given, values, converted)
+    if reasons:
+        text = _left(converted, values, reasons)
+        yield Found("FM327", argument, text, "commented")
+        return
+    places = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+    findings = converted.findings
+    yield from said_of(findings, values, lambda subject: places.get(subject.partition(".")[0], argument))
+    becomes = f"fsdp_config={values.shown(python_text(converted.after['fsdp_config']))}"
+    edits = tuple(_edits(source, call, given, values, converted))
+    yield Found("FM428", call, becomes, "rewritten", edits)
+
+
+def _document(given: Given, values: Values) -> dict[str, Any]:
+    """Return the arguments as a config of the Trainer holds them."""
+    document: dict[str, Any] = {"output_dir": "."}
+    for name in ("fsdp", "fsdp_config", *_FORMER):
+        value = values.read(given[name]) if name in given else None
+        if value is not None:
+            document[name] = _read_json(value) if name == "fsdp_config" else value
+    for name in _BESIDE:
+        if name in given and values.read(given[name]) is True:
+            document[name] = True
+    return {"fsdp": None, **document}
+
+
+def _read_json(value: Any) -> Any:
+    """Return what JSON in a string holds, which the Trainer reads too; anything else as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _reasons(
+    source: Source, call: cst.Call, given: Given, values: Values, converted: Converted
+) -> tuple[str, ...]:
+    """Return why a call is left to a person."""
+    before = converted.before
+    if values.has_unread(before["fsdp"]):
+        return (_UNKNOWN,)
+    if any(arg.star for arg in call.args) and "fsdp_config" not in given:
+        return (_HIDDEN,)
+    home = definition(source, given["fsdp_config"]) if "fsdp_config" in given else None
+    is_dict = home is not None and (isinstance(home, cst.Dict) or is_dict_call(source, home))
+    if is_dict and values.expression(before.get("fsdp_config")) is not None:
+        return (_SHARED,)
+    return converted.reasons
+
+
+def _left(converted: Converted, values: Values, reasons: tuple[str, ...]) -> str:
+    """Return the comment for what is left to a person, with what to write as far as it is known."""
+    before, after = converted.before, converted.after
+    said = in_sentences(reasons)
+    file = before.get("fsdp_config")
+    if isinstance(file, str) and values.expression(file) is None and not converted.is_refused:
+        words = "" if after["fsdp"] == before["fsdp"] else f" Here: fsdp={python_text(after['fsdp'])}."
+        return f"{file} holds these settings: `fsdp-migrate config {file} --from hf --write`.{words}"
+    if converted.is_refused:
+        return said
+    if reasons == (_UNKNOWN,) and isinstance(file, str):
+        return f"{said} {_MEANT}"
+    if isinstance(file, str):  # an expression: what is added to it does not hang on what it holds
+        alone = {name: value for name, value in before.items() if name != "fsdp_config"}
+        added = convert_settings("hf", alone, values).after.get("fsdp_config")
+        return f"{said} {_MEANT} Here: add {values.shown(python_text(added))} to it."
+    here = f" Here: fsdp_config={values.shown(python_text(after.get('fsdp_config')))}"
+    if reasons == (_UNKNOWN,):
+        here += ", with False in place of True if `fsdp` says shard_grad_op"
+    return f"{said} {_MEANT}{here}."
+
+
+def _edits(
+    source: Source, call: cst.Call, given: Given, values: Values, converted: Converted
+) -> Iterator[Edit]:
+    before, after = dict(converted.before), dict(converted.after)
+    config, wanted = before.pop("fsdp_config", None), after.pop("fsdp_config")
+    changes, new = item_changes(before, after, values)
+    inner: tuple[Changes, New] | None = None
+    text = "fsdp_config" in given and isinstance(values.read(given["fsdp_config"]), str)
+    if not isinstance(config, dict) or text:
+        if "fsdp_config" in given:
+            changes["fsdp_config"] = ItemChange(value=values.written(wanted))
+        else:
+            new.append(("fsdp_config", values.written(wanted)))
+    elif (home := definition(source, given["fsdp_config"])) is given["fsdp_config"]:
+        inner = item_changes(config, wanted, values)
+    else:
+        items = item_changes(config, wanted, values)
+        yield Replace(home, lambda node: _changed(node, *items))
+
+    def build(updated: cst.Call) -> cst.Call:
+        every = dict(changes)
+        if inner is not None:
+            value = next(a.value for a in updated.args if a.keyword and a.keyword.value == "fsdp_config")
+            every["fsdp_config"] = ItemChange(value=_changed(value, *inner))
+        return changed_call(updated, every, new, "fsdp")
+
+    yield Replace(call, build)
+
+
+def _changed(node: cst.BaseExpression, changes: Changes, new: New) -> cst.BaseExpression:
+    if isinstance(node, cst.Dict):
+        return changed_dict(node, changes, new)
+    call = cst.ensure_type(node, cst.Call)
+    last = call.args[-1].keyword if call.args else None
+    return changed_call(call, changes, new, last.value if last is not None else None)
+
+
+def _of_stars(source: Source, call: cst.Call) -> Iterator[Found]:
+    """Find ``fsdp`` in a dict of this source that is given as ``**arguments``."""
+    for arg in call.args:
+        home = definition(source, arg.value) if arg.star == "**" else None
+        if not isinstance(home, cst.Dict) and not (home is not None and is_dict_call(source, home)):
+            continue
+        values = Values(source)
+        held = values.read(home)
+        if isinstance(held, dict) and held.get("fsdp"):
+            yield from _commented(held, values, arg, f"`{dotted(arg.value) or 'the dict'}` holds `fsdp`")
+
+
+def _of_class(source: Source, node: cst.ClassDef) -> Iterator[Found]:
+    """Find defaults of a class that extends the arguments: ``fsdp: str = "full_shard"``."""
+    bases = [source.index.qualified(base.value) or {dotted(base.value) or ""} for base in node.bases]
+    if not any(_CLASS.search(name) for names in bases for name in names):
+        return
+    values, held, place = Values(source), dict[str, Any](), None
+    for line in node.body.body:
+        for small in line.body if isinstance(line, cst.SimpleStatementLine) else ():
+            name, value = _default(small)
+            if name in {"fsdp", "fsdp_config", *_FORMER, *_BESIDE} and value is not None:
+                held[name] = values.read(value)
+                place = small if name == "fsdp" else place
+    if place is not None and held.get("fsdp"):
+        yield from _commented(held, values, place, "a default of this class")
+
+
+def _default(small: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
+    """Return the name and the default of a field; that of ``field(default=...)`` too."""
+    name, value = "", None
+    if isinstance(small, cst.AnnAssign):
+        name, value = dotted(small.target) or "", small.value
+    elif isinstance(small, cst.Assign):
+        name, value = dotted(small.targets[0].target) or "", small.value
+    if isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] == "field":
+        given = {arg.keyword.value: arg.value for arg in value.args if arg.keyword is not None}
+        made = given.get("default_factory")
+        value = made.body if isinstance(made, cst.Lambda) else given.get("default")
+    return name, value
+
+
+def _commented(held: dict[str, Any], values: Values, node: cst.CSTNode, why: str) -> Iterator[Found]:
+    names = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE)
+    document = {name: held[name] for name in names if held.get(name) is not None}
+    converted = convert_settings("hf", {"output_dir": ".", **document}, values)
+    if converted.is_fsdp2:
+        yield Found("FM327", node, _ALREADY, "kept")
+        return
+    reasons = (_UNKNOWN,) if values.has_unread(held["fsdp"]) else (why, *converted.reasons)
+    yield Found("FM327", node, _left(converted, values, reasons), "commented")
