@@ -36,7 +36,8 @@ EXPLANATIONS = {
         "In such a context a model's state dict is of another kind. Where code inside it is not seen, or the kind is known only when it runs, no call can be"
         " put in its place with certainty.",
         "Replace what is inside: a full state by `fsdp_migrate.runtime.full_state_dict(model)`, a sharded one by `get_model_state_dict(model)` of"
-        " `torch.distributed.checkpoint.state_dict`; loading by `load_full_state_dict` and `set_model_state_dict`. Then take the context away.",
+        " `torch.distributed.checkpoint.state_dict`; loading a file by `fsdp_migrate.load_checkpoint(path, model, optimizer)`, whatever saved it, a state by"
+        " `load_full_state_dict` or `set_model_state_dict`. Then take the context away.",
     ),
     "FM308": (
         "Of an FSDP2 model `state_dict()` holds `DTensor`s of this rank's shard. torch's functions give the full or sharded state that FSDP1 gave.",
@@ -89,8 +90,8 @@ EXPLANATIONS = {
     "FM319": (
         "Lightning's `FSDPStrategy` is FSDP1. Its FSDP2 is `ModelParallelStrategy`, and the module shards itself in the hook `configure_model`.",
         "Give the Trainer `ModelParallelStrategy(data_parallel_size=RANKS, tensor_parallel_size=1)`, and the module `def configure_model(self)` that calls"
-        ' `prepare_fully_shard(self, {...}, mesh=self.device_mesh["data_parallel"])` with the arguments that the strategy had. For settings in a file,'
-        " `fsdp-migrate config FILE` writes the strategy and prints the hook.",
+        ' `prepare_fully_shard(self, {...}, mesh=self.device_mesh["data_parallel"])` with the arguments that the strategy had. The comment has both, as far as they are'
+        " known. For settings in a file, `fsdp-migrate config FILE` writes the strategy and prints the hook.",
     ),
     "FM320": (
         "Accelerate's plugin is FSDP1 unless it is told `fsdp_version=2`; some of its arguments have other names then.",

@@ -47,7 +47,7 @@ class _Applier(cst.CSTTransformer):
         self._unwrapped: set[cst.CSTNode] = set()
         self._removed: set[cst.CSTNode] = set()
         self._spliced: set[cst.CSTNode] = set()
-        self._comments: dict[cst.CSTNode, dict[str, str]] = {}
+        self._comments: dict[cst.CSTNode, dict[tuple[str, str], str]] = {}
         self._read(found)
         rewritten = [item for item in found if item.action == "rewritten"]
         self._imports: dict[cst.CSTNode, set[str]] = {}
@@ -73,7 +73,8 @@ class _Applier(cst.CSTTransformer):
             if text:
                 statement = self._source.index.statement(item.node)
                 if not _has_comment(self._source.module, statement):
-                    self._comments.setdefault(statement, {}).setdefault(item.code, text)
+                    key = (item.code, text if item.is_of_its_own else "")
+                    self._comments.setdefault(statement, {}).setdefault(key, text)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         if original_node in self._builds:

@@ -145,4 +145,4 @@ def said_of(
     for code, several in comments.items():
         texts = (f"`{each.subject}`: {each.message} {each.hint}" for each in several)
         text = values.shown(" ".join(texts))
-        yield Found(code, place(several[0].subject), text, "commented")
+        yield Found(code, place(several[0].subject), text, "commented", is_of_its_own=True)

@@ -64,6 +64,7 @@ class Found:
 
     ``covers`` are the references to FSDP1 that it accounts for; ``note`` is the comment above a use that is
     rewritten all the same; ``paste`` is code to be put into the program, which stands below a comment.
+    Of several uses with one code in a statement the first is commented, and those that are ``is_of_its_own``.
     """
 
     code: str
@@ -75,6 +76,7 @@ class Found:
     covers: tuple[cst.CSTNode, ...] = ()
     note: str = ""
     paste: str = ""
+    is_of_its_own: bool = False
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,15 @@ class Contexts:
             return None  # the call may run in a context that stands elsewhere
         if not self.setters:
             return DEFAULT
-        return self.setters[0].settings if self.setters[0].problem is None else None
+        order = self.source.index.order
+        before = self.setters
+        if len(self.setters) > 1:  # each says it for what follows in its function
+            before = [
+                c
+                for c in self.setters
+                if self.source.index.function(c.call) is own and order[c.call] < order[node]
+            ]
+        return before[-1].settings if before and before[-1].problem is None else None
 
     def _read(self, call: cst.Call) -> Context:
         model, settings, configs, problem = self._settings(call)
@@ -122,13 +130,28 @@ class Contexts:
 
     def _read_setter(self, call: cst.Call) -> Context:
         model, settings, configs, problem = self._settings(call)
-        others = [c for c in self.source.calls if c is not call and self._is_setter(c)]
-        if problem is None and (others or not isinstance(self.source.index.parents[call], cst.Expr)):
-            problem = "the type is set more than once, or what was set before is used"
-        inside = [c for c in self.source.calls if model is not None and self.is_state_call(c, model)]
+        every = [c for c in self.source.calls if self._is_setter(c)]
+        if problem is None and not isinstance(self.source.index.parents[call], cst.Expr):
+            problem = "what was set before is used"
+        if problem is None and len(every) > 1 and not all(map(self._always_runs, every)):
+            problem = "the type is set more than once"
+        function = self.source.index.function(call) if len(every) > 1 else None
+        inside = [
+            c
+            for c in self.source.calls
+            if model is not None and self.is_state_call(c, model)
+            if function is None or self.source.index.function(c) is function
+        ]
         if problem is None and not inside:
             problem = "it decides what calls in other places do"
         return Context(call, model, settings, problem, configs=configs)
+
+    def _always_runs(self, call: cst.Call) -> bool:
+        """Tell whether a call is a statement of its function's own, so that what follows comes after it."""
+        line = self.source.index.parents[self.source.index.parents[call]]
+        block = self.source.index.parents.get(line)
+        above = self.source.index.parents.get(block) if isinstance(block, cst.IndentedBlock) else None
+        return isinstance(above, cst.FunctionDef)
 
     def _is_setter(self, call: cst.Call) -> bool:
         return self.source.class_function(call) == "set_state_dict_type"

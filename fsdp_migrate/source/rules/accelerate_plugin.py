@@ -124,7 +124,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM320", call, f"{_LAUNCHED} {_MEANT}", "commented")
     elif reasons:
         text = f"{in_sentences(reasons)} {_MEANT} {_known(values, after)}"
-        yield Found("FM320", call, text, "commented")
+        yield Found("FM320", call, text, "commented", is_of_its_own=True)
     else:
         yield from _rewritten(source, call, values, (*converted.findings, *findings), given, after)
 

@@ -85,7 +85,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     reasons = _reasons(source, call, given, values, converted)
     if reasons:
         text = _left(converted, values, reasons)
-        yield Found("FM327", argument, text, "commented")
+        yield Found("FM327", argument, text, "commented", is_of_its_own=True)
         return
     places = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
     findings = converted.findings

@@ -38,13 +38,13 @@ def find(source: Source) -> Iterator[Found]:
     """Find the ``torch.load`` whose value is loaded as the sharded state of a model or an optimizer."""
     done: set[cst.Call] = set()
     for call in source.calls:
-        load = _file_of(source, call)
+        load = file_of(source, call)
         if load is not None and load not in done and _is_sharded(source, call):
             done.add(load)
             yield Found("FM426", load, _MEANT, "commented")
 
 
-def _file_of(source: Source, call: cst.Call) -> cst.Call | None:
+def file_of(source: Source, call: cst.Call) -> cst.Call | None:
     """Return the ``torch.load`` that gives the state which a call takes, where the source shows it."""
     name = source.class_function(call)
     if not name and isinstance(call.func, cst.Attribute) and call.func.attr.value == "load_state_dict":

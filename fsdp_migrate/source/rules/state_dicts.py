@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.contexts import (
     names_in,
 )
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, literal, short, text_of
+from fsdp_migrate.source.rules.rank_files import file_of
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
 
@@ -44,6 +45,10 @@ _ELSEWHERE = (
     "what this gives was decided by contexts or types set in other places, and is sharded now; take "
     f"torch's get_model_state_dict or set_model_state_dict with the options that were meant: {_HINT}"
 )
+_FILE = (
+    " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads it in place of all "
+    "this, as FSDP1 saved it and as the new code saves it; leave the optimizer out where the file has none."
+)
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no twin: {_HINT}"
 
@@ -65,13 +70,33 @@ def find(source: Source) -> Iterator[Found]:
 def _of_context(source: Source, context: Context) -> Iterator[Found]:
     covers = tuple(names_in(context.call))
     if context.problem is not None or context.settings is None or context.item is None:
-        yield Found("FM307", context.call, f"{context.problem}; {_HINT}", "commented", covers=covers)
+        said = f"{context.problem}; {_HINT}{_said_of_file(source, context)}"
+        yield Found("FM307", context.call, said, "commented", covers=covers)
         return
     edit = Unwrap(context.item)
     yield Found("FM306", context.call, "no context is needed", "rewritten", (edit,), covers=covers)
     yield from _configs_no_more(source, context)
     for call in context.calls:
         yield turned(source, call, context.settings)
+
+
+def _said_of_file(source: Source, context: Context) -> str:
+    """Return what is said where a file is loaded in a context that is left to a person."""
+    if context.block is None:
+        return ""
+    inside = (call for call in source.calls if context.block in set(source.index.ancestors(call)))
+    return next(filter(None, (_of_file(source, call) for call in inside)), "")
+
+
+def _of_file(source: Source, call: cst.Call) -> str:
+    """Return what loads a file of ``torch.load`` into a model, where a call does; empty for others."""
+    func = call.func
+    is_load = isinstance(func, cst.Attribute) and func.attr.value == "load_state_dict"
+    if not is_load or not isinstance(func, cst.Attribute) or is_not_a_model(func.value):
+        return ""
+    file = file_of(source, call)
+    given = arguments(file, ("f",)) if file is not None else None
+    return _FILE.format(short(given["f"]), short(func.value)) if given and "f" in given else ""
 
 
 def _of_setter(source: Source, setter: Context) -> Iterator[Found]:
@@ -129,7 +154,8 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         message = f"{MIXED}take torch's {turns_to}_model_state_dict(model, ...)."
         yield Found("FM333", call, message, "commented")
     elif certainty == "certain" and (settings is None or not can_turn(call)):
-        yield Found("FM308", call, _ARGUMENTS if settings is not None else _ELSEWHERE, "commented")
+        said = _ARGUMENTS if settings is not None else _ELSEWHERE
+        yield Found("FM308", call, f"{said}{_of_file(source, call)}", "commented")
     elif certainty == "certain" and settings is not None:
         yield turned(source, call, settings)
 

@@ -91,7 +91,7 @@ def test_clipping_by_a_model_that_another_source_has_made_is_said() -> None:
 @pytest.mark.parametrize(
     ("code", "action"),
     [
-        ("Plugin(sharding_strategy='FULL_SHARD')", "commented"),
+        ("Plugin(sharding_strategy=strategy)", "commented"),
         ("Plugin(fsdp_version=2, reshard_after_forward=True)", "kept"),
         ("functools.partial(Plugin, cpu_offload=True)", "commented"),
         ("hasattr(Plugin, 'from_name')", "kept"),
@@ -104,10 +104,11 @@ def test_accelerates_plugin_is_told_from_questions_about_it(code: str, action: s
     assert found == [action]
 
 
-@pytest.mark.parametrize(("version", "action"), [("2", "kept"), ("1", "commented")])
-def test_training_arguments_that_ask_for_fsdp2_stay(version: str, action: str) -> None:
+@pytest.mark.parametrize(("version", "code"), [("2", "FM327"), ("1", "FM428")])
+def test_training_arguments_that_ask_for_fsdp2_stay(version: str, code: str) -> None:
     body = f"args = TrainingArguments('out', fsdp='full_shard', fsdp_config={{'version': {version}}})\n"
-    assert [use.action for use in scan_source(body) if use.code == "FM327"] == [action]
+    found = [(use.code, use.action) for use in scan_source(body) if use.code in {"FM327", "FM428"}]
+    assert found == [(code, "kept" if version == "2" else "rewritten")]
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ FRAMEWORKS = [
     ("from lightning.pytorch.strategies import FSDPStrategy\ns = FSDPStrategy()\n", "FM319"),
     ("import pytorch_lightning as pl\nt = pl.Trainer(strategy='fsdp')\n", "FM319"),
     ("from accelerate import FullyShardedDataParallelPlugin as P\np = P()\n", "FM320"),
-    ("from transformers import TrainingArguments as A\na = A(output_dir='x', fsdp='full_shard')\n", "FM327"),
+    ("from transformers import TrainingArguments as A\na = A(output_dir='x', fsdp=f())\n", "FM327"),
     ("from transformers import TrainingArguments\na = TrainingArguments(fsdp=f)\n", "FM327"),
     ("from composer import Trainer\nt = Trainer(model, fsdp_config=c)\n", "FM328"),
     ("import composer\nt = composer.Trainer(model, parallelism_config={'fsdp': c})\n", "FM328"),
