@@ -30,7 +30,8 @@ def former_values(block: Block) -> dict[str, Any]:
     if block.node is block.owner:
         return {}
     beside = plain_values(block.owner)
-    return {new: beside[old] for old, new in FORMER.items() if is_known(beside.get(old))}
+    given = {new: beside.get(old) for old, new in FORMER.items()}
+    return {new: value for new, value in given.items() if is_known(value) or isinstance(value, Reference)}
 
 
 def take_former(block: Block, draft: Draft, keys: tuple[Key, ...]) -> dict[str, tuple[Any, str]]:

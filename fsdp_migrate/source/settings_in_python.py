@@ -81,7 +81,8 @@ def _stops(finding: Finding) -> bool:
 def _reason(finding: Finding) -> str:
     name = finding.subject.rpartition(".")[2]
     if finding.code == _ELSEWHERE:
-        return f"`{name}` is known only when this runs."
+        needs = "" if str(finding.hint).startswith(("The key is", "Convert")) else f" {finding.hint}"
+        return f"`{name}` is known only when this runs.{needs}"
     return f"`{name}`: {finding.message}"
 
 
@@ -120,7 +121,7 @@ def item_changes(
 
 
 def _same(one: object, other: object) -> bool:
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+    return one == other and type(one) is type(other)
 
 
 def said_of(
