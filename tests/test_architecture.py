@@ -55,7 +55,7 @@ HOUSE: House = (
             "config_files",
             ["source.catalog", "source.uses"],
             "source.python",
-            "source.method_calls",
+            ["source.lightning_modules", "source.method_calls", "source.settings_in_python"],
             "source.rules",
             "source",
         ),

@@ -66,12 +66,14 @@ class LightningModules:
         return not own & _HOOKS and depth < 5 and all(self._is_whole(each, depth + 1) for each in here)
 
     def _fitted(self) -> set[str]:
-        """Return the names of what is given to ``fit`` as the model: classes, or ``?`` for what is none here."""
+        """Return the classes of the models that are given to ``fit``; ``?`` for one that is not here."""
         found = set()
         for call in self.source.calls:
             if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "fit" or not call.args:
                 continue
-            named = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "model"]
+            named = [
+                arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "model"
+            ]
             model = named[0] if named else call.args[0].value
             made = definition(self.source, model)
             if not isinstance(made, cst.Call):
@@ -89,8 +91,9 @@ class LightningModules:
 def with_hook(source: Source, node: cst.ClassDef, code: str) -> cst.ClassDef:
     """Return a class with a hook as its last method."""
     body = cst.ensure_type(node.body, cst.IndentedBlock)
-    hook = cst.ensure_type(
-        cst.parse_statement(code, config=source.module.config_for_parsing), cst.FunctionDef
-    )
+    module = source.module
+    text = re.sub(r"(?m)^(?: {4})+", lambda match: module.default_indent * (len(match[0]) // 4), code)
+    text = text.replace("\n", module.default_newline)
+    hook = cst.ensure_type(cst.parse_statement(text, config=module.config_for_parsing), cst.FunctionDef)
     hook = hook.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
     return node.with_changes(body=body.with_changes(body=[*body.body, hook]))

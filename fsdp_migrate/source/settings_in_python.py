@@ -56,7 +56,7 @@ class Converted:
 
 
 def convert_settings(stack: str, document: dict[str, Any], values: Values) -> Converted:
-    """Convert settings as the config of a framework; what is known only when it runs may be left to a person."""
+    """Convert settings as a framework's config; what is known only when it runs may be left to a person."""
     try:
         done = convert_text(json.dumps(document), stack=stack, is_json=True)
     except (ConfigError, UnsupportedFeatureError) as error:

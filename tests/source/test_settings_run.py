@@ -24,8 +24,18 @@ import functools, json
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from torch import nn
-from torch.distributed.fsdp import CPUOffload, FullStateDictConfig, MixedPrecision, ShardingStrategy, StateDictType
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullStateDictConfig,
+    MixedPrecision,
+    ShardingStrategy,
+    StateDictType,
+)
+from torch.distributed.fsdp.wrap import (
+    ModuleWrapPolicy,
+    size_based_auto_wrap_policy,
+    transformer_auto_wrap_policy,
+)
 from torch.nn import TransformerEncoderLayer
 from transformers import TrainingArguments
 
@@ -51,7 +61,9 @@ plugins = {
 }
 layers = dict(transformer_layer_cls_to_wrap="TransformerEncoderLayer", limit_all_gathers=True)
 arguments = {
-    "dict": TrainingArguments("x", use_cpu=True, report_to=[], fsdp="full_shard auto_wrap", fsdp_config=layers),
+    "dict": TrainingArguments(
+        "x", use_cpu=True, report_to=[], fsdp="full_shard auto_wrap", fsdp_config=layers
+    ),
     "list": TrainingArguments("x", use_cpu=True, report_to=[], fsdp=["shard_grad_op", "offload"]),
 }
 found = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import keyword
+from fsdp_migrate.source.python.nodes import code, keyword
 
 
 if TYPE_CHECKING:
@@ -77,7 +77,10 @@ def changed_dict(
     end = behind if isinstance(behind, cst.ParenthesizedWhitespace) else node.rbrace.whitespace_before
     gaps = [node.lbrace.whitespace_after, *(_behind(each) for each in elements[:-1]), end]
     row = _Row(list(elements), gaps if elements else [end])
-    new = [cst.DictElement(cst.SimpleString(f"{quote}{name}{quote}"), value) for name, value in added]
+    new = [
+        cst.DictElement(cst.SimpleString(f"{quote}{name}{quote}"), _quoted(value, quote))
+        for name, value in added
+    ]
     last = _name(elements[-1]) if elements else None
     _change(row, changes, list(new), last, quote)
     items, first, closing, has_comma = row.joined(has_comma)
@@ -127,7 +130,7 @@ class _Row:
             self.gaps[place : place + 1] = [_with_comment_of(new, old), _without_comment(old)]
 
     def joined(self, has_comma: bool) -> tuple[list[Item], Gap, Gap, bool]:
-        """Return the items with the gaps between them, the first gap, the last, and if a comma is before it."""
+        """Return the items with the gaps between them, the first and the last, and if a comma is there."""
         items = [
             item.with_changes(comma=cst.Comma(whitespace_after=gap), **_no_space(item))
             for item, gap in zip(self.items, self.gaps[1:], strict=True)
@@ -156,7 +159,7 @@ def _change(
 
 def _renewed(item: Item, change: ItemChange, quote: str) -> Item:
     if change.value is not None:
-        item = item.with_changes(value=change.value)
+        item = item.with_changes(value=_quoted(change.value, quote))
     if change.name is None:
         return item
     if isinstance(item, cst.Arg):
@@ -174,6 +177,14 @@ def _name(item: Item) -> str | None:
 def _quote(node: cst.Dict) -> str:
     keys = [element.key for element in node.elements if isinstance(element, cst.DictElement)]
     return next((key.quote for key in keys if isinstance(key, cst.SimpleString) and len(key.quote) == 1), '"')
+
+
+def _quoted(value: cst.BaseExpression, quote: str) -> cst.BaseExpression:
+    """Return a new value with the quotes that its neighbours have, if it is that simple."""
+    text = code(value)
+    if quote == '"' or '"' not in text or quote in text or "\\" in text:
+        return value
+    return cst.parse_expression(text.replace('"', quote))
 
 
 def _behind(item: Item) -> Gap:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
-from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import arguments, code, short
 
@@ -28,9 +27,7 @@ _CONSTANTS = {"True": True, "False": False, "None": None}
 _ENUMS = frozenset({"BackwardPrefetch", "ShardingStrategy", "StateDictType"})
 _DTYPE = re.compile(r"^torch\.(bfloat16|float16|float32|float64|half|float|double)$")
 _HF_OPTION = re.compile(r"^transformers\.(?:\w+\.)*FSDPOption\.([A-Z_0-9]+)(?:\.value)?$")
-_POLICIES = frozenset(
-    {"always_wrap_policy", "size_based_auto_wrap_policy", "transformer_auto_wrap_policy"}
-)
+_POLICIES = frozenset({"always_wrap_policy", "size_based_auto_wrap_policy", "transformer_auto_wrap_policy"})
 _OBJECTS: Mapping[str, tuple[str, ...]] = {
     "MixedPrecision": (
         "param_dtype",
@@ -103,7 +100,12 @@ class Values:
     def _items(self, node: cst.List | cst.Tuple | cst.Set, depth: int) -> Any:
         if any(isinstance(element, cst.StarredElement) for element in node.elements):
             return self._unknown(node)
-        return [self._read(element.value, depth + 1) for element in node.elements]
+        before = len(self.unread)
+        items = [self._read(element.value, depth + 1) for element in node.elements]
+        if len(self.unread) == before:
+            return items
+        del self.unread[before:]  # what is known of it in part is not known
+        return self._unknown(node)
 
     def _mapping(self, node: cst.Dict, depth: int) -> Any:
         found = {}
@@ -213,6 +215,27 @@ def definition(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
             break
         node = value
     return node
+
+
+def when_on(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return ``x`` for ``x if on else None``: what counts where it is not switched off; else the node itself.
+
+    Example:
+        >>> when_on(cst.parse_expression('"full_shard" if on else ""')).value
+        '"full_shard"'
+    """
+    if not isinstance(node, cst.IfExp):
+        return node
+    if _is_off(node.orelse):
+        return node.body
+    return node.orelse if _is_off(node.body) else node
+
+
+def _is_off(node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.SimpleString):
+        return not node.evaluated_value
+    empty = isinstance(node, (cst.Dict, cst.List, cst.Tuple)) and not node.elements
+    return empty or (isinstance(node, cst.Name) and node.value in {"None", "False"})
 
 
 def python_text(value: Any, quote: str = '"') -> str:

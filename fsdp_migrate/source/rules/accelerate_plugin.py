@@ -15,7 +15,14 @@ from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
-from fsdp_migrate.source.settings_in_python import SAID, Converted, convert_settings, in_sentences, item_changes, said_of
+from fsdp_migrate.source.settings_in_python import (
+    SAID,
+    Converted,
+    convert_settings,
+    in_sentences,
+    item_changes,
+    said_of,
+)
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -61,9 +68,11 @@ _STATE_TYPE = (
 )
 _HYBRID = (
     "HYBRID_SHARD: FSDP2 shards over all ranks of all nodes.",
-    "On one node that is the same. Otherwise give "
-    "Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=<nodes>, dp_shard_size=<ranks of a "
-    "node>)).",
+    (
+        "On one node that is the same. Otherwise give "
+        "Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=<nodes>, dp_shard_size=<ranks of "
+        "a node>))."
+    ),
 )
 _INIT = ("Accelerate's FSDP2 does not call it.", "See that the model is whole before `prepare`.")
 _KEYS = {"cpu_offload": "offload_params", "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap"}
@@ -97,6 +106,7 @@ def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
         return
     outer = next((a for a in source.index.ancestors(node) if isinstance(a, cst.Call)), None)
     asked = outer is not None and dotted(outer.func) in {"hasattr", "isinstance", "issubclass"}
+    asked = asked or isinstance(above, (cst.Comparison, cst.BooleanOperation, cst.UnaryOperation, cst.If))
     yield Found("FM320", node, *((_CLASS_ITSELF, "kept") if asked else (_MEANT, "commented")))
 
 
@@ -200,11 +210,11 @@ def _casts(value: Any, values: Values) -> list[str]:
 
 def _said_of_casts(value: Any) -> Finding:
     buffers = value.get("buffer_dtype") if isinstance(value, dict) else None
-    text = (
-        f"FSDP2 leaves buffers in their own dtype{f' (they were {buffers})' if buffers else ''}, and casts the "
-        "inputs of every unit where FSDP1 casts the root's. Parameters and gradients are cast alike."
-    )
-    hint = "Where buffers matter, such as rotary frequencies, the new run is the more exact one."
+    text = "FSDP2 casts the inputs of every unit where FSDP1 casts the root's."
+    hint = "Parameters and gradients are cast alike."
+    if buffers:
+        text += f" It leaves buffers in their own dtype, which FSDP1 cast to {buffers}."
+        hint += " Where buffers matter, such as rotary frequencies, the new run is the more exact one."
     return make_finding("FM354", "mixed_precision_policy", text, hint)
 
 
@@ -264,7 +274,9 @@ def _rewritten(
     gone = [given[name] for name, change in changes.items() if change.remove or change.value is not None]
     gone += [definition(source, given["mixed_precision_policy"])] if needs else []
     shown = ", ".join(f"{name}={values.shown(python_text(value))}" for name, value in wanted.items())
-    note = next((each.message for each in findings if each.code == "FM344" and each.message == _STATE_TYPE), "")
+    note = next(
+        (each.message for each in findings if each.code == "FM344" and each.message == _STATE_TYPE), ""
+    )
     yield Found(
         "FM427",
         call,
@@ -286,7 +298,9 @@ def _references(source: Source, gone: list[cst.BaseExpression]) -> Iterator[cst.
     """Yield the names of torch's that go away with expressions."""
     for node in gone:
         for inner in walk(node):
-            is_partial = isinstance(inner, cst.Call) and "functools.partial" in source.index.qualified(inner.func)
+            is_partial = isinstance(inner, cst.Call) and "functools.partial" in source.index.qualified(
+                inner.func
+            )
             if inner in source.references:
                 yield inner
             elif is_partial and isinstance(inner, cst.Call):

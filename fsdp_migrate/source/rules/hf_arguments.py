@@ -18,8 +18,16 @@ from fsdp_migrate.source.python.values import (
     definition,
     is_dict_call,
     python_text,
+    when_on,
 )
-from fsdp_migrate.source.settings_in_python import SAID, Converted, convert_settings, in_sentences, item_changes, said_of
+from fsdp_migrate.source.settings_in_python import (
+    SAID,
+    Converted,
+    convert_settings,
+    in_sentences,
+    item_changes,
+    said_of,
+)
 from fsdp_migrate.source.uses import Found, Replace
 
 
@@ -70,6 +78,7 @@ def _is_of_the_trainer(source: Source, call: cst.Call) -> bool:
 
 def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+    given |= {name: when_on(node) for name, node in given.items() if name in {"fsdp", "fsdp_config"}}
     if "fsdp" not in given:
         yield from _of_stars(source, call)
         return
@@ -162,27 +171,18 @@ def _edits(
     before, after = dict(converted.before), dict(converted.after)
     config, wanted = before.pop("fsdp_config", None), after.pop("fsdp_config")
     changes, new = item_changes(before, after, values)
-    inner: tuple[Changes, New] | None = None
-    text = "fsdp_config" in given and isinstance(values.read(given["fsdp_config"]), str)
-    if not isinstance(config, dict) or text:
-        if "fsdp_config" in given:
-            changes["fsdp_config"] = ItemChange(value=values.written(wanted))
-        else:
-            new.append(("fsdp_config", values.written(wanted)))
-    elif (home := definition(source, given["fsdp_config"])) is given["fsdp_config"]:
-        inner = item_changes(config, wanted, values)
-    else:
+    home = definition(source, given["fsdp_config"]) if "fsdp_config" in given else None
+    if home is None:
+        new.append(("fsdp_config", values.written(wanted)))
+    elif isinstance(home, cst.Dict) or is_dict_call(source, home):
         items = item_changes(config, wanted, values)
         yield Replace(home, lambda node: _changed(node, *items))
-
-    def build(updated: cst.Call) -> cst.Call:
-        every = dict(changes)
-        if inner is not None:
-            value = next(a.value for a in updated.args if a.keyword and a.keyword.value == "fsdp_config")
-            every["fsdp_config"] = ItemChange(value=_changed(value, *inner))
-        return changed_call(updated, every, new, "fsdp")
-
-    yield Replace(call, build)
+    else:
+        yield Replace(given["fsdp_config"], lambda node: values.written(wanted))
+    if "fsdp" in changes:
+        words = changes.pop("fsdp").value
+        yield Replace(given["fsdp"], lambda node: words)
+    yield Replace(call, lambda node: changed_call(node, changes, new, "fsdp"))
 
 
 def _changed(node: cst.BaseExpression, changes: Changes, new: New) -> cst.BaseExpression:
@@ -194,15 +194,20 @@ def _changed(node: cst.BaseExpression, changes: Changes, new: New) -> cst.BaseEx
 
 
 def _of_stars(source: Source, call: cst.Call) -> Iterator[Found]:
-    """Find ``fsdp`` in a dict of this source that is given as ``**arguments``."""
+    """Find ``fsdp`` in the dicts of this source that are given as ``**arguments``."""
     for arg in call.args:
-        home = definition(source, arg.value) if arg.star == "**" else None
-        if not isinstance(home, cst.Dict) and not (home is not None and is_dict_call(source, home)):
+        if arg.star != "**":
             continue
-        values = Values(source)
-        held = values.read(home)
-        if isinstance(held, dict) and held.get("fsdp"):
-            yield from _commented(held, values, arg, f"`{dotted(arg.value) or 'the dict'}` holds `fsdp`")
+        bindings = source.index.bindings_of(arg.value) if isinstance(arg.value, cst.Name) else ()
+        homes = [binding.value for binding in bindings] or [arg.value]
+        for home in homes:
+            if not isinstance(home, cst.Dict) and not (home is not None and is_dict_call(source, home)):
+                continue
+            values = Values(source)
+            held = values.read(home)
+            if isinstance(held, dict) and held.get("fsdp"):
+                why = f"`{dotted(arg.value) or 'the dict'}` holds arguments of the Trainer"
+                yield from _commented(held, values, home, why)
 
 
 def _of_class(source: Source, node: cst.ClassDef) -> Iterator[Found]:

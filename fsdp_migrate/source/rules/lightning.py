@@ -16,7 +16,14 @@ from fsdp_migrate.source.lightning_modules import LightningModules, with_hook
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, walk
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
-from fsdp_migrate.source.settings_in_python import SAID, Converted, convert_settings, in_sentences, item_changes, said_of
+from fsdp_migrate.source.settings_in_python import (
+    SAID,
+    Converted,
+    convert_settings,
+    in_sentences,
+    item_changes,
+    said_of,
+)
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -138,7 +145,9 @@ def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
 def _of_word(source: Source, trainer: cst.Call, arg: cst.Arg) -> _Asked:
     """Read ``Trainer(strategy="fsdp")``."""
     names = sorted(source.index.qualified(trainer.func))
-    package = "pytorch_lightning" if names and names[0].startswith("pytorch_lightning") else "lightning.pytorch"
+    package = (
+        "pytorch_lightning" if names and names[0].startswith("pytorch_lightning") else "lightning.pytorch"
+    )
     known = trainer if any(_TRAINER.match(name) for name in names) else None
     values = Values(source)
     word = str(values.read(arg.value)).replace("fsdp_native_full_shard_offload", "fsdp_cpu_offload")
@@ -214,15 +223,15 @@ def _together(source: Source, every: list[_Asked]) -> Iterator[Found]:
 
 
 def _left(asked: _Asked) -> Found:
-    """Return the comment for what is left to a person: the strategy and the hook, as far as they are known."""
+    """Return the comment for what is left to a person: strategy and hook, as far as they are known."""
     wanted = {name: _RANKS if value == "auto" else value for name, value in asked.wanted.items()}
     said = in_sentences(asked.reasons)
     if not asked.converted.code:
         return Found("FM319", asked.node, f"{said} {_MEANT}", "commented")
     shown = asked.values.shown(_arguments(wanted)).replace(f'"{_RANKS}"', _RANKS)
     text = (
-        f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put what stands below "
-        "into the LightningModule. Either without the other does not shard."
+        f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put what stands "
+        "below into the LightningModule. Either without the other does not shard."
     )
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
 

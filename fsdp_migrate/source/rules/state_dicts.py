@@ -46,8 +46,8 @@ _ELSEWHERE = (
     f"torch's get_model_state_dict or set_model_state_dict with the options that were meant: {_HINT}"
 )
 _FILE = (
-    " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads it in place of all "
-    "this, as FSDP1 saved it and as the new code saves it; leave the optimizer out where the file has none."
+    " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads it in place of "
+    "all this, as FSDP1 saved it and as the new code saves it; leave the optimizer out if the file has none."
 )
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no twin: {_HINT}"

@@ -24,6 +24,12 @@ ACCELERATE = (
     "from torch.distributed.fsdp.wrap import ModuleWrapPolicy, transformer_auto_wrap_policy as by_class\n"
 )
 MORE = '"version": 2, "reshard_after_forward": {}, "state_dict_type": "FULL_STATE_DICT"'
+NO_WRAP = (
+    "'version': 2, 'reshard_after_forward': False, 'auto_wrap_policy': 'NO_WRAP', "
+    "'state_dict_type': 'FULL_STATE_DICT'"
+)
+POLICY = '"auto_wrap_policy": "NO_WRAP"'
+LAYER = '"transformer_layer_cls_to_wrap": [layer]'
 FULL, GRAD_OP = MORE.format(True), MORE.format(False)
 
 
@@ -43,19 +49,19 @@ HF_CALLS = [
     ('fsdp="full_shard auto_wrap"', f'fsdp="full_shard auto_wrap", fsdp_config={{{FULL}}}'),
     (
         "fsdp=[FSDPOption.SHARD_GRAD_OP, FSDPOption.AUTO_WRAP], seed=1",
-        "fsdp=[FSDPOption.SHARD_GRAD_OP, FSDPOption.AUTO_WRAP], "
-        f"fsdp_config={{{GRAD_OP}}}, seed=1",
+        f"fsdp=[FSDPOption.SHARD_GRAD_OP, FSDPOption.AUTO_WRAP], fsdp_config={{{GRAD_OP}}}, seed=1",
     ),
     (
-        'fsdp="shard_grad_op auto_wrap", fsdp_transformer_layer_cls_to_wrap=layers',
-        'fsdp="shard_grad_op auto_wrap", '
-        f'fsdp_config={{{GRAD_OP}, "transformer_layer_cls_to_wrap": layers}}',
+        'fsdp="shard_grad_op auto_wrap" if on else "", fsdp_transformer_layer_cls_to_wrap=[layer]',
+        f'fsdp="shard_grad_op auto_wrap" if on else "", fsdp_config={{{GRAD_OP}, {LAYER}}}',
     ),
     (
-        "fsdp='full_shard auto_wrap', fsdp_config={'min_num_params': 1e3, 'activation_checkpointing': on}",
-        "fsdp='full_shard auto_wrap', fsdp_config={'min_num_params': 1000, 'activation_checkpointing': on, "
-        "'version': 2, 'reshard_after_forward': True, 'auto_wrap_policy': \"SIZE_BASED_WRAP\", "
-        "'state_dict_type': \"FULL_STATE_DICT\"}",
+        "fsdp='shard_grad_op', fsdp_config={'min_num_params': 1e3, 'xla': on}",
+        f"fsdp='shard_grad_op', fsdp_config={{'min_num_params': 1000, 'xla': on, {NO_WRAP}}}",
+    ),
+    (
+        'fsdp="no_shard" if on else "", fsdp_config={"auto_wrap_policy": "NO_WRAP"} if on else None',
+        f'fsdp="shard_grad_op" if on else "", fsdp_config={{{POLICY}, {GRAD_OP}}} if on else None',
     ),
     (
         'fsdp="full_shard auto_wrap", fsdp_config=\'{"fsdp_min_num_params": 0}\'',
@@ -92,7 +98,7 @@ def test_a_dict_is_changed_where_it_stands_and_keeps_its_comments() -> None:
 
 
 HF_LEFT = [
-    ("fsdp=choose()", f"Here: fsdp_config={{{FULL}}}, with False in place of True"),
+    ('fsdp=["full_shard", more]', f"Here: fsdp_config={{{FULL}}}, with False in place of True"),
     ('fsdp="full_shard", fsdp_config=make()', "is known only when this runs"),
     ('fsdp="shard_grad_op auto_wrap", fsdp_config=make()', f"Here: add {{{GRAD_OP}}} to it"),
     ('fsdp="full_shard", **more', "`**` may hold `fsdp_config`"),
@@ -100,7 +106,7 @@ HF_LEFT = [
     ('fsdp="full_shard", fsdp_config={"xla": True}', "PyTorch/XLA's FSDP is another one"),
     ('fsdp="full_shard auto_wrap", fsdp_min_num_params=n', "SIZE_BASED_WRAP` beside it"),
     ('fsdp="full_shard autowrap"', "Did you mean `auto_wrap`?"),
-    ('**{"fsdp": "full_shard"}', "holds `fsdp`"),
+    ('**{"fsdp": "full_shard"}', "holds arguments of the Trainer"),
 ]
 
 
@@ -131,42 +137,44 @@ def test_defaults_of_a_class_are_said() -> None:
     assert not scan_source(body.replace('"shard_grad_op"', '""'))
 
 
+TYPE = 'state_dict_type="{}_STATE_DICT"'
+WHOLE, SHARDED = TYPE.format("FULL"), TYPE.format("SHARDED")
+BY_CLASS = 'auto_wrap_policy="TRANSFORMER_BASED_WRAP"'
+BLOCK = 'transformer_cls_names_to_wrap=["Block"]'
 PLUGINS = [
     (
-        'sharding_strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True, state_dict_type="SHARDED_STATE_DICT"',
-        'fsdp_version=2, reshard_after_forward=True, state_dict_type="SHARDED_STATE_DICT"',
+        f"sharding_strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True, {SHARDED}",
+        f"fsdp_version=2, reshard_after_forward=True, {SHARDED}",
     ),
     (
-        "sharding_strategy=2, cpu_offload=CPUOffload(True), ignored_modules=find(model)",
-        "fsdp_version=2, reshard_after_forward=False, cpu_offload=True, ignored_modules=find(model), "
-        'state_dict_type="FULL_STATE_DICT"',
+        "sharding_strategy=2, cpu_offload=CPUOffload(True), ignored_modules=f(m)",
+        f"fsdp_version=2, reshard_after_forward=False, cpu_offload=True, ignored_modules=f(m), {WHOLE}",
     ),
     (
         "fsdp_version=1, auto_wrap_policy=functools.partial(by_class, transformer_layer_cls={Block})",
-        'fsdp_version=2, auto_wrap_policy="TRANSFORMER_BASED_WRAP", '
-        'transformer_cls_names_to_wrap=["Block"], state_dict_type="FULL_STATE_DICT"',
+        f"fsdp_version=2, {BY_CLASS}, {BLOCK}, {WHOLE}",
     ),
     (
-        'auto_wrap_policy=ModuleWrapPolicy([Block]), state_dict_type="LOCAL_STATE_DICT"',
-        'fsdp_version=2, auto_wrap_policy="TRANSFORMER_BASED_WRAP", '
-        'state_dict_type="SHARDED_STATE_DICT", transformer_cls_names_to_wrap=["Block"]',
+        f"auto_wrap_policy=ModuleWrapPolicy([Block]), {TYPE.format('LOCAL')}",
+        f"fsdp_version=2, {BY_CLASS}, {SHARDED}, {BLOCK}",
     ),
     (
-        "mixed_precision_policy=MixedPrecision(torch.float16, buffer_dtype=torch.float16), sharding_strategy=1",
-        "fsdp_version=2, mixed_precision_policy=MixedPrecisionPolicy(param_dtype = torch.float16), "
-        'reshard_after_forward=True, state_dict_type="FULL_STATE_DICT"',
+        f"mixed_precision_policy=MixedPrecision(torch.half, buffer_dtype=torch.half), {SHARDED}",
+        f"fsdp_version=2, mixed_precision_policy=MixedPrecisionPolicy(param_dtype=torch.half), {SHARDED}",
     ),
 ]
 
 
 @pytest.mark.parametrize(("before", "after"), PLUGINS)
 def test_accelerates_plugin(before: str, after: str) -> None:
-    found = last(f"p = Plugin({before})\n", ACCELERATE)
-    assert found.replace(" = torch", "=torch") == f"p = Plugin({after})\n".replace(" = torch", "=torch")
+    assert last(f"p = Plugin({before})\n", ACCELERATE) == f"p = Plugin({after})\n"
 
 
 PLUGINS_LEFT = [
-    ("sharding_strategy=ShardingStrategy[args.s]", "reshard_after_forward=<True, or False for SHARD_GRAD_OP>"),
+    (
+        "sharding_strategy=ShardingStrategy[args.s]",
+        "reshard_after_forward=<True, or False for SHARD_GRAD_OP>",
+    ),
     ("ShardingStrategy.FULL_SHARD", "have no names"),
     ("sharding_strategy=1, **more", "stand behind `*` or `**`"),
     ("state_dict_config=config", "`accelerate launch` reads"),
@@ -234,8 +242,7 @@ MODEL_PARALLEL = (
         ("FSDPStrategy()", MODEL_PARALLEL.format(8, False), "'use_orig_params': True"),
         (
             'FSDPStrategy(state_dict_type="sharded", sharding_strategy="SHARD_GRAD_OP", timeout=t)',
-            "ModelParallelStrategy(data_parallel_size=8, tensor_parallel_size=1, "
-            "save_distributed_checkpoint=True, timeout=t)",
+            MODEL_PARALLEL.format(8, True).replace(")", ", timeout=t)"),
             "'sharding_strategy': 'SHARD_GRAD_OP'",
         ),
         ('"fsdp_cpu_offload"', MODEL_PARALLEL.format(8, False), "'cpu_offload': True"),
@@ -269,6 +276,18 @@ def test_without_its_hook_the_strategy_stays(header: str, devices: object, strat
     assert "# fsdp-migrate:     def configure_model(self) -> None:" in found
 
 
+def test_the_hook_is_laid_out_as_its_source_is() -> None:
+    body = (LIT + TRAINER.format(8, "FSDPStrategy()")).replace("\n", "\r\n")
+    after = turned(body, header="")
+    assert "\r\n    if not isinstance(self, FSDPModule):\r\n      arguments = {\r\n" in after
+    assert after.count("\n") == after.count("\r\n")
+
+
+def test_what_is_asked_of_the_plugins_name_stays() -> None:
+    found = scan_source(f"{ACCELERATE}if Plugin is not None and not Plugin:\n    pass\n")
+    assert [use.action for use in found if use.code == "FM320"] == ["kept", "kept"]
+
+
 def test_two_strategies_for_one_module_must_agree() -> None:
     both = TRAINER.format(8, "FSDPStrategy()") + TRAINER.format(8, "FSDPStrategy({})")
     assert turned(LIT + both.format(""), header="").count("def configure_model") == 1
@@ -278,7 +297,7 @@ def test_two_strategies_for_one_module_must_agree() -> None:
 def test_every_function_that_sets_the_type_decides_for_itself() -> None:
     body = (
         "def save(model: FSDP, optim):\n"
-        "    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(True, True))\n"
+        "    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(True))\n"
         "    return model.state_dict()\n\n\n"
         "def load(model: FSDP, state):\n"
         "    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)\n"
@@ -287,7 +306,7 @@ def test_every_function_that_sets_the_type_decides_for_itself() -> None:
         "    return model.state_dict()\n"
     )
     after = plain(body)
-    assert "    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True" in after
+    assert "    return full_state_dict(model, rank0_only=False, offload_to_cpu=True)[" in after
     assert "    set_model_state_dict(model, state)\n" in after
     assert "    # fsdp-migrate: FM308\n    return model.state_dict()\n" in after
     inner = body.replace("    FSDP.set_state", "    if optim:\n        FSDP.set_state", 1)
