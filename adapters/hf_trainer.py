@@ -2,8 +2,7 @@
 
 Read in the source of transformers 4.57 to 5.23 (``TrainingArguments._process_fsdp_args``). What is written
 means as much as can be in each of them (:data:`~fsdp_migrate.adapters.engine.claims.TRANSFORMERS`): ``fsdp``
-stays a string, from which versions before 5.10 take ``auto_wrap`` and ``offload``, and what later versions
-read from ``fsdp_config`` stands there too.
+stays a string, as versions before 5.10 read it, and ``fsdp_config`` says the same to later ones.
 """
 
 from __future__ import annotations
@@ -53,7 +52,14 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     strategy_of,
 )
 from fsdp_migrate.adapters.engine.torch_objects import target_of
-from fsdp_migrate.adapters.hf_versions import FORMER, former_values, say_mesh, say_versions, take_former
+from fsdp_migrate.adapters.hf_versions import (
+    FORMER,
+    former_values,
+    say_mesh,
+    say_unknown_count,
+    say_versions,
+    take_former,
+)
 from fsdp_migrate.errors import ConfigError
 
 
@@ -350,7 +356,7 @@ class HFTrainerAdapter:
             for key, (value, text) in wanted.items():
                 draft.add(block.node, key, value, block.at(key), text)
         _emit_fsdp(block, items, draft)
-        _say_unknown_count(block, items, draft)
+        say_unknown_count(block, items, draft, HF_KEYS)
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
         say_mixed_precision(
@@ -404,17 +410,6 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
         text = "FULL_STATE_DICT, the default of FSDP1; that of Accelerate's FSDP2 is SHARDED_STATE_DICT."
         wanted["state_dict_type"] = ("FULL_STATE_DICT", text)
     return wanted
-
-
-def _say_unknown_count(block: Block, items: tuple[str, ...], draft: Draft) -> None:
-    """Say what a number of parameters that is known only elsewhere needs beside it, if it is no 0."""
-    values = bare_values(block.node, HF_KEYS) | former_values(block)
-    decides = "auto_wrap" in items and not is_known(values.get("auto_wrap_policy"))
-    if isinstance(values.get("min_num_params"), Reference) and decides:
-        since = TRANSFORMERS["size_needs_policy"].since
-        text = "It is known only elsewhere, and decides whether modules are wrapped by size."
-        hint = f"Unless it is 0, transformers {since} needs `auto_wrap_policy: SIZE_BASED_WRAP` beside it."
-        draft.say("FM346", block.at("min_num_params"), text, hint)
 
 
 def _reshard(block: Block, strategy: str | None) -> tuple[bool, str]:

@@ -89,6 +89,17 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
     draft.say("FM358", block.name, text, hint)
 
 
+def say_unknown_count(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple[Key, ...]) -> None:
+    """Say what a number of parameters that is known only elsewhere needs beside it, if it is no 0."""
+    values = bare_values(block.node, keys) | former_values(block)
+    decides = "auto_wrap" in items and not is_known(values.get("auto_wrap_policy"))
+    if isinstance(values.get("min_num_params"), Reference) and decides:
+        since = TRANSFORMERS["size_needs_policy"].since
+        text = "It is known only elsewhere, and decides whether modules are wrapped by size."
+        hint = f"Unless it is 0, transformers {since} needs `auto_wrap_policy: SIZE_BASED_WRAP` beside it."
+        draft.say("FM346", block.at("min_num_params"), text, hint)
+
+
 def _before(version: str) -> str:
     major, _, minor = version.partition(".")
     return f"{major}.{int(minor) - 1}"

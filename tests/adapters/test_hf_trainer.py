@@ -241,3 +241,12 @@ def test_a_mapping_that_the_user_names_is_converted() -> None:
     assert [block.state for block in done.blocks] == ["converted"]
     off = convert_text(f"{HEAD}fsdp: ''\nfsdp_config: {{min_num_params: 5}}\n", stack="hf", key="fsdp_config")
     assert off.is_changed
+
+
+def test_old_arguments_that_are_known_only_elsewhere_move_too() -> None:
+    text = "output_dir: x\nfsdp: full_shard auto_wrap\nfsdp_min_num_params: ${n}\n"
+    done = convert(text + "fsdp_transformer_layer_cls_to_wrap: ${layer}\n")
+    config = YAML(typ="safe").load(done.text)["fsdp_config"]
+    assert (config["min_num_params"], config["transformer_layer_cls_to_wrap"]) == ("${n}", "${layer}")
+    [said] = [finding for finding in done.findings if finding.code == "FM346"]
+    assert "`auto_wrap_policy: SIZE_BASED_WRAP`" in str(said.hint)

@@ -212,7 +212,6 @@ def main():
         save(model, optimizer, old, train(model, optimizer, 0))
     save(model, optimizer, new, train(model, optimizer, load(model, optimizer, old)))
     train(model, optimizer, load(model, optimizer, new))
-    dist.destroy_process_group()
 
 
 main()
