@@ -122,6 +122,8 @@ class Values:
             given = arguments(node, ())
             return self._unknown(node) if given is None else self._each(given, depth)
         name = self.source.index.fsdp1(node.func)
+        if name in _ENUMS and len(node.args) == 1 and isinstance(node.args[0].value, cst.Integer):
+            return node.args[0].value.evaluated_value  # ShardingStrategy(1)
         order = _OBJECTS.get(name or "")
         given = arguments(node, order) if order is not None else None
         if given is not None:

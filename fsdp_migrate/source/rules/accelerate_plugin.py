@@ -57,6 +57,12 @@ _POLICY = (
     "`auto_wrap_policy`: Accelerate's FSDP2 wraps by class (`transformer_based_wrap`, with "
     "transformer_cls_names_to_wrap) or by size; with any other policy the whole model is one unit"
 )
+_POLICY_IS_SET = (
+    "with this policy Accelerate's FSDP2 shards the whole model as one unit: it knows policies by class and "
+    "by size alone. Take this out: in FSDP2's units frozen and trained parameters mix, and adapters (PEFT) "
+    "need no policy of their own."
+)
+_SET_POLICY = re.compile(r"\bfsdp_plugin\.auto_wrap_policy$")
 _CASTS = (
     "`mixed_precision_policy`: {} cannot be said to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
     "output_dtype, cast_forward_inputs)"
@@ -83,7 +89,7 @@ _NAMES = {
 }
 # What says nothing of how the model is sharded, and means the same to FSDP2.
 _ASIDE = frozenset({"ignored_modules", "optim_state_dict_config", "param_init_fn", "state_dict_config"})
-_CAST = frozenset({"param_dtype", "reduce_dtype", "buffer_dtype"})
+_CAST = frozenset({"param_dtype", "reduce_dtype", "buffer_dtype", "cast_forward_inputs"})
 _DTYPES = Need("torch.distributed.fsdp", "MixedPrecisionPolicy")
 
 
@@ -92,6 +98,10 @@ def find(source: Source) -> Iterator[Found]:
     for node in (*source.loads, *source.attributes):
         if any(_PLUGIN.match(name) for name in source.index.qualified(node)):
             yield from _of_name(source, node)
+    for assign in source.assignments:
+        for target in assign.targets:
+            if _SET_POLICY.search(dotted(target.target) or ""):
+                yield Found("FM343", assign, _POLICY_IS_SET, "commented")
 
 
 def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
@@ -167,7 +177,7 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
         elif name == "mixed_precision_policy" and not isinstance(value, str):
             reasons += _casts(value, values)
             reasons += [] if definition(source, node) is node or is_only_use(source, node) else [_SHARED]
-            findings.append(_said_of_casts(value))
+            findings += _said_of_casts(value)
         elif name == "cpu_offload" and isinstance(value, dict):
             held["offload_params"] = value.get("offload_params", False)
         elif name == "transformer_cls_names_to_wrap" and isinstance(value, list):
@@ -208,14 +218,16 @@ def _casts(value: Any, values: Values) -> list[str]:
     return [_CASTS.format(", ".join(odd))] if odd else []
 
 
-def _said_of_casts(value: Any) -> Finding:
-    buffers = value.get("buffer_dtype") if isinstance(value, dict) else None
-    text = "FSDP2 casts the inputs of every unit where FSDP1 casts the root's."
-    hint = "Parameters and gradients are cast alike."
-    if buffers:
-        text += f" It leaves buffers in their own dtype, which FSDP1 cast to {buffers}."
+def _said_of_casts(value: Any) -> Iterator[Finding]:
+    given = value if isinstance(value, dict) else {}
+    text, hint = "", "Parameters and gradients are cast alike."
+    if given.get("cast_forward_inputs") is not True:
+        text = "FSDP2 casts the inputs of every unit where FSDP1 casts the root's."
+    if given.get("buffer_dtype"):
+        text += f" FSDP2 leaves buffers in their own dtype, which FSDP1 cast to {given['buffer_dtype']}."
         hint += " Where buffers matter, such as rotary frequencies, the new run is the more exact one."
-    return make_finding("FM354", "mixed_precision_policy", text, hint)
+    if text:
+        yield make_finding("FM354", "mixed_precision_policy", text.strip(), hint)
 
 
 def _precision_of_accelerator(source: Source) -> str | None:
@@ -234,11 +246,21 @@ def _is_changed_later(source: Source, call: cst.Call) -> bool:
     """Tell whether attributes of the plugin are set after it was made."""
     assign = next((a for a in source.index.ancestors(call) if isinstance(a, cst.Assign)), None)
     names = {text_of(target.target) for target in assign.targets} if assign is not None else set()
+    home = source.index.function(call)
     return any(
-        isinstance(target.target, cst.Attribute) and text_of(target.target.value) in names
+        isinstance(target.target, cst.Attribute)
+        and text_of(target.target.value) in names
+        and (home is None or "." in text_of(target.target.value) or source.index.function(each) is home)
+        and (home is not None or _is_global(source, target.target.value))
         for each in source.assignments
         for target in each.targets
     )
+
+
+def _is_global(source: Source, node: cst.BaseExpression) -> bool:
+    if not isinstance(node, cst.Name):
+        return True
+    return source.index.scopes[node].find(node.value) is source.index.scope
 
 
 def _after(held: dict[str, Any], converted: Converted) -> dict[str, Any]:
@@ -346,5 +368,5 @@ def _cast(source: Source, node: cst.BaseExpression) -> cst.Call:
     else:
         order = ("param_dtype", "reduce_dtype", "buffer_dtype")
         given = arguments(cst.ensure_type(node, cst.Call), order) or {}
-    given.pop("buffer_dtype", None)
-    return make_call(source.local_name(_DTYPES), **given)
+    kept = {name: value for name, value in given.items() if name in {"param_dtype", "reduce_dtype"}}
+    return make_call(source.local_name(_DTYPES), **kept)

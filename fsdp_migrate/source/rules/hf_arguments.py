@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
+from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import code, dotted
 from fsdp_migrate.source.python.values import (
     Values,
     definition,
@@ -53,6 +54,8 @@ _MEANT = (
 )
 _UNKNOWN = "`fsdp` is known only when this runs."
 _HIDDEN = "`**` may hold `fsdp_config`"
+_ELSEWHERE = "these are arguments of the Trainer, which is made in another place"
+_IS_ITEM = re.compile(r"""\[["']fsdp["']\]$""")
 _SHARED = "the dict of `fsdp_config` is used in other places too"
 _FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 _BESIDE = ("bf16", "fp16")
@@ -67,6 +70,7 @@ def find(source: Source) -> Iterator[Found]:
     for node in source.index.by_kind.get(cst.ClassDef, ()):
         if isinstance(node, cst.ClassDef):
             yield from _of_class(source, node)
+    yield from _elsewhere(source)
 
 
 def _is_of_the_trainer(source: Source, call: cst.Call) -> bool:
@@ -194,20 +198,54 @@ def _changed(node: cst.BaseExpression, changes: Changes, new: New) -> cst.BaseEx
 
 
 def _of_stars(source: Source, call: cst.Call) -> Iterator[Found]:
-    """Find ``fsdp`` in the dicts of this source that are given as ``**arguments``."""
+    """Find ``fsdp`` in the dicts of this source that are given as ``**arguments``, whatever it is."""
     for arg in call.args:
-        if arg.star != "**":
-            continue
-        bindings = source.index.bindings_of(arg.value) if isinstance(arg.value, cst.Name) else ()
-        homes = [binding.value for binding in bindings] or [arg.value]
-        for home in homes:
-            if not isinstance(home, cst.Dict) and not (home is not None and is_dict_call(source, home)):
-                continue
-            values = Values(source)
-            held = values.read(home)
-            if isinstance(held, dict) and held.get("fsdp"):
-                why = f"`{dotted(arg.value) or 'the dict'}` holds arguments of the Trainer"
-                yield from _commented(held, values, home, why)
+        name = arg.value if arg.star == "**" and isinstance(arg.value, cst.Name) else None
+        for binding in source.index.bindings_of(name) if name is not None else ():
+            given = _items(source, binding.value) if binding.value is not None else {}
+            if "fsdp" in given and not _says_so(source, given["fsdp"]):
+                yield from _stated(source, given, given["fsdp"])
+
+
+def _elsewhere(source: Source) -> Iterator[Found]:
+    """Find words of the Trainer's ``fsdp`` in dicts, in calls of others, and where an attribute is set."""
+    calls = [call for call in source.calls if not _is_of_the_trainer(source, call)]
+    for node in (*calls, *source.index.by_kind.get(cst.Dict, ())):
+        given = _items(source, node, any_call=True)
+        if "fsdp" in given and _says_so(source, given["fsdp"]):
+            yield from _stated(source, given, given["fsdp"])
+    for assign in source.assignments:
+        for target in (each.target for each in assign.targets):
+            name = target.attr.value if isinstance(target, cst.Attribute) else code(target)
+            is_set = name == "fsdp" and isinstance(target, cst.Attribute)
+            if (is_set or _IS_ITEM.search(name)) and _says_so(source, assign.value):
+                yield from _stated(source, {"fsdp": when_on(assign.value)}, assign)
+
+
+def _items(source: Source, node: cst.CSTNode, *, any_call: bool = False) -> Given:
+    """Return the items of a dict that is written out, or the named arguments of a call."""
+    if isinstance(node, cst.Call) and (any_call or is_dict_call(source, node)):
+        return {arg.keyword.value: when_on(arg.value) for arg in node.args if arg.keyword is not None}
+    elements = node.elements if isinstance(node, cst.Dict) else ()
+    return {
+        str(each.key.evaluated_value): when_on(each.value)
+        for each in elements
+        if isinstance(each, cst.DictElement) and isinstance(each.key, cst.SimpleString)
+    }
+
+
+def _says_so(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a value is what only the Trainer's ``fsdp`` can be."""
+    value = Values(source).read(when_on(node))
+    words = value.replace(",", " ").split() if isinstance(value, str) else value
+    return isinstance(words, list) and any(word in HF_WORDS - {"offload"} for word in words)
+
+
+def _stated(source: Source, given: Given, place: cst.CSTNode) -> Iterator[Found]:
+    values = Values(source)
+    names = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE)
+    held = {name: values.read(given[name]) for name in names if name in given}
+    yield from _commented(held, values, place, _ELSEWHERE)
 
 
 def _of_class(source: Source, node: cst.ClassDef) -> Iterator[Found]:

@@ -20,7 +20,7 @@ ACCELERATE = (
     "import functools\nimport torch\n"
     "from accelerate import Accelerator, FullyShardedDataParallelPlugin as Plugin\n"
     "from models import Block\n"
-    "from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy\n"
+    "from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy, StateDictType\n"
     "from torch.distributed.fsdp.wrap import ModuleWrapPolicy, transformer_auto_wrap_policy as by_class\n"
 )
 MORE = '"version": 2, "reshard_after_forward": {}, "state_dict_type": "FULL_STATE_DICT"'
@@ -106,7 +106,7 @@ HF_LEFT = [
     ('fsdp="full_shard", fsdp_config={"xla": True}', "PyTorch/XLA's FSDP is another one"),
     ('fsdp="full_shard auto_wrap", fsdp_min_num_params=n', "SIZE_BASED_WRAP` beside it"),
     ('fsdp="full_shard autowrap"', "Did you mean `auto_wrap`?"),
-    ('**{"fsdp": "full_shard"}', "holds arguments of the Trainer"),
+    ('**{"fsdp": "full_shard"}', "these are arguments of the Trainer"),
 ]
 
 
@@ -141,6 +141,7 @@ TYPE = 'state_dict_type="{}_STATE_DICT"'
 WHOLE, SHARDED = TYPE.format("FULL"), TYPE.format("SHARDED")
 BY_CLASS = 'auto_wrap_policy="TRANSFORMER_BASED_WRAP"'
 BLOCK = 'transformer_cls_names_to_wrap=["Block"]'
+CAST = "mixed_precision_policy=MixedPrecisionPolicy(reduce_dtype=torch.half)"
 PLUGINS = [
     (
         f"sharding_strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True, {SHARDED}",
@@ -157,6 +158,14 @@ PLUGINS = [
     (
         f"auto_wrap_policy=ModuleWrapPolicy([Block]), {TYPE.format('LOCAL')}",
         f"fsdp_version=2, {BY_CLASS}, {SHARDED}, {BLOCK}",
+    ),
+    (
+        f"sharding_strategy=ShardingStrategy(2), {SHARDED}, mixed_precision_policy=dict(param_dtype=t)",
+        f"sharding_strategy=ShardingStrategy(2), {SHARDED}, mixed_precision_policy=dict(param_dtype=t)",
+    ),
+    (
+        "state_dict_type=StateDictType(3), mixed_precision_policy=dict(reduce_dtype=torch.half)",
+        f"fsdp_version=2, state_dict_type=StateDictType(3), {CAST}",
     ),
     (
         f"mixed_precision_policy=MixedPrecision(torch.half, buffer_dtype=torch.half), {SHARDED}",
@@ -196,6 +205,33 @@ def test_what_is_left_of_accelerates_plugin_is_said(given: str, said: str) -> No
 def test_a_plugin_whose_attributes_are_set_later_is_left() -> None:
     body = "p = Plugin(sharding_strategy=1)\np.cpu_offload = find()\n"
     assert last(body, ACCELERATE) == body
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "kwargs.update(fsdp={}, fsdp_config=None)",
+        'settings = {{"output_dir": "out", "fsdp": {}}}',
+        'kwargs["fsdp"] = {}',
+        "args.fsdp = {}",
+        "TrainingArguments('out', **dict(fsdp={}))",
+    ],
+)
+def test_words_of_the_hf_trainer_are_known_wherever_they_stand(where: str) -> None:
+    body = where.format("['shard_grad_op', 'auto_wrap'] if on else ''") + "\n"
+    assert last(body, HF) == body
+    assert f"Here: fsdp_config={{{GRAD_OP}}}" in comments(body, HF)
+    assert not scan_source(where.format("['anything', 'else']") + "\n")
+
+
+def test_a_policy_that_fsdp2_of_accelerate_does_not_know_is_said() -> None:
+    body = "trainer.accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)\n"
+    assert "FM343 with this policy" in comments(body, ACCELERATE)
+
+
+def test_attributes_of_another_functions_plugin_do_not_count() -> None:
+    body = "p = Plugin(sharding_strategy=1)\ndef f(x):\n    p = x.fsdp_plugin\n    p.cpu_offload = 1\n"
+    assert "p = Plugin(fsdp_version=2, " in last(body, ACCELERATE)
 
 
 def test_what_accelerate_does_otherwise_is_said_for_each_plugin_of_a_statement() -> None:
