@@ -6,6 +6,7 @@ import copy
 import inspect
 import itertools
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,19 @@ from fsdp_migrate.findings import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 
 _ROWS, _LENGTH, _SIDE = 2, 8, 32
 _TOKENS = 100
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large batches are that are made up, where somebody asked: rows, and tokens in each."""
+
+    rows: int | None = None
+    length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,8 @@ def feed(
     steps: int,
     rank: int,
     world_size: int,
+    shape: Shape | None = None,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Fed:
     """Return what a rank trains on.
 
@@ -54,13 +66,15 @@ def feed(
         steps: How many there are.
         rank: This rank.
         world_size: The number of ranks.
+        shape: How large batches are that are made up.
+        around: Makes the context in which the model is run to see which inputs it takes.
 
     Raises:
         ConfigError: There are fewer batches than steps, or none can be made for this model.
     """
     notes = []
     if batches is None:
-        found, words = _made_up(make_model(), steps=steps, rank=rank)
+        found, words = _made_up(make_model(), shape or Shape(), steps=steps, rank=rank, around=around)
         notes.append(f"The batches were made up: {words}. Give `--data` for your own.")
     else:
         found = _of_user(batches, steps=steps, rank=rank, world_size=world_size)
@@ -159,12 +173,19 @@ def move(batch: Any, device: torch.device) -> Any:
 Maker = tuple[str, "Callable[[torch.Generator], Any]"]
 
 
-def _made_up(model: nn.Module, *, steps: int, rank: int) -> tuple[tuple[Any, ...], str]:
+def _made_up(
+    model: nn.Module,
+    shape: Shape,
+    *,
+    steps: int,
+    rank: int,
+    around: Callable[[], AbstractContextManager[Any]],
+) -> tuple[tuple[Any, ...], str]:
     """Make random batches of the first kind that the model can be run with."""
     refusals = []
-    for words, make in _candidates(model):
+    for words, make in _candidates(model, shape):
         try:
-            with torch.no_grad():
+            with torch.no_grad(), around():
                 call_model(model, make(torch.Generator().manual_seed(0)))
         except Exception as error:
             refusals.append(f"{words}: {type(error).__name__}: {error}".split("\n")[0][:160])
@@ -184,36 +205,38 @@ def _made_up(model: nn.Module, *, steps: int, rank: int) -> tuple[tuple[Any, ...
     raise ConfigError(msg, field="data")
 
 
-def _candidates(model: nn.Module) -> Iterator[Maker]:
+def _candidates(model: nn.Module, shape: Shape) -> Iterator[Maker]:
     """Yield kinds of batches that a model may take, the likeliest first."""
     taken = inspect.signature(model.forward).parameters
+    rows, length = shape.rows or _ROWS, shape.length or _LENGTH
     if hasattr(model, "main_input_name") and hasattr(model, "config"):
-        yield from _for_transformers(model, taken)
+        yield from _for_transformers(model, taken, shape)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             most = module.num_embeddings
-            yield f"random tokens of {most} in rows of {_LENGTH}", _random_tokens(most)
+            yield f"{rows} rows of {length} random tokens of {most}", _random_tokens(most, rows, length)
         elif isinstance(module, nn.Linear):
             width = module.in_features
-            yield f"{_ROWS} random rows of {width} numbers", _random_numbers(_ROWS, width)
+            yield f"{rows} random rows of {width} numbers", _random_numbers(rows, width)
             yield (
-                f"{_ROWS} x {_LENGTH} random rows of {width} numbers",
-                _random_numbers(_ROWS, _LENGTH, width),
+                f"{rows} x {length} random rows of {width} numbers",
+                _random_numbers(rows, length, width),
             )
         elif isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             sides = [_SIDE] * len(module.kernel_size)
             yield (
-                f"random images of {module.in_channels} channels",
-                _random_numbers(_ROWS, module.in_channels, *sides),
+                f"{rows} random images of {module.in_channels} channels",
+                _random_numbers(rows, module.in_channels, *sides),
             )
         else:
             continue
         return
 
 
-def _for_transformers(model: Any, taken: Mapping[str, Any]) -> Iterator[Maker]:
+def _for_transformers(model: Any, taken: Mapping[str, Any], shape: Shape) -> Iterator[Maker]:
     """Yield what models of transformers take: tokens or images, and labels where a loss comes of them."""
     main, config = str(model.main_input_name), model.config
+    rows, length = shape.rows or _ROWS, shape.length or _LENGTH
     if main == "input_ids":
         text = config.get_text_config()
         most = int(getattr(text, "vocab_size", _TOKENS))
@@ -221,23 +244,29 @@ def _for_transformers(model: Any, taken: Mapping[str, Any]) -> Iterator[Maker]:
 
         def tokens(generator: torch.Generator, names: Iterable[str] = tuple(names)) -> dict[str, Any]:
             # The first ones stand for padding and ends in many models.
-            made = torch.randint(min(5, most - 1), most, (_ROWS, _LENGTH), generator=generator)
+            made = torch.randint(min(5, most - 1), most, (rows, length), generator=generator)
             return {name: made.clone() for name in names}
 
-        words = f"random tokens of {most} for " + named(names)
-        yield words, tokens
+        words = f"{rows} rows of {length} random tokens of {most} for "
+        yield words + named(names), tokens
         without = tuple(name for name in names if name != "labels")
-        yield (
-            f"random tokens of {most} for {named(without)}",
-            lambda generator: tokens(generator, without),
-        )
+        yield words + named(without), lambda generator: tokens(generator, without)
     dummies = getattr(model, "dummy_inputs", None)
     if isinstance(dummies, Mapping):
-        yield "the model's own `dummy_inputs`, every step the same", lambda _: dict(dummies)
+        words = "the model's own `dummy_inputs`, every step the same"
+        if shape.rows is not None:
+            dummies = {name: _first_row(value, shape.rows) for name, value in dummies.items()}
+            words = f"{rows} times the first row of the model's own `dummy_inputs`"
+        yield words, lambda _: dict(dummies)
 
 
-def _random_tokens(most: int) -> Callable[[torch.Generator], Any]:
-    return lambda generator: torch.randint(0, most, (_ROWS, _LENGTH), generator=generator)
+def _first_row(value: Any, rows: int) -> Any:
+    is_batch = isinstance(value, torch.Tensor) and value.dim() > 0
+    return value[:1].repeat(rows, *(1 for _ in value.shape[1:])) if is_batch else value
+
+
+def _random_tokens(most: int, rows: int, length: int) -> Callable[[torch.Generator], Any]:
+    return lambda generator: torch.randint(0, most, (rows, length), generator=generator)
 
 
 def _random_numbers(*shape: int) -> Callable[[torch.Generator], Any]:

@@ -100,7 +100,7 @@ def make_pair(request: ComparisonRequest) -> Pair:
     arguments, fsdp1_notes = fsdp1_arguments(config, plain, request.device)
     state = _load_plain(request, plain, made)
     with quiet_fsdp1():
-        fsdp1.wrap(arguments, _maker(request, plain, made))
+        fsdp1.wrap(arguments, optimizer_maker(request.optimizer, plain, made))
         if state is not None:
             fsdp1.load_optimizer_state(state)
     other, other_made = agreed(request.make_model)
@@ -108,7 +108,7 @@ def make_pair(request: ComparisonRequest) -> Pair:
     own_config = (
         agreed(lambda: _settled_again(request, other, config)) if callable(request.config) else config
     )
-    fsdp2.prepare(request.prepare, own_config, _maker(request, other, other_made))
+    fsdp2.prepare(request.prepare, own_config, optimizer_maker(request.optimizer, other, other_made))
     if request.checkpoint is not None:
         optimizers = () if request.weights_only else (fsdp2.optimizer,)
         load_checkpoint(request.checkpoint, fsdp2.model, optimizers, weights_only=request.weights_only)
@@ -131,7 +131,7 @@ def _load_plain(
     if request.weights_only:
         load_checkpoint(request.checkpoint, plain, weights_only=True)
         return None
-    optimizer = _maker(request, plain, made)(plain)
+    optimizer = optimizer_maker(request.optimizer, plain, made)(plain)
     load_checkpoint(request.checkpoint, plain, optimizer)
     names: dict[Any, str] = {param: each[0] for param, each in parameter_names(plain).items()}
     return {
@@ -143,12 +143,11 @@ def _load_plain(
     }
 
 
-def _maker(
-    request: ComparisonRequest, plain: nn.Module, made: Optimizer | None
+def optimizer_maker(
+    own: Callable[[nn.Module], Any] | None, plain: nn.Module, made: Optimizer | None
 ) -> Callable[[nn.Module], Optimizer]:
-    """Return what makes the optimizer of the sharded model."""
-    if request.optimizer is not None:
-        own: Callable[[nn.Module], Any] = request.optimizer
+    """Return what makes the optimizer of a sharded model: the user's, the one that was made, or AdamW."""
+    if own is not None:
 
         def checked(model: nn.Module) -> Optimizer:
             try:
