@@ -105,6 +105,12 @@ def _replace_division() -> None:
     param_group.foreach_reduce = reduce_without_event
 
 
+def mend_replicas_on_cpu() -> None:
+    """Let FSDP2 of torch 2.6 and 2.7 reduce over replicas on the CPU, whatever the backend."""
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        _replace_division()
+
+
 def mend_fsdp2_on_cpu(device_type: str) -> None:
     """Give torch 2.6 the two things without which FSDP2 does not train on the CPU; 2.7 has them itself.
 

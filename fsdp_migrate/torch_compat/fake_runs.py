@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fsdp_migrate.torch_compat.cpu_mends import mend_replicas_on_cpu
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +33,7 @@ def fake_world(world_size: int) -> Iterator[None]:
     # Either module registers what it is named after: the backend, and what collectives do to fake tensors.
     importlib.import_module("torch.testing._internal.distributed.fake_pg")
     importlib.import_module("torch.distributed._tools.fake_collectives")
+    mend_replicas_on_cpu()
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=world_size)
     try:
         with _fsdp1_on_fakes(), warnings.catch_warnings():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import bisect
 import json
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -27,6 +30,7 @@ from fsdp_migrate.parity.fsdp1 import fsdp1_arguments, settle_config
 
 
 VOCABULARY, WIDTH, HEADS = 512, 128, 4
+_PATIENCE = 0.002  # seconds
 _MARK = "the last step begins"
 
 
@@ -199,14 +203,38 @@ def measure(name: str, which: str) -> dict[str, int]:
             arguments, _ = fsdp1_arguments(config, model, torch.device("cpu"))
             model = FSDP(model, **arguments)
         optimizer = named_optimizer(case.optimizer)(model)
-        train(model, optimizer, batches, default_loss)
-        with record_function(_MARK):
-            pass
-        train(model, optimizer, batches, default_loss)
+        with _gloo_lets_go():
+            train(model, optimizer, batches, default_loss)
+            with record_function(_MARK):
+                pass
+            train(model, optimizer, batches, default_loss)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(file))
         return _peak(json.loads(file.read_text())["traceEvents"])
+
+
+@contextmanager
+def _gloo_lets_go() -> Iterator[None]:
+    """Let gloo's threads drop tensors before the run does: what they free last the profiler does not see."""
+    names = ("all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+    names += ("all_gather_single", "reduce_scatter_single")
+    originals = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
+
+    def patient(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if result is not None:
+            result.wait()
+        time.sleep(_PATIENCE)
+        return result
+
+    for name, original in originals.items():
+        setattr(dist, name, partial(patient, original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
 
 
 def _peak(events: list[dict[str, Any]]) -> dict[str, int]:
@@ -226,11 +254,10 @@ def _peak(events: list[dict[str, Any]]) -> dict[str, int]:
         address, nbytes, when = event["args"]["Addr"], event["args"]["Bytes"], event["ts"]
         place = bisect.bisect_right(begins, when) - 1
         of_gloo = event["tid"] != mark["tid"] or (place >= 0 and when <= spans[place][1])
+        now -= known.pop(address, 0)  # freed; or given out again, after a free that was not seen
         if nbytes > 0 and not of_gloo:
             known[address] = nbytes
             now += nbytes
-        elif nbytes < 0 and address in known:
-            now -= known.pop(address)
         if when >= mark["ts"]:
             peak = max(peak, now)
     return {"peak": peak, "at_rest": now}
