@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fsdp_migrate import words
 from fsdp_migrate.adapters.conversion.command import convert_command, convert_script
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.project_imports import lightning_package
@@ -46,6 +47,7 @@ MAX_BYTES = 16 << 20
 COMMAND = "--command"
 _OTHER_WORDS = frozenset({"torch", "composer", "lightning"})
 """Whose FSDP2 settings have other words than FSDP1's, so that they are not read as those."""
+_RECOMPUTING = frozenset({"accelerate", "hf", "axolotl"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,27 @@ def read_config_file(
         return _arguments_of(_only(blocks))
     except ConfigError as error:
         raise _named(error, file) from error
+
+
+def recomputes_units(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a config asks for activation checkpointing of the layers that its policy wraps.
+
+    That is what Accelerate, the HF Trainer and Axolotl take ``activation_checkpointing`` for.
+
+    Raises:
+        ConfigError: As :func:`read_config_file`.
+
+    Example:
+        >>> recomputes_units("examples/configs/accelerate.yaml")
+        False
+    """
+    file = Path(path)
+    text = read_text(file)
+    documents = read_documents(text.removeprefix("\ufeff"), is_json=_is_json(file, text))
+    blocks = [block for document in documents for block in find_blocks(document, "auto", None)]
+    given = [plain(block.node) for block in blocks if block.node and block.stack in _RECOMPUTING]
+    flags = [each.get(f"{prefix}activation_checkpointing") for each in given for prefix in ("", "fsdp_")]
+    return any(words.read_bool(flag, "activation_checkpointing") for flag in flags if flag is not None)
 
 
 def _arguments_of(block: Block) -> FSDP1Config:

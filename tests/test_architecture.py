@@ -76,7 +76,7 @@ HOUSE: House = (
     ["sharding", "source.checkpoint_runs source.sarif source.steps source.surroundings"],
     ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],
     "loading",
-    ["doctor", "parity"],
+    ["doctor", ("parity", "forecast")],
     "__init__",
     [("adapters.composer_trainer", "adapters.composer_callback"), "demo"],
     ["cli.document", "cli.torchrun", "cli.typed", "report"],

@@ -168,8 +168,8 @@ def _is_encodable(text: str) -> bool:
     return True
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes that a text such as ``5GB`` or ``512MiB`` says.
+def parse_size(text: str, field: str = "max_shard_size") -> int:
+    """Return the bytes that a text such as ``5GB`` or ``512MiB`` says; errors name the option ``field``.
 
     Raises:
         ConfigError: It says none.
@@ -178,10 +178,10 @@ def parse_size(text: str) -> int:
         >>> parse_size("5GB"), parse_size("512MiB"), parse_size("4096")
         (5000000000, 536870912, 4096)
     """
-    check_arguments(TEXT, max_shard_size=text)
+    check_arguments(TEXT, **{field: text})
     match = _SIZE.match(text)
     if match is None or int(match[1]) == 0:
-        msg = f"`max_shard_size` is {text!r}; expected a size such as '5GB' or '512MiB'."
-        raise ConfigError(msg, field="max_shard_size")
+        msg = f"`{field}` is {text!r}; expected a size such as '5GB' or '512MiB'."
+        raise ConfigError(msg, field=field)
     unit: int = (1024 if match[3] else 1000) ** _POWERS[match[2].upper()]
     return int(match[1]) * unit

@@ -2,13 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsdp_migrate.cli.command_help import words_of
+from fsdp_migrate.cli.command_help import MEMORY, words_of
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import All, Config, Html, Json, Markdown, Strict, Tied
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.config import FSDP1Config
+    from fsdp_migrate.forecast import MemoryForecast
+
+
+def _check_memory(text: str | None) -> str | None:
+    """Refuse what is no size, as wrong usage."""
+    from fsdp_migrate.checkpoint_convert.manifest.options import parse_size
+    from fsdp_migrate.errors import ConfigError
+
+    try:
+        if text is not None:
+            parse_size(text, "memory")
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
+Recomputed = Annotated[
+    str | None,
+    typer.Option(
+        "--activation-checkpointing",
+        metavar="CLASSES",
+        help="The layers to recompute in backward, by class. Default: as the config says.",
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        callback=_check_memory,
+        help="Say whether it fits, and exit with 1 if not: 80GB, 80GiB.",
+        rich_help_panel=MEMORY,
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PKG.MOD:BATCHES", help="What gives batches. Default: made up.", rich_help_panel=MEMORY
+    ),
+]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PKG.MOD:LOSS", help="A function of model and batch: the loss.", rich_help_panel=MEMORY
+    ),
+]
+ToOptimize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="adamw, adam, sgd, sgd-momentum, or PKG.MOD:FUNCTION. Default: the factory's, or adamw.",
+        rich_help_panel=MEMORY,
+    ),
+]
+Rows = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Rows of the batches that are made up.", rich_help_panel=MEMORY),
+]
+Length = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Tokens of each of these rows.", rich_help_panel=MEMORY),
+]
+Accumulate = Annotated[
+    int,
+    typer.Option(
+        min=1, metavar="N", help="Microbatches of a step, without sync but the last.", rich_help_panel=MEMORY
+    ),
+]
 
 
 def plan(
@@ -27,6 +98,14 @@ def plan(
         Tied,
         typer.Option(metavar="WHO", help=f"Who owns a parameter that units would share: {words_of(Tied)}."),
     ] = Tied.parent,
+    activation_checkpointing: Recomputed = None,
+    memory: Memory = None,
+    batch_size: Rows = None,
+    seq_length: Length = None,
+    data: Data = None,
+    loss: Loss = None,
+    optimizer: ToOptimize = None,
+    accumulate: Accumulate = 1,
     strict: Strict = False,
     everything: All = False,
     html: Html = None,
@@ -35,31 +114,75 @@ def plan(
 ) -> int:
     """Show what prepare_fully_shard would do to a model, without a GPU or a process group.
 
-    The model is built on the meta device, so that its size does not matter.
+    The model is built on the meta device, so that its size does not matter. With
+    any option about memory it foretells the peak of a rank, under FSDP1 and FSDP2.
     """
     from fsdp_migrate.cli.pages.output import wanted_pages
     from fsdp_migrate.cli.pages.plan import plan_report
     from fsdp_migrate.cli.render.plan import show_shard_plan
     from fsdp_migrate.config import FSDP1Config
-    from fsdp_migrate.config_files import read_config_file
-    from fsdp_migrate.factories import build_model
+    from fsdp_migrate.config_files import read_config_file, recomputes_units
+    from fsdp_migrate.factories import build_run
     from fsdp_migrate.findings import raise_on_findings
     from fsdp_migrate.sharding.plan import plan_fully_shard
 
     pages = wanted_pages(html, markdown)
     arguments = FSDP1Config() if config is None else read_config_file(config)
-    shard_plan = plan_fully_shard(
-        build_model(model),
-        arguments,
-        world_size=world_size,
-        devices_per_node=devices_per_node,
-        tied=tied.value,
-    )
+    recomputed: Any = activation_checkpointing
+    if recomputed is None and config is not None and arguments.auto_wrap_policy is not None:
+        recomputed = recomputes_units(config)
+    options = {
+        "world_size": world_size,
+        "devices_per_node": devices_per_node,
+        "tied": tied.value,
+        "activation_checkpointing": recomputed,
+    }
+    built, own_optimizer = build_run(model)
+    shard_plan = plan_fully_shard(built, arguments, **options)
+    forecast = None
+    if accumulate > 1 or any((memory, batch_size, seq_length, data, loss, optimizer)):
+        named = {"batches": data, "loss": loss, "optimizer": optimizer}
+        sizes = {"batch_size": batch_size, "seq_length": seq_length, "accumulate": accumulate}
+        forecast = _foretell(built, own_optimizer, arguments, memory, named, {**options, **sizes})
     if json:
-        write_document("plan", shard_plan.as_dict())
+        told = None if forecast is None else forecast.as_dict()
+        write_document("plan", {**shard_plan.as_dict(), "memory": told})
     else:
-        show_shard_plan(shard_plan, everything=everything)
+        show_shard_plan(shard_plan, forecast, everything=everything)
     given = None if config is None else str(config)
-    pages.write(lambda: plan_report(shard_plan, model=model, config=given), aside=json)
+    pages.write(lambda: plan_report(shard_plan, forecast, model=model, config=given), aside=json)
     raise_on_findings(shard_plan.findings, strict=strict)
-    return 0
+    return 1 if forecast is not None and forecast.limit is not None and not forecast.fits else 0
+
+
+def _foretell(
+    built: Any,
+    own_optimizer: Any,
+    arguments: FSDP1Config,
+    memory: str | None,
+    named: dict[str, str | None],
+    options: dict[str, Any],
+) -> MemoryForecast:
+    """Foretell the memory of the model that was built, with functions that are named."""
+    from fsdp_migrate.checkpoint_convert.manifest.options import parse_size
+    from fsdp_migrate.cli.render.progress import say
+    from fsdp_migrate.factories import load_function
+    from fsdp_migrate.forecast import forecast_memory
+
+    functions = {
+        "batches": None if (data := named["batches"]) is None else load_function(data, "data"),
+        "loss": None if (loss := named["loss"]) is None else load_function(loss, "loss"),
+    }
+    chosen: Any = named["optimizer"]
+    if chosen is not None and ":" in chosen:
+        chosen = load_function(chosen, "optimizer")
+    say("two steps are rehearsed on tensors without memory, under FSDP2 and under FSDP1")
+    return forecast_memory(
+        built,
+        arguments,
+        optimizer=chosen or own_optimizer or "adamw",
+        limit=None if memory is None else parse_size(memory, "memory"),
+        device="cpu" if str(arguments.device_id).startswith("cpu") else "cuda",
+        **functions,
+        **options,
+    )

@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+PARTS = {
+    "parameters": "parameters, sharded",
+    "gradients": "gradients, sharded",
+    "optimizer_state": "optimizer state",
+    "gathered": "gathered units",
+    "reducing": "whole gradients, and their reduction",
+    "buffers": "buffers",
+    "inputs": "inputs",
+    "activations": "activations",
+    "temporary": "what the optimizer takes while it steps",
+}
+"""The parts of a peak, and their names for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +76,23 @@ class MemoryForecast:
         if peak.total > self.limit:
             return False
         return True if self.counts_activations else None
+
+    @property
+    def peaks(self) -> tuple[tuple[str, PeakMemory | None], ...]:
+        """Both peaks, with whose they are."""
+        return ("FSDP1", self.fsdp1), ("FSDP2", self.fsdp2)
+
+    def rows(self) -> Iterator[tuple[str, tuple[int | None, ...]]]:
+        """Yield what a table says: a name, and bytes under FSDP1 and FSDP2; None where they are not known."""
+        both = (self.fsdp1, self.fsdp2)
+        for part, title in PARTS.items():
+            if any(peak is not None and part in peak.parts for peak in both):
+                yield title, tuple(None if peak is None else peak.parts.get(part, 0) for peak in both)
+        title = "all at the peak" if self.counts_activations else "all but activations"
+        yield title, tuple(None if peak is None else peak.total for peak in both)
+        yield "between steps", tuple(None if peak is None else peak.at_rest for peak in both)
+        if any(peak is not None and peak.on_host for peak in both):
+            yield "in the host's memory", tuple(None if peak is None else peak.on_host for peak in both)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the forecast as plain JSON data."""

@@ -6,22 +6,27 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.cli.pages.parts import action_words, findings_tables, make_report, size
 from fsdp_migrate.cli.pages.units import unit_tree
+from fsdp_migrate.cli.render.plan import forecast_verdict
 from fsdp_migrate.findings import counted, named
-from fsdp_migrate.report.model import Facts, Name, Table
+from fsdp_migrate.report.model import Facts, Name, Notes, Table
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fsdp_migrate.forecast import MemoryForecast
     from fsdp_migrate.report.model import Cell, Report
     from fsdp_migrate.sharding.plan import ShardPlan
 
 
-def plan_report(plan: ShardPlan, *, model: str, config: str | None) -> Report:
+def plan_report(
+    plan: ShardPlan, forecast: MemoryForecast | None = None, *, model: str, config: str | None
+) -> Report:
     """Return the report of a plan.
 
     Args:
         plan: The plan.
+        forecast: The memory that it takes; None: it was not foretold.
         model: What made the model.
         config: The file with FSDP1's arguments; None: its defaults.
     """
@@ -31,17 +36,36 @@ def plan_report(plan: ShardPlan, *, model: str, config: str | None) -> Report:
     ranks = counted(replicas * shards, "rank")
     costs = tuple((name.replace("_", " "), size(nbytes)) for name, nbytes in plan.bytes.as_dict().items())
     sections = (
-        Facts("What was planned", tuple(_facts(plan, model, config))),
+        Facts("What was planned", tuple(_facts(plan, forecast, model, config))),
+        *_memory(forecast),
         Table("Bytes on the rank that holds most", ("what", "bytes"), costs, numbers=frozenset({"bytes"})),
         unit_tree([unit.summary for unit in plan.units]),
         _ties(plan),
         *findings_tables(findings),
     )
     verdict = f"{counted(len(plan.units), 'unit')} on {ranks}: {said}."
+    if forecast is not None:
+        verdict += f" {forecast_verdict(forecast)}"
+        tone = tone if forecast.limit is None or forecast.fits else "bad"
     return make_report("fsdp-migrate plan", verdict, tone, sections, {})
 
 
-def _facts(plan: ShardPlan, model: str, config: str | None) -> Iterator[tuple[str, Cell]]:
+def _memory(forecast: MemoryForecast | None) -> Iterator[Table | Notes]:
+    if forecast is None:
+        return
+    names = [name for name, _ in forecast.peaks]
+    rows = [
+        (title, *("" if each is None else size(each) for each in sizes)) for title, sizes in forecast.rows()
+    ]
+    when = ", ".join(f"{name} in {peak.phase}" for name, peak in forecast.peaks if peak is not None)
+    intro = f"Of the rank that holds most, when it holds most: {when}."
+    yield Table("Memory, foretold", ("what", *names), tuple(rows), intro, frozenset(names))
+    yield Notes("What the forecast does not know", forecast.notes)
+
+
+def _facts(
+    plan: ShardPlan, forecast: MemoryForecast | None, model: str, config: str | None
+) -> Iterator[tuple[str, Cell]]:
     replicas, shards = plan.mesh_shape
     yield "model", Name(model)
     yield "arguments of FSDP1", Name(config) if config else "its defaults"
@@ -49,6 +73,9 @@ def _facts(plan: ShardPlan, model: str, config: str | None) -> Iterator[tuple[st
     yield "parameters", f"{sum(unit.numel for unit in plan.units):,}"
     if plan.checkpointing is not None:
         yield "recomputed in backward", counted(len(plan.checkpointing.layers), "layer")
+    if forecast is not None:
+        yield "optimizer", Name(forecast.optimizer)
+        yield "microbatches of a step", f"{forecast.microbatches:,}"
     if plan.ignored:
         yield "ignored", named(plan.ignored, 20)
     if plan.full_precision:

@@ -9,11 +9,12 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from fsdp_migrate.cli.render.findings import show_findings
-from fsdp_migrate.cli.render.screen import console, make_table
+from fsdp_migrate.cli.render.screen import console, make_table, print_text
 from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.forecast import MemoryForecast
     from fsdp_migrate.sharding.plan import ShardPlan
     from fsdp_migrate.sharding.units import UnitPlan
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 _MOST_CHILDREN = 8
 
 
-def show_shard_plan(plan: ShardPlan, *, everything: bool = False) -> None:
-    """Show the units as a tree, what a rank holds, what a step communicates, ties and findings."""
+def show_shard_plan(
+    plan: ShardPlan, forecast: MemoryForecast | None = None, *, everything: bool = False
+) -> None:
+    """Show the units as a tree, what a rank holds, what a step communicates, ties, findings, and memory."""
     out = console()
     replicas, shards = plan.mesh_shape
     out.print(
@@ -39,6 +42,47 @@ def show_shard_plan(plan: ShardPlan, *, everything: bool = False) -> None:
     if plan.checkpointing is not None:
         out.print(f"recomputed: {counted(len(plan.checkpointing.layers), 'layer')}")
     show_findings([finding.as_dict() for finding in plan.findings], everything=everything)
+    if forecast is None:
+        out.print("Activations are not counted. `--batch-size N` foretells the peak of memory with them.")
+    else:
+        show_forecast(forecast)
+
+
+def show_forecast(forecast: MemoryForecast) -> None:
+    """Show the peak of a rank by what it is for, under FSDP1 and FSDP2, what is not known, and the verdict."""
+    out = console()
+    names = [name for name, _ in forecast.peaks]
+    table = make_table("most of memory on a rank", *names, right=names)
+    for title, sizes in forecast.rows():
+        table.add_row(title, *("" if size is None else decimal(size) for size in sizes))
+    table.add_row("when", *("" if peak is None else peak.phase for _, peak in forecast.peaks))
+    out.print(table)
+    for note in forecast.notes:
+        print_text(out, note)
+    print_text(out, forecast_verdict(forecast))
+
+
+def forecast_verdict(forecast: MemoryForecast) -> str:
+    """Say in one line how much memory is taken, and whether it fits.
+
+    Example:
+        >>> from fsdp_migrate.forecast import MemoryForecast, PeakMemory
+        >>> peak = PeakMemory(phase="backward", parts={"parameters": 3000}, at_rest=3000)
+        >>> print(forecast_verdict(MemoryForecast(fsdp1=None, fsdp2=peak, counts_activations=True,
+        ...     world_size=2, optimizer="sgd", microbatches=1, limit=2000)))
+        Does not fit into 2.0 kB: FSDP2 takes 3.0 kB at its peak.
+    """
+    taken = [
+        f"{name} {decimal(peak.total)}" for name, peak in reversed(forecast.peaks) if peak is not None
+    ]
+    if not taken:
+        return "Memory is not foretold: neither FSDP2 nor FSDP1 could be rehearsed."
+    at_peak = "at its peak" if forecast.counts_activations else "without activations"
+    said = f"{taken[0].replace(' ', ' takes ', 1)} {at_peak}{''.join(f', {each}' for each in taken[1:])}."
+    if forecast.limit is None:
+        return said
+    fits = {True: "Fits into", False: "Does not fit into", None: "It is not known whether it fits into"}
+    return f"{fits[forecast.fits]} {decimal(forecast.limit)}: {said}"
 
 
 def _tree(plan: ShardPlan) -> Tree:
