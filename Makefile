@@ -81,6 +81,7 @@ bench: $(CORE)/.dev
 	$(CORE)/bin/python benchmarks/bench_load.py $(if $(SIZE),--size $(SIZE))
 	$(CORE)/bin/python benchmarks/bench_start.py
 	$(CORE)/bin/python benchmarks/bench_step.py
+	$(CORE)/bin/python -m tests.forecast
 	$(CORE)/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/bench_microbatch.py
 
 # The site, into site/. A link or an anchor that leads nowhere ends it; `make test` finds these too, without mkdocs.

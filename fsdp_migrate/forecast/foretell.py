@@ -74,9 +74,13 @@ def forecast_memory(
 
     Args:
         model: The model, as it would be given to ``FullyShardedDataParallel``.
-        fsdp1_config: Its FSDP1 arguments, as :func:`~fsdp_migrate.plan_fully_shard` takes them; so are the
-            keywords that follow, down to ``reshard_after_forward``.
+        fsdp1_config: Its FSDP1 arguments, as :func:`~fsdp_migrate.plan_fully_shard` takes them.
         world_size: The number of ranks.
+        devices_per_node: As ``plan_fully_shard`` takes it, and so are the next four.
+        auto_wrap_policy: A policy in place of the config's.
+        activation_checkpointing: The layers whose activations are recomputed.
+        tied: Which unit owns a parameter that several would share.
+        reshard_after_forward: In place of what the strategy says.
         batches: Batches of the size to train with, or a function that returns some, as
             :func:`~fsdp_migrate.compare_runs` takes them. None: made from the model's signature.
         loss: A function of the model and a batch. None: the loss that the model returns, or the mean square

@@ -7,7 +7,6 @@ logged.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
-from fsdp_migrate.parity.batches import move
+from fsdp_migrate.parity.batches import move, tensors_in
 from fsdp_migrate.parity.fsdp1 import fsdp1_arguments
 from fsdp_migrate.parity.trainees import quiet_fsdp1
 from fsdp_migrate.sharding.activation_checkpointing import apply_checkpoint_plan
@@ -27,6 +26,8 @@ from fsdp_migrate.torch_compat.held_memory import MemoryLog
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from torch import nn
     from torch.optim import Optimizer
 
@@ -89,7 +90,7 @@ def train(
     loss: Callable[[nn.Module, Any], torch.Tensor],
     log: MemoryLog | None = None,
 ) -> None:
-    """Train two steps, as a loop that keeps nothing longer than it must; without batches only the optimizer."""
+    """Train two steps, as a loop that keeps nothing longer than it must; without batches step alone."""
 
     def begin(phase: str, *, steps: bool = False) -> None:
         if log is not None:
@@ -104,7 +105,7 @@ def train(
             begin(f"forward{suffix}")
             batch = move(given, CPU)
             if log is not None:
-                log.label(_tensors_of(batch), "inputs")
+                log.label(tensors_in(batch), "inputs")
             with _without_reduction(model, is_on=place < len(batches)):
                 found = loss(model, batch)
                 begin(f"backward{suffix}")
@@ -120,17 +121,13 @@ def train(
         optimizer.zero_grad()
 
 
-def _tensors_of(batch: Any) -> list[torch.Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(batch) if isinstance(each, torch.Tensor)]
-
-
 def _state_of(optimizer: Optimizer) -> list[torch.Tensor]:
     values = [value for state in optimizer.state.values() for value in state.values()]
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 @contextlib.contextmanager
-def _without_reduction(model: Any, *, is_on: bool) -> Any:
+def _without_reduction(model: Any, *, is_on: bool) -> Iterator[None]:
     if isinstance(model, FSDP):
         with model.no_sync() if is_on else contextlib.nullcontext():
             yield

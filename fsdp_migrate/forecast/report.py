@@ -28,8 +28,8 @@ PARTS = {
 class PeakMemory:
     """What a rank holds on its device at the moment when it holds most.
 
-    ``parts`` are bytes by what they are for: ``parameters``, ``gradients`` and ``optimizer_state`` as they are
-    sharded, ``gathered`` units with the buffers and casts of gathering, ``reducing`` for whole gradients and
+    ``parts`` are bytes by what they are for: ``parameters``, ``gradients`` and ``optimizer_state`` as they
+    are sharded, ``gathered`` units with the buffers and casts of gathering, ``reducing`` for whole gradients and
     the buffers that reduce them, ``buffers``, ``inputs``, ``activations`` for all else that forward and
     backward make, ``temporary`` for what the optimizer takes while it steps. ``phase`` is when.
     ``at_rest`` is held between steps, ``on_host`` beside that in the host's memory, of ``cpu_offload``.
@@ -51,8 +51,8 @@ class MemoryForecast:
     """The peak of memory of the rank that holds most, under FSDP1 and under FSDP2.
 
     A peak is None where that one could not be foretold; ``notes`` say why, and what else is not known.
-    ``counts_activations``: False where no forward could be run, so that ``parts`` has none and the peak is a
-    sum of parts. ``limit`` is the bytes that it is held against.
+    ``counts_activations``: False where no forward could be run, so that ``parts`` has none and the peak is
+    a sum of parts. ``limit`` is the bytes that it is held against.
     """
 
     fsdp1: PeakMemory | None
@@ -70,7 +70,7 @@ class MemoryForecast:
         return self.fits_under(self.fsdp2)
 
     def fits_under(self, peak: PeakMemory | None) -> bool | None:
-        """Tell whether a peak is below the limit; without activations it is not known where it fits so far."""
+        """Tell whether a peak is below the limit; without activations it is not known where it is so far."""
         if self.limit is None or peak is None:
             return None
         if peak.total > self.limit:

@@ -15,7 +15,7 @@ from torch import nn
 
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.factories import describe_error
-from fsdp_migrate.findings import named
+from fsdp_migrate.findings import counted, named
 
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def default_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, torch.Tensor):
         return own
-    for each in _tensors(output):
+    for each in tensors_in(output):
         if each.is_floating_point() and each.requires_grad:
             return each if each.dim() == 0 else each.float().square().mean()
     msg = (
@@ -146,15 +146,21 @@ def default_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     raise ConfigError(msg, field="loss")
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch or an output.
+
+    Example:
+        >>> list(tensors_in({"x": (torch.tensor(1), "y")}))
+        [tensor(1)]
+    """
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _tensors(each)
+            yield from tensors_in(each)
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -214,10 +220,13 @@ def _candidates(model: nn.Module, shape: Shape) -> Iterator[Maker]:
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             most = module.num_embeddings
-            yield f"{rows} rows of {length} random tokens of {most}", _random_tokens(most, rows, length)
+            yield (
+                f"{counted(rows, 'row')} of {length} random tokens of {most}",
+                _random_tokens(most, rows, length),
+            )
         elif isinstance(module, nn.Linear):
             width = module.in_features
-            yield f"{rows} random rows of {width} numbers", _random_numbers(rows, width)
+            yield f"{counted(rows, 'random row')} of {width} numbers", _random_numbers(rows, width)
             yield (
                 f"{rows} x {length} random rows of {width} numbers",
                 _random_numbers(rows, length, width),
@@ -225,7 +234,7 @@ def _candidates(model: nn.Module, shape: Shape) -> Iterator[Maker]:
         elif isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             sides = [_SIDE] * len(module.kernel_size)
             yield (
-                f"{rows} random images of {module.in_channels} channels",
+                f"{counted(rows, 'random image')} of {module.in_channels} channels",
                 _random_numbers(rows, module.in_channels, *sides),
             )
         else:
@@ -247,7 +256,7 @@ def _for_transformers(model: Any, taken: Mapping[str, Any], shape: Shape) -> Ite
             made = torch.randint(min(5, most - 1), most, (rows, length), generator=generator)
             return {name: made.clone() for name in names}
 
-        words = f"{rows} rows of {length} random tokens of {most} for "
+        words = f"{counted(rows, 'row')} of {length} random tokens of {most} for "
         yield words + named(names), tokens
         without = tuple(name for name in names if name != "labels")
         yield words + named(without), lambda generator: tokens(generator, without)

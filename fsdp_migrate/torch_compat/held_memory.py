@@ -4,11 +4,12 @@ A part of :mod:`fsdp_migrate.torch_compat`, and under its rule: no other file as
 touches its privates. torch's own ``MemTracker`` (``torch.distributed._tools``) does the same, but refuses a
 second step of the same model, hooks each parameter, and tells apart what FSDP2 gathers and reduces in
 ``FSDPMemTracker`` alone, which patches units. Here the operators themselves tell what a storage is for: FSDP1
-and FSDP2 call the same collectives in 2.6 to 2.15. ``make bench`` compares with torch's.
+and FSDP2 call the same collectives in 2.6 to 2.15.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import weakref
 from collections import Counter
@@ -40,8 +41,8 @@ Kind = Literal[
     "activations",
     "temporary",
 ]
-"""What a storage is for. ``reducing`` are whole gradients and the buffers of their reduction; ``temporary`` is
-what the optimizer takes while it steps; ``activations`` is all else that forward and backward make."""
+"""What a storage is for. ``reducing`` are whole gradients and the buffers of their reduction; ``temporary``
+is what the optimizer takes while it steps; ``activations`` is all else that forward and backward make."""
 
 _WEAK: frozenset[Kind] = frozenset({"activations", "temporary"})
 """Kinds that say only when something was made."""
@@ -213,12 +214,21 @@ class MemoryLog(TorchDispatchMode):
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
         hook = register_module_forward_pre_hook(self._label_used)
+        fsdp1: Any = importlib.import_module("torch.distributed.fsdp._runtime_utils")
+        reduce_grad = fsdp1._reduce_grad
+
+        def reduced(state: Any, handle: Any) -> Any:
+            self._tell(handle.flat_param.grad, "reducing")
+            return reduce_grad(state, handle)
+
+        fsdp1._reduce_grad = reduced
         try:
             with self, self._attention:
                 yield self
         finally:
             self._is_on = False
             hook.remove()
+            fsdp1._reduce_grad = reduce_grad
             torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
     def _label_used(self, module: torch.nn.Module, args: Any) -> None:

@@ -1,17 +1,17 @@
-"""What real runs take of the CPU's memory, as torch's profiler sees the allocator, to hold forecasts against."""
+"""What real runs take of the CPU's memory, as torch's profiler sees it, to hold forecasts against."""
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,10 @@ from fsdp_migrate.forecast.optimizers import named_optimizer
 from fsdp_migrate.forecast.rehearsal import train
 from fsdp_migrate.parity.batches import default_loss
 from fsdp_migrate.parity.fsdp1 import fsdp1_arguments, settle_config
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 VOCABULARY, WIDTH, HEADS = 512, 128, 4
@@ -78,7 +82,7 @@ class Decoder(nn.Module):
 def network() -> nn.Module:
     """Return a network without attention, whose parameters outweigh what it computes."""
     sides = [300, 700, 700, 700, 20]
-    layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in zip(sides, sides[1:], strict=False)]
+    layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(sides)]
     return nn.Sequential(*layers)
 
 
@@ -113,6 +117,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "network": network,
     "llama": llama,
 }
+
+
+def adamw_at_once(model: nn.Module) -> torch.optim.Optimizer:
+    """Return AdamW that steps all parameters at once, as it does by itself on a GPU."""
+    return torch.optim.AdamW(model.parameters(), foreach=True)
+
+
 BF16 = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 _UNITS = {"network": "Sequential", "llama": "LlamaDecoderLayer"}
 
@@ -123,7 +134,7 @@ class Case:
 
     model: str = "decoder"
     arguments: dict[str, Any] = field(default_factory=dict)
-    optimizer: str = "adamw"
+    optimizer: str | Callable[[nn.Module], torch.optim.Optimizer] = "adamw"
     accumulate: int = 1
     recomputed: Any = None
     ranks: int = 2
@@ -147,7 +158,9 @@ CASES: dict[str, Case] = {
     "NO_SHARD": Case(arguments=_strategy("NO_SHARD")),
     "4 ranks, one unit": Case(arguments={"auto_wrap_policy": None}, ranks=4),
     "bf16": Case(arguments={"mixed_precision": BF16}),
-    "bf16, SHARD_GRAD_OP": Case(arguments=_strategy("SHARD_GRAD_OP", mixed_precision={"param_dtype": "bf16"})),
+    "bf16, SHARD_GRAD_OP": Case(
+        arguments=_strategy("SHARD_GRAD_OP", mixed_precision={"param_dtype": "bf16"})
+    ),
     "accumulation": Case(accumulate=3),
     "accumulation, bf16": Case(accumulate=2, arguments={"mixed_precision": BF16}),
     "accumulation, SHARD_GRAD_OP": Case(accumulate=2, arguments=_strategy("SHARD_GRAD_OP")),
@@ -159,9 +172,8 @@ CASES: dict[str, Case] = {
     "no prefetch": Case(arguments={"backward_prefetch": None}),
     "SGD": Case("network", optimizer="sgd"),
     "SGD with momentum": Case("network", optimizer="sgd-momentum"),
-    "Adam, NO_SHARD, accumulation": Case(
-        "network", _strategy("NO_SHARD"), optimizer="adam", accumulate=2
-    ),
+    "Adam, NO_SHARD, accumulation": Case("network", _strategy("NO_SHARD"), optimizer="adam", accumulate=2),
+    "AdamW at once": Case("network", optimizer=adamw_at_once),
     "llama": Case("llama"),
     "llama, bf16, recomputed, SGD with momentum": Case(
         "llama", {"mixed_precision": BF16}, optimizer="sgd-momentum", recomputed="LlamaDecoderLayer"
@@ -202,7 +214,8 @@ def measure(name: str, which: str) -> dict[str, int]:
                 apply_activation_checkpointing(model, case.recomputed)
             arguments, _ = fsdp1_arguments(config, model, torch.device("cpu"))
             model = FSDP(model, **arguments)
-        optimizer = named_optimizer(case.optimizer)(model)
+        chosen = case.optimizer
+        optimizer = (named_optimizer(chosen) if isinstance(chosen, str) else chosen)(model)
         with _gloo_lets_go():
             train(model, optimizer, batches, default_loss)
             with record_function(_MARK):

@@ -49,7 +49,7 @@ def show_shard_plan(
 
 
 def show_forecast(forecast: MemoryForecast) -> None:
-    """Show the peak of a rank by what it is for, under FSDP1 and FSDP2, what is not known, and the verdict."""
+    """Show the peak of a rank by its parts, under FSDP1 and FSDP2, what is not known, and the verdict."""
     out = console()
     names = [name for name, _ in forecast.peaks]
     table = make_table("most of memory on a rank", *names, right=names)
@@ -72,9 +72,7 @@ def forecast_verdict(forecast: MemoryForecast) -> str:
         ...     world_size=2, optimizer="sgd", microbatches=1, limit=2000)))
         Does not fit into 2.0 kB: FSDP2 takes 3.0 kB at its peak.
     """
-    taken = [
-        f"{name} {decimal(peak.total)}" for name, peak in reversed(forecast.peaks) if peak is not None
-    ]
+    taken = [f"{name} {decimal(peak.total)}" for name, peak in reversed(forecast.peaks) if peak is not None]
     if not taken:
         return "Memory is not foretold: neither FSDP2 nor FSDP1 could be rehearsed."
     at_peak = "at its peak" if forecast.counts_activations else "without activations"
