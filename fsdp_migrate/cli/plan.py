@@ -29,6 +29,16 @@ def _check_memory(text: str | None) -> str | None:
     return text
 
 
+Model = Annotated[
+    str, typer.Option(metavar="PKG.MOD:FACTORY", help="What makes the model. It is run.", show_default=False)
+]
+Ranks = Annotated[int, typer.Option(min=1, metavar="N", help="The number of ranks.", show_default=False)]
+PerNode = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="The ranks of a node, for HYBRID_SHARD.")
+]
+TiedOwner = Annotated[
+    Tied, typer.Option(metavar="WHO", help=f"Who owns a parameter that units would share: {words_of(Tied)}.")
+]
 Recomputed = Annotated[
     str | None,
     typer.Option(
@@ -83,21 +93,11 @@ Accumulate = Annotated[
 
 
 def plan(
-    model: Annotated[
-        str,
-        typer.Option(metavar="PKG.MOD:FACTORY", help="What makes the model. It is run.", show_default=False),
-    ],
-    world_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="The number of ranks.", show_default=False)
-    ],
+    model: Model,
+    world_size: Ranks,
     config: Config = None,
-    devices_per_node: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The ranks of a node, for HYBRID_SHARD.")
-    ] = None,
-    tied: Annotated[
-        Tied,
-        typer.Option(metavar="WHO", help=f"Who owns a parameter that units would share: {words_of(Tied)}."),
-    ] = Tied.parent,
+    devices_per_node: PerNode = None,
+    tied: TiedOwner = Tied.parent,
     activation_checkpointing: Recomputed = None,
     memory: Memory = None,
     batch_size: Rows = None,
@@ -169,7 +169,7 @@ def _foretell(
     from fsdp_migrate.factories import load_function
     from fsdp_migrate.forecast import forecast_memory
 
-    functions = {
+    functions: dict[str, Any] = {
         "batches": None if (data := named["batches"]) is None else load_function(data, "data"),
         "loss": None if (loss := named["loss"]) is None else load_function(loss, "loss"),
     }

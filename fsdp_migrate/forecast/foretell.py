@@ -238,7 +238,7 @@ class _Foretelling:
         whole = log.peak(since="zero_grad")
         return PeakMemory(
             phase=moment.phase,
-            parts=dict(moment.held),
+            parts={str(kind): size for kind, size in moment.held.items()},
             at_rest=log.at_rest(without=away),
             on_host=sum(whole.held.get(kind, 0) for kind in away),
         )

@@ -29,10 +29,10 @@ class PeakMemory:
     """What a rank holds on its device at the moment when it holds most.
 
     ``parts`` are bytes by what they are for: ``parameters``, ``gradients`` and ``optimizer_state`` as they
-    are sharded, ``gathered`` units with the buffers and casts of gathering, ``reducing`` for whole gradients and
-    the buffers that reduce them, ``buffers``, ``inputs``, ``activations`` for all else that forward and
-    backward make, ``temporary`` for what the optimizer takes while it steps. ``phase`` is when.
-    ``at_rest`` is held between steps, ``on_host`` beside that in the host's memory, of ``cpu_offload``.
+    are sharded, ``gathered`` units with the buffers and casts of gathering, ``reducing`` for whole gradients
+    and the buffers that reduce them, ``buffers``, ``inputs``, ``activations`` for all else that forward and
+    backward make, ``temporary`` for what the optimizer takes while it steps. ``phase`` is when. ``at_rest``
+    is held between steps, ``on_host`` beside that in the host's memory, of ``cpu_offload``.
     """
 
     phase: str

@@ -134,7 +134,7 @@ def compare_runs(
         device=agreed(lambda: _device(device)),
         prepare=prepare,
     )
-    own = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    own: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     fed = agreed(lambda: feed(lambda: request.make_model()[0], batches, loss, steps=steps, **own))
     return _Comparison(request, make_pair(request), fed).run(on_step or (lambda _: None))
 

@@ -212,7 +212,7 @@ class MemoryLog(TorchDispatchMode):
                 self._resize(held, storage.nbytes())
             return result
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        setattr(torch.UntypedStorage, "resize_", resized)  # noqa: B010 - mypy wants its very signature
         hook = register_module_forward_pre_hook(self._label_used)
         fsdp1: Any = importlib.import_module("torch.distributed.fsdp._runtime_utils")
         reduce_grad = fsdp1._reduce_grad
@@ -229,7 +229,7 @@ class MemoryLog(TorchDispatchMode):
             self._is_on = False
             hook.remove()
             fsdp1._reduce_grad = reduce_grad
-            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            setattr(torch.UntypedStorage, "resize_", resize)  # noqa: B010
 
     def _label_used(self, module: torch.nn.Module, args: Any) -> None:
         """Take what a module computes with for gathered, where it is no parameter at rest."""

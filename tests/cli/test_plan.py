@@ -118,3 +118,36 @@ def test_a_missing_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtur
     missing = tmp_path / "none.yaml"
     assert main(["plan", "--model", "tests.models:Net", "--config", str(missing), "--world-size", "2"]) == 1
     assert "There is no file" in capsys.readouterr().err
+
+
+def test_memory_is_foretold_and_what_does_not_fit_is_an_exit_code(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["plan", "--model", "tests.models:Net", "--config", str(config), "--world-size", "8"]
+    assert main([*command, "--batch-size", "4", "--seq-length", "16", "--memory", "1GB"]) == 0
+    shown = capsys.readouterr()
+    assert "Fits into 1.0 GB: FSDP2 takes" in shown.out
+    assert "4 rows of 16 random tokens of 13" in shown.out
+    assert "two steps are rehearsed" in shown.err
+    assert main([*command, "--memory", "20kB", "--optimizer", "sgd", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)["memory"]
+    assert (told["fits"], told["limit"], told["optimizer"]) == (False, 20_000, "sgd")
+    assert told["fsdp2"]["total"] == sum(told["fsdp2"]["parts"].values()) > 20_000
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"] is None
+    assert main([*command, "--memory", "much"]) == 2
+    assert "`memory` is 'much'; expected a size such as '5GB'" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("asked", "layers"), [([], 2), (["--activation-checkpointing", "Head"], 1)])
+def test_layers_are_recomputed_as_the_config_says(
+    asked: list[str], layers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+        "  fsdp_transformer_layer_cls_to_wrap: Block\n  fsdp_activation_checkpointing: true\n"
+    )
+    command = ["plan", "--model", "tests.models:Net", "--config", str(path), "--world-size", "2", "--json"]
+    assert main([*command, *asked]) == 0
+    assert len(json.loads(capsys.readouterr().out)["activation_checkpointing"]) == layers

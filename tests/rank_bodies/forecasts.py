@@ -230,8 +230,8 @@ def measure(name: str, which: str) -> dict[str, int]:
 @contextmanager
 def _gloo_lets_go() -> Iterator[None]:
     """Let gloo's threads drop tensors before the run does: what they free last the profiler does not see."""
-    names = ("all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
-    names += ("all_gather_single", "reduce_scatter_single")
+    names = ["all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"]
+    names += ["all_gather_single", "reduce_scatter_single"]
     originals = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
 
     def patient(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import prepare_fully_shard, shard_plan
+from fsdp_migrate.forecast import forecast_memory
 from fsdp_migrate.runtime import full_state_dict, named_full_tensors, offloaded
 from tests.models import Block
 
@@ -175,6 +176,33 @@ def memory(device: torch.device, kind: str) -> dict[str, Any]:
     return found
 
 
+def forecast(kind: str) -> dict[str, Any]:
+    """Foretell the peak of one of 8 ranks on a GPU, and return what is allocated at the peak there."""
+    arguments = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "use_orig_params": True}
+    batch = torch.ones(512, 1024)
+    told = forecast_memory(
+        blocks(1024, 8), {**arguments, "device_id": 0}, world_size=NUM_FAKE_RANKS, batches=[(batch,)]
+    )
+    peak = told.fsdp2 if kind == "prepared" else told.fsdp1
+    device = torch.device("cuda", 0)
+    start("memory", device)
+    torch.cuda.set_device(device)
+    torch.cuda.init()
+    before = torch.cuda.memory_allocated()
+    model = sharded(kind, blocks(1024, 8), arguments_for(device))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        torch.autograd.backward(model(batch.to(device)).float().square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    return {
+        "foretold": None if peak is None else peak.total,
+        "allocated": torch.cuda.max_memory_allocated() - before,
+        "notes": told.notes,
+    }
+
+
 def start(case: str, device: torch.device) -> None:
     """Make a process group of one rank; for memory, rank 0 of 8 whose others are torch's fake ones."""
     if case == "memory":
@@ -189,7 +217,8 @@ def start(case: str, device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=("mixed_precision", "offload", "host_memory", "memory"))
+    cases = ("mixed_precision", "offload", "host_memory", "memory", "forecast")
+    parser.add_argument("case", choices=cases)
     parser.add_argument("kind", nargs="?", choices=KINDS, default="prepared")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
@@ -197,12 +226,15 @@ def main() -> None:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it CUDA's products are not deterministic
     torch.use_deterministic_algorithms(True)
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
-    start(options.case, device)
-    if options.case == "memory":
+    if options.case != "forecast":
+        start(options.case, device)
+    if options.case == "forecast":
+        found = forecast(options.kind)
+    elif options.case == "memory":
         found = memory(device, options.kind)
     else:
-        cases = {"mixed_precision": mixed_precision, "offload": offload, "host_memory": host_memory}
-        found = cases[options.case](device)
+        functions = {"mixed_precision": mixed_precision, "offload": offload, "host_memory": host_memory}
+        found = functions[options.case](device)
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     os._exit(0)

@@ -66,6 +66,12 @@ PLAN = ("plan", "--model", "tests.models:tied_net", "--world-size", "2", "--conf
 COMMANDS = {
     "plan": (PLAN, 0, "1 unit on 2 ranks: 1 thing would change.", ("embed.weight", "FM009", "Units: 1")),
     "strict plan": ((*PLAN, "--strict"), 3, "1 unit on 2 ranks", ("FM009",)),
+    "plan with memory": (
+        (*PLAN, "--memory", "1kB"),
+        1,
+        "Does not fit into 1.0 kB: FSDP2 takes",
+        ("Memory, foretold", "optimizer state", "What the forecast does not know", "adamw"),
+    ),
     "scan": (
         ("scan", "source"),
         0,
