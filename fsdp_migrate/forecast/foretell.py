@@ -102,7 +102,7 @@ def forecast_memory(
         >>> from torch import nn
         >>> found = forecast_memory(nn.Linear(256, 256), {}, world_size=4, batch_size=8, device="cpu")
         >>> found.fsdp2.parts["parameters"], found.fsdp2.parts["optimizer_state"]
-        (65792, 131600)
+        (65792, 131592)
     """
     check_arguments(_COUNT, world_size=world_size, accumulate=accumulate)
     check_arguments(_COUNT | NOTHING, batch_size=batch_size, seq_length=seq_length, limit=limit)

@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsdp_migrate.torch_compat.cpu_mends import mend_replicas_on_cpu
+from fsdp_migrate.torch_compat.process_groups import end_process_group
 
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def fake_world(world_size: int) -> Iterator[None]:
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             yield
     finally:
-        dist.destroy_process_group()
+        end_process_group()
 
 
 def make_fake_mode() -> Any:
