@@ -32,6 +32,11 @@ def make_fault(kind: str) -> Any:
             if kind in _AT_START:
                 _AT_START[kind](state)
 
+        def after_forward(self, state: Any, logger: Any) -> None:
+            del logger
+            if kind == "outputs":
+                state.outputs = state.outputs * 1
+
         def close(self, state: Any, logger: Any) -> None:
             del state, logger
             if self.undo is not None:
@@ -43,11 +48,33 @@ def make_fault(kind: str) -> Any:
 def _reduce_low(state: Any) -> Callable[[], None]:
     """Shard as if gradients were to be reduced in bfloat16."""
     del state
+    return _plan_otherwise(lambda child, config: _in_other_types(config, reduce_dtype="bf16"))
+
+
+def _keep_buffers(state: Any) -> Callable[[], None]:
+    """Shard as if buffers were not to be cast."""
+    del state
+    return _plan_otherwise(lambda child, config: _in_other_types(config, buffer_dtype=None))
+
+
+def _make_other_units(state: Any) -> Callable[[], None]:
+    """Shard as if the head were to be the one unit below the root."""
+    del state
+    return _plan_otherwise(
+        lambda child, config: config.updated(auto_wrap_policy={type(child.get_submodule("head"))})
+    )
+
+
+def _in_other_types(config: Any, **types: str | None) -> Any:
+    precision = MixedPrecision(**{**config.mixed_precision.model_dump(), **types})
+    return config.updated(mixed_precision=precision)
+
+
+def _plan_otherwise(change: Callable[[nn.Module, Any], Any]) -> Callable[[], None]:
     original = vars(sharding)["plan_fully_shard"]
 
     def plan(child: nn.Module, config: Any, **options: Any) -> Any:
-        low = MixedPrecision(**{**config.mixed_precision.model_dump(), "reduce_dtype": "bf16"})
-        return original(child, config.updated(mixed_precision=low), **options)
+        return original(child, change(child, config), **options)
 
     return _put(sharding, "plan_fully_shard", plan)
 
@@ -70,6 +97,17 @@ def _put(module: Any, name: str, value: Any) -> Callable[[], None]:
 def _divide_otherwise(state: Any) -> None:
     units = [each for each in state.model.modules() if isinstance(each, FSDPModule)]
     device_meshes.set_gradient_divisor(units, state.device_mesh, 1)
+
+
+def _double_later(state: Any) -> None:
+    """Double all gradients of the second batch."""
+
+    def double(module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        del module, args
+        if out.requires_grad and int(state.timestamp.batch) == 1:
+            out.register_hook(lambda grad: grad * 2)
+
+    state.model.net.register_forward_hook(double)  # the twin was copied before
 
 
 def _leave_out(state: Any) -> None:
@@ -103,11 +141,14 @@ def _drift(state: Any) -> None:
 
 _AT_INIT: dict[str, Callable[[Any], Any]] = {
     "reduce dtype": _reduce_low,
+    "buffers": _keep_buffers,
+    "units": _make_other_units,
     "no memory": _no_memory,
     "drift": _drift,
 }
 _AT_START: dict[str, Callable[[Any], Any]] = {
     "divisor": _divide_otherwise,
+    "second batch": _double_later,
     "left out": _leave_out,
     "compiled": _compile,
     "replaced": _replace,

@@ -51,6 +51,9 @@ FAULTS: dict[str, Run] = {
     "reduce dtype": Run(fsdp=LOW, faults=("reduce dtype",), callback=TWO),
     "divisor": Run(faults=("divisor",), callback=TWO),
     "left out": Run(faults=("left out",), callback=TWO),
+    "buffers": Run(fsdp=LOW, faults=("buffers",), callback=TWO),
+    "units": Run(faults=("units",), callback=TWO),
+    "second batch": Run(faults=("second batch",), callback={"verify_steps": 3}),
 }
 ALONE: dict[str, Run] = {
     "a warning": replace(FAULTS["divisor"], callback={"verify_steps": 2, "on_difference": "warn"}, steps=2),
@@ -68,6 +71,10 @@ NOT_DONE: dict[str, tuple[Run, str]] = {
     ),
     "a search": (Run(fails=("forward", 9), rows=4, callback=TWO), "the search for a microbatch size"),
     "compiled": (Run(faults=("compiled",), steps=1, callback=TWO), "the model is compiled"),
+    "outputs": (
+        Run(faults=("outputs",), callback=TWO),
+        "the outputs are changed between the model's forward",
+    ),
     "what FSDP1 refuses": (Run(fsdp={"cpu_offload": True}, callback=TWO), "CPU Offload not supported"),
     "no FSDP1 config": (Run(fsdp=None, callback=TWO), "there is nothing to migrate"),
 }
@@ -84,7 +91,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[st
     resumed = replace(RESUMED, trainer={"load_path": str(folder / "ep0-ba2"), "max_duration": "5ba"})
     not_done = {name: run for name, (run, _) in NOT_DONE.items()}
     cases = {**SAME, "resumed": resumed, **FAULTS, **ALONE, **not_done}
-    alone = (*ALONE, "a search", "what FSDP1 refuses", "no FSDP1 config")
+    alone = (*ALONE, "outputs", "a search", "what FSDP1 refuses", "no FSDP1 config")
     return run_ranks(verify_all, cases, alone, saving, timeout=500)
 
 
@@ -146,19 +153,22 @@ def test_the_state_that_was_loaded_is_compared(outcomes: list[dict[str, dict[str
 
 
 @pytest.mark.parametrize(
-    ("case", "stage", "name", "said"),
+    ("case", "step", "stage", "name", "said"),
     [
-        ("reduce dtype", "gradient", "net.head.out.bias", "float32 under FSDP1, in bfloat16 under FSDP2"),
-        ("divisor", "gradient", "net.head.out.bias", "a divisor is off by the world size"),
-        ("left out", "optimizer group", "net.head.out.bias", "in the optimizer only under FSDP1"),
+        ("reduce dtype", 1, "gradient", "net.head.out.bias", "float32 under FSDP1, in bfloat16 under FSDP2"),
+        ("divisor", 1, "gradient", "net.head.out.bias", "a divisor is off by the world size"),
+        ("left out", 1, "optimizer group", "net.head.out.bias", "in the optimizer only under FSDP1"),
+        ("buffers", 1, "used in forward", "net.offset", "it is bfloat16 under FSDP1, float32 under FSDP2"),
+        ("units", 0, "units", "net.blocks.0", "a unit only under FSDP1"),
+        ("second batch", 2, "gradient", "net.head.out.bias", "every number is 2 times FSDP1's"),
     ],
 )
 def test_a_fault_stops_the_run_where_it_is(
-    outcomes: list[dict[str, dict[str, Any]]], case: str, stage: str, name: str, said: str
+    outcomes: list[dict[str, dict[str, Any]]], case: str, step: int, stage: str, name: str, said: str
 ) -> None:
     first = report_of(outcomes, case).first
     assert first is not None
-    assert (first.step, first.stage, first.name) == (1, stage, name)
+    assert (first.step, first.stage, first.name) == (step, stage, name)
     assert not first.is_explained
     for found in outcomes:
         assert found[case]["error"].startswith("ParityError: Different: ")
