@@ -74,6 +74,15 @@ def _clipping(companion: Any, run: Run) -> Said | None:
     return REFUSED, message, "Clip by `norm`, or take it out."
 
 
+def _ghosts(companion: Any, run: Run) -> Said | None:
+    del companion, run
+    message = (
+        "Running averages of its norms are those of DDP. Under FSDP1, which wraps each norm, Composer set "
+        "their momentum on the wrapper, where nothing reads it: the averages took in too much of each batch."
+    )
+    return CHANGED, message, "Do not compare evaluations with those of the old run: training is the same."
+
+
 def _sam(companion: Any, run: Run) -> Said | None:
     del companion, run
     message = (
@@ -168,7 +177,12 @@ COMPANIONS: tuple[Companion, ...] = (
     Companion(
         "GatedLinearUnits", "differs", f"{_DRAWS}; the same with `sync_module_states`", _drawn("new layers")
     ),
-    Companion("GhostBatchNorm", "same", _BEFORE),
+    Companion(
+        "GhostBatchNorm",
+        "differs",
+        "running averages of norms are those of DDP; FSDP1's took in each batch too much",
+        _ghosts,
+    ),
     Companion(
         "GradientClipping",
         "same",

@@ -188,6 +188,11 @@ def _run(case: Case, way: str) -> dict[str, Any]:
         "parameters": {
             name.removeprefix("module.") if way == "ddp" else name: values[name] for name in values
         },
+        "averages": {
+            clean(name).replace("module.", ""): value.clone()
+            for name, value in trainer.state.model.named_buffers()
+            if name.endswith("running_mean")
+        },
         "logged": logged(memory, "module." if way == "ddp" else ""),
         "findings": findings,
     }

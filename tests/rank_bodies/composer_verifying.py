@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tests.rank_bodies.composer_training import Run, make_trainer, prepare, train
+from tests.rank_bodies.composer_training import Run, prepare, train
 
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ def verify_all(
 
 def _verify(run: Run, *, is_alone: bool) -> dict[str, Any]:
     lines: list[str] = []
-    reports: list[ParityReport | None] = []
+    last, last_without = _LastWords(), _LastWords()
     handler = _Lines(lines)
     logger = logging.getLogger("fsdp_migrate")
     logger.addHandler(handler)
     try:
-        own = train(replace(run, trainer={**run.trainer, "callbacks": [_last_word(reports)]}))
+        own = train(replace(run, trainer={**run.trainer, "callbacks": [_listener(last)]}))
     except Exception as error:
         own = {"error": f"{type(error).__name__}: {error}", "report": getattr(error, "report", None)}
     finally:
@@ -43,12 +43,13 @@ def _verify(run: Run, *, is_alone: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"lines": lines, "report": own.get("report"), "error": own.get("error", "")}
     if "error" in own:
         return found
-    found["report"] = reports[-1] if reports else None
+    found["report"] = last.report
     found["codes"] = [code for code, subject in own["findings"] if subject == "verify_steps"]
     if not is_alone:
-        without = train(replace(run, callback={**run.callback, "verify_steps": 0}))
-        left = {name for name in own if not _same(own[name], without[name])}
-        found["differs"] = sorted(left - {"findings"})
+        trainer = {**run.trainer, "callbacks": [_listener(last_without)]}
+        without = train(replace(run, trainer=trainer, callback={**run.callback, "verify_steps": 0}))
+        left = {name for name in own if not _same(own[name], without[name])} - {"findings"}
+        found["differs"] = sorted(left | ({"hooks"} if last.hooks != last_without.hooks else set()))
     return found
 
 
@@ -68,30 +69,25 @@ class _Lines(logging.Handler):
             self.lines.append(record.getMessage())
 
 
-def _last_word(reports: list[Any]) -> Any:
-    """Return a callback that fetches what was compared."""
+@dataclass
+class _LastWords:
+    """What a Trainer leaves: what was compared, and how many hooks the model has."""
+
+    report: ParityReport | None = None
+    hooks: int = 0
+
+
+def _listener(last: _LastWords) -> Any:
     from composer import Callback
 
-    class LastWord(Callback):  # type: ignore[misc,unused-ignore]
+    class Listener(Callback):  # type: ignore[misc,unused-ignore]
         def close(self, state: Any, logger: Any) -> None:
             del logger
-            reports.extend(each.parity for each in state.callbacks if hasattr(each, "parity"))
+            last.report = next(each.parity for each in state.callbacks if hasattr(each, "parity"))
+            hooks = [
+                len(module._forward_hooks) + len(module._forward_pre_hooks)
+                for module in state.model.modules()
+            ]
+            last.hooks = sum(hooks) + ("loss" in vars(state.model))
 
-    return LastWord()
-
-
-def hooks_left(run: Run) -> tuple[int, int]:
-    """Return how many hooks a model has that was compared, after it was, and one that was not."""
-    prepare()
-    counts = []
-    for steps in (1, 0):
-        trainer = make_trainer(replace(run, callback={"verify_steps": steps}), [])
-        trainer.fit()
-        model = trainer.state.model
-        hooks = [
-            len(module._forward_hooks) + len(module._forward_pre_hooks)
-            for module in (model, *model.modules())
-        ]
-        counts.append(sum(hooks) + ("loss" in vars(model)))
-        trainer.close()
-    return counts[0], counts[1]
+    return Listener()

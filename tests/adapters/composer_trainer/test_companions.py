@@ -29,7 +29,6 @@ SAME: dict[str, Case] = {
     "cutmix": Case("CutMix", model="image"),
     "cutout": Case("CutOut", model="image"),
     "ema": Case("EMA", {"half_life": "2ba"}, model="module"),
-    "ghost batch norm": Case("GhostBatchNorm", {"ghost_batch_size": 2}, model="image"),
     "clipping by value": Case("GradientClipping", {"clipping_type": "value", "clipping_threshold": 0.005}),
     "gyro dropout": Case("GyroDropout", {"p": 0.5, "sigma": 2, "tau": 2}, model="image"),
     "label smoothing": Case("LabelSmoothing", model="image"),
@@ -85,6 +84,7 @@ MONITORS: dict[str, Case] = {
         fsdp={"sharding_strategy": "NO_SHARD"},
     ),
 }
+GHOSTS = Case("GhostBatchNorm", {"ghost_batch_size": 2}, model="image")
 ACTIVATIONS = Case("ActivationMonitor", {"interval": "1ba", "only_log_wandb": False})
 DRAWN = (
     Case("Factorize", FACTORS, model="image"),
@@ -120,6 +120,7 @@ def outcomes() -> Outcomes:
     runs: dict[str, tuple[Case, str]] = {}
     for name, case in {**SAME, "clipped": CLIPPED, "activations": ACTIVATIONS, **MONITORS}.items():
         runs |= {f"{name} {way}": (case, way) for way in ("fsdp1", "ours")}
+    runs |= {f"ghosts {way}": (GHOSTS, way) for way in ("fsdp1", "ours", "ddp")}
     runs |= {f"{name} ddp": (case, "ddp") for name, case in {**MONITORS, **FROM_RANK_0}.items()}
     runs |= {f"{name} ours": (case, "ours") for name, case in FROM_RANK_0.items()}
     runs |= {f"sam {way}": (Case("SAM"), way) for way in ("fsdp1", "ours")}
@@ -194,6 +195,19 @@ def test_activations_are_logged_under_clean_names(outcomes: Outcomes) -> None:
         same(after, before)
         assert ("FM117", "ActivationMonitor") in after["findings"]
         assert after["logged"] == before["logged"]
+
+
+def test_norms_of_ghost_batches_average_as_under_ddp(outcomes: Outcomes) -> None:
+    """Composer sets their momentum on FSDP1's wrapper, where nothing reads it; training is the same."""
+    kinds = (outcomes[f"ghosts {way}"] for way in ("fsdp1", "ours", "ddp"))
+    for rank, (before, after, plain) in enumerate(zip(*kinds, strict=True)):
+        same(after, before)
+        assert ("FM117", "GhostBatchNorm") in after["findings"]
+        assert len(after["averages"]) == 2
+        for name, expected in after["averages"].items():
+            if rank == 0:  # whose buffers DDP gives to all
+                assert plain["averages"][name] == pytest.approx(expected, rel=1e-5)
+            assert before["averages"][name] != pytest.approx(expected, rel=1e-1)
 
 
 def test_sam_differs_and_says_so(outcomes: Outcomes) -> None:
