@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING, get_args
+from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -19,7 +20,7 @@ from fsdp_migrate.finding_codes import Fidelity
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests.rank_bodies import checkpoints, readme
 from tests.ranks import ROOT, run_ranks
-from tools import architecture_page, findings_table, known_issues
+from tools import architecture_page, findings_table, known_issues, picture
 
 
 if TYPE_CHECKING:
@@ -90,6 +91,25 @@ def test_an_outdated_picture_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
     assert architecture_page.main(["--check"]) == 1
     assert architecture_page.main([]) == 0
     assert page.read_text() == (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_the_site_draws_the_picture_without_a_program_from_elsewhere() -> None:
+    found = picture.BLOCK.search(ARCHITECTURE)
+    assert found is not None
+    drawn = ElementTree.fromstring(picture.draw(found[1]))
+    boxes = [
+        [float(each.attrib[name]) for name in ("x", "y", "width", "height")]
+        for each in drawn.iter("rect")
+        if "class" not in each.attrib
+    ]
+    assert len(boxes) == found[1].count('["') - found[1].count("subgraph")
+    for number, (x, y, width, height) in enumerate(boxes):
+        for other_x, other_y, other_width, other_height in boxes[:number]:
+            beside = x >= other_x + other_width or other_x >= x + width
+            assert beside or y >= other_y + other_height or other_y >= y + height
+    arrows = [re.findall(r"-?\d+", each.attrib["d"]) for each in drawn.iter("path") if "class" in each.attrib]
+    assert len(arrows) == found[1].count(" --> ")
+    assert all(int(points[1]) < int(points[-1]) for points in arrows)
 
 
 @pytest.mark.parametrize("path", NAMED_FILES)

@@ -1,14 +1,20 @@
-"""What mkdocs needs beside its own: the package as it is imported, with docstrings in Markdown."""
+"""What mkdocs needs beside its own: the package as it is imported, docstrings in Markdown, and a picture."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools import picture  # noqa: E402
+
+
 API = ROOT / "build" / "api"
 _ROLE = re.compile(r":(?:func|class|meth|mod|attr|data):`~?(?:[\w.]+\.)?(\w+)`")
 _EXAMPLE = re.compile(r"^( +)Example:$", re.MULTILINE)
@@ -27,6 +33,11 @@ def on_startup(**_: Any) -> None:
             path = target / source.relative_to(ROOT / folder)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(as_markdown(source.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Draw the pictures of a page, which code hosts draw by themselves."""
+    return picture.BLOCK.sub(lambda found: picture.draw(found[1]), markdown)
 
 
 def as_markdown(source: str) -> str:
