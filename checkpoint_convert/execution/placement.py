@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from fsdp_migrate.checkpoint_convert.formats.zip_writer import (
     lay_out_archive,
     tensor_archive,
 )
-from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Stored, TensorEntry
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor, PlannedValue
 
@@ -191,7 +189,7 @@ def _archive_items(records: FileRecords) -> Iterator[Item]:
     """Yield the items of a file of torch.save."""
     tensors = {name: record for name, record in records.items() if isinstance(record, PlannedTensor)}
     contents = {
-        name: _nbytes(record) if isinstance(record, PlannedTensor) else record
+        name: record.nbytes if isinstance(record, PlannedTensor) else record
         for name, record in records.items()
     }
     parts, end = lay_out_archive(contents)
@@ -204,10 +202,6 @@ def _archive_items(records: FileRecords) -> Iterator[Item]:
     yield EndItem(end)
 
 
-def _nbytes(tensor: PlannedTensor) -> int:
-    return math.prod(tensor.source.shape) * DTYPES[tensor.dtype].itemsize
-
-
 def _place_safetensors(plan: ConversionPlan) -> Placement:
     files: dict[str, list[Item]] = {}
     placed = place_files(plan.tensors, plan.max_shard_size)
@@ -215,7 +209,7 @@ def _place_safetensors(plan: ConversionPlan) -> Placement:
         files[name] = [DataItem(header)]
         for tensor in tensors:
             shape = tensor.source.shape
-            archive = RawArchive(_nbytes(tensor))
+            archive = RawArchive(tensor.nbytes)
             files[name].append(TensorItem(tensor, ((0,) * len(shape), shape), archive))
     index = write_index({name: tensors for name, (_, tensors) in placed.items()}) if len(placed) > 1 else None
     return Placement({}, files, {}, index)

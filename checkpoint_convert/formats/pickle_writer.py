@@ -16,6 +16,7 @@ from fsdp_migrate.checkpoint_convert.formats.torch_values import (
     Record,
     TensorValue,
     describe_type,
+    split_name,
 )
 from fsdp_migrate.checkpoint_convert.manifest.boxes import row_major_strides
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
@@ -103,7 +104,7 @@ class _Pickler:
         elif isinstance(value, Record):
             self._save_record(value, depth)
         elif isinstance(value, type) and issubclass(value, Record):
-            self._emit(_global(*_split(value.name)))
+            self._emit(_global(*split_name(value.name)))
         else:
             raise self._refusal(f"holds a {describe_type(value)}, which cannot be written")
 
@@ -137,7 +138,7 @@ class _Pickler:
             self._emit(b"u")
 
     def _save_record(self, record: Record, depth: int) -> None:
-        self._emit(_global(*_split(record.name)))
+        self._emit(_global(*split_name(record.name)))
         self.save(record.arguments, depth + 1)
         self._emit(b"R" if record.is_called else b"\x81")
         self._remember(record)
@@ -197,11 +198,6 @@ class _Pickler:
 
     def _refusal(self, what: str) -> UnsupportedFeatureError:
         return UnsupportedFeatureError(f"{self._where} {what}.", feature="writing such a value")
-
-
-def _split(name: str) -> tuple[str, str]:
-    module, _, last = name.rpartition(".")
-    return module, last
 
 
 def _global(module: str, name: str) -> bytes:

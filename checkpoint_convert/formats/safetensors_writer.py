@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +36,7 @@ def place_files(tensors: Iterable[PlannedTensor], max_bytes: int) -> dict[str, P
     pieces: list[list[PlannedTensor]] = [[]]
     nbytes = 0
     for tensor in tensors:
-        size = tensor_bytes(tensor)
+        size = tensor.nbytes
         if pieces[-1] and nbytes + size > max_bytes:
             pieces.append([])
             nbytes = 0
@@ -54,21 +53,16 @@ def place_files(tensors: Iterable[PlannedTensor], max_bytes: int) -> dict[str, P
 def write_index(files: Mapping[str, Sequence[PlannedTensor]]) -> bytes:
     """Return the index of files: which tensor is in which, and how many bytes there are in all."""
     places = {tensor.key: name for name, tensors in files.items() for tensor in tensors}
-    total = sum(tensor_bytes(tensor) for tensors in files.values() for tensor in tensors)
+    total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
     return (json.dumps(index, indent=2) + "\n").encode()
-
-
-def tensor_bytes(tensor: PlannedTensor) -> int:
-    """Return the bytes of a tensor in the output."""
-    return math.prod(tensor.source.shape) * DTYPES[tensor.dtype].itemsize
 
 
 def _header(tensors: Sequence[PlannedTensor]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
-        start, end = end, end + tensor_bytes(tensor)
+        start, end = end, end + tensor.nbytes
         header[tensor.key] = {
             "dtype": DTYPE_WORDS[tensor.dtype],
             "shape": list(tensor.source.shape),

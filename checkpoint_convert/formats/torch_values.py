@@ -296,7 +296,8 @@ _BUILTINS: Final = ("builtins", "__builtin__")
 _TYPE_NAMES: Final = ("bool", "bytes", "dict", "float", "int", "list", "object", "str", "tuple")
 
 
-def _split(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
+    """Return the module and the name of a class or function."""
     module, _, last = name.rpartition(".")
     return module, last
 
@@ -312,7 +313,7 @@ VALUE_GLOBALS: Final[Globals] = {
     ("torch._utils", "_rebuild_parameter"): StandIn(_rebuild_parameter),
     ("torch.storage", "UntypedStorage"): StorageType(None),
     **{("torch", name): StorageType(dtype) for name, dtype in STORAGE_DTYPES.items()},
-    **{_split(name): record_type(name) for name in _RECORDS},
+    **{split_name(name): record_type(name) for name in _RECORDS},
     **{(module, name): record_type(f"{module}.{name}") for module in _BUILTINS for name in _TYPE_NAMES},
 }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry, InlineValue, TensorEntry
 
 
@@ -34,6 +36,11 @@ class PlannedTensor:
     def is_cast(self) -> bool:
         """Tell whether its type changes."""
         return self.dtype != self.source.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Return its bytes in the output."""
+        return math.prod(self.source.shape) * DTYPES[self.dtype].itemsize
 
     @property
     def is_rechunked(self) -> bool:
