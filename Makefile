@@ -31,7 +31,8 @@ test: $(CORE)/.dev $(COMPOSER)/.dev
 	$(CORE)/bin/python tools/run_lanes.py core='$(LANE) test-core' composer='$(LANE) test-composer' \
 		types='$(LANE) typecheck'
 
-# The quick one, while you work: what CI says of style and types, and the tests that start no other process.
+# The quick one, while you work: what CI says of style and types, and the tests that start no other process and
+# are not marked as slow.
 check: $(CORE)/.dev
 	$(MAKE) lint
 	$(CORE)/bin/python tools/run_lanes.py tests='$(CORE)/bin/python -m pytest -q --quick $(SIDE_BY_SIDE)' \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import TYPE_CHECKING
 
 from tests.ranks import ROOT
@@ -29,6 +30,12 @@ def package_modules() -> dict[str, Path]:
             name = ".".join((package, *parts)).removesuffix(".__init__")
             modules[name] = path
     return modules
+
+
+@functools.cache
+def package_trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of every module that is published, by its import name."""
+    return {name: ast.parse(path.read_text()) for name, path in package_modules().items()}
 
 
 def runtime_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,7 @@
-"""``--quick``: only the tests that start no other process.
+"""``--quick``: only the tests that start no other process, and are not marked as slow or as S3's.
 
-Which do is read from their code: the names that a test, its fixtures and the helpers of the tests use. A test
-that starts one all the same fails there, and says so.
+Which start one is read from their code: the names that a test, its fixtures and the helpers of the tests
+use. A test that starts one all the same fails there, and says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 
 if TYPE_CHECKING:
@@ -19,15 +20,27 @@ if TYPE_CHECKING:
 
 
 STARTERS = {"run_ranks", "subprocess", "multiprocessing", "Popen", "fork", "getfixturevalue", "popen", "mp"}
-EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+EVENTS = {
+    "tests.run_ranks",
+    "subprocess.Popen",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.exec",
+    "os.system",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="run only the tests that start no other process")
+    parser.addoption("--quick", action="store_true", help="run only what takes a moment: no other process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let no test start a process."""
+    """Let no test start a process, and draw fewer examples where a test does not say how many."""
+    # No test asserts a time: other processes may hold the machine.
+    settings.register_profile("all", deadline=None)
+    settings.register_profile("quick", settings.get_profile("all"), max_examples=20)
+    settings.load_profile("quick" if config.getoption("--quick") else "all")
     if config.getoption("--quick"):
         config.pluginmanager.register(_Quick(), "quick tests")
 
@@ -46,12 +59,16 @@ class _Quick:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         known: dict[CodeType, bool] = {}
-        left_out = [item for item in items if starts_processes(item, known)]
+        left_out = [
+            item
+            for item in items
+            if any(map(item.get_closest_marker, ("slow", "s3"))) or starts_processes(item, known)
+        ]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.running = item.nodeid
         try:
             return (yield)
@@ -75,18 +92,23 @@ def _starts(function: object, known: dict[CodeType, bool]) -> bool:
     if code not in known:
         known[code] = False  # for those that call themselves
         names = set(_names(code))
-        found = (function.__globals__.get(name) for name in names)
+        found = (inspect.unwrap(function.__globals__[n]) for n in names if n in function.__globals__)
         helpers = [each for each in found if _is_ours(each, function)]
-        methods = [
-            getattr(each, name)
-            for each in helpers
-            if isinstance(each, ModuleType)
-            for name in names & vars(each).keys()
-        ]
+        inner = (each for helper in helpers for each in _inside(helper, names))
         known[code] = not names.isdisjoint(STARTERS) or any(
-            _starts(each, known) for each in (*helpers, *methods)
+            _starts(each, known) for each in (*helpers, *inner)
         )
     return known[code]
+
+
+def _inside(helper: object, names: set[str]) -> Iterator[object]:
+    """Yield the functions that a module has under some names, and all of a class or of an object's class."""
+    if isinstance(helper, ModuleType):
+        yield from (inspect.unwrap(each) for name, each in vars(helper).items() if name in names)
+    elif not isinstance(helper, FunctionType):
+        for each in vars(helper if isinstance(helper, type) else type(helper)).values():
+            # Methods themselves, those of classes, and what makes properties and cached ones.
+            yield from (each, *(getattr(each, name, None) for name in ("__func__", "fget", "func")))
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -101,4 +123,4 @@ def _is_ours(value: object, function: FunctionType) -> bool:
     if isinstance(value, FunctionType) and value.__globals__ is function.__globals__:
         return True
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
-    return str(name).startswith(("tests.", "tools."))
+    return name == function.__module__ or str(name).startswith(("tests.", "tools."))

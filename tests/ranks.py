@@ -80,6 +80,7 @@ def run_ranks(
         RanksFailedError: A rank raised, died or did not finish within ``timeout`` seconds. Each is
             named.
     """
+    sys.audit("tests.run_ranks")
     context = _start_server()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         group = [_Rank(rank, Path(folder)) for rank in range(world_size)]

@@ -12,6 +12,7 @@ from tests.architecture import (
     all_imports,
     function_lengths,
     package_modules,
+    package_trees,
     runtime_imports,
     torch_privates,
 )
@@ -151,17 +152,14 @@ def test_every_module_has_a_place() -> None:
     assert len(PLACES) == len(list(places(HOUSE)))
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_imports_point_downwards(name: str) -> None:
-    assert violations(name, ast.parse(MODULES[name].read_text())) == []
+def test_imports_point_downwards() -> None:
+    assert [text for name, tree in package_trees().items() for text in violations(name, tree)] == []
 
 
 def test_no_module_comes_to_import_itself() -> None:
     graph = {
-        name: {
-            module_of(found) for found, _ in runtime_imports(ast.parse(path.read_text())) if is_ours(found)
-        }
-        for name, path in MODULES.items()
+        name: {module_of(found) for found, _ in runtime_imports(tree) if is_ours(found)}
+        for name, tree in package_trees().items()
     }
     assert [name for name in graph if name in reachable(graph, name)] == []
 
@@ -223,38 +221,43 @@ def test_a_new_module_or_package_needs_a_place(name: str) -> None:
 
 
 def test_imports_are_absolute() -> None:
-    relative = {
-        name: [imported for imported, level in runtime_imports(ast.parse(path.read_text())) if level]
-        for name, path in MODULES.items()
-    }
-    assert {name: found for name, found in relative.items() if found} == {}
+    relative = [
+        (name, imported)
+        for name, tree in package_trees().items()
+        for imported, level in runtime_imports(tree)
+        if level
+    ]
+    assert relative == []
 
 
 def test_relative_imports_are_seen() -> None:
     assert list(runtime_imports(ast.parse("from . import x"))) == [(".x", 1)]
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_only_the_cli_imports_rich_and_typer(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text())
-    found = {module.split(".")[0] for module, _ in runtime_imports(tree)} & {"rich", "typer", "click"}
-    assert not found or name.startswith("fsdp_migrate.cli")
+def importers(*packages: str) -> set[str]:
+    """Return the modules that import one of some packages when they run."""
+    return {
+        name
+        for name, tree in package_trees().items()
+        if any(module.split(".")[0] in packages for module, _ in runtime_imports(tree))
+    }
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_only_the_callback_imports_composer(name: str) -> None:
-    imported = {module.split(".")[0] for module, _ in runtime_imports(ast.parse(MODULES[name].read_text()))}
-    if name not in {
+def test_only_the_cli_imports_rich_and_typer() -> None:
+    found = importers("rich", "typer", "click")
+    assert [name for name in found if not name.startswith("fsdp_migrate.cli")] == []
+
+
+def test_only_the_callback_imports_composer() -> None:
+    assert importers("composer") == {
         "fsdp_migrate.adapters.composer_callback",
         "fsdp_migrate.adapters.composer_trainer.hooks",
-    }:
-        assert "composer" not in imported
+    }
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_torch_privates_stay_in_torch_compat(name: str) -> None:
-    if not name.startswith("fsdp_migrate.torch_compat"):
-        assert list(torch_privates(ast.parse(MODULES[name].read_text()))) == []
+def test_torch_privates_stay_in_torch_compat() -> None:
+    outside = {name: tree for name, tree in package_trees().items() if ".torch_compat" not in name}
+    assert [(name, found) for name, tree in outside.items() for found in torch_privates(tree)] == []
 
 
 @pytest.mark.parametrize(
@@ -273,12 +276,11 @@ def test_the_check_for_torch_privates_can_fail(source: str, expected: list[str])
     assert sorted(torch_privates(ast.parse(source))) == expected
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_files_and_functions_stay_short(name: str) -> None:
-    text = MODULES[name].read_text()
-    assert len(text.splitlines()) <= MAX_FILE
-    long = {f: n for f, n in function_lengths(ast.parse(text)) if n > MAX_FUNCTION}
-    assert long == {}
+def test_files_and_functions_stay_short() -> None:
+    sizes = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: size for name, size in sizes.items() if size > MAX_FILE} == {}
+    functions = ((name, *found) for name, tree in package_trees().items() for found in function_lengths(tree))
+    assert [found for found in functions if found[-1] > MAX_FUNCTION] == []
 
 
 def test_the_check_for_lengths_can_fail() -> None:

@@ -29,7 +29,14 @@ def helper():
 def ranks():
     run_ranks(print)
 
+class Runs:
+    def of(self): return run_ranks(print)
+
+RUNS = Runs()
+
 def test_nothing(): pass
+def test_of_an_object(): RUNS.of()
+def test_of_a_class(): Runs().of()
 def test_itself(): subprocess.run([sys.executable, "-c", ""])
 def test_helper(): helper()()
 def test_fixture(ranks): pass
@@ -48,5 +55,5 @@ def test_what_starts_a_process_is_left_out_or_fails(tmp_path: Path) -> None:
         check=False,
         timeout=400,
     )
-    assert "1 failed, 1 passed, 3 deselected" in done.stdout
+    assert "1 failed, 1 passed, 5 deselected" in done.stdout
     assert "test_hidden starts a process (os.system)" in done.stdout

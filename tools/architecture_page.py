@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.architecture import all_imports, package_modules  # noqa: E402
+from tests.architecture import all_imports, package_modules, package_trees  # noqa: E402
 from tools.page_parts import write_parts  # noqa: E402
 
 
@@ -75,10 +75,10 @@ def list_files() -> str:
 
 def find_arrows() -> Arrows:
     """Return which boxes each box imports."""
-    modules = package_modules()
+    modules = package_trees()
     arrows: dict[str, set[str]] = {box_of(name): set() for name in sorted(modules)}
-    for name, path in modules.items():
-        for imported in all_imports(ast.parse(path.read_text())):
+    for name, tree in modules.items():
+        for imported in all_imports(tree):
             target = imported
             while target and target not in modules:
                 target = target.rpartition(".")[0]

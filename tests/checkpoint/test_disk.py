@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-pytestmark = pytest.mark.any_torch
+pytestmark = [pytest.mark.any_torch, pytest.mark.slow]
 
 
 WAYS: list[dict[str, Any]] = [{}, {"link": "copy"}, {"world_size": 3}, {"dtype": "bf16", "checksums": True}]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.checkpoint.rank_sources import RankSources
 
 
-pytestmark = pytest.mark.any_torch
+pytestmark = [pytest.mark.any_torch, pytest.mark.slow]
 
 
 def places(size: int) -> list[int]:

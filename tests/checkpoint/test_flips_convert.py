@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.checkpoint.rank_sources import RankSources
 
 
-pytestmark = pytest.mark.any_torch
+pytestmark = [pytest.mark.any_torch, pytest.mark.slow]
 
 
 # Drawn anew each time: `FLIPS_SEED` repeats a run that failed.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-pytestmark = pytest.mark.any_torch
+pytestmark = [pytest.mark.any_torch, pytest.mark.slow]
 
 
 ROOT = Path(__file__).parents[2] / "checkpoint_convert"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-pytestmark = pytest.mark.any_torch
+pytestmark = [pytest.mark.any_torch, pytest.mark.slow]
 
 
 DRAWS = int(os.environ.get("ROUND_TRIPS", "150"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-pytestmark = pytest.mark.any_torch
+pytestmark = [pytest.mark.any_torch, pytest.mark.slow]
 
 
 RANKS = 64

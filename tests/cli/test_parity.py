@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Capture = pytest.CaptureFixture[str]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(  # torch's launcher leaves its log files open
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )

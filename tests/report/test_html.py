@@ -68,6 +68,7 @@ def test_all_hostile_names_at_once() -> None:
     check_page(write_html(report_of(*HOSTILE, verdict=" ".join(HOSTILE))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [8, 4000])
 def test_ten_thousand_findings_are_cut_and_counted(length: int) -> None:
     rows = tuple((Code("FM012"), Name(f"{'<' * length}{number}")) for number in range(10_000))
@@ -80,6 +81,7 @@ def test_ten_thousand_findings_are_cut_and_counted(length: int) -> None:
     assert re.search(r"Lists end after [\d,]+ rows", root.find("footer")[0].whole_text)
 
 
+@pytest.mark.slow
 def test_ten_thousand_units_are_cut_and_counted() -> None:
     page = write_html(report_of(*(f"blocks.{number}" for number in range(10_000))))
     check_page(page)

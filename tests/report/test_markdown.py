@@ -67,6 +67,7 @@ def test_all_hostile_names_at_once() -> None:
     assert {each.tag for each in every(rendered(text))} <= ALLOWED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [8, 4000])
 def test_ten_thousand_findings_fit_into_a_comment(length: int) -> None:
     rows = tuple((Code("FM012"), Name(f"{'|' * length}{number}")) for number in range(10_000))

@@ -59,6 +59,7 @@ class Deep(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_a_thousand_blocks_are_planned_for_a_thousand_ranks() -> None:
     with torch.device("meta"):
         model = Deep()

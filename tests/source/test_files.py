@@ -111,6 +111,7 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path: Path, case: 
         raise AssertionError(bad.problem)
 
 
+@pytest.mark.slow
 def test_huge_files_and_folders_that_cannot_be_read_are_skipped_with_a_line(tmp_path: Path) -> None:
     with (tmp_path / "huge.py").open("wb") as stream:
         stream.truncate(MAX_BYTES + 1)
@@ -205,6 +206,7 @@ def test_what_is_no_notebook_is_said(tmp_path: Path, text: str) -> None:
     assert bool(files) == ("fsdp" in text), "without a word of FSDP there is nothing to say"
 
 
+@pytest.mark.slow
 def test_several_processes_find_what_one_does(tmp_path: Path) -> None:
     write(tmp_path, *(f"m{i}.py" for i in range(6)))
     write(tmp_path, "bad.py", text="fsdp (")

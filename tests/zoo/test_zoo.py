@@ -42,5 +42,5 @@ def test_the_page_tells_what_came_of_each() -> None:
     assert "1 architectures in 3 ways: 1 equal, 1 differs, 1 refused." in page
     row = "| one | `One` | Block | equal | differs (losses 0.1, FM009) | refused (ModelError: no) |"
     assert row in page
-    assert "Of 1 others" in page
+    assert "could be made of 1 others: two." in page
     assert not zoo._is_fault(reports[0])

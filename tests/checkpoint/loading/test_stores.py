@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.slow
 MIB = 1 << 20
 URL = f"s3://{BUCKET}/run"
 

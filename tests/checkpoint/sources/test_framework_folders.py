@@ -14,6 +14,7 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     verify_checkpoints,
 )
+from fsdp_migrate.checkpoint_convert.sources.framework_folders import FRAMEWORK_FOLDERS
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 from tests.checkpoint.framework_folders import FOLDERS, accelerate_full, hf_trainer, whole_states
 from tests.checkpoint.rank_sources import RankSources, assert_loads
@@ -51,6 +52,10 @@ def test_the_framework_and_its_parts_are_recognised(
     convert_checkpoint(source, tmp_path / "out", to="auto")
     convert_checkpoint(source, tmp_path / "weights", weights_only=True, to="torch")
     assert set(load_with_torch(tmp_path / "weights")["model"]) == set(RankNet().state_dict())
+
+
+def test_every_framework_has_a_folder_here() -> None:
+    assert {layout for layout, _ in FOLDERS.values()} == set(FRAMEWORK_FOLDERS)
 
 
 def test_torch_loads_what_frameworks_saved(
