@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,7 @@ class _Foretelling:
         if not counts_activations:
             peaks = {which: self._add_up(which, accumulate) for which in ("FSDP2", "FSDP1")}
         self._tell_what_is_not_known(counts_activations)
+        gc.collect()  # models hold themselves; torch 2.7 warns when fake ones go, and that is to happen here
         return MemoryForecast(
             fsdp1=peaks["FSDP1"],
             fsdp2=peaks["FSDP2"],
