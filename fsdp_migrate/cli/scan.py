@@ -25,13 +25,13 @@ def scan(
         raise typer.BadParameter("Give either --json or --sarif.")
     from fsdp_migrate.cli.pages.output import wanted_pages
     from fsdp_migrate.cli.pages.scan import scan_report
-    from fsdp_migrate.cli.render.sources import show_scan, show_surroundings
+    from fsdp_migrate.cli.render.sources import show_scan, show_surroundings, show_work
     from fsdp_migrate.source import scan_paths
     from fsdp_migrate.source.checkpoint_runs import with_readers
     from fsdp_migrate.source.launchers import find_launches
     from fsdp_migrate.source.pins import find_pins, packages_of
     from fsdp_migrate.source.sarif import sarif_log
-    from fsdp_migrate.source.steps import next_steps
+    from fsdp_migrate.source.steps import next_steps, not_migrated
     from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
 
     pages = wanted_pages(html, markdown)
@@ -41,6 +41,7 @@ def scan(
     frameworks = {config.stack for config in configs} | {launch.stack for launch in launches}
     pins = find_pins(paths, packages_of(report, frameworks))
     steps = next_steps(paths, report, configs, checkpoints, launches, pins)
+    blocked = not_migrated(report, configs, launches)
     log = sarif_log(report, configs, launches, pins)
     if sarif:
         write_json(log)
@@ -51,12 +52,15 @@ def scan(
             "pins": [pin.as_dict() for pin in pins],
             "checkpoints": [checkpoint.as_dict() for checkpoint in checkpoints],
             "steps": [step.as_dict() for step in steps],
+            "not_migrated": blocked,
         }
         write_document("scan", {**report.as_dict(), **found})
     else:
+        show_work(steps, blocked)
         show_scan(report, everything=everything)
-        show_surroundings(configs, launches, checkpoints, steps, everything=everything)
+        show_surroundings(configs, launches, checkpoints, everything=everything)
     pages.write(
-        lambda: scan_report(paths, report, configs, launches, pins, checkpoints, steps), aside=json or sarif
+        lambda: scan_report(paths, report, configs, launches, pins, checkpoints, steps, blocked),
+        aside=json or sarif,
     )
     return 3 if strict and log["runs"][0]["results"] else 0

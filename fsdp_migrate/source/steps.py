@@ -6,7 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.findings import counted
+from fsdp_migrate.finding_codes import FINDING_CODES
+from fsdp_migrate.findings import counted, listed
 
 
 if TYPE_CHECKING:
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.pins import PinFound
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
-    from fsdp_migrate.source.uses import ScanReport
+    from fsdp_migrate.source.uses import ScanReport, Use
 
 
+_PLACES = 3
 _PLAN = (
     "See how the model will be sharded, without a GPU: fsdp-migrate plan --model PKG.MOD:FACTORY "
     "--world-size N, where FACTORY makes the model."
@@ -74,19 +76,40 @@ def next_steps(
     where = shlex.join(paths)
     uses = [use for use in report.uses if not use.path.endswith(".ipynb")]
     left = [use for use in uses if use.action == "commented"]
-    rewrites = any(use.action == "rewritten" for use in uses)
+    rewrites = [use for use in uses if use.action == "rewritten"]
     steps = _steps_for_pins(pins)
     if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
-        steps.append(Step("Look at the changes to the sources, and write them.", commands))
+        turned = _amount(rewrites, "use") if rewrites else "comments alone"
+        steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
     if left:
-        text = f"Settle by hand what got a comment: {counted(len(left), 'place')}."
+        text = f"Settle by hand what got a comment: {_amount(left, 'place')}."
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
-    steps += _steps_for_configs(configs, reads_arguments=rewrites)
+    steps += _steps_for_configs(configs, reads_arguments=bool(rewrites))
     steps += _steps_for_launches(launches)
     if rewrites or left:
         steps += [Step(_PLAN, ()), Step(_PROVE, ())]
     return steps + _steps_for_checkpoints(checkpoints)
+
+
+def not_migrated(
+    report: ScanReport, configs: Sequence[ConfigFound], launches: Sequence[LaunchFound] = ()
+) -> list[str]:
+    """Say what cannot be migrated: each kind of use with its places, configs and launch lines."""
+    refused: dict[str, list[str]] = {}
+    for use in report.uses:
+        if use.action == "commented" and FINDING_CODES[use.code].fidelity == "refused":
+            refused.setdefault(use.code, []).append(use.place)
+    said = [
+        f"{code} {FINDING_CODES[code].summary} ({listed(places, _PLACES)})"
+        for code, places in sorted(refused.items())
+    ]
+    said += [f"{each.path}: {each.message}" for each in configs if each.state == "refused"]
+    return said + [f"{each.place}: {each.message}" for each in launches if each.state == "refused"]
+
+
+def _amount(uses: Sequence[Use], word: str) -> str:
+    return f"{counted(len(uses), word)} in {counted(len({use.path for use in uses}), 'file')}"
 
 
 def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
@@ -112,7 +135,8 @@ def _steps_for_configs(configs: Sequence[ConfigFound], *, reads_arguments: bool)
     arguments = [each for each in changing if reads_arguments and each.stack == "torch"]
     framework = _write_commands(each for each in changing if each not in arguments)
     if framework:
-        steps.append(Step("Convert the configs; a backup of each is kept.", framework))
+        text = f"Convert {counted(len(framework), 'config')}; a backup of each is kept."
+        steps.append(Step(text, framework))
     if arguments:
         steps.append(Step(_ARGUMENTS, _write_commands(arguments)))
     odd = tuple(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +146,11 @@ def test_what_is_written_is_not_to_be_written_again(
     Path("train.py").write_text(code)
     _, document = run_json("scan", ".")
     first = [step["text"] for step in document["steps"]]
-    assert first[0] == "Look at the changes to the sources, and write them."
+    assert first[0] == "Look at the changes to the sources, and write them: 1 use in 1 file."
     assert any(text.startswith("Leave these where") for text in first)
     assert main(["rewrite", ".", "--write"]) == 0
     _, document = run_json("scan", ".")
-    assert document["steps"][0]["text"] == "Settle by hand what got a comment: 2 places."
+    assert document["steps"][0]["text"] == "Settle by hand what got a comment: 2 places in 1 file."
 
 
 def test_a_code_host_is_told_where_what_is(
@@ -357,3 +360,54 @@ def test_people_see_the_latest_and_how_large_it_is(trainer: Path, capsys: pytest
 )
 def test_requirements_that_keep_fsdp2_out(bounds: str, needed: tuple[int, ...], expected: bool) -> None:
     assert excludes(bounds, needed) is expected
+
+
+def test_the_order_of_work_comes_first_and_says_how_much_and_what_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    for name in ("one.py", "two.py"):
+        Path(name).write_text(f"{head}model = FSDP(net)\nmodel.clip_grad_norm_(1.0)\n")
+    assert main(["scan", "."]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("What to do\n1. Look at the changes")
+    assert "write them: 6 uses in 2 files." in shown
+    assert "Nothing was found that cannot be migrated." in shown
+    assert shown.index("What to do") < shown.index("Done by `fsdp-migrate rewrite`")
+    Path("two.py").write_text(f"{head}FSDP(net).register_comm_hook(None, hook)\n")
+    assert main(["scan", ".", "--markdown", "scan.md"]) == 0
+    shown = capsys.readouterr().out
+    assert "Cannot be migrated as it stands" in shown
+    assert "two.py:2:1" in shown[: shown.index("To be done by hand")]
+    assert "Cannot be migrated as it stands" in Path("scan.md").read_text()
+    Path("two.py").write_text("x = 1\n")
+    Path("one.py").unlink()
+    assert main(["scan", "."]) == 0
+    assert capsys.readouterr().out == "No FSDP1 in 1 file.\n"
+
+
+@pytest.mark.parametrize(("strict", "code"), [("false", 0), ("true", 3)])
+def test_the_action_writes_a_log_and_a_summary(strict: str, code: int, tmp_path: Path) -> None:
+    """The step of action.yml that scans, as GitHub runs it, with the command that is installed here."""
+    action = YAML(typ="safe").load((ROOT / "action.yml").read_text())
+    step = action["runs"]["steps"][-1]
+    command = tmp_path / "fsdp-migrate" / "bin" / "fsdp-migrate"
+    command.parent.mkdir(parents=True)
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fsdp_migrate "$@"\n')
+    command.chmod(0o755)
+    (tmp_path / "my sources").mkdir()
+    (tmp_path / "my sources" / "train.py").write_text(
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(net)\n"
+    )
+    own = {"RUNNER_TEMP": str(tmp_path), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    given = {"PATHS": "my sources\n", "SARIF": "found.sarif", "STRICT": strict}
+    assert given.keys() == step["env"].keys()
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    done = subprocess.run(
+        shell, cwd=tmp_path, env={**os.environ, **own, **given}, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    results = json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
+    assert {each["ruleId"] for each in results} >= {"FM301"}
+    assert "FM301" in (tmp_path / "summary.md").read_text()

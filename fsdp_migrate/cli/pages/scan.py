@@ -8,7 +8,7 @@ from fsdp_migrate.cli.pages.parts import TONES, count, make_report, size
 from fsdp_migrate.cli.render.findings import FIDELITIES
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted
-from fsdp_migrate.report.model import Badge, Code, Commands, Facts, Name, Step, Steps, Table
+from fsdp_migrate.report.model import Badge, Code, Commands, Facts, Name, Notes, Step, Steps, Table
 from fsdp_migrate.source.uses import ACTIONS
 
 
@@ -39,6 +39,7 @@ def scan_report(
     pins: Sequence[PinFound],
     checkpoints: Sequence[CheckpointFound],
     steps: Sequence[NextStep],
+    blocked: Sequence[str] = (),
 ) -> Report:
     """Return the report of a repository.
 
@@ -50,6 +51,7 @@ def scan_report(
         pins: The requirements that keep out what FSDP2 needs.
         checkpoints: The checkpoints that were found.
         steps: What to do, in order.
+        blocked: What cannot be migrated as it stands.
     """
     needed = [use for use in report.uses if use.action in {"rewritten", "commented"}]
     by_hand = sum(use.action == "commented" for use in needed)
@@ -59,6 +61,7 @@ def scan_report(
         Steps("What to do", tuple(Step(step.text, Commands(step.commands)) for step in steps))
         if steps
         else None,
+        Notes("Cannot be migrated as it stands", tuple(blocked)) if blocked else None,
         _rules(report),
         _uses("To be done or looked at", needed),
         _settings(configs, launches),

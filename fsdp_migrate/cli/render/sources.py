@@ -92,24 +92,35 @@ def show_surroundings(
     configs: Sequence[ConfigFound],
     launches: Sequence[LaunchFound],
     checkpoints: Sequence[CheckpointFound],
-    steps: Sequence[Step],
     *,
     everything: bool = False,
 ) -> None:
-    """Show the configs, launch lines and checkpoints that were found, and what to do."""
-    out = console()
+    """Show the configs, launch lines and checkpoints that were found."""
     if configs or launches:
         _show_configs(configs, launches, everything=everything)
     if checkpoints:
         _show_checkpoints(checkpoints, everything=everything)
+
+
+def show_work(steps: Sequence[Step], blocked: Sequence[str]) -> None:
+    """Show what to do, in order of work, how much it is, and what cannot be migrated."""
+    out = console()
     if steps:
-        out.print("\n[bold]What to do[/]")
+        out.print("[bold]What to do[/]")
     for number, step in enumerate(steps, 1):
         out.print(f"{number}. {escape(step.text)}", soft_wrap=True)
         for command in step.commands[:_SHOWN]:
             out.print(f"   {escape(command)}", soft_wrap=True)
         if len(step.commands) > _SHOWN:
             out.print(f"   and likewise for {len(step.commands) - _SHOWN} more")
+    if blocked:
+        out.print("[bold]Cannot be migrated as it stands[/]; what takes its place is said below")
+        for text in blocked:
+            print_text(out, text, indent="  ")
+    elif steps:
+        out.print("Nothing was found that cannot be migrated.")
+    if steps or blocked:
+        out.print()
 
 
 def _show_configs(
