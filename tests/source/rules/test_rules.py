@@ -29,6 +29,11 @@ def test_every_rule_is_documented_with_its_codes_and_no_other() -> None:
     }
 
 
+def test_every_file_of_a_rule_is_asked() -> None:
+    files = {path.stem for path in (ROOT / "fsdp_migrate" / "source" / "rules").glob("*.py")} - {"__init__"}
+    assert files == {rule.__name__.rpartition(".")[2] for rule in EVERY if rule is not mentions}
+
+
 def test_every_code_of_sources_belongs_to_a_rule() -> None:
     known = {code for rule in EVERY for code in rule.CODES}
     of_configs = {code for code in FINDING_CODES if "FM340" <= code <= "FM359"}
