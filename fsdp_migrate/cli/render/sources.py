@@ -187,8 +187,9 @@ def show_rewriting(report: RewriteReport, *, diff: bool) -> None:
     out.print(f"{counted(len(report.changed), 'file')} of {report.num_files:,} {done}.")
     if report.changed:
         out.print(
-            "Look for `# fsdp-migrate:` comments: they say what is left to do, and stop a run until they are "
-            "settled and deleted. `fsdp-migrate scan` says what comes next, of configs and checkpoints too.",
+            "Look for `# fsdp-migrate:` comments: they say what is left to do. Some stop a run until they "
+            "are settled and deleted, not all. `fsdp-migrate scan` says what comes next, of configs and "
+            "checkpoints too.",
             soft_wrap=True,
         )
 
