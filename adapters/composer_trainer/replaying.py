@@ -158,7 +158,13 @@ class Listener:
             if not places:
                 self._say("the outputs are changed between the model's forward and its loss")
                 return own(outputs, *arguments)
-            kept = _Loss(places[-1], copy.deepcopy(arguments), RandomNumbers(self._device_type))
+            try:
+                # A forward may have put what it computed into the batch, and that cannot be copied.
+                copied = copy.deepcopy(arguments)
+            except Exception as error:
+                self._say(f"what its loss is given cannot be copied: {error}")
+                return own(outputs, *arguments)
+            kept = _Loss(places[-1], copied, RandomNumbers(self._device_type))
             current.losses.append(kept)
             found = own(outputs, *arguments)
             for name, value in tensors_in(found, "loss"):

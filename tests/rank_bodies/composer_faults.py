@@ -36,6 +36,8 @@ def make_fault(kind: str) -> Any:
             del logger
             if kind == "outputs":
                 state.outputs = state.outputs * 1
+            if kind == "batch with a graph":
+                state.batch.logits = state.outputs * 1
 
         def close(self, state: Any, logger: Any) -> None:
             del state, logger

@@ -75,6 +75,10 @@ NOT_DONE: dict[str, tuple[Run, str]] = {
         Run(faults=("outputs",), callback=TWO),
         "the outputs are changed between the model's forward",
     ),
+    "a batch with a graph": (
+        Run(faults=("batch with a graph",), callback=TWO),
+        "what its loss is given cannot be copied",
+    ),
     "what FSDP1 refuses": (Run(fsdp={"cpu_offload": True}, callback=TWO), "CPU Offload not supported"),
     "no FSDP1 config": (Run(fsdp=None, callback=TWO), "there is nothing to migrate"),
 }
@@ -91,7 +95,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[st
     resumed = replace(RESUMED, trainer={"load_path": str(folder / "ep0-ba2"), "max_duration": "5ba"})
     not_done = {name: run for name, (run, _) in NOT_DONE.items()}
     cases = {**SAME, "resumed": resumed, **FAULTS, **ALONE, **not_done}
-    alone = (*ALONE, "outputs", "a search", "what FSDP1 refuses", "no FSDP1 config")
+    alone = (*ALONE, "outputs", "a batch with a graph", "a search", "what FSDP1 refuses", "no FSDP1 config")
     return run_ranks(verify_all, cases, alone, saving, timeout=500)
 
 
