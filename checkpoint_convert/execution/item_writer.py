@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, Final, Protocol
+
+from isal.isal_zlib import crc32, crc32_combine
 
 from fsdp_migrate.checkpoint_convert.execution.placement import (
     CopyItem,
@@ -19,7 +20,6 @@ from fsdp_migrate.checkpoint_convert.formats.copied_archive import (
     open_copied,
     open_copied_file,
 )
-from fsdp_migrate.checkpoint_convert.formats.stored_checksums import combine_crcs
 from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
 from fsdp_migrate.checkpoint_convert.formats.zip_writer import StreamedRecord
 
@@ -112,7 +112,7 @@ class ItemWriter:
             data = block if caster is None else caster.cast(block)
             if has_crc:
                 known = self._tensors.block_crc if caster is None else None
-                crc = zlib.crc32(data, crc) if known is None else combine_crcs(crc, known, len(data))
+                crc = crc32(data, crc) if known is None else crc32_combine(crc, known, len(data))
             file.write(data)
             written += len(data)
             self._advance(len(data))

@@ -7,9 +7,9 @@ together to that of the whole, without the bytes.
 
 from __future__ import annotations
 
-import functools
-import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from isal.isal_zlib import crc32, crc32_combine
 
 from fsdp_migrate.checkpoint_convert.manifest.manifest import StoredRecord
 from fsdp_migrate.errors import CheckpointFormatError
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder
 
 
-_POLYNOMIAL: Final = 0xEDB88320
-_ONE: Final = 1 << 31
 _BLOCK: Final = 8 << 20
 
 
@@ -44,39 +42,6 @@ class RecordRun(NamedTuple):
     def record(self) -> StoredRecord:
         """Return the record."""
         return StoredRecord(self.position, self.size, self.crc)
-
-
-def combine_crcs(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of two parts from those of each; ``length`` is that of the second.
-
-    Example:
-        >>> combine_crcs(zlib.crc32(b"one "), zlib.crc32(b"other"), 5) == zlib.crc32(b"one other")
-        True
-    """
-    return _multiply(_shift(length), first) ^ second
-
-
-def _multiply(one: int, other: int) -> int:
-    """Multiply two polynomials over GF(2), modulo that of CRC-32; the highest power is the lowest bit."""
-    product = 0
-    while one:
-        if one & _ONE:
-            product ^= other
-        one = one << 1 & 0xFFFFFFFF
-        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
-    return product
-
-
-@functools.lru_cache(maxsize=4096)
-def _shift(length: int) -> int:
-    """Return x to the power of the bits of so many bytes."""
-    power, square = _ONE, 1 << 23
-    while length:
-        if length & 1:
-            power = _multiply(square, power)
-        square = _multiply(square, square)
-        length >>= 1
-    return power
 
 
 class StoredChecks:
@@ -193,19 +158,19 @@ class _Runs:
     def add(self, at: int, data: memoryview, size: int) -> int | None:
         """Add bytes; return the checksum of all of them once the record is whole."""
         start, crc = self._ends.pop(at, (at, 0))
-        self.put(start, at + len(data), zlib.crc32(data, crc))
+        self.put(start, at + len(data), crc32(data, crc))
         return self.whole(size)
 
     def put(self, start: int, end: int, crc: int) -> None:
         """Add a part, and join it to those before and behind it."""
         before = self._ends.pop(start, None)
         if before is not None:
-            start, crc = before[0], combine_crcs(before[1], crc, end - start)
+            start, crc = before[0], crc32_combine(before[1], crc, end - start)
         later = self._starts.pop(end, None)
         behind = None if later is None else self._ends.get(later)
         if later is not None and behind is not None and behind[0] == end:
             del self._ends[later]
-            crc, end = combine_crcs(crc, behind[1], later - end), later
+            crc, end = crc32_combine(crc, behind[1], later - end), later
         known = self._ends.get(end)
         # What was read twice counts where it reaches further.
         if known is None or start <= known[0]:
@@ -242,7 +207,7 @@ def check_record(folder: Folder, file: str, record: StoredRecord) -> None:
     for start in range(0, record.size, _BLOCK):
         view = memoryview(buffer)[: min(_BLOCK, record.size - start)]
         folder.read_into(file, record.position + start, view)
-        crc = zlib.crc32(view, crc)
+        crc = crc32(view, crc)
     _compare(f"{folder.url}/{file}", record, crc)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import zlib
 from bisect import bisect_left
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from isal.isal_zlib import crc32, crc32_combine
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import TensorBytes, locate_tensor
-from fsdp_migrate.checkpoint_convert.formats.stored_checksums import combine_crcs
 from fsdp_migrate.checkpoint_convert.formats.strided_reader import StridedReader
 from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, blocks, intersect, paired_runs
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
@@ -160,9 +159,9 @@ class TensorSource:
         if found.record is None or len(piece) < _WORTH_IT or target != self._reached:
             checks.saw(found.file, found.record, position, piece)
             return
-        crc = zlib.crc32(piece)
+        crc = crc32(piece)
         checks.saw_crc(found.file, found.record, position, len(piece), crc)
-        self.block_crc = combine_crcs(self.block_crc or 0, crc, len(piece))
+        self.block_crc = crc32_combine(self.block_crc or 0, crc, len(piece))
         self._reached += len(piece)
 
     def _gather(self, view: memoryview, found: TensorBytes, part: Box, chunk: Box, block: Box) -> None:

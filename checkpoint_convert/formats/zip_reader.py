@@ -8,10 +8,11 @@ it is used.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from isal.isal_zlib import crc32
 
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 
@@ -115,7 +116,7 @@ class TorchZip:
         data = self.read_at(start, self._record(name).size)
         expected = self.stored_crc(name)
         if expected is not None:
-            self._compare(name, zlib.crc32(data), expected)
+            self._compare(name, crc32(data), expected)
         return data
 
     def stored_crc(self, name: str) -> int | None:
@@ -146,7 +147,7 @@ class TorchZip:
             return None
         crc = count = 0
         for piece in self.pieces(name, _BLOCK):
-            crc = zlib.crc32(piece, crc)
+            crc = crc32(piece, crc)
             count += len(piece)
         self._compare(name, crc, expected)
         return count

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import struct
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from isal.isal_zlib import crc32
 
 from fsdp_migrate.checkpoint_convert.manifest.boxes import Shape, row_major_strides
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
@@ -70,7 +71,7 @@ class TensorArchive:
         crcs: list[int] = []
         for record, content in zip(self._records, self._contents, strict=True):
             is_payload = record.data == self.start
-            record_crc = crc if is_payload else zlib.crc32(content)
+            record_crc = crc if is_payload else crc32(content)
             crcs.append(record_crc)
             if record.data > self.start:
                 parts += [_header(record), content]
@@ -104,7 +105,7 @@ def tensor_archive(dtype: str, shape: Shape) -> TensorArchive:
         head.append(_header(record))
         if name == "data/0":
             break
-        head += [content, _descriptor(record, zlib.crc32(content))]
+        head += [content, _descriptor(record, crc32(content))]
     length = records[-1].end + len(_directory(records, [0] * len(records)))
     return TensorArchive(b"".join(head), payload, length, tuple(records), tuple(contents))
 
@@ -172,7 +173,7 @@ def lay_out_archive(contents: Mapping[str, bytes | int]) -> tuple[list[bytes | S
             crcs.append(None)
             parts.append(StreamedRecord(_header(record), record))
         else:
-            crc = zlib.crc32(content)
+            crc = crc32(content)
             crcs.append(crc)
             parts.append(_header(record) + content + _descriptor(record, crc))
     return parts, ArchiveEnd(tuple(records), tuple(crcs))
@@ -223,7 +224,7 @@ def _entry(record: _Record, crc: int) -> bytes:
 
 def _identity(names: Sequence[str], pickled: bytes) -> bytes:
     """Return the 40 digits that torch calls the serialization id: of the names, and of the contents."""
-    return b"%020d%020d" % (zlib.crc32("".join(names).encode()), zlib.crc32(pickled))
+    return b"%020d%020d" % (crc32("".join(names).encode()), crc32(pickled))
 
 
 def _tensor_pickle(dtype: str, shape: Shape, count: int) -> bytes:
