@@ -14,7 +14,7 @@ MOST_OFF = 0.05
 def main(names: list[str]) -> int:
     """Print a row of Markdown for each case; return 1 if a forecast is further off than it may be."""
     worst = 0.0
-    sys.stdout.write("| case | FSDP2 foretold | measured | off | FSDP1 foretold | measured | off |\n")
+    sys.stdout.write("| case | FSDP2 predicted | measured | off | FSDP1 predicted | measured | off |\n")
     sys.stdout.write("|---|--:|--:|--:|--:|--:|--:|\n")
     for name in names or list(forecasts.CASES):
         told = forecasts.foretell(name)
