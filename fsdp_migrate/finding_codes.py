@@ -121,23 +121,23 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM112": FindingCode("changed", "`FSDP_USE_FULL_PREC_IN_EVAL=1`: evaluation stays in low precision."),
         "FM113": FindingCode("equivalent", "Options of an optimizer that take no DTensors are switched off."),
-        "FM114": FindingCode("changed", "The optimizer computes otherwise than on FSDP1's flat shards."),
+        "FM114": FindingCode("changed", "The optimizer computes other values than on FSDP1's flat shards."),
         "FM115": FindingCode("refused", "The optimizer fails with DTensors."),
         "FM116": FindingCode(
             "exact", "Hooks of `register_hook` on parameters are not called, as under FSDP1."
         ),
         "FM117": FindingCode(
             "changed",
-            "A callback or an algorithm of Composer's does or logs something else than under FSDP1.",
+            "A callback or an algorithm of Composer does or logs something else than under FSDP1.",
         ),
         "FM118": FindingCode(
-            "refused", "A callback or an algorithm of Composer's does not work with sharded parameters."
+            "refused", "A callback or an algorithm of Composer does not work with sharded parameters."
         ),
         "FM119": FindingCode(
             "exact", "A ComposerModel without a child to shard is trained whole, as under FSDP1."
         ),
         "FM120": FindingCode(
-            "equivalent", "What tensor or sequence parallelism has placed is sharded over FSDP's mesh too."
+            "equivalent", "Tensor- or sequence-parallel parameters are sharded over FSDP's mesh too."
         ),
         "FM121": FindingCode(
             "equivalent", "Expert-parallel gradients are divided by the number of all data-parallel ranks."
@@ -159,11 +159,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM208": FindingCode(
             "equivalent", "Metadata that not every torch can read was written so that every one can."
         ),
-        "FM209": FindingCode(
-            "exact", "An entry of an unknown class was carried over byte for byte, and not looked into."
-        ),
-        "FM210": FindingCode("exact", "Neither model nor optimizer: carried over as it is."),
-        "FM211": FindingCode("exact", "Other files of the folder were copied along."),
+        "FM209": FindingCode("exact", "An entry of an unknown class was copied byte for byte, and not read."),
+        "FM210": FindingCode("exact", "Neither model nor optimizer: copied as it is."),
+        "FM211": FindingCode("exact", "Other files of the folder were copied too."),
         "FM212": FindingCode("changed", "Other files of the folder were left behind."),
         "FM213": FindingCode("equivalent", "Entries were renamed to where the target looks for them."),
         "FM214": FindingCode("changed", "The target has no place for an entry; it keeps its name."),
@@ -183,19 +181,15 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM223": FindingCode("refused", "Flat parameters of LOCAL_STATE_DICT: names and shapes are missing."),
         "FM224": FindingCode("refused", "Names inside an entry must change, and it cannot be read safely."),
-        "FM225": FindingCode(
-            "refused", "What was asked for concerns a model or an optimizer, and none was recognised."
-        ),
-        "FM230": FindingCode(
-            "refused", "An entry holds objects of classes that are on no list of what may be read."
-        ),
+        "FM225": FindingCode("refused", "An option needs a model or an optimizer, and none was recognised."),
+        "FM230": FindingCode("refused", "An entry holds objects of classes that are not allowed to be read."),
         "FM231": FindingCode("exact", "Entries of a model share their bytes: tied weights."),
         "FM232": FindingCode("changed", "Text in the header of a safetensors file was left behind."),
         "FM233": FindingCode(
             "equivalent", "Optimizer state by parameter number was put under the parameters' names."
         ),
         "FM234": FindingCode(
-            "refused", "Optimizer state by parameter number, and nothing tells surely which number is which."
+            "refused", "Optimizer state by parameter number, and the names of the numbers are not certain."
         ),
         "FM235": FindingCode("equivalent", "Tensors were put together from what each rank saved for itself."),
         "FM236": FindingCode(
@@ -204,16 +198,16 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM237": FindingCode("equivalent", "Values that differ by rank are all kept, by their rank."),
         "FM238": FindingCode(
-            "refused", "Flat parameters: only the model and its FSDP1 arguments tell what lies where in them."
+            "refused", "Flat parameters: they can only be split with the model and its FSDP1 arguments."
         ),
         "FM239": FindingCode(
             "refused", "Optimizer state of flat parameters, which needs the model and its FSDP1 arguments."
         ),
-        "FM240": FindingCode("equivalent", "Flat parameters were taken apart, as the FSDP1 arguments tell."),
+        "FM240": FindingCode("equivalent", "Flat parameters were split, by the FSDP1 arguments."),
         "FM241": FindingCode("changed", "Other files in the archive of a checkpoint were left behind."),
         # FM250 to FM264: targets
         "FM250": FindingCode(
-            "equivalent", "Entries stand in a file beside the data, where the target looks."
+            "equivalent", "Entries are in a file beside the data, where the target looks for them."
         ),
         "FM251": FindingCode(
             "refused", "The target loads one model or one optimizer, and there are several."
@@ -227,10 +221,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM254": FindingCode(
             "refused", "Composer needs the class of the optimizer, and the source has none."
         ),
-        "FM255": FindingCode("changed", "What only Composer writes is not there; it has to be told so."),
-        "FM256": FindingCode(
-            "changed", "Lightning's `meta.pt` was made up from what another framework kept."
+        "FM255": FindingCode(
+            "changed", "Entries that only Composer writes are missing; tell Composer not to load them."
         ),
+        "FM256": FindingCode("changed", "Lightning's `meta.pt` was made from what another framework saved."),
         "FM257": FindingCode("changed", "Left out: files of safetensors hold the tensors of a model."),
         "FM258": FindingCode("refused", "The model that was given has other names or shapes."),
         "FM259": FindingCode("changed", "The model that was given has no place for some tensors."),
@@ -245,9 +239,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "exact", "Data that has no checksums: no check can find a bit that flipped in it."
         ),
         "FM272": FindingCode("exact", "Tensors of a model hold the same bytes, as tied weights do."),
-        "FM273": FindingCode(
-            "changed", "FSDP1 trained a tied parameter apart: each name has values of its own."
-        ),
+        "FM273": FindingCode("changed", "FSDP1 broke a tie in training: each name has values of its own."),
         "FM274": FindingCode(
             "equivalent", "Empty mappings were left out, as torch.distributed.checkpoint leaves them out."
         ),
@@ -267,28 +259,26 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM279": FindingCode(
             "equivalent", "Settings were added that torch from 2.7 looks for in the groups of Adam and AdamW."
         ),
-        "FM282": FindingCode("exact", "Only the weights were replaced: what else was in OUT is as it was."),
+        "FM282": FindingCode(
+            "exact", "Only the weights were replaced: the other files in OUT are unchanged."
+        ),
         "FM283": FindingCode("exact", "Data that was not compared with a stored checksum."),
         "FM284": FindingCode("changed", "Tensors of a type that is not cast kept it."),
         "FM285": FindingCode(
-            "exact", "A file beside the data asks for classes that are on no list; it was copied unread."
+            "exact", "A file beside the data asks for unknown classes; it was copied unread."
         ),
         "FM286": FindingCode(
             "changed", "Mappings of other classes became plain ones, as a flat state has them."
         ),
-        "FM287": FindingCode(
-            "refused", "A mapping has keys of which nothing tells what text torch makes of them."
-        ),
+        "FM287": FindingCode("refused", "A mapping has keys of a class for which torch's text is not known."),
         "FM288": FindingCode(
             "changed", "A config tells Accelerate to load another form than this output has: full or sharded."
         ),
         "FM289": FindingCode(
-            "exact", "Buffers of which every rank had its own: the checkpoint has those of one rank."
+            "exact", "Every rank had its own buffers: the checkpoint has those of one rank."
         ),
         "FM290": FindingCode("refused", "Safetensors have no type for some tensors."),
-        "FM291": FindingCode(
-            "changed", "An optimizer state that torch saved corrupt was carried over, as asked."
-        ),
+        "FM291": FindingCode("changed", "An optimizer state that torch saved corrupt was copied, as asked."),
         "FM292": FindingCode(
             "changed", "The folder lacks what `from_pretrained` looks for beside the weights."
         ),
@@ -305,7 +295,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "The arguments of `FSDP(...)` are known only when it runs; their names are checked then.",
         ),
         "FM303": FindingCode(
-            "refused", "FSDP inside FSDP, `wrap`, or the class as a value: to be turned by hand."
+            "refused", "FSDP inside FSDP, `wrap`, or the class as a value: must be changed by hand."
         ),
         "FM304": FindingCode(
             "refused", "A subclass of `FullyShardedDataParallel`: FSDP2 has no class to derive from."
@@ -313,14 +303,15 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM305": FindingCode("exact", "Checks for the class, and annotations with it, name `FSDPModule`."),
         "FM306": FindingCode("obsolete", "State dict types and their options: FSDP2 has no such contexts."),
         "FM307": FindingCode(
-            "refused", "A state dict context in which not everything is seen, or of a kind that FSDP2 lacks."
+            "refused", "A state dict context that is not seen completely, or of a kind that FSDP2 lacks."
         ),
         "FM308": FindingCode(
             "equivalent",
             "`model.state_dict()`, `load_state_dict()`: torch's functions for full or sharded states.",
         ),
         "FM309": FindingCode(
-            "equivalent", "`FSDP.optim_state_dict` and its kin: functions of `fsdp_migrate.runtime`."
+            "equivalent",
+            "`FSDP.optim_state_dict` and related functions: functions of `fsdp_migrate.runtime`.",
         ),
         "FM310": FindingCode(
             "exact", "What FSDP1's arguments are made of: `prepare_fully_shard` takes it as it is."
@@ -368,36 +359,40 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "refused", "The model runs in `summon_full_params`, which FSDP2 does not allow."
         ),
         "FM333": FindingCode(
-            "refused", "A model that may be DistributedDataParallel's as well: to be turned by hand."
+            "refused", "The model may also be one of DistributedDataParallel: must be changed by hand."
         ),
         # FM34x to FM36x: configs in files
         "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),
         "FM341": FindingCode("equivalent", "A config key got the name or the value that FSDP2 has for it."),
         "FM342": FindingCode("obsolete", "A config key was taken out: FSDP2 needs no such option."),
         "FM343": FindingCode("changed", "A config key asks for what this framework's FSDP2 does not do."),
-        "FM344": FindingCode("equivalent", "A config key was added, without which FSDP2 would do otherwise."),
+        "FM344": FindingCode(
+            "equivalent", "A config key was added; without it FSDP2 would do something else."
+        ),
         "FM345": FindingCode(
             "changed", "A config key that is not known here was kept; the nearest one is named."
         ),
-        "FM346": FindingCode("changed", "A config value that is known only elsewhere (`${...}`) was kept."),
+        "FM346": FindingCode("changed", "A config value that the file does not hold (`${...}`) was kept."),
         "FM347": FindingCode("exact", "The config is FSDP2 already."),
         "FM348": FindingCode("refused", "A config value means nothing to FSDP1."),
-        "FM349": FindingCode("exact", "A config key stands twice; the last one counts."),
-        "FM350": FindingCode("refused", "PyTorch/XLA's FSDP, which is another one."),
+        "FM349": FindingCode("exact", "A config key is there twice; the last one counts."),
+        "FM350": FindingCode("refused", "PyTorch/XLA's FSDP, which is another FSDP."),
         "FM351": FindingCode(
             "exact", "FSDP settings that the framework does not read were left as they are."
         ),
-        "FM352": FindingCode("refused", "`HYBRID_SHARD` whose number of nodes and of ranks nothing tells."),
+        "FM352": FindingCode("refused", "`HYBRID_SHARD`, and the numbers of nodes and ranks are not known."),
         "FM353": FindingCode(
             "changed", "`NO_SHARD`, or replicas alone, where this framework's FSDP2 always shards."
         ),
         "FM354": FindingCode("changed", "Mixed precision, as this framework's FSDP2 applies it."),
         "FM355": FindingCode(
-            "changed", "What FSDP2 is told in code or in the environment, not in the config."
+            "changed", "FSDP2 takes this setting in code or in the environment, not in the config."
         ),
         "FM356": FindingCode("changed", "Settings in another file, which is not converted with this one."),
         "FM357": FindingCode("refused", "A precision that this framework's FSDP2 does not have."),
-        "FM358": FindingCode("changed", "What not every version of the framework does; they are named."),
+        "FM358": FindingCode(
+            "changed", "Not every version of the framework does this; the versions are named."
+        ),
         "FM359": FindingCode(
             "changed", "FSDP settings whose framework cannot be told were left as they are."
         ),
@@ -406,10 +401,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "equivalent", "Composer's `activation_checkpointing`: the same layers are recomputed."
         ),
         "FM402": FindingCode(
-            "equivalent", "Composer's `activation_cpu_offload`: what the same layers keep lies on the CPU."
+            "equivalent", "Composer's `activation_cpu_offload`: what the same layers keep is on the CPU."
         ),
         "FM403": FindingCode("obsolete", "Composer's `auto_wrap`: the model's own marks decide."),
-        "FM404": FindingCode("refused", "TransformerEngine's FP8 options hang on FSDP1's classes."),
+        "FM404": FindingCode("refused", "TransformerEngine's FP8 options depend on FSDP1's classes."),
         "FM405": FindingCode(
             "obsolete", "A field of Composer's config that has no effect under FSDP1 either."
         ),
@@ -435,7 +430,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "exact", "Parameters that Composer's FSDP1 leaves alone: not sharded, gradients not averaged."
         ),
         "FM417": FindingCode("exact", "Metrics of a ComposerModel are left alone."),
-        "FM418": FindingCode("equivalent", "A checkpoint was converted on the way, into a folder beside it."),
+        "FM418": FindingCode(
+            "equivalent", "A checkpoint was converted automatically, into a folder beside it."
+        ),
         "FM419": FindingCode(
             "equivalent", "Tensors of a checkpoint that the model has no place for, as before."
         ),
@@ -447,28 +444,31 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM422": FindingCode("refused", "A keyword that `FullyShardedDataParallel` never had."),
         "FM423": FindingCode(
             "changed",
-            "A parameter, a gradient or a norm was one rank's part, and is a `DTensor` or whole now.",
+            "A parameter, gradient or norm was one rank's part; now it is a `DTensor` or whole.",
         ),
-        "FM424": FindingCode("changed", "A mock of FSDP1's class by its name, which a rewriting takes away."),
+        "FM424": FindingCode(
+            "changed", "A mock of FSDP1's class by its name; a rewriting removes this name."
+        ),
         # FM43x: checkpoints that are loaded without converting
         "FM430": FindingCode("changed", "Tensors were cast to the type of what holds them now."),
-        "FM431": FindingCode("changed", "What the checkpoint holds and nothing asked for was not loaded."),
-        "FM432": FindingCode("changed", "What the checkpoint has not kept the value that it had."),
+        "FM431": FindingCode("changed", "Entries of the checkpoint that nothing asked for were not loaded."),
+        "FM432": FindingCode("changed", "Parameters that the checkpoint does not have keep their values."),
         "FM433": FindingCode("changed", "Tensors of another shape were not loaded."),
         "FM434": FindingCode(
             "changed", "Parameter groups differ; settings were loaded where they are the same."
         ),
-        "FM435": FindingCode("exact", "Parameters of which the checkpoint has no optimizer state have none."),
-        "FM436": FindingCode(
-            "exact", "What was read, how fast, and what of it has no checksum to agree with."
+        "FM435": FindingCode("exact", "Parameters without optimizer state in the checkpoint have none now."),
+        "FM436": FindingCode("exact", "What was read, how fast, and how much of it has no checksum."),
+        "FM437": FindingCode(
+            "equivalent", "Not every rank sees the checkpoint: one rank read it and sent it."
         ),
-        "FM437": FindingCode("equivalent", "Not every rank sees the checkpoint: one that does sent it."),
         "FM438": FindingCode("changed", "Random states are in the checkpoint, and were not asked for."),
         "FM439": FindingCode(
-            "equivalent", "Composer's Trainer reads the checkpoint straight into its shards, unconverted."
+            "equivalent",
+            "Composer's Trainer reads the checkpoint directly into its shards, without converting.",
         ),
         "FM440": FindingCode(
-            "equivalent", "A checkpoint that Composer's Trainer was to read straight had to be converted."
+            "equivalent", "A checkpoint had to be converted: Composer's Trainer could not read it directly."
         ),
         "FM441": FindingCode(
             "exact", "The first batches of Composer's Trainer are those of FSDP1 (`verify_steps`)."
@@ -477,18 +477,20 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed", "The first batches of Composer's Trainer differ from FSDP1's (`verify_steps`)."
         ),
         "FM443": FindingCode(
-            "changed", "Batches of Composer's Trainer were to be compared with FSDP1's, and are not."
+            "changed", "Batches of Composer's Trainer could not be compared with FSDP1's (`verify_steps`)."
         ),
         "FM425": FindingCode(
             "changed",
-            "`optimizer.state_dict()` of a sharded model: one rank's part, which nothing puts together.",
+            "`optimizer.state_dict()` of a sharded model: one rank's part, which cannot be joined.",
         ),
         "FM426": FindingCode(
             "changed", "Files in which FSDP1's ranks saved their shards: FSDP2 does not take what they hold."
         ),
-        "FM427": FindingCode("equivalent", "Accelerate's plugin asks for FSDP2, with what it said to FSDP1."),
+        "FM427": FindingCode(
+            "equivalent", "Accelerate's plugin asks for FSDP2, with the settings that it gave to FSDP1."
+        ),
         "FM428": FindingCode(
-            "equivalent", "Arguments of Hugging Face's Trainer ask for FSDP2, with what they said to FSDP1."
+            "equivalent", "Arguments of Hugging Face's Trainer ask for FSDP2, with the settings for FSDP1."
         ),
         "FM429": FindingCode(
             "equivalent", "Lightning's strategy is that of FSDP2, and the module shards itself in its hook."

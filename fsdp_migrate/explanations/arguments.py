@@ -40,7 +40,7 @@ EXPLANATIONS = {
         "Nothing. `fsdp-migrate plan` shows the units.",
     ),
     "FM008": (
-        "FSDP2 gathers the next unit before the gradients of the current one are computed, which is `BACKWARD_PRE`. `None` is told by switching"
+        "FSDP2 gathers the next unit before the gradients of the current one are computed, which is `BACKWARD_PRE`. `None` switches"
         " prefetching off.",
         _NOTHING,
     ),
@@ -54,7 +54,7 @@ EXPLANATIONS = {
         _NOTHING,
     ),
     "FM011": (
-        "FSDP1 casts buffers before the first forward; FSDP2 leaves them alone. So they are cast here, and have their own dtype again in state dicts.",
+        "FSDP1 casts buffers before the first forward; FSDP2 leaves them alone. Prepared models cast them too, and state dicts hold them in their own dtype.",
         "Nothing. Where buffers matter, such as rotary frequencies, leaving `buffer_dtype` out keeps them exact.",
     ),
     "FM012": (
@@ -106,7 +106,7 @@ EXPLANATIONS = {
         "If you accumulate gradients under `no_sync`, expect slightly other losses. For the most exact sums choose `reduce_dtype=torch.float32`.",
     ),
     "FM101": (
-        "`fully_shard` hangs on a module's forward. A `ModuleList` or `ModuleDict` has none, so that it would never gather its parameters.",
+        "`fully_shard` needs a module's forward. A `ModuleList` or `ModuleDict` has none, so that it would never gather its parameters.",
         "Nothing. Let the policy select the modules inside, if each is to be a unit.",
     ),
     "FM102": (
@@ -131,7 +131,7 @@ EXPLANATIONS = {
         " a parameter group of their own.",
     ),
     "FM107": (
-        "With shard groups of one rank, FSDP1 skipped the all-reduce between replicas, so that they went apart. FSDP2 averages them, as was surely meant.",
+        "With shard groups of one rank, FSDP1 skipped the all-reduce between replicas, so that their weights became different. FSDP2 averages them, which was surely intended.",
         "Do not expect the old losses. Start from the weights of one rank, and consider whether the old run was what it seemed.",
     ),
     "FM120": (
@@ -147,11 +147,11 @@ EXPLANATIONS = {
         "Use `fsdp_migrate.runtime.clip_grad_norm_(model, max_norm)`.",
     ),
     "FM123": (
-        "Under NO_SHARD every FSDP1 unit all-reduces its own flat gradient. A parameter that several units share was in one of them, and what the others added came too late or to another tensor, so that ranks trained different values. Here the unit that owns it reduces all of it.",
+        "Under NO_SHARD every FSDP1 unit all-reduces its own flat gradient. A parameter that several units share was in one of them. The gradients of the other units came too late or into another tensor, so that ranks trained different values. Here the unit that owns it reduces all of it.",
         "Nothing: it trains as it does without sharding. Losses differ from those of the FSDP1 run from the first step on.",
     ),
     "FM108": (
-        "FSDP1 took ignored modules and parameters by what is in the model, and left others alone without a word.",
+        "FSDP1 used only those ignored modules and parameters that are in the model, and silently left out the others.",
         _NOTHING,
     ),
     "FM109": (
@@ -164,9 +164,9 @@ EXPLANATIONS = {
         _NOTHING,
     ),
     "FM111": (
-        "A hook of `register_post_accumulate_grad_hook` moves to the sharded parameter, where FSDP2 calls it. Under FSDP1 it stood on a parameter"
+        "A hook of `register_post_accumulate_grad_hook` moves to the sharded parameter, where FSDP2 calls it. Under FSDP1 it was on a parameter"
         " that autograd never reached.",
-        "Look at what the hook does: it runs now. Take it away if the run under FSDP1 did without it.",
+        "Look at what the hook does: it runs now. Remove it if the run under FSDP1 did not need it.",
     ),
     "FM112": (
         "FSDP1 read the variable and gathered parameters in full precision in evaluation. FSDP2 has one precision for a unit.",
@@ -178,8 +178,8 @@ EXPLANATIONS = {
         "Nothing: the same values are computed by other kernels.",
     ),
     "FM114": (
-        "FSDP1 gave the optimizer pieces of flat parameters. Here it sees each parameter with its shape, and what it takes over a whole"
-        " tensor, such as a norm or a row, is another thing.",
+        "FSDP1 gave the optimizer pieces of flat parameters. Here it sees each parameter with its shape, and what it computes over a whole"
+        " tensor, such as a norm or a row, is different.",
         "Expect another run, as a rule the one that the optimizer's authors meant. Compare it with a short run under FSDP1.",
     ),
     "FM115": (
@@ -187,7 +187,7 @@ EXPLANATIONS = {
         "Take another optimizer, or one that the page docs/prepare.md names in its place.",
     ),
     "FM116": (
-        "A hook of `register_hook` stands on the parameter of before. FSDP1 and FSDP2 both compute with others, so that autograd never comes to it.",
-        "Nothing, if the run did without under FSDP1. To have it called, register it on the sharded parameter by `register_post_accumulate_grad_hook`.",
+        "A hook of `register_hook` is on the parameter from before sharding. FSDP1 and FSDP2 both compute with other parameters, so that autograd never calls it.",
+        "Nothing, if the FSDP1 run did not need it. To have it called, register it on the sharded parameter by `register_post_accumulate_grad_hook`.",
     ),
 }

@@ -16,7 +16,7 @@ EXPLANATIONS = {
         "Nothing. Build the model without the wrapper when you load, or use torch's state dict functions, which know these prefixes.",
     ),
     "FM203": (
-        "Every name of the part begins with `module.`, which DDP puts there. It could also be the name of a submodule of yours; nothing in the file tells.",
+        "Every name of the part begins with `module.`, which DDP puts there. It could also be the name of a submodule of yours; the file does not say which.",
         "If your model has an attribute `module` of its own, load into a wrapper that has it, or give the names back with `--rename '^=module.'`.",
     ),
     "FM204": (
@@ -30,11 +30,11 @@ EXPLANATIONS = {
     ),
     "FM207": ("`--weights-only`, or the target, leaves out what is no model.", _ASKED),
     "FM208": (
-        "torch 2.15 writes one field more about each tensor than torch up to 2.14 can read. It is written in the older form, which all versions read.",
+        "torch 2.15 writes one field more for each tensor than torch up to 2.14 can read. The output has the older form, which all versions read.",
         _NOTHING,
     ),
     "FM209": (
-        "The class is on no list of what may be unpickled, and no name in the entry has to change. So its bytes are copied, and nothing in it is executed.",
+        "The class is not on the list of classes that may be unpickled, and no name in the entry has to change. So its bytes are copied, and nothing in it is executed.",
         "Whoever loads the output needs the class, as before. Load it only if you trust where the checkpoint comes from.",
     ),
     "FM210": (
@@ -42,11 +42,11 @@ EXPLANATIONS = {
         _NOTHING,
     ),
     "FM211": (
-        "They are no part of the state, such as a tokenizer or a README, and belong to the folder.",
+        "Files such as a tokenizer or a README are not part of the state, and belong to the folder.",
         _NOTHING,
     ),
     "FM212": (
-        "The target's folder has its own files, or a file could run code when it is loaded, such as a pickle.",
+        "The target's folder has its own files, or a file, such as a pickle, could run code when it is loaded.",
         "Copy what you need from the source yourself.",
     ),
     "FM213": (
@@ -63,17 +63,17 @@ EXPLANATIONS = {
     ),
     "FM216": (
         "It was saved with `StateDictOptions(flatten_optimizer_state_dict=True)`: each parameter has its settings under its own name.",
-        "Load it with `StateDictOptions(flatten_optimizer_state_dict=True)` too; without it the keys do not meet.",
+        "Load it with `StateDictOptions(flatten_optimizer_state_dict=True)` too; without it the keys do not match.",
     ),
     "FM217": (
         "A fault of torch's: gathering a full optimizer state on CPU with `offload_to_cpu=True` put both moments of Adam into the same memory, so that"
-        " `exp_avg` is a copy of `exp_avg_sq`. The first moment is lost. Training from it works, and goes wrong at the first step.",
+        " `exp_avg` is a copy of `exp_avg_sq`. The first moment is lost. Training from it raises no error, but goes wrong at the first step.",
         "Save the optimizer again from the run, with `offload_to_cpu=False` or `SHARDED_STATE_DICT`. If there is no run any more, convert with"
-        " `--without-optimizer` and warm up anew. `--keep-corrupt-optimizer` carries it over as it is.",
+        " `--without-optimizer` and warm up again. `--keep-corrupt-optimizer` copies it as it is.",
     ),
     "FM218": (
         "Hard links need one file system that has them. The output lies on another one, or on one without links.",
-        "Nothing. It took the time and the room of a copy.",
+        "Nothing. It took the time and the space of a copy.",
     ),
     "FM221": (
         "Without wrappers' prefixes, or after a rename, two entries would have one name, and one of them would be lost.",
@@ -89,16 +89,16 @@ EXPLANATIONS = {
         "Load it with the FSDP1 model that saved it, and save that with `SHARDED_STATE_DICT`.",
     ),
     "FM224": (
-        "The names in the entry have to lose a prefix, so that it must be read, and it holds a class that is on no list of what may be read.",
+        "A prefix must be removed from the names in the entry, so the entry must be read. It holds a class that is not on the list of classes that may be read.",
         "Save the entry as plain values, or convert with `--weights-only`.",
     ),
     "FM225": (
-        "An option speaks of a model or an optimizer, and nothing in the checkpoint looks like one.",
+        "An option applies to a model or an optimizer, and nothing in the checkpoint looks like one.",
         "`fsdp-migrate inspect` shows what was recognised. Leave the option out, or name the file or folder that holds the part.",
     ),
     "FM230": (
         "Unpickling an object runs code of its class. Only classes on a list are read; this one is not on it.",
-        "Convert with `--weights-only`, or with `--trust-pickle`, which carries its bytes over unread. Whoever loads the output executes them.",
+        "Convert with `--weights-only`, or with `--trust-pickle`, which copies its bytes unread. Whoever loads the output executes them.",
     ),
     "FM231": (
         "Two names of the model point to the same bytes in the file: the parameters were tied when it was saved.",
@@ -109,7 +109,7 @@ EXPLANATIONS = {
         "Keep the source if the text matters to you.",
     ),
     "FM233": (
-        "Numbers are put under names by the order of the parameters, and shapes and counts agree.",
+        "The order of the parameters gives each number its name; shapes and counts agree.",
         _NOTHING,
     ),
     "FM234": (
@@ -117,19 +117,19 @@ EXPLANATIONS = {
         "Give `--model PKG.MOD:FACTORY`, which makes the model that was saved (and its optimizer, if it returns both). Or convert with `--without-optimizer`.",
     ),
     "FM235": (
-        "Every rank wrote its own piece into a file of its own. The pieces tell where they belong.",
+        "Every rank wrote its own piece into a file of its own. The pieces say where they belong.",
         _NOTHING,
     ),
     "FM236": (
-        "What FSDP1 does not shard, such as the running statistics of BatchNorm, is each rank's own. One value has to be chosen: that of the lowest rank.",
-        "Nothing, if the ranks were meant to agree. Otherwise read the files of the ranks yourself.",
+        "Each rank has its own values of what FSDP1 does not shard, such as the running statistics of BatchNorm. One value has to be chosen: that of the lowest rank.",
+        "Nothing, if the ranks should have had equal values. Otherwise read the files of the ranks yourself.",
     ),
     "FM237": (
         "Values such as random state belong to one rank. All are kept, under their rank.",
         "Read them back by rank, if the new run is to have them.",
     ),
     "FM238": (
-        "A flat parameter is all parameters of a unit in one vector. What lies where in it follows from the model and from FSDP1's arguments.",
+        "A flat parameter is one vector of all parameters of a unit. Where each parameter is in it follows from the model and from FSDP1's arguments.",
         "Give `--model PKG.MOD:FACTORY` and `--config FILE` with the arguments of the `FullyShardedDataParallel` that saved it, and name the files of all ranks.",
     ),
     "FM239": (
@@ -137,7 +137,7 @@ EXPLANATIONS = {
         "Give `--model` and `--config` as for FM238, or convert with `--without-optimizer`.",
     ),
     "FM240": (
-        "The model and the arguments that were given tell how parameters lie in the flat ones. Every stored size was held against them.",
+        "The given model and arguments say where parameters are in the flat ones. Every stored size was compared with them.",
         "Nothing. `fsdp-migrate verify` with the same options compares the outcome.",
     ),
     "FM241": (

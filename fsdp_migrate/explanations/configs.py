@@ -8,7 +8,7 @@ _NOTHING = "Nothing."
 EXPLANATIONS = {
     "FM340": ("FSDP2 of this framework reads the key under the same name, and does the same.", _NOTHING),
     "FM341": (
-        "FSDP2 of this framework says the same with another name or another value, such as `reshard_after_forward: true` for FULL_SHARD.",
+        "FSDP2 of this framework has another name or another value for the same setting, such as `reshard_after_forward: true` for FULL_SHARD.",
         _NOTHING,
     ),
     "FM342": (
@@ -28,8 +28,8 @@ EXPLANATIONS = {
         "Compare it with the name that the finding suggests. If it is your own, ignore the finding.",
     ),
     "FM346": (
-        "The value is put in when the config is read, from the environment, another key or a template. It cannot be checked here.",
-        "Look at the place that it comes from: it must give a value that FSDP2 knows.",
+        "The value is filled in when the config is read, from the environment, another key or a template. It cannot be checked here.",
+        "Look at the source of the value: it must be one that FSDP2 knows.",
     ),
     "FM347": ("The file asks for FSDP2 already.", _NOTHING),
     "FM348": (
@@ -49,7 +49,7 @@ EXPLANATIONS = {
         "Nothing, if FSDP is meant to be off.",
     ),
     "FM352": (
-        "HYBRID_SHARD makes replicas of nodes. FSDP2 needs both numbers, of replicas and of ranks in each, and the file does not hold them.",
+        "HYBRID_SHARD makes replicas of nodes. FSDP2 needs the number of replicas and the number of ranks in each, and the file does not hold them.",
         "Give `--nodes N` and `--world-size N`.",
     ),
     "FM353": (
@@ -61,8 +61,8 @@ EXPLANATIONS = {
         "Compare the first losses with the old run. Where they must agree, shard in code with `prepare_fully_shard`, which casts as FSDP1 did.",
     ),
     "FM355": (
-        "FSDP2 of this framework is told this in code or in the environment.",
-        "Do what the finding says; the printed code is to be put into your program.",
+        "FSDP2 of this framework takes this setting in code or in the environment.",
+        "Do what the finding says; put the printed code into your program.",
     ),
     "FM356": (
         "The key names another file, which this run does not read.",
@@ -74,10 +74,10 @@ EXPLANATIONS = {
     ),
     "FM358": (
         "Versions of a framework read the same key in different ways, or do not read it. The finding names them.",
-        "Look at the version that your run uses. What is written means as much as can be in all of them.",
+        "Look at the version that your run uses. The written keys work in as many versions as possible.",
     ),
     "FM359": (
         "The file has FSDP settings that could belong to several frameworks, or to the project itself.",
-        "Name whose they are and where they stand: `fsdp-migrate config FILE --from torch --key KEY`.",
+        "Name the framework and the key: `fsdp-migrate config FILE --from torch --key KEY`.",
     ),
 }

@@ -11,7 +11,7 @@ EXPLANATIONS = {
         "Nothing. `fsdp_migrate.shard_plan(model).findings` says what became of each argument.",
     ),
     "FM302": (
-        "The call unpacks a dict or takes a variable, whose keys are not seen in the source. Unknown names raise when the call runs.",
+        "The call unpacks a dict or takes a variable, and the source does not show its keys. Unknown names raise when the call runs.",
         "Run it once on a small model, or `fsdp-migrate plan` with the same arguments, before a long run.",
     ),
     "FM303": (
@@ -22,42 +22,42 @@ EXPLANATIONS = {
     ),
     "FM304": (
         "FSDP2 has no class to derive from: `fully_shard` gives the model's own class a mixin, `FSDPModule`.",
-        "Make the methods of the subclass functions that take the model, or put them into the model's own class.",
+        "Change the methods of the subclass into functions that take the model, or put them into the model's own class.",
     ),
     "FM305": (
         "A sharded model is an instance of `FSDPModule`, as it was one of `FullyShardedDataParallel`.",
-        "Nothing. Look at what stands below the check: `.module` and other attributes of the wrapper are gone.",
+        "Look at the code below the check: `.module` and other attributes of the wrapper are gone.",
     ),
     "FM306": (
-        "FSDP1 was told by a context what kind of state dict it gives. torch's functions are told by `StateDictOptions` in each call.",
+        "With FSDP1 a context chose the kind of state dict. With torch's functions `StateDictOptions` chooses it in each call.",
         _NOTHING,
     ),
     "FM307": (
-        "In such a context a model's state dict is of another kind. Where code inside it is not seen, or the kind is known only when it runs, no call can be"
-        " put in its place with certainty.",
+        "In such a context a model's state dict is of another kind. If code inside it is not seen, or if the kind is known only when it runs, no call is"
+        " certain to do the same.",
         "Replace what is inside: a full state by `fsdp_migrate.runtime.full_state_dict(model)`, a sharded one by `get_model_state_dict(model)` of"
         " `torch.distributed.checkpoint.state_dict`; loading a file by `fsdp_migrate.load_checkpoint(path, model, optimizer)`, whatever saved it, a state by"
-        " `load_full_state_dict` or `set_model_state_dict`. Then take the context away.",
+        " `load_full_state_dict` or `set_model_state_dict`. Then remove the context.",
     ),
     "FM308": (
-        "Of an FSDP2 model `state_dict()` holds `DTensor`s of this rank's shard. torch's functions give the full or sharded state that FSDP1 gave.",
+        "`state_dict()` of an FSDP2 model holds `DTensor`s with this rank's shard. torch's functions give the full or sharded state that FSDP1 gave.",
         "Nothing. Every rank must take part in the call, as before.",
     ),
     "FM309": (
         "FSDP1's static methods turned the optimizer's state into names and back. The functions of `fsdp_migrate.runtime` do that for FSDP2.",
-        "Nothing where it was rewritten. Where a comment says that arguments have no twin, call `full_optimizer_state_dict(model, optimizer)`,"
-        " `sharded_state_dict` or `optim_state_dict_to_load` of `fsdp_migrate.runtime` with what they take, and do the rest to their result.",
+        "Nothing where it was rewritten. Where a comment says that arguments have no equivalent, call `full_optimizer_state_dict(model, optimizer)`,"
+        " `sharded_state_dict` or `optim_state_dict_to_load` of `fsdp_migrate.runtime` with the arguments that they take, and do the rest with their result.",
     ),
     "FM310": (
         "The classes are plain settings. `prepare_fully_shard` takes them, so that arguments need not be written anew.",
-        'Nothing, as long as torch has FSDP1. To be rid of the import, pass words: `"sharding_strategy": "FULL_SHARD"`.',
+        'Nothing, as long as torch has FSDP1. To remove the import, pass words: `"sharding_strategy": "FULL_SHARD"`.',
     ),
     "FM311": (
         "The method belonged to the wrapper. The function computes the same norm, over all shards.",
         "Nothing. The result is a plain tensor, the same on every rank.",
     ),
     "FM312": (
-        "FSDP2 has `set_requires_gradient_sync`, which stays as it is set. The context sets it and puts it back.",
+        "FSDP2 has `set_requires_gradient_sync`, which stays set until it is changed. The context sets it, and resets it at its end.",
         _NOTHING,
     ),
     "FM313": (
@@ -70,11 +70,11 @@ EXPLANATIONS = {
     ),
     "FM315": (
         "FSDP1's wrapper kept the model as `.module`. FSDP2 has no wrapper: `model` is the model.",
-        "Check that no module of yours has an attribute `module` that was meant.",
+        "Check that the code did not mean an attribute `module` of your own model.",
     ),
     "FM316": (
         "FSDP1 put `_fsdp_wrapped_module` into the names of parameters and modules. Under FSDP2 names are those of the model, so that a test for the"
-        " prefix is never true, and a lookup by it fails.",
+        " prefix is never true, and a lookup with it fails.",
         "Use the names without the prefix. Code that only takes the prefix out may stay: it does nothing.",
     ),
     "FM317": (
@@ -84,8 +84,8 @@ EXPLANATIONS = {
     ),
     "FM318": (
         "Under FSDP1 with `use_orig_params=False` every parameter was flat, so that `p.ndim >= 2` was never true. Now parameters have their own shapes, and"
-        " the test does what it says: weight decay or an optimizer may come to other parameters than in the old run.",
-        "Decide which of the two is meant. To go on exactly as before, put all parameters into one group.",
+        " the test does what it says: weight decay or an optimizer may apply to other parameters than in the old run.",
+        "Decide which of the two you want. To continue exactly as before, put all parameters into one group.",
     ),
     "FM319": (
         "Lightning's `FSDPStrategy` is FSDP1. Its FSDP2 is `ModelParallelStrategy`, and the module shards itself in the hook `configure_model`.",
@@ -99,12 +99,12 @@ EXPLANATIONS = {
         " `sharding_strategy`, `use_orig_params`, `sync_module_states`, `backward_prefetch` and `forward_prefetch` out.",
     ),
     "FM321": (
-        "A hook of FSDP1 is handed the flat gradient of a unit. FSDP2's hooks are set on units and take other arguments.",
+        "A hook of FSDP1 gets the flat gradient of a unit. FSDP2's hooks are set on units and take other arguments.",
         "Use `set_all_reduce_hook` of each unit (`for m in model.modules() if isinstance(m, FSDPModule)`), or, for low-precision reduction,"
         " `reduce_dtype` of `MixedPrecision`.",
     ),
     "FM322": (
-        "FSDP1's `apply` gathered whole parameters for the function. Now the function sees `DTensor`s, of which this rank holds a part: initialisation"
+        "FSDP1's `apply` gathered whole parameters for the function. Now the function sees `DTensor`s, and this rank holds only a part of them: initialisation"
         " by position or by norm gives other values.",
         "Initialise before sharding, or call `model.apply(fn)` in `fsdp_migrate.runtime.summon_full_params(model)`.",
     ),
@@ -119,8 +119,8 @@ EXPLANATIONS = {
     "FM325": ("It is text. Nothing runs it.", "Nothing; you may want to correct it."),
     "FM326": (
         "On FSDP1's parameters torch's function saw this rank's shard only, so that every rank clipped by its own norm. Under FSDP2 the norm is that of the"
-        " whole gradient: larger, and the same on every rank. Clipping sets in earlier.",
-        "It is right now. If the run was tuned to the old behaviour, choose a larger `max_norm`.",
+        " whole gradient: larger, and the same on every rank. Clipping starts earlier.",
+        "The new norm is correct. If the run was tuned to the old one, choose a larger `max_norm`.",
     ),
     "FM327": (
         "The Trainer makes FSDP from its arguments `fsdp` and `fsdp_config`. FSDP2 is asked for by `version: 2` in `fsdp_config`.",
@@ -133,11 +133,11 @@ EXPLANATIONS = {
     ),
     "FM329": ("After the rewriting nothing uses the name any more.", "Nothing: the import is taken out."),
     "FM331": (
-        "Every call of the partial gives it the model only, so that the arguments can stand in the partial.",
+        "Every call of the partial gives it the model only, so that the partial can hold the arguments.",
         _NOTHING,
     ),
     "FM332": (
-        "Inside `summon_full_params` FSDP1's model ran on whole parameters. FSDP2's forward gathers by itself, and fails if that is done already.",
+        "Inside `summon_full_params` FSDP1's model ran on whole parameters. FSDP2's forward gathers by itself, and fails if they are gathered already.",
         "Run the model outside the context. For generation, `model.unshard()` before and `model.reshard()` after it saves gathering in each forward.",
     ),
     "FM333": (
@@ -145,8 +145,8 @@ EXPLANATIONS = {
         "Make two branches: `if isinstance(model, FSDPModule): ...` with the call for FSDP2, and the old one for DDP.",
     ),
     "FM420": (
-        "The source supports both versions. What is for FSDP1 alone must not be turned, or FSDP2 would take both branches.",
-        "When FSDP1 is given up, delete the branch.",
+        "The source supports both versions. Code for FSDP1 alone must not be rewritten, or FSDP2 would run both branches.",
+        "When you no longer need FSDP1, delete the branch.",
     ),
     "FM421": (
         "Sharded states of FSDP1 hold `ShardedTensor`, those of FSDP2 `DTensor`.",
@@ -154,7 +154,7 @@ EXPLANATIONS = {
     ),
     "FM422": (
         "The class takes no such keyword in any version of torch. The call fails under FSDP1 as well, or it was never run.",
-        "Take it out, or give what was meant by the name that torch has for it.",
+        "Remove it, or give the setting under the name that torch has for it.",
     ),
     "FM423": (
         "FSDP1 showed each rank its part of flat parameters, as plain tensors. FSDP2 shows `DTensor`: their norms and sums are those of"
@@ -167,28 +167,28 @@ EXPLANATIONS = {
         "Patch the name that the rewritten module has.",
     ),
     "FM425": (
-        "Parameters are numbered in it, and each rank has its own shards. Saved by one rank, or under one name by all, the rest is lost;"
-        " so it was under FSDP1.",
+        "Parameters are numbered in it, and each rank has its own shards. If one rank saves it, or all ranks under one name, the rest is lost;"
+        " it was so under FSDP1 too.",
         "Save `fsdp_migrate.runtime.full_optimizer_state_dict(model, optimizer)` or `sharded_state_dict(model, optimizer)`, and load"
         " with `optim_state_dict_to_load` or `load_checkpoint`.",
     ),
     "FM426": (
         "Under `SHARDED_STATE_DICT` each rank saved its shards by `torch.save`. FSDP1's are `ShardedTensor`s, FSDP2's `DTensor`s. The rewritten code"
         " reads what it has saved itself, at the same number of ranks.",
-        "Go on from FSDP1's files by `fsdp_migrate.load_checkpoint(FOLDER, model, optimizer)`, at any number of ranks, or convert the folder once and read"
+        "Load FSDP1's files with `fsdp_migrate.load_checkpoint(FOLDER, model, optimizer)`, at any number of ranks, or convert the folder once and read"
         " it with `dcp.load`. For new checkpoints `torch.distributed.checkpoint.save` is better: it can be loaded at another number of ranks.",
     ),
     "FM427": (
         "The values that the plugin has in this source are known, so they were converted as those of a config of Accelerate are.",
-        "Nothing, but for what comments above it say. Accelerate 1.6 or newer runs it.",
+        "Do what comments above it say, if there are any. Accelerate 1.6 or newer runs it.",
     ),
     "FM428": (
         "The values of `fsdp` and `fsdp_config` in this source are known, so they were converted as those of a config are.",
-        "Nothing, but for what comments above it say. Transformers 5.0 or newer runs it.",
+        "Do what comments above it say, if there are any. Transformers 5.0 or newer runs it.",
     ),
     "FM429": (
         "The values of the strategy in this source are known, and so is the module. `ModelParallelStrategy` shards nothing itself: `configure_model`, which"
         " was added to the module, does, with the arguments that the strategy had.",
-        "Nothing, but for what comments above it say. If the number of devices is changed, change `data_parallel_size` too.",
+        "Do what comments above it say, if there are any. If the number of devices is changed, change `data_parallel_size` too.",
     ),
 }

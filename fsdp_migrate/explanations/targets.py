@@ -11,7 +11,7 @@ EXPLANATIONS = {
         _NOTHING,
     ),
     "FM251": (
-        "The target has one place for a model and one for an optimizer. Nothing tells which of several is meant.",
+        "The target has one place for a model and one for an optimizer. It is not known which of several you want.",
         "Convert to `torch`, which keeps all of them under their names, or name the folder or file of the one that you want.",
     ),
     "FM252": (
@@ -20,24 +20,24 @@ EXPLANATIONS = {
     ),
     "FM253": (
         "torchtitan flattens optimizers: each parameter carries the settings of its group.",
-        "Name in torchtitan's `checkpoint.exclude_from_loading` what the source does not have, such as `dataloader` and `train_state`.",
+        "Put what the source does not have, such as `dataloader` and `train_state`, into torchtitan's `checkpoint.exclude_from_loading`.",
     ),
     "FM254": (
         "Composer looks for an optimizer's state under the name of its class. Other frameworks do not save that name.",
         "Give `--optimizer-class NAME`, or leave the optimizer out with `--without-optimizer`.",
     ),
     "FM255": (
-        "Timestamp, schedulers, callbacks and random state exist in Composer's checkpoints only. They are not made up.",
+        "Timestamp, schedulers, callbacks and random state exist in Composer's checkpoints only. fsdp-migrate does not invent them.",
         "Tell the Trainer not to look for them, with the `load_ignore_keys` that the finding shows.",
     ),
     "FM256": (
-        "Lightning reads the progress of a run from `meta.pt`. What the source knows of epochs, steps and schedulers is put there; the loops' own progress"
+        "Lightning reads the progress of a run from `meta.pt`. The file gets what the source holds of epochs, steps and schedulers; the progress of Lightning's loops"
         " is not known.",
         "Set `max_steps` or `max_epochs` to what is left to train, and check the learning rate of the first steps.",
     ),
     "FM257": (
         "A file of safetensors holds tensors of a model. Optimizer, schedulers and settings have no place there.",
-        "Nothing, if you publish or evaluate the model. To train on, convert with another `--to` as well.",
+        "Nothing, if you publish or evaluate the model. To continue training, convert with another `--to` as well.",
     ),
     "FM258": (
         "The model of `--model` has parameters that the checkpoint does not have, or has them in other shapes. Loading would fail, or leave initial values.",
@@ -48,11 +48,11 @@ EXPLANATIONS = {
         "Make sure that it is the right model, and that nothing of it was switched off.",
     ),
     "FM260": (
-        "torch casts without a word when it loads. Optimizer and rounding then differ from the run that saved.",
+        "torch casts without a warning when it loads. Optimizer and rounding then differ from the run that saved.",
         "Cast with `--dtype`, or build the model in the dtype of the checkpoint.",
     ),
     "FM261": (
-        "Settings such as weight decay belong to groups. If groups differ, they come to the wrong parameters.",
+        "Settings such as weight decay belong to groups. If groups differ, the wrong parameters get them.",
         "Build the groups as the run that saved did. Beware of `p.ndim`: under FSDP1 with `use_orig_params=False` all parameters were flat.",
     ),
     "FM262": (
@@ -62,7 +62,7 @@ EXPLANATIONS = {
     "FM263": ("`--rename` was given.", "Nothing: it was asked for. Give the same `--rename` to `verify`."),
     "FM264": (
         "safetensors refuse two names for the same bytes. Loaders tie the parameters again by the model's code.",
-        "Nothing, where the model ties its own weights, as those of transformers do.",
+        "Nothing, if the model ties its own weights, as models of transformers do.",
     ),
     "FM265": ("The command ran under torchrun. The output is the one that one process writes.", _NOTHING),
     "FM270": (
@@ -78,11 +78,11 @@ EXPLANATIONS = {
         _NOTHING,
     ),
     "FM273": (
-        "Two FSDP1 units held a tied parameter, and each made a flat copy. The tie was gone, and each copy was trained by itself.",
+        "Two FSDP1 units held a tied parameter, and each made a flat copy. This broke the tie, and each copy was trained by itself.",
         "Continue with an untied model, which is what was trained; or tie them and take one of the two values, which changes the model.",
     ),
     "FM274": (
-        "`torch.distributed.checkpoint` flattens states, and an empty mapping leaves nothing behind.",
+        "`torch.distributed.checkpoint` flattens states, and nothing is left of an empty mapping.",
         "Nothing, unless your code looks for the empty mapping by its name.",
     ),
     "FM275": (
@@ -91,14 +91,14 @@ EXPLANATIONS = {
     ),
     "FM276": (
         "Composer's `HuggingFaceModel` keeps the model as its attribute `model`. `from_pretrained` knows the names inside it.",
-        "Nothing. To decide about names yourself, give `--rename`; then only that is followed.",
+        "Nothing. To decide about names yourself, give `--rename`; then fsdp-migrate changes no other names.",
     ),
     "FM277": (
-        "A framework stored its settings as an object of a class of its own. Its values are kept as plain ones, so that no class is needed to load them.",
+        "A framework stored its settings as an object of its own class. The values are kept as plain ones, so that no class is needed to load them.",
         "Nothing, unless you need the object: build it from the values.",
     ),
     "FM278": (
-        "PEFT's files name an adapter's tensors without the adapter's name, the model in training has it.",
+        "In PEFT's files the names of tensors do not contain the adapter's name; in the model in training they do.",
         "To load into the model in training, give the `--rename` that the finding shows. PEFT itself loads the file as it is.",
     ),
     "FM279": (
@@ -115,19 +115,19 @@ EXPLANATIONS = {
         "To compare everything that has a checksum, run `fsdp-migrate inspect CKPT --deep`.",
     ),
     "FM284": (
-        "A type such as float8 goes with scales of its own, so that a cast of its numbers alone would be another tensor.",
+        "A type such as float8 has scales of its own; a cast of its numbers alone would give another tensor.",
         "Cast these tensors in the model's own code, where their scales are known.",
     ),
     "FM285": (
-        "The file is a pickle. To read it would run what it names, so it is carried over as bytes.",
-        "Open it only if you trust whoever wrote it: `torch.load` of it runs code.",
+        "The file is a pickle. Reading it would run what it names, so its bytes are copied.",
+        "Open it only if you trust its author: `torch.load` of it runs code.",
     ),
     "FM286": (
         "torch.distributed.checkpoint flattens mappings, and does not keep their class, such as `OrderedDict` or `Counter`.",
         "Nothing, unless your code needs the class: build it from the mapping after loading.",
     ),
     "FM287": (
-        "torch.distributed.checkpoint names an entry by the text of its keys. What text a key of this class gives is decided by its own code, which is not run.",
+        "torch.distributed.checkpoint names an entry by the text of its keys. The text of a key of this class is decided by the class's own code, which is not run.",
         "Save with keys that are text or numbers, or leave the entry out of the state.",
     ),
     "FM288": (
@@ -136,7 +136,7 @@ EXPLANATIONS = {
     ),
     "FM289": (
         "Buffers such as the running statistics of BatchNorm differ by rank, and a distributed checkpoint keeps one of them.",
-        "Nothing, if the ranks were meant to agree.",
+        "Nothing, if the ranks should have had equal values.",
     ),
     "FM290": (
         "The safetensors format has a fixed list of types.",
@@ -144,12 +144,12 @@ EXPLANATIONS = {
     ),
     "FM291": (
         "`--keep-corrupt-optimizer` was given: `exp_avg` is a copy of `exp_avg_sq`, as FM217 says.",
-        "Do not train from this optimizer as it is. Its second moment is right; set the first to zero, or warm up anew.",
+        "Do not train from this optimizer as it is. Its second moment is right; set the first to zero, or warm up again.",
     ),
     "FM292": (
         "A training checkpoint holds weights. `config.json` says which model they are of, and the tokenizer how text becomes numbers; without them"
         " `from_pretrained` fails.",
-        "Give `--hf-config DIR`, the folder of the model that was trained from, or convert with `--overwrite` into a folder that has these files."
+        "Give `--hf-config DIR`, the folder of the model that the training started from, or convert with `--overwrite` into a folder that has these files."
         " Pickles such as `training_args.bin` are never copied into it.",
     ),
     "FM293": (
