@@ -489,7 +489,7 @@ def _emit_inline(block: Block, text: str, draft: Draft) -> None:
         return
     assert isinstance(node, Mapping)
     inner = Draft(Edits(text, is_json=True), draft.findings)
-    within = Block(block.stack, block.path, node, block.owner, block.root, settings=block.settings)
+    within = Block(block.framework, block.path, node, block.owner, block.root, settings=block.settings)
     inner.table(within, HF_KEYS, rename=_prefixed)
     wanted = {**_wanted(within, items_of(block)), **take_former(within, draft, HF_KEYS)}
     for key, (value, why) in wanted.items():

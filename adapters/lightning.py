@@ -307,7 +307,7 @@ def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
         draft.set(block.node, "init_args", wanted, block.at("init_args"), text)
         return
     path = block.path if node is block.node else (*block.path, "init_args")
-    inner = Block(block.stack, path, node, block.owner, block.root, settings=block.settings)
+    inner = Block(block.framework, path, node, block.owner, block.root, settings=block.settings)
     draft.table(inner, LIGHTNING_KEYS, ignore=frozenset({"_target_", "class_path", "_partial_", "_convert_"}))
     _hook_references(inner, draft)
     reasons = {

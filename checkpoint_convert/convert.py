@@ -163,7 +163,7 @@ def with_asked_form(
         The options, and what there is to say where a config asks for another form.
     """
     options = options or OutputOptions()
-    if (manifest.stack if to == "auto" else to) != "accelerate":
+    if (manifest.framework if to == "auto" else to) != "accelerate":
         return options, ()
     above = [None if place is None else _above(place) for place in (dst, src)]
     says = asked_forms(place for place in (above[0], src, above[1]) if place is not None)

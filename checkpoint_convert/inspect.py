@@ -43,7 +43,7 @@ def inspect_checkpoint(
         UnsupportedFeatureError: It is a checkpoint of a kind that cannot be converted yet.
 
     Example:
-        >>> inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp").stack
+        >>> inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp").framework
         'torch'
     """
     check_arguments(PATH, src=src)

@@ -104,7 +104,7 @@ def convert_config_file(
     in_place: bool = False,
     overwrite: bool = False,
     strict: bool = False,
-    stack: str = "auto",
+    framework: str = "auto",
     key: str | None = None,
     world_size: int | None = None,
     nodes: int | None = None,
@@ -119,7 +119,7 @@ def convert_config_file(
         in_place: Replace ``src``; the file as it was is kept beside it, as ``src.fsdp1``.
         overwrite: Replace ``dst`` if it exists.
         strict: Treat findings that something would change as an error.
-        stack: Whose config it is, if it cannot be told: ``accelerate``, ``torch``, ...
+        framework: Whose config it is, if it cannot be told: ``accelerate``, ``torch``, ...
         key: The dotted path of the mapping to convert, where it is not found by itself.
         world_size: The number of ranks, where the file does not say it and hybrid sharding needs it.
         nodes: The number of nodes, likewise.
@@ -133,7 +133,7 @@ def convert_config_file(
 
     Example:
         >>> report = convert_config_file("examples/configs/accelerate.yaml")
-        >>> report.conversion.blocks[0].stack, report.is_changed, report.output
+        >>> report.conversion.blocks[0].framework, report.is_changed, report.output
         ('accelerate', True, None)
     """
     if dst is not None and in_place:
@@ -150,7 +150,7 @@ def convert_config_file(
             conversion = convert_script(text, settings=settings)
         else:
             is_json = _is_json(path, text)
-            conversion = convert_text(text, stack=stack, key=key, is_json=is_json, settings=settings)
+            conversion = convert_text(text, framework=framework, key=key, is_json=is_json, settings=settings)
     except (ConfigError, UnsupportedFeatureError) as error:
         raise _named(error, path) from error
     conversion = _with_commands(conversion, path)
@@ -180,7 +180,7 @@ def convert_command_line(
     return ConfigConversion(COMMAND, conversion)
 
 
-def config_as_torch(path: str | os.PathLike[str], *, stack: str = "auto", key: str | None = None) -> str:
+def config_as_torch(path: str | os.PathLike[str], *, framework: str = "auto", key: str | None = None) -> str:
     """Return Python that shards a model as a config file of any framework says, in plain torch.
 
     Raises:
@@ -190,12 +190,12 @@ def config_as_torch(path: str | os.PathLike[str], *, stack: str = "auto", key: s
         >>> print(config_as_torch("examples/configs/accelerate.yaml").splitlines()[0])
         from fsdp_migrate import prepare_fully_shard
     """
-    config = read_config_file(path, stack=stack, key=key)
+    config = read_config_file(path, framework=framework, key=key)
     return torch_call({name: getattr(config, name) for name in config.model_fields_set})
 
 
 def read_config_file(
-    path: str | os.PathLike[str], *, stack: str = "auto", key: str | None = None
+    path: str | os.PathLike[str], *, framework: str = "auto", key: str | None = None
 ) -> FSDP1Config:
     """Read FSDP1 arguments from a config file of any known framework, or a mapping of them, as words.
 
@@ -207,7 +207,7 @@ def read_config_file(
     text = read_text(file)
     try:
         documents = read_documents(text.removeprefix("\ufeff"), is_json=_is_json(file, text))
-        blocks = [block for document in documents for block in find_blocks(document, stack, key)]
+        blocks = [block for document in documents for block in find_blocks(document, framework, key)]
         if not blocks and len(documents) == 1 and key is None:
             return _plain_arguments(plain(documents[0]))
         return _arguments_of(_only(blocks))
@@ -231,19 +231,19 @@ def recomputes_units(path: str | os.PathLike[str]) -> bool:
     text = read_text(file)
     documents = read_documents(text.removeprefix("\ufeff"), is_json=_is_json(file, text))
     blocks = [block for document in documents for block in find_blocks(document, "auto", None)]
-    given = [plain(block.node) for block in blocks if block.node and block.stack in _RECOMPUTING]
+    given = [plain(block.node) for block in blocks if block.node and block.framework in _RECOMPUTING]
     flags = [each.get(f"{prefix}activation_checkpointing") for each in given for prefix in ("", "fsdp_")]
     return any(words.read_bool(flag, "activation_checkpointing") for flag in flags if flag is not None)
 
 
 def _arguments_of(block: Block) -> FSDP1Config:
-    if block.is_fsdp2 and block.stack in _OTHER_WORDS:
+    if block.is_fsdp2 and block.framework in _OTHER_WORDS:
         msg = (
             f"`{block.name}` holds settings of FSDP2 already; expected FSDP1's. Give the file as it was: "
             "`config --write` kept it beside this one, as NAME.fsdp1."
         )
         raise ConfigError(msg)
-    return FSDP1Config(**ADAPTERS[block.stack].parse(block))
+    return FSDP1Config(**ADAPTERS[block.framework].parse(block))
 
 
 def _plain_arguments(data: Any) -> FSDP1Config:

@@ -113,8 +113,8 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
     text = command
     blocks: list[BlockReport] = []
     findings: list[Finding] = []
-    for stack in ("accelerate", "hf"):
-        done = _converted(stack, text, launch.runner, settings)
+    for framework in ("accelerate", "hf"):
+        done = _converted(framework, text, launch.runner, settings)
         if done is not None:
             text = done.text
             blocks += done.blocks
@@ -173,21 +173,23 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     return TextConversion(text, result, tuple(blocks), tuple(findings))
 
 
-def _converted(stack: str, command: str, runner: str, settings: Settings | None) -> TextConversion | None:
+def _converted(framework: str, command: str, runner: str, settings: Settings | None) -> TextConversion | None:
     """Convert the flags of one framework in a command; None where it has none of FSDP's."""
-    flags = {flag.name: flag for flag in _flags_of_tool(stack, command, runner)}
-    if stack == "hf" and _is_hf(flags):
+    flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
+    if framework == "hf" and _is_hf(flags):
         before = _hf_document(flags)
-    elif stack == "accelerate" and _ACCELERATE_FLAGS & {name for name in flags if name.startswith("fsdp_")}:
+    elif framework == "accelerate" and _ACCELERATE_FLAGS & {
+        name for name in flags if name.startswith("fsdp_")
+    }:
         before = _accelerate_document(flags)
-    elif stack == "accelerate" and runner == "accelerate" and ({"use_fsdp", "config_file"} & set(flags)):
+    elif framework == "accelerate" and runner == "accelerate" and ({"use_fsdp", "config_file"} & set(flags)):
         return _told(command, flags)
     else:
         return None
-    done = convert_text(json.dumps(before), stack=stack, is_json=True, settings=settings)
+    done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=settings)
     if not done.is_changed:
         return TextConversion(command, command, done.blocks, done.findings)
-    old, new = (_as_flags(stack, json.loads(text)) for text in (json.dumps(before), done.text))
+    old, new = (_as_flags(framework, json.loads(text)) for text in (json.dumps(before), done.text))
     return TextConversion(command, _edited(command, flags, old, new), done.blocks, done.findings)
 
 
@@ -196,7 +198,7 @@ def _told(command: str, flags: dict[str, Flag]) -> TextConversion | None:
     given = flags.get("config_file")
     if given is None:
         document = json.dumps({"distributed_type": "FSDP"})
-        done = convert_text(document, stack="accelerate", is_json=True)
+        done = convert_text(document, framework="accelerate", is_json=True)
         new = _as_flags("accelerate", json.loads(done.text))
         return TextConversion(command, _edited(command, flags, {}, new), done.blocks, done.findings)
     text = f"{given.value} is another file, which is not converted with this one."
@@ -207,11 +209,11 @@ def _told(command: str, flags: dict[str, Flag]) -> TextConversion | None:
     )
 
 
-def _flags_of_tool(stack: str, command: str, runner: str) -> list[Flag]:
+def _flags_of_tool(framework: str, command: str, runner: str) -> list[Flag]:
     """Return the flags that are one framework's: before the script Accelerate's, behind it the script's."""
     flags = read_flags(command)
     script_at = launch_of(words_of(command)).script_at
-    is_accelerate = stack == "accelerate"
+    is_accelerate = framework == "accelerate"
     if runner != "accelerate" and is_accelerate and (runner or script_at is not None):
         return []
     if script_at is not None and runner == "accelerate":
@@ -282,9 +284,9 @@ def _accelerate_document(flags: dict[str, Flag]) -> dict[str, Any]:
     return document
 
 
-def _as_flags(stack: str, document: dict[str, Any]) -> dict[str, str]:
+def _as_flags(framework: str, document: dict[str, Any]) -> dict[str, str]:
     """Return the flags that a document stands for, with their values as they stand in a command."""
-    if stack == "hf":
+    if framework == "hf":
         config = document.get("fsdp_config")
         flags = {"fsdp": document["fsdp"]}
         if config is not None:

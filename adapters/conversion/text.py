@@ -33,14 +33,14 @@ class BlockReport:
     ``code`` is Python that must go beside it, or None.
     """
 
-    stack: str
+    framework: str
     path: str
     state: str
     code: str | None = None
 
     def as_dict(self) -> dict[str, str | None]:
         """Return the report as it stands in JSON."""
-        return {"stack": self.stack, "path": self.path, "state": self.state, "code": self.code}
+        return {"framework": self.framework, "path": self.path, "state": self.state, "code": self.code}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def looks_like_json(text: str) -> bool:
 def convert_text(
     text: str,
     *,
-    stack: str = "auto",
+    framework: str = "auto",
     key: str | None = None,
     is_json: bool | None = None,
     settings: Settings | None = None,
@@ -90,7 +90,7 @@ def convert_text(
 
     Args:
         text: YAML, also of several documents, or JSON.
-        stack: Whose config it is: one of ``ADAPTERS``, or ``auto``.
+        framework: Whose config it is: one of ``ADAPTERS``, or ``auto``.
         key: The dotted path of the mapping to convert, where it is not found by itself.
         is_json: Whether it is JSON; by default by its looks.
         settings: The number of ranks and of nodes, where the file does not say them.
@@ -112,32 +112,32 @@ def convert_text(
     mark, body = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
     as_json = looks_like_json(body) if is_json is None else is_json
     documents = read_documents(body, is_json=as_json)
-    blocks = [block for document in documents for block in find_blocks(document, stack, key)]
-    uncertain = _uncertain(documents, stack, key)
-    if not blocks and not uncertain and stack == "auto" and key is None and (off := off_paths(documents)):
+    blocks = [block for document in documents for block in find_blocks(document, framework, key)]
+    uncertain = _uncertain(documents, framework, key)
+    if not blocks and not uncertain and framework == "auto" and key is None and (off := off_paths(documents)):
         return _switched_off(text, off)
     if not blocks:
-        raise _nothing_found(text, documents, stack, key, uncertain, as_json)
+        raise _nothing_found(text, documents, framework, key, uncertain, as_json)
     draft = Draft(Edits(body, as_json))
     for block, title in uncertain:
-        hint = f"`fsdp-migrate config {FILE} --from {block.stack} --key {block.name}`."
+        hint = f"`fsdp-migrate config {FILE} --from {block.framework} --key {block.name}`."
         draft.say(
             "FM359", block.name, f"It may be {title}'s, which nothing around it tells: left as it is.", hint
         )
     reports = []
     for block in blocks:
         block.settings = settings or Settings()
-        reports.append(_convert_block(ADAPTERS[block.stack], block, draft))
+        reports.append(_convert_block(ADAPTERS[block.framework], block, draft))
     result = _applied(draft.edits, documents, as_json)
     findings = tuple(draft.findings)
     return TextConversion(text, mark + result, tuple(reports), findings)
 
 
-def _uncertain(documents: list[Node], stack: str, key: str | None) -> list[tuple[Block, str]]:
-    if stack != "auto" or key is not None:
+def _uncertain(documents: list[Node], framework: str, key: str | None) -> list[tuple[Block, str]]:
+    if framework != "auto" or key is not None:
         return []
     found = [block for document in documents for block in uncertain_blocks(document) if not block.unused]
-    return [(block, ADAPTERS[block.stack].title) for block in found]
+    return [(block, ADAPTERS[block.framework].title) for block in found]
 
 
 def _switched_off(text: str, paths: list[str]) -> TextConversion:
@@ -151,32 +151,32 @@ def _switched_off(text: str, paths: list[str]) -> TextConversion:
 def _nothing_found(
     text: str,
     documents: list[Node],
-    stack: str,
+    framework: str,
     key: str | None,
     uncertain: list[tuple[Block, str]],
     is_json: bool,
 ) -> ConfigError:
     def converts(path: str) -> bool:
         try:
-            done = convert_text(text, stack="torch", key=path, is_json=is_json)
+            done = convert_text(text, framework="torch", key=path, is_json=is_json)
         except (ConfigError, UnsupportedFeatureError):
             return False
         return not any(finding.fidelity == "refused" for finding in done.findings)
 
-    whose = "" if stack == "auto" else f" of {ADAPTERS[stack].title}"
+    whose = "" if framework == "auto" else f" of {ADAPTERS[framework].title}"
     return nothing_found(documents, whose, key, uncertain, converts)
 
 
-def find_blocks(document: Node, stack: str = "auto", key: str | None = None) -> list[Block]:
+def find_blocks(document: Node, framework: str = "auto", key: str | None = None) -> list[Block]:
     """Return the blocks of one document that configure FSDP, each by the first framework that knows it.
 
     Raises:
         ConfigError: Nothing that could be a block stands at ``key``.
     """
     if key is not None:
-        return _blocks_at(document, stack, key)
-    if stack != "auto":
-        return _apart(ADAPTERS[stack].detect(document))
+        return _blocks_at(document, framework, key)
+    if framework != "auto":
+        return _apart(ADAPTERS[framework].detect(document))
     found = [block for block in _candidates(document) if block.is_certain]
     _refuse_two(found)
     return _apart(found)
@@ -184,11 +184,11 @@ def find_blocks(document: Node, stack: str = "auto", key: str | None = None) -> 
 
 def _refuse_two(blocks: list[Block]) -> None:
     """Raise where two frameworks surely read one block; Accelerate and Axolotl run others, and come first."""
-    first = {block.path: block.stack for block in reversed(blocks)}
-    for block in (block for block in blocks if block.stack != "torch"):
+    first = {block.path: block.framework for block in reversed(blocks)}
+    for block in (block for block in blocks if block.framework != "torch"):
         other = first[block.path]
-        if other != block.stack and other not in {"accelerate", "axolotl"} and not block.unused:
-            both = " and ".join(ADAPTERS[name].title for name in (other, block.stack))
+        if other != block.framework and other not in {"accelerate", "axolotl"} and not block.unused:
+            both = " and ".join(ADAPTERS[name].title for name in (other, block.framework))
             msg = f"`{block.name}` has around it what is {both}'s. Name one of them with `--from`."
             raise ConfigError(msg, field=block.name)
 
@@ -222,19 +222,19 @@ def _overlap(block: Block, other: Block) -> bool:
     return first[: len(second)] == second or second[: len(first)] == first
 
 
-def _blocks_at(document: Node, stack: str, key: str) -> list[Block]:
+def _blocks_at(document: Node, framework: str, key: str) -> list[Block]:
     path = tuple(part for part in key.split(".") if part)
     by_path = dict(mappings_of(document))
     node, owner = by_path.get(path), by_path.get(path[:-1])
     if node is None or owner is None:  # it may be a word, such as Lightning's `strategy: fsdp`
-        found = _candidates(document) if stack == "auto" else ADAPTERS[stack].detect(document)
+        found = _candidates(document) if framework == "auto" else ADAPTERS[framework].detect(document)
         return [block for block in found if block.path == path][:1]
-    if stack == "auto":
+    if framework == "auto":
         known = [block for block in find_blocks(document) if block.path == path or block.owner is node]
         if known:
             return known
-        stack = "torch"
-    block = ADAPTERS[stack].at(path, node, owner, document)
+        framework = "torch"
+    block = ADAPTERS[framework].at(path, node, owner, document)
     if node.entries:  # who names it wants it converted, whether the framework reads it or not
         block.unused = None
     return [block]

@@ -168,7 +168,7 @@ def nothing_found(
 def _uncertain(uncertain: list[tuple[Block, str]]) -> str:
     command = f"fsdp-migrate config {FILE}"
     parts = [
-        f"`{block.name}` may be {title}'s: `{command} --from {block.stack} --key {block.name}`"
+        f"`{block.name}` may be {title}'s: `{command} --from {block.framework} --key {block.name}`"
         for block, title in uncertain
     ]
     return f"Whose FSDP settings these are cannot be told from what stands around them. {'; '.join(parts)}."

@@ -49,7 +49,7 @@ class Block:
     that what stands around it is this framework's and no other's.
     """
 
-    stack: str
+    framework: str
     path: tuple[str, ...]
     node: Mapping | None
     owner: Mapping
@@ -268,7 +268,7 @@ class Draft:
                 near = words.closest(bare(name), (key.name for key in keys if key.is_read), 0.8)
                 if name.strip().lower().startswith("fsdp_"):
                     near = near.replace("`", "`fsdp_", 1)
-                text = f"No key of {block.stack} that is known here; kept as it is.{near}"
+                text = f"No key of {block.framework} that is known here; kept as it is.{near}"
                 self.say("FM345", subject, text)
             elif (outcome := self._outcome(key, plain(entry.value), block, subject)) is not None:
                 self.take(owner, entry, outcome, subject, rename)

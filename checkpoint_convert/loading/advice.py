@@ -67,7 +67,7 @@ def advise_loading(manifest: Manifest) -> LoadAdvice:
         more = ", ..." if len(others) > _MOST_EXTRA else ""
         arguments.append(f"extra={{{asked}{more}}}")
     trainer = None
-    if manifest.stack == "composer":
+    if manifest.framework == "composer":
         trainer = f"Trainer(..., callbacks=[FSDP2Migration()], load_path={manifest.source!r})"
     better = tuple(_better_converted(manifest))
     return LoadAdvice(f"load_checkpoint({', '.join(arguments)})", better, trainer)
@@ -87,7 +87,7 @@ def _better_converted(manifest: Manifest) -> list[str]:
         found.append("each start of the run fetches it over the network")
     if manifest.layout == "ranks":
         found.append("each start looks into the file of every rank")
-    loader = TARGETS[manifest.stack].loader
+    loader = TARGETS[manifest.framework].loader
     if loader:
         found.append(f"{loader} is to load it by itself")
     found.append("the run is started many times from it")

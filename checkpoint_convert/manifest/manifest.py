@@ -170,7 +170,7 @@ class Manifest:
     Attributes:
         source: Where it lies.
         layout: How it is laid out; ``"dcp"`` is a folder of torch.distributed.checkpoint.
-        stack: Who wrote it.
+        framework: Who wrote it.
         evidence: How layout and framework were recognised.
         entries: Everything it holds, by key, in the order of the file.
         files: The size of each data file that entries lie in.
@@ -191,7 +191,7 @@ class Manifest:
 
     source: str
     layout: str
-    stack: Framework
+    framework: Framework
     evidence: str
     entries: Mapping[str, Entry]
     files: Mapping[str, int]
@@ -233,7 +233,7 @@ class Manifest:
         return {
             "source": self.source,
             "layout": self.layout,
-            "stack": self.stack,
+            "framework": self.framework,
             "evidence": self.evidence,
             "torch_hint": self.torch_hint,
             "is_portable": self.is_portable,

@@ -73,7 +73,7 @@ class ConversionPlan:
     Attributes:
         manifest: The source.
         action: How it is done.
-        stack: Who is to load the result.
+        framework: Who is to load the result.
         entries: What the result holds, in the order of the source.
         left_out: The keys of the source that it does not hold.
         extra_files: Other files that are copied along.
@@ -88,7 +88,7 @@ class ConversionPlan:
 
     manifest: Manifest
     action: Action
-    stack: Framework
+    framework: Framework
     entries: tuple[PlannedEntry, ...]
     left_out: tuple[str, ...]
     extra_files: tuple[str, ...]
@@ -165,7 +165,7 @@ class ConversionPlan:
         return {
             "source": self.manifest.source,
             "action": self.action,
-            "stack": self.stack,
+            "framework": self.framework,
             "world_size": self.world_size,
             "link": self.link,
             "nbytes": self.nbytes,
@@ -264,7 +264,7 @@ def plan_conversion(
     plan = ConversionPlan(
         manifest=manifest,
         action=_choose_action(target, arrangement, left_out),
-        stack=target.stack,
+        framework=target.framework,
         entries=arrangement.entries,
         left_out=left_out,
         extra_files=extra_files,
@@ -473,7 +473,7 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
         ),
     ]
     found += [make_finding(code, subject, text) for holds, code, subject, text in notes if holds]
-    if plan.stack != manifest.stack:
+    if plan.framework != manifest.framework:
         if plan.renamed:
             moved = counted(len(plan.renamed), "entry", "entries")
             found.append(make_finding("FM213", manifest.source, f"{moved}."))
@@ -491,7 +491,7 @@ def _without_place(plan: ConversionPlan, target: Target) -> Iterator[Finding]:
             is_one = len(here) == 1
             held = "its entry, which is under its name" if is_one else f"its {len(here)} entries"
             rest = "" if is_one else ", which are under their names"
-            text = f"{plan.stack} does not look for {held}{rest}{where}."
+            text = f"{plan.framework} does not look for {held}{rest}{where}."
             yield make_finding("FM214", part.name, text)
 
 

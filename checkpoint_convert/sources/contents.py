@@ -56,7 +56,7 @@ class Contents:
         layout: How it is laid out.
         evidence: How that was recognised.
         torch_hint: The torch releases that can have written it.
-        stack: Who wrote it, where its names tell; otherwise its entries do.
+        framework: Who wrote it, where its names tell; otherwise its entries do.
         entries: Everything it holds, by key.
         files: The size of each file that entries lie in.
         own_files: Files that hold no entry and no output gets.
@@ -68,7 +68,7 @@ class Contents:
     layout: str
     evidence: str
     torch_hint: str = ""
-    stack: Framework | None = None
+    framework: Framework | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     own_files: frozenset[str] = frozenset()
@@ -138,7 +138,7 @@ def build_manifest(
         options: How the user wants it read.
     """
     entries = contents.entries
-    stack, evidence = _recognise_framework(contents, files)
+    framework, evidence = _recognise_framework(contents, files)
     parts = find_parts(entries)
     name_lists = tuple(read_name_lists(folder, entries, parts))
     # Checksums are those of this folder, and no output's.
@@ -162,7 +162,7 @@ def build_manifest(
     return Manifest(
         source=source,
         layout=contents.layout,
-        stack=stack,
+        framework=framework,
         evidence=f"{contents.evidence}; {evidence}",
         entries=entries,
         files=contents.files,
@@ -179,8 +179,8 @@ def build_manifest(
 
 def _recognise_framework(contents: Contents, files: Mapping[str, int]) -> tuple[Framework, str]:
     """Say who wrote a state, and by what it was recognised."""
-    if contents.stack is not None:
-        return contents.stack, f"the names of {contents.layout}"
+    if contents.framework is not None:
+        return contents.framework, f"the names of {contents.layout}"
     paths = [entry_path(entry) for entry in contents.entries.values()]
     evidence = composer_evidence(paths)
     if evidence is not None:

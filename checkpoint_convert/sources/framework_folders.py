@@ -245,7 +245,7 @@ def framework_contents(
     framework = components[0].framework
     names = ", ".join(f"`{component.name}`" for component in components)
     whole = Contents(framework, f"{names} side by side, as {_TITLES[framework]} saves them")
-    whole.stack = _FRAMEWORKS.get(framework)
+    whole.framework = _FRAMEWORKS.get(framework)
     for component in components:
         own = _component_contents(folder, component, files)
         _join(whole, own, component.prefix, component.name, folder)

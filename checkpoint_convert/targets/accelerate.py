@@ -41,7 +41,7 @@ _STATE: Final = ("state",)
 class AccelerateTarget(Target):
     """What ``Accelerator.load_state`` and the HF Trainer load under an FSDP2 plugin."""
 
-    stack = "accelerate"
+    framework = "accelerate"
     title = "Accelerate"
     loader = "`Accelerator.load_state` or the HF Trainer"
     nested_only = True

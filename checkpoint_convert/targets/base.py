@@ -48,7 +48,7 @@ class Target:
         manifest: The source.
         parts: Its parts that are wanted.
         options: What the user says about the output.
-        stack: The framework, by its word.
+        framework: The framework, by its word.
         title: What it is called, for people.
         loader: What of the framework loads a checkpoint by itself; empty where the user's code does.
     """
@@ -57,7 +57,7 @@ class Target:
     parts: Sequence[Part]
     options: OutputOptions = field(default_factory=OutputOptions)
 
-    stack: ClassVar[Framework] = "torch"
+    framework: ClassVar[Framework] = "torch"
     title: ClassVar[str] = "plain torch"
     loader: ClassVar[str] = ""
     is_distributed: ClassVar[bool] = True
@@ -97,7 +97,7 @@ class Target:
             make_finding(
                 "FM252",
                 part.name,
-                f"it was saved with `flatten_optimizer_state_dict=True`, and {self.stack} looks for "
+                f"it was saved with `flatten_optimizer_state_dict=True`, and {self.framework} looks for "
                 "parameter groups, which such an optimizer has none of.",
                 "Convert it to 'torch' or 'torchtitan', or leave the optimizer out with "
                 "`weights_only` (--weights-only).",
@@ -137,8 +137,8 @@ class Target:
         return [
             make_finding(
                 "FM251",
-                self.stack,
-                f"the source holds {len(found)} {kind}s ({names}), and {self.stack} loads one from a "
+                self.framework,
+                f"the source holds {len(found)} {kind}s ({names}), and {self.framework} loads one from a "
                 "checkpoint.",
                 "Convert to 'torch', which keeps all of them.",
             )

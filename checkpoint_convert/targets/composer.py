@@ -39,7 +39,7 @@ IGNORE_KEYS: Final = (
 class ComposerTarget(Target):
     """What another framework saved, where Composer looks for it."""
 
-    stack = "composer"
+    framework = "composer"
     title = "Composer"
     nested_only = True
 

@@ -55,15 +55,15 @@ def resolve_target(
         words = ", ".join(map(repr, ("auto", *TARGETS)))
         raise ConfigError(f"`to` is {to!r}; expected one of {words}.", field="to")
     wanted = manifest.parts if parts is None else parts
-    stack = manifest.stack if to == "auto" else to
+    framework = manifest.framework if to == "auto" else to
     # A checkpoint of plain torch has the names that its owner chose and looks for; Composer's are its own.
-    is_own = stack == manifest.stack and stack in ("torch", "composer")
-    kind = _OWN[stack] if is_own else TARGETS.get(stack, TorchTarget)
+    is_own = framework == manifest.framework and framework in ("torch", "composer")
+    kind = _OWN[framework] if is_own else TARGETS.get(framework, TorchTarget)
     return kind(manifest, wanted, options or OutputOptions())
 
 
 class _UnchangedComposer(UnchangedTarget):
-    stack = "composer"
+    framework = "composer"
 
     def place(self, part: Part) -> Place:
         """Return where a part is, but for optimizers, which Composer saved at the root with torch before 2.3.

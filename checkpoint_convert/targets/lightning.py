@@ -33,7 +33,7 @@ _VERSION: Final = "2.4.0"
 class LightningTarget(Target):
     """What ``Trainer.fit(ckpt_path=...)`` loads under ``ModelParallelStrategy``."""
 
-    stack = "lightning"
+    framework = "lightning"
     title = "Lightning"
     loader = "Lightning's Trainer"
     nested_only = True
@@ -44,7 +44,7 @@ class LightningTarget(Target):
             return Place(("state_dict",))
         if part.kind == "optimizer":
             return Place((f"optimizer_{self.number(part)}",))
-        return Place(part.prefix) if self.manifest.stack == "lightning" else None
+        return Place(part.prefix) if self.manifest.framework == "lightning" else None
 
     def refusals(self) -> list[Finding]:
         """Return the reasons why this source cannot be written for the framework."""
@@ -54,7 +54,7 @@ class LightningTarget(Target):
         """Put what is neither model nor optimizer into ``meta.pt``."""
         if META_FILE in self.manifest.extra_files:
             return Arrangement(tuple(entries))
-        if self.manifest.stack == "lightning":
+        if self.manifest.framework == "lightning":
             keys = [key for part in self.of_kind("other") for key in part.keys]
             leaves = [(entry_path(self.manifest.entries[key]), self.manifest.entries[key]) for key in keys]
             file = PlannedFile(META_FILE, tuple(leaves))

@@ -36,7 +36,7 @@ _HOW_TO_BRING: Final = (
 class HfTarget(Target):
     """What ``from_pretrained`` loads, beside a ``config.json`` that is not touched."""
 
-    stack = "hf"
+    framework = "hf"
     title = "Hugging Face"
     is_distributed = False
     models_only = True

@@ -24,7 +24,7 @@ class TorchTarget(Target):
     second follow those of the first.
     """
 
-    stack = "torch"
+    framework = "torch"
 
     def place(self, part: Part) -> Place | None:
         """Return where a part goes, or None where the framework has no place for it."""

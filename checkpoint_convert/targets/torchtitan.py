@@ -36,7 +36,7 @@ _PARAMS: Final = "params"
 class TorchtitanTarget(Target):
     """One checkpoint whose model is at the root."""
 
-    stack = "torchtitan"
+    framework = "torchtitan"
     title = "torchtitan"
     loader = "torchtitan"
 

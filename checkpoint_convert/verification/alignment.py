@@ -86,7 +86,7 @@ def align_checkpoints(
     right = _side(targets[1], folders[1], flat=flat)
     left, right = _with_root_values(left, right), _with_root_values(right, left)
     left = replace(left, dtypes=_dtypes(left, requested.casts))
-    if is_alike and one.stack == other.stack and _is_weights(one) == _is_weights(other):
+    if is_alike and one.framework == other.framework and _is_weights(one) == _is_weights(other):
         return (left, right), ()
     aside = _without_counterpart(left, right), _without_counterpart(right, left)
     left, right = (
@@ -125,7 +125,7 @@ def _with_root_values(side: AlignedCheckpoint, other: AlignedCheckpoint) -> Alig
 def _implied_rules(one: Manifest, other: Manifest) -> tuple[RenameRule, ...]:
     """Return what a conversion to safetensors changes of names without being asked."""
     models = [part for part in one.parts if part.kind == "model"]
-    is_wrapped = one.stack == "composer" and _is_weights(other) and is_huggingface_model(one, models)
+    is_wrapped = one.framework == "composer" and _is_weights(other) and is_huggingface_model(one, models)
     return (parse_rename(f"^{re.escape(HUGGINGFACE_ATTRIBUTE)}="),) if is_wrapped else ()
 
 

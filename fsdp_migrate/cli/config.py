@@ -98,7 +98,7 @@ def config(
     output: OutputFile = None,
     write: Write = False,
     check: Check = False,
-    stack: FromFramework = Framework.auto,
+    framework: FromFramework = Framework.auto,
     to: ToWhat = Outcome.same,
     key: Key = None,
     world_size: RankNumber = None,
@@ -125,14 +125,14 @@ def config(
         return _show(report, check=check, everything=everything, json=json)
     assert file is not None
     if to is Outcome.torch:
-        return _show_code(file, config_as_torch(file, stack=stack.value, key=key), json=json)
+        return _show_code(file, config_as_torch(file, framework=framework.value, key=key), json=json)
     report = convert_config_file(
         file,
         output,
         in_place=write,
         overwrite=overwrite,
         strict=strict,
-        stack=stack.value,
+        framework=framework.value,
         key=key,
         world_size=world_size,
         nodes=nodes,

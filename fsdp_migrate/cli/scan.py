@@ -38,7 +38,7 @@ def scan(
     report = scan_paths(paths)
     configs, checkpoints = find_configs(paths), with_readers(find_checkpoints(paths), paths)
     launches = find_launches(paths)
-    frameworks = {config.stack for config in configs} | {launch.stack for launch in launches}
+    frameworks = {config.framework for config in configs} | {launch.framework for launch in launches}
     pins = find_pins(paths, packages_of(report, frameworks))
     steps = next_steps(paths, report, configs, checkpoints, launches, pins)
     blocked = not_migrated(report, configs, launches)

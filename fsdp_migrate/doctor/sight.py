@@ -126,7 +126,7 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], str]:
     framework = ""
     for document in read_documents(text, is_json=looks_like_json(text)):
         settings.update(_scalars(plain(document)))
-        framework = framework or next((block.stack for block in find_blocks(document)), "")
+        framework = framework or next((block.framework for block in find_blocks(document)), "")
     return settings, framework
 
 

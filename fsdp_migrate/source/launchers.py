@@ -26,7 +26,7 @@ class LaunchFound:
     path: str
     line: int
     command: str
-    stack: str
+    framework: str
     state: Literal["changes", "elsewhere", "fsdp2", "refused"]
     message: str = ""
 
@@ -41,7 +41,7 @@ class LaunchFound:
             "path": self.path,
             "line": self.line,
             "command": self.command,
-            "stack": self.stack,
+            "framework": self.framework,
             "state": self.state,
             "message": self.message,
         }
@@ -71,7 +71,7 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
         if not _SPEAKS_OF_FSDP.search(command) or (found := _look_at(path, line, command)) is None:
             continue
         # `--fsdp_activation_checkpointing` may be an option of the script's own.
-        if "accelerate" not in found.stack or "accelerate" in text or "--use_fsdp" in command:
+        if "accelerate" not in found.framework or "accelerate" in text or "--use_fsdp" in command:
             yield found
 
 
@@ -112,7 +112,7 @@ def _look_at(path: Path, line: int, command: str) -> LaunchFound | None:
         return None
     except FSDPMigrateError as error:
         return LaunchFound(str(path), line, command, "", "refused", " ".join(str(error).split()))
-    frameworks = ", ".join(dict.fromkeys(block.stack for block in report.conversion.blocks))
+    frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))
     if report.is_changed:
         return LaunchFound(str(path), line, command, frameworks, "changes")
     elsewhere = any(finding.code == "FM356" for finding in report.conversion.findings)

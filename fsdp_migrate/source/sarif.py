@@ -107,7 +107,7 @@ def _of_use(use: Use) -> _Result:
 def _of_configs(configs: Sequence[ConfigFound]) -> Iterator[_Result]:
     for found in configs:
         if found.state == "changes":
-            text = f"Settings of FSDP1 ({found.stack}): `fsdp-migrate config` converts them."
+            text = f"Settings of FSDP1 ({found.framework}): `fsdp-migrate config` converts them."
             yield _Result("fsdp1-config", "note", text, found.path)
         elif found.state != "fsdp2":
             yield _Result("fsdp1-config", "warning", found.message, found.path)
@@ -117,7 +117,7 @@ def _of_launches(launches: Sequence[LaunchFound]) -> Iterator[_Result]:
     for found in launches:
         if found.state in {"changes", "refused"}:
             level = "note" if found.state == "changes" else "warning"
-            text = found.message or f"FSDP1 ({found.stack}): `fsdp-migrate config --command` converts it."
+            text = found.message or f"FSDP1 ({found.framework}): `fsdp-migrate config --command` converts it."
             yield _Result("fsdp1-launch", level, text, found.path, found.line)
 
 

@@ -55,10 +55,10 @@ class Converted:
     is_refused: bool = False
 
 
-def convert_settings(stack: str, document: dict[str, Any], values: Values) -> Converted:
+def convert_settings(framework: str, document: dict[str, Any], values: Values) -> Converted:
     """Convert settings as a framework's config; what is known only when it runs may be left to a person."""
     try:
-        done = convert_text(json.dumps(document), stack=stack, is_json=True)
+        done = convert_text(json.dumps(document), framework=framework, is_json=True)
     except (ConfigError, UnsupportedFeatureError) as error:
         return Converted(document, document, reasons=(values.shown(str(error)),), is_refused=True)
     stopping = [finding for finding in done.findings if _stops(finding)]

@@ -132,7 +132,7 @@ def _steps_for_configs(configs: Sequence[ConfigFound], *, reads_arguments: bool)
     """Return what to do with configs; ``reads_arguments``: sources were rewritten that may read FSDP1's."""
     steps = []
     changing = [each for each in configs if each.state == "changes"]
-    arguments = [each for each in changing if reads_arguments and each.stack == "torch"]
+    arguments = [each for each in changing if reads_arguments and each.framework == "torch"]
     framework = _write_commands(each for each in changing if each not in arguments)
     if framework:
         text = f"Convert {counted(len(framework), 'config')}; a backup of each is kept."

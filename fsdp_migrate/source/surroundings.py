@@ -47,13 +47,13 @@ class ConfigFound:
     """A config that speaks of FSDP. ``state``: what ``fsdp-migrate config`` would do with it."""
 
     path: str
-    stack: str
+    framework: str
     state: Literal["changes", "fsdp2", "refused", "unclear", "broken"]
     message: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
-        return {"path": self.path, "stack": self.stack, "state": self.state, "message": self.message}
+        return {"path": self.path, "framework": self.framework, "state": self.state, "message": self.message}
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _look_at(path: Path) -> ConfigFound | None:
         return ConfigFound(str(path), "", "unclear" if is_unclear else "broken", message)
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
-    frameworks = ", ".join(dict.fromkeys(block.stack for block in report.conversion.blocks))
+    frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))
     return ConfigFound(str(path), frameworks, "changes" if report.is_changed else "fsdp2")
 
 

@@ -20,7 +20,7 @@ HEAD = "base_model: x/y\nmicro_batch_size: 1\nbf16: true\n"
 
 def convert(text: str, **options: Any) -> TextConversion:
     done = convert_text(HEAD + text, **options)
-    assert {block.stack for block in done.blocks} == {"axolotl"}
+    assert {block.framework for block in done.blocks} == {"axolotl"}
     assert convert_text(done.text, **options).text == done.text
     return done
 

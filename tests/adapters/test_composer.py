@@ -21,7 +21,7 @@ HEAD = "max_duration: 1ep\nprecision: amp_bf16\n"
 
 def convert(text: str, **options: Any) -> TextConversion:
     done = convert_text(text, **options)
-    assert {block.stack for block in done.blocks} == {"composer"}
+    assert {block.framework for block in done.blocks} == {"composer"}
     assert convert_text(done.text, **options).text == done.text
     return done
 
@@ -68,7 +68,7 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
 @pytest.mark.parametrize(("key", "value", "after", "code"), EACH_KEY)
 def test_each_key(key: str, value: str, after: Any, code: str) -> None:
     text = f"{HEAD}fsdp_config:\n  {key}: {value}\n"
-    done = convert_text(text, stack="composer", key="fsdp_config", settings=Settings(world_size=8))
+    done = convert_text(text, framework="composer", key="fsdp_config", settings=Settings(world_size=8))
     found = YAML(typ="safe").load(done.text)["fsdp_config"]
     assert found.pop(key, None) == after
     assert found["reshard_after_forward"] is (key != "sharding_strategy")
@@ -91,7 +91,7 @@ def test_a_precision_that_casts_nothing_changes_nothing() -> None:
 def test_what_is_left_is_what_composers_fsdp2_takes() -> None:
     given = {key: value for key, value, _, code in EACH_KEY if code not in {"FM345", "FM348"}}
     lines = "".join(f"  {key}: {value}\n" for key, value in given.items())
-    done = convert_text(f"{HEAD}fsdp_config:\n{lines}", stack="composer", key="fsdp_config")
+    done = convert_text(f"{HEAD}fsdp_config:\n{lines}", framework="composer", key="fsdp_config")
     assert set(YAML(typ="safe").load(done.text)["fsdp_config"]) <= FSDP2_FIELDS
 
 

@@ -21,7 +21,7 @@ HEAD = "output_dir: out\nlearning_rate: 1.0e-5\n"
 
 def convert(text: str, **options: Any) -> TextConversion:
     done = convert_text(text, **options)
-    assert {block.stack for block in done.blocks} == {"hf"}
+    assert {block.framework for block in done.blocks} == {"hf"}
     assert convert_text(done.text, **options).text == done.text
     return done
 
@@ -185,7 +185,7 @@ def test_size_based_wrapping_in_a_file_of_its_own() -> None:
 @pytest.mark.parametrize("fsdp", ["${fsdp}", None])
 def test_a_strategy_that_is_not_here_is_asked_for(fsdp: str | None) -> None:
     given = {"output_dir": "x", **({"fsdp": fsdp} if fsdp else {}), "fsdp_config": {"min_num_params": 0}}
-    done = convert_text(json.dumps(given), stack="hf", key="fsdp_config")
+    done = convert_text(json.dumps(given), framework="hf", key="fsdp_config")
     assert loaded(done)["fsdp_config"]["reshard_after_forward"] is True
     [added] = [f for f in done.findings if f.subject == "fsdp_config.reshard_after_forward"]
     assert "Write false" in added.message
@@ -237,9 +237,11 @@ def test_former_arguments_beside_another_file_or_other_classes_are_told() -> Non
 
 def test_a_mapping_that_the_user_names_is_converted() -> None:
     text = "learning_rate: 1\nfsdp_config:\n  fsdp_min_num_params: 5\n"
-    done = convert_text(text, stack="hf", key="fsdp_config")
+    done = convert_text(text, framework="hf", key="fsdp_config")
     assert [block.state for block in done.blocks] == ["converted"]
-    off = convert_text(f"{HEAD}fsdp: ''\nfsdp_config: {{min_num_params: 5}}\n", stack="hf", key="fsdp_config")
+    off = convert_text(
+        f"{HEAD}fsdp: ''\nfsdp_config: {{min_num_params: 5}}\n", framework="hf", key="fsdp_config"
+    )
     assert off.is_changed
 
 

@@ -22,7 +22,7 @@ STRATEGY = "_target_: lightning.pytorch.strategies.FSDPStrategy\n"
 
 def convert(text: str, **options: Any) -> TextConversion:
     done = convert_text(text, **options)
-    assert {block.stack for block in done.blocks} == {"lightning"}
+    assert {block.framework for block in done.blocks} == {"lightning"}
     assert convert_text(done.text, **options).text == done.text
     for block in done.blocks:
         ast.parse(block.code or "")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.any_torch
 def convert(line: str) -> TextConversion:
     text = f"trainer:\n  # arguments\n  fsdp:\n    {line}\n    x_unknown: 1\nother: 2\n"
     done = convert_text(text, key="trainer.fsdp")
-    assert [block.stack for block in done.blocks] == ["torch"]
+    assert [block.framework for block in done.blocks] == ["torch"]
     assert convert_text(done.text, key="trainer.fsdp").text == done.text
     assert done.text.startswith("trainer:\n  # arguments\n  fsdp:\n")
     assert done.text.endswith("other: 2\n")
@@ -98,6 +98,6 @@ def test_hydras_objects_stay_objects() -> None:
 
 def test_a_whole_document_is_found_by_itself() -> None:
     done = convert_text("sharding_strategy: FULL_SHARD\nuse_orig_params: true\n")
-    assert done.blocks[0].stack == "torch"
+    assert done.blocks[0].framework == "torch"
     assert done.text == "reshard_after_forward: true\n"
     assert convert_text(done.text).blocks[0].state == "fsdp2"

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.any_torch
 
 
 def frameworks_of(text: str) -> list[str]:
-    return [block.stack for document in read_yaml(text) for block in find_blocks(document)]
+    return [block.framework for document in read_yaml(text) for block in find_blocks(document)]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_what_cannot_be_told_is_asked_for_by_a_command_that_works(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"config FILE --from {framework} --key {key}`"):
         convert_text(text)
-    done = convert_text(text, stack=framework, key=key)
-    assert [(block.stack, block.path) for block in done.blocks] == [(framework, key)]
+    done = convert_text(text, framework=framework, key=key)
+    assert [(block.framework, block.path) for block in done.blocks] == [(framework, key)]
 
 
 def test_what_cannot_be_told_beside_what_can_is_left_and_named() -> None:
@@ -107,7 +107,7 @@ def test_what_two_frameworks_surely_read_is_asked_for() -> None:
     text = "max_duration: 1ep\noutput_dir: x\nfsdp: ${fsdp}\nfsdp_config: {sharding_strategy: FULL_SHARD}\n"
     with pytest.raises(ConfigError, match=r"Composer and HF Trainer's\. Name one of them with `--from`"):
         convert_text(text)
-    assert convert_text(text, stack="composer").is_changed
+    assert convert_text(text, framework="composer").is_changed
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_frameworks_whose_settings_are_their_own_are_named(text: str, message: s
 def test_settings_of_a_projects_own_come_with_the_command_that_converts_them(text: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"`fsdp-migrate config FILE --from torch --key {key}`"):
         convert_text(text)
-    done = convert_text(text, stack="torch", key=key)
+    done = convert_text(text, framework="torch", key=key)
     assert "reshard_after_forward: true" in done.text
     assert not [f for f in done.findings if f.fidelity == "refused"]
 

@@ -241,7 +241,7 @@ def test_whole_parameter_groups_of_old_torch_come_clean(tmp_path: Path) -> None:
 
 def test_composer_stays_composer(tmp_path: Path) -> None:
     report = convert_checkpoint(COMPOSER, tmp_path / "out", world_size=3)
-    assert report.plan.stack == "composer"
+    assert report.plan.framework == "composer"
     assert verify_checkpoints(COMPOSER, tmp_path / "out").is_same
     ours, theirs = load_with_torch(tmp_path / "out"), load_with_torch(COMPOSER)
     assert ours.keys() == theirs.keys()

@@ -49,7 +49,7 @@ def test_the_stack_loads_its_target(
 ) -> None:
     source, wanted = fsdp1
     report = convert_checkpoint(source, tmp_path / "out", to=to, world_size=world_size)
-    assert report.plan.stack == to
+    assert report.plan.framework == to
     for found in run_ranks(LOADERS[to], str(tmp_path / "out")):
         assert_loaded(found, wanted)
         if to == "lightning":

@@ -262,7 +262,7 @@ def test_verify_of_one_checkpoint(
 
 def test_a_target_with_its_options(clean: Path, tmp_path: Path, run_json: RunJson) -> None:
     code, document = run_json("convert", clean, tmp_path / "out", "--to", "hf", "--max-shard-size", "64B")
-    assert (code, document["report"]["stack"]) == (0, "hf")
+    assert (code, document["report"]["framework"]) == (0, "hf")
     assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
     code, document = run_json("convert", clean, tmp_path / "no", "--to", "composer")
     assert (code, document["error"]["type"]) == (1, "PlanError")

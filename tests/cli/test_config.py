@@ -67,7 +67,7 @@ def test_json_holds_everything(source: Path, run_json: Callable[..., tuple[int, 
     assert code == 0
     assert document["is_changed"]
     assert document["blocks"] == [
-        {"stack": "accelerate", "path": "fsdp_config", "state": "converted", "code": None}
+        {"framework": "accelerate", "path": "fsdp_config", "state": "converted", "code": None}
     ]
     assert "fsdp_version: 2" in document["text"]
     code, document = run_json("config", source, "--check")

@@ -50,7 +50,7 @@ def repository(tmp_path: Path) -> Path:
 def test_configs_are_found_with_their_stack_and_what_would_become_of_them(repository: Path) -> None:
     found = {Path(each.path).name: each for each in find_configs([repository])}
     assert found.keys() == {"old fsdp.yaml", "new.yaml", "broken.yml", "binary.yaml"}
-    assert (found["old fsdp.yaml"].stack, found["old fsdp.yaml"].state) == ("accelerate", "changes")
+    assert (found["old fsdp.yaml"].framework, found["old fsdp.yaml"].state) == ("accelerate", "changes")
     assert found["new.yaml"].state == "fsdp2"
     assert found["broken.yml"].state == "broken"
     assert found["broken.yml"].message.startswith("Line 2, column 4 is no YAML")
@@ -291,10 +291,12 @@ def test_a_repository_of_the_trainer_is_seen(
 ) -> None:
     monkeypatch.chdir(trainer)
     _, document = run_json("scan", ".")
-    assert [(each["path"], each["stack"], each["state"]) for each in document["configs"]] == [
+    assert [(each["path"], each["framework"], each["state"]) for each in document["configs"]] == [
         ("settings.json", "hf", "changes")
     ]
-    launches = [(each["path"], each["line"], each["stack"], each["state"]) for each in document["launches"]]
+    launches = [
+        (each["path"], each["line"], each["framework"], each["state"]) for each in document["launches"]
+    ]
     assert launches == [("job.slurm", 2, "accelerate", "changes"), ("run.sh", 3, "hf", "elsewhere")]
     assert [(pin["line"], pin["requirement"], pin["needed"]) for pin in document["pins"]] == [
         (2, "torch==2.1.2", "2.6"),

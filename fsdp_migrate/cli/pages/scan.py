@@ -124,7 +124,7 @@ def _use(use: Use) -> tuple[Cell, ...]:
 def _settings(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> Table | None:
     found = [(config.path, config) for config in configs] + [(launch.place, launch) for launch in launches]
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (Name(where), each.stack, Badge(each.state, _state_tone(each.state)), each.message)
+        (Name(where), each.framework, Badge(each.state, _state_tone(each.state)), each.message)
         for where, each in found
     )
     return Table("Configs and launch lines", ("where", "framework", "state", "more"), rows) if rows else None

@@ -34,7 +34,7 @@ def show_manifest(manifest: Manifest) -> None:
     out = console()
     described = manifest.as_dict()
     layout = layout_title(manifest.layout)
-    writer = TARGETS[manifest.stack].title
+    writer = TARGETS[manifest.framework].title
     hint = f", torch {manifest.torch_hint}" if manifest.torch_hint else ""
     out.print(f"[bold]{escape(manifest.source)}[/]")
     out.print(escape(f"{layout}, saved by {writer}{hint}"))

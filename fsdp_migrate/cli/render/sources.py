@@ -132,7 +132,7 @@ def _show_configs(
     rows = [(config.path, config) for config in configs] + [(launch.place, launch) for launch in launches]
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for place, each in rows:
-        said = f"{each.stack}: {_STATES[each.state]}" if each.stack else _STATES[each.state]
+        said = f"{each.framework}: {_STATES[each.state]}" if each.framework else _STATES[each.state]
         alike = place if everything else each.message.replace(place, "")
         groups.setdefault((said, alike), []).append((place, each.message))
     for (said, _), found in groups.items():

@@ -46,7 +46,7 @@ python own.py --fsdp_sharding_strategy FULL_SHARD
 
 def test_launch_lines_are_found_and_nothing_else_changes() -> None:
     done = convert_script(SCRIPT)
-    assert [(block.stack, block.path, block.state) for block in done.blocks] == [
+    assert [(block.framework, block.path, block.state) for block in done.blocks] == [
         ("accelerate", "line 8", "converted"),
         ("hf", "line 13", "converted"),
     ]
@@ -113,7 +113,7 @@ def test_a_scripts_own_flags_are_not_taken_for_accelerates(command: str) -> None
 
 @pytest.mark.parametrize("flags", ["--fsdp --output_dir x", "--fsdp $FSDP", "--fsdp full_shard"])
 def test_what_only_hf_trainer_takes_is_its_own(flags: str) -> None:
-    assert [block.stack for block in convert_command(f"torchrun t.py {flags}").blocks] == ["hf"]
+    assert [block.framework for block in convert_command(f"torchrun t.py {flags}").blocks] == ["hf"]
 
 
 @pytest.mark.parametrize("text", ["bash -c 'accelerate launch --use_fsdp t.py'\n", 'A="--fsdp full_shard"\n'])
@@ -255,7 +255,7 @@ def convert_config_text(document: dict[str, object]) -> dict[str, object]:
     from fsdp_migrate.adapters.conversion.text import convert_text
 
     done = convert_text(json.dumps(document, indent=2))
-    assert [block.stack for block in done.blocks] == ["accelerate"]
+    assert [block.framework for block in done.blocks] == ["accelerate"]
     assert convert_text(done.text).text == done.text
     after: dict[str, object] = json.loads(done.text)
     return after

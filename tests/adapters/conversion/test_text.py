@@ -69,7 +69,7 @@ def test_every_key_is_accounted_for_and_nothing_else_changes(config: tuple[str, 
     framework, text = config
     key = AROUND[framework] if framework in {"torch", "composer"} else None
     [before] = find_blocks(read_json(text), framework, key)
-    done = convert_text(text, stack=framework, key=key, is_json=True)
+    done = convert_text(text, framework=framework, key=key, is_json=True)
     if done.blocks[0].state != "converted":
         assert done.text == text
         return
@@ -78,7 +78,7 @@ def test_every_key_is_accounted_for_and_nothing_else_changes(config: tuple[str, 
         if name not in {AROUND[framework], "fsdp", "fsdp_config"}:
             assert json.loads(done.text)[name] == value
     if not any(finding.fidelity == "refused" for finding in done.findings):
-        again = convert_text(done.text, stack=framework, key=key, is_json=True)
+        again = convert_text(done.text, framework=framework, key=key, is_json=True)
         assert again.text == done.text
 
 
@@ -120,7 +120,7 @@ fsdp_config: {fsdp_offload_params: true}
 
 def test_several_stacks_blocks_and_documents_in_one_file() -> None:
     done = convert_text(CORPUS)
-    assert [(block.stack, block.state) for block in done.blocks] == [
+    assert [(block.framework, block.state) for block in done.blocks] == [
         ("accelerate", "converted"),
         ("accelerate", "converted"),
         ("hf", "converted"),
@@ -136,7 +136,7 @@ def test_several_stacks_blocks_and_documents_in_one_file() -> None:
 
 def test_blocks_are_told_by_what_stands_around_them() -> None:
     def frameworks_of(document: dict[str, Any]) -> list[str]:
-        return [block.stack for block in find_blocks(read_json(json.dumps(document)))]
+        return [block.framework for block in find_blocks(read_json(json.dumps(document)))]
 
     block = {"fsdp_offload_params": True}
     launched = {"distributed_type": "FSDP", "fsdp_config": block, "output_dir": "x"}

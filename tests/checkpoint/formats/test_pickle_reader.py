@@ -176,7 +176,7 @@ def test_nothing_of_metadata_runs(name: str, tmp_path: Path) -> None:
     assert contents(source) == before
     assert slots == (ChunkRecord.__setstate__, METADATA_GLOBALS["torch", "Size"])
     assert_nothing_left(tmp_path, "source")
-    assert inspect_checkpoint(PLAIN).stack == "torch"
+    assert inspect_checkpoint(PLAIN).framework == "torch"
 
 
 @pytest.mark.parametrize("name", NAMES)

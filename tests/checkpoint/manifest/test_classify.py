@@ -66,7 +66,7 @@ def manifest(entries: list[Entry], **fields: Any) -> Manifest:
     known: dict[str, Any] = {
         "source": "/ckpt",
         "layout": "dcp",
-        "stack": "torch",
+        "framework": "torch",
         "evidence": "",
         "entries": found,
         "files": {"__0_0.distcp": 10_000},
@@ -294,7 +294,7 @@ def test_two_optimizers_of_one_parameter_are_refused() -> None:
         value("state", "run_name"),
     ]
     with pytest.raises(PlanError, match=r"FM221 .*AdamW.*and .*SGD.* would both be called `optim\.state\.a"):
-        plan_conversion(manifest(entries, stack="composer"), to="torch")
+        plan_conversion(manifest(entries, framework="composer"), to="torch")
 
 
 def test_all_reasons_come_at_once() -> None:

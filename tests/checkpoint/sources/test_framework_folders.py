@@ -43,7 +43,7 @@ def test_the_framework_and_its_parts_are_recognised(
 ) -> None:
     source = framework_folders[make.__name__]
     manifest = inspect_checkpoint(source)
-    assert (manifest.layout, manifest.stack) == FOLDERS[make]
+    assert (manifest.layout, manifest.framework) == FOLDERS[make]
     parts = {part.kind: part.prefix for part in manifest.parts if part.kind != "other"}
     assert parts in (
         {"model": ("model",), "optimizer": ("optimizer",)},
@@ -88,10 +88,10 @@ def test_the_rest_of_a_folder_comes_along(framework_folders: dict[str, Path], tm
 def test_lightning_is_known_by_its_meta_file(rank_sources: RankSources, tmp_path: Path) -> None:
     folder = tmp_path / "last.ckpt"
     shutil.copytree(rank_sources.folder / "plain" / "model_and_optim", folder)
-    assert inspect_checkpoint(folder).stack == "torch"
+    assert inspect_checkpoint(folder).framework == "torch"
     torch.save({"epoch": 1, "pytorch-lightning_version": "2.6.0"}, folder / "meta.pt")
     manifest = inspect_checkpoint(folder)
-    assert (manifest.stack, "meta.pt" in manifest.evidence) == ("lightning", True)
+    assert (manifest.framework, "meta.pt" in manifest.evidence) == ("lightning", True)
 
 
 def test_several_models_and_optimizers(rank_sources: RankSources, tmp_path: Path) -> None:

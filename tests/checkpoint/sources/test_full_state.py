@@ -219,7 +219,7 @@ def test_lightning_and_composer_files(tmp_path: Path) -> None:
         "rng": [{"torch": torch.get_rng_state()}],
     }
     manifest = inspect_checkpoint(save(composer, tmp_path / "ep0-ba2-rank0.pt"))
-    assert manifest.stack == "composer"
+    assert manifest.framework == "composer"
     convert_checkpoint(tmp_path / "ep0-ba2-rank0.pt", tmp_path / "torch", to="torch")
     loaded = load_with_torch(tmp_path / "torch")
     assert_equal(loaded["model"], state["model"])

@@ -22,7 +22,7 @@ WANTED: dict[str, Any] = torch.load(LIGHTNING / "expected.pt", weights_only=True
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_told_by_what_the_trainer_writes(kind: str) -> None:
     manifest = inspect_checkpoint(LIGHTNING / kind)
-    assert manifest.stack == "lightning"
+    assert manifest.framework == "lightning"
     assert [part.kind for part in manifest.parts if part.kind != "other"] == ["model", "optimizer"]
     assert not [finding for finding in manifest.findings if finding.fidelity == "refused"]
 

@@ -86,7 +86,7 @@ def test_composers_files_of_ranks(rank_sources: RankSources, tmp_path: Path) -> 
     for rank in range(2):
         shutil.copy(rank_sources.folder / "plain" / f"ep0-ba2-rank{rank}.pt", source)
     manifest = inspect_checkpoint(source / "ep0-ba2-rank0.pt")
-    assert (manifest.stack, manifest.layout) == ("composer", "ranks")
+    assert (manifest.framework, manifest.layout) == ("composer", "ranks")
     convert_checkpoint(source, tmp_path / "out", to="torch")
     assert_loads({tmp_path / "out": rank_sources.expected["plain"]})
 

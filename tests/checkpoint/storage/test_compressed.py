@@ -95,7 +95,7 @@ def test_what_composer_packed_is_what_it_saved(suffix: str, tmp_path: Path, temp
     source.write_bytes(PACKERS[suffix](saved(state)))
     before = source.read_bytes()
     manifest = inspect_checkpoint(source)
-    assert (manifest.stack, manifest.source) == ("composer", str(source))
+    assert (manifest.framework, manifest.source) == ("composer", str(source))
     assert "packed" in manifest.evidence
     convert_checkpoint(source, tmp_path / "out", world_size=2)
     assert_equal(load_with_torch(tmp_path / "out"), state)
@@ -191,7 +191,7 @@ def test_composers_symlink_files(tmp_path: Path) -> None:
     assert_equal(load_with_torch(tmp_path / "out"), state)
     for name in ("latest", "metadata"):
         manifest = inspect_checkpoint(folder / f"{name}.symlink")
-        assert (manifest.source, manifest.stack) == (str(folder / "ep0-ba2"), "composer")
+        assert (manifest.source, manifest.framework) == (str(folder / "ep0-ba2"), "composer")
     for name in ("gone", "elsewhere", "missing"):
         with pytest.raises(CheckpointNotFoundError):
             inspect_checkpoint(folder / f"{name}.symlink")

@@ -194,4 +194,4 @@ def test_behind_a_url_the_model_comes_last(tmp_path: Path) -> None:
         made = {info["name"]: info["created"] for info in fsspec.filesystem("memory").ls(f"/{name}")}
         assert max(made, key=lambda path: made[path]) == f"/{name}/{MODEL}"
     assert verify_checkpoints(source, f"memory://{name}").is_same
-    assert inspect_checkpoint(f"memory://{name}").stack == "accelerate"
+    assert inspect_checkpoint(f"memory://{name}").framework == "accelerate"
