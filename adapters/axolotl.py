@@ -247,7 +247,7 @@ def _add_implied(block: Block, items: tuple[str, ...], draft: Draft) -> None:
     wanted = _implied(block, items)
     if block.node is None:
         if isinstance(plain_values(block.owner).get("fsdp_config"), Reference):
-            draft.say("FM346", block.name, "It is known only elsewhere: kept.", "Convert what it stands for.")
+            draft.say("FM346", block.name, "It is not set in this file: kept.", "Convert what it stands for.")
         else:
             draft.set(block.owner, "fsdp_config", wanted, block.name, "What the list `fsdp` says.")
         return
@@ -262,7 +262,7 @@ def _emit_list(block: Block, items: tuple[str, ...], draft: Draft) -> None:
         return
     value = plain_values(block.owner)["fsdp"]
     if isinstance(value, Reference):
-        text = f"{value} is known only elsewhere: kept. FSDP2 reads its strategy from `fsdp_config` alone."
+        text = f"{value} is not set in this file: kept. FSDP2 reads its strategy from `fsdp_config` alone."
         hint = "Take it out, and write `reshard_after_forward: false` if it says shard_grad_op."
         draft.say("FM346", block.beside("fsdp"), text, hint)
         return

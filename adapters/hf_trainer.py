@@ -438,7 +438,7 @@ def _emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft) -> None:
     value = plain_values(block.owner)["fsdp"]
     if isinstance(value, Reference):
         text = (
-            f"{value} is known only elsewhere: kept. FSDP2 knows full_shard, shard_grad_op, auto_wrap, "
+            f"{value} is not set in this file: kept. FSDP2 knows full_shard, shard_grad_op, auto_wrap, "
             "offload."
         )
         draft.say("FM346", subject, text)
@@ -467,7 +467,7 @@ def _elsewhere(block: Block, draft: Draft) -> bool:
     if not is_known(value):
         if isinstance(value, Reference):
             draft.say(
-                "FM346", block.name, f"{value} is known only elsewhere: kept.", "Convert what it stands for."
+                "FM346", block.name, f"{value} is not set in this file: kept.", "Convert what it stands for."
             )
         return isinstance(value, Reference)
     if str(value).lstrip().startswith("{"):

@@ -53,11 +53,13 @@ def take_former(block: Block, draft: Draft, keys: tuple[Key, ...]) -> dict[str, 
             continue
         versions = TRANSFORMERS["wrap_arguments"].versions
         if new in inside and value and _read(new, inside[new]) != value:
-            text = f"It says other than `{block.at(new)}`; transformers {versions} read both."
+            text = f"It does not agree with `{block.at(new)}`; transformers {versions} read both."
             draft.say("FM348", subject, text, f"Put it into `{block.at(new)}`, and convert again.")
             continue
         draft.edits.change(owner_of(block.owner, entry), Change(entry, remove=True))
-        text = f"It moves into `{block.name}`: an argument of its own in transformers {versions} alone."
+        text = (
+            f"It moves into `{block.name}`: only transformers {versions} have it as an argument of its own."
+        )
         draft.say("FM341", subject, text)
         if value and new not in inside:
             wanted[new] = (value, f"`{old}`, where every version reads it.")
@@ -95,7 +97,7 @@ def say_unknown_count(block: Block, items: tuple[str, ...], draft: Draft, keys: 
     decides = "auto_wrap" in items and not is_known(values.get("auto_wrap_policy"))
     if isinstance(values.get("min_num_params"), Reference) and decides:
         since = TRANSFORMERS["size_needs_policy"].since
-        text = "It is known only elsewhere, and decides whether modules are wrapped by size."
+        text = "It is not set in this file, and decides whether modules are wrapped by size."
         hint = f"Unless it is 0, transformers {since} needs `auto_wrap_policy: SIZE_BASED_WRAP` beside it."
         draft.say("FM346", block.at("min_num_params"), text, hint)
 

@@ -333,7 +333,7 @@ def _hook_references(block: Block, draft: Draft) -> None:
             continue
         draft.findings[:] = [finding for finding in draft.findings if finding.subject != block.at(name)]
         if isinstance(value, Reference):
-            text = f"{value} is known only elsewhere: taken out, and not in the hook."
+            text = f"{value} is not set in this file: removed, and not in the hook."
             outcome = Outcome("FM346", text, "Write its value into the hook.", remove=True)
         else:
             outcome = in_hook(value, block)
@@ -346,7 +346,7 @@ def _say_precision(block: Block, draft: Draft) -> None:
     place = block.beside("precision") if trainer is block.owner else "trainer.precision"
     if not is_known(_arguments(block).get("mixed_precision")) and _is_elsewhere(precision, trainer, block):
         text = (
-            f"It is {'known only elsewhere' if precision else 'not in this file'}. FSDPStrategy takes the "
+            f"It is {'set elsewhere' if precision else 'not in this file'}. FSDPStrategy takes the "
             "dtypes of `bf16-mixed` and the like from it; the hook casts nothing."
         )
         hint = "Under `bf16-mixed` add `'mixed_precision': 'bfloat16'` to the hook's arguments."

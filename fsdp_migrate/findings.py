@@ -107,7 +107,7 @@ def raise_on_findings(findings: Iterable[Finding], *, strict: bool = False) -> N
     stopping = refused or [f for f in found if strict and f.fidelity == "changed"]
     if not stopping:
         return
-    reason = "cannot be migrated" if refused else "would change, and `strict` (--strict) was asked for"
+    reason = "cannot be migrated" if refused else "would change, and `strict` (--strict) was given"
     lines = [f"{len(stopping)} {'thing' if len(stopping) == 1 else 'things'} {reason}:"]
     for finding in stopping:
         hint = f" {finding.hint}" if finding.hint else ""

@@ -239,7 +239,7 @@ def map_mp_module_classes_to_ignore(precision: MixedPrecision, config: FSDP1Conf
         return Mapped()
     names = ", ".join(getattr(item, "__name__", str(item)) for item in classes)
     if config.auto_wrap_policy is None:
-        text = f"{names}: no effect, as in FSDP1, which heeds it only with an `auto_wrap_policy`."
+        text = f"{names}: no effect, as in FSDP1, which uses it only with an `auto_wrap_policy`."
         return Mapped({}, (make_finding("FM016", subject, text),))
     text = f"{names}: units of their own, in full precision, inputs cast to float32 and outputs back."
     return Mapped({"full_precision_classes": classes}, (make_finding("FM016", subject, text),))

@@ -14,7 +14,7 @@ from tests.ranks import run_ranks
 INITS: dict[str, tuple[str, ...]] = {
     "fails": ("KeyError: 'mine'",),
     "fails on rank 1": (
-        "ModelError: Rank 1 could not initialise unit `0`.*build it anew.*KeyError: 'mine'",
+        "ModelError: Rank 1 could not initialise unit `0`.*build it again.*KeyError: 'mine'",
         "KeyError: 'mine'",
     ),
     "takes away": ("ModelError: `param_init_fn` took away `bias` of a Linear",),

@@ -53,11 +53,11 @@ def _drawn(kind: str) -> Callable[[Any, Run], Said | None]:
         if run.broadcasts:
             return None
         message = (
-            f"It puts {kind} into the model, whose values each rank draws for itself. Each keeps its own "
-            "values of its shard, and FSDP2's shards are others than FSDP1's flat ones."
+            f"It puts {kind} into the model, and each rank draws its own random values. Each rank keeps its "
+            "values of its shard, and FSDP2's shards are not FSDP1's flat ones."
         )
         hint = (
-            "Set `sync_module_states: true`, which gives every rank those of rank 0; a checkpoint does too."
+            "Set `sync_module_states: true`, which sends rank 0's values to every rank; or load a checkpoint."
         )
         return CHANGED, message, hint
 
@@ -232,7 +232,7 @@ COMPANIONS: tuple[Companion, ...] = (
     Companion(
         "OptimizerMonitor",
         "differs",
-        "norms of whole tensors, as under DDP; FSDP1's were one rank's part, but for Composer's optimizers",
+        "norms of whole tensors, as under DDP; FSDP1's were one rank's part, except in Composer's optimizers",
         _optimizer_monitor,
     ),
     Companion("RuntimeEstimator", "same", _LOOKS),

@@ -108,7 +108,7 @@ class ConversionCache:
             if plan_conversion(inspect_checkpoint(str(target), options=TRUSTED)).action != "none":
                 return False
         except CheckpointError as error:
-            log.warning("The conversion %s is made anew, because it is damaged: %s", target, error)
+            log.warning("The conversion %s is made again, because it is damaged: %s", target, error)
             return False
         try:
             noted = json.loads(Path(target, SOURCE_FILE).read_text(encoding="utf-8"))

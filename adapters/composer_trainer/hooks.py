@@ -110,14 +110,14 @@ def check_composer(hooks: Sequence[Hook] = HOOKS, version: str = composer.__vers
     """
     if not TESTED[0] <= _numbers(version) <= TESTED[1]:
         msg = (
-            f"Composer {version} was not tried with FSDP2Migration, which hangs on parts that Composer may "
+            f"Composer {version} was not tried with FSDP2Migration, which uses internals that Composer may "
             f"move. Install `{SPECIFIER}`."
         )
         raise UnsupportedFeatureError(msg, feature=f"Composer {version}")
     problems = [problem for hook in hooks if (problem := hook.problem()) is not None]
     if problems:
         msg = (
-            f"Composer {version} is not as FSDP2Migration knows it: {'; '.join(problems)}. "
+            f"Composer {version} differs from what FSDP2Migration expects: {'; '.join(problems)}. "
             f"It was tried with `{SPECIFIER}`."
         )
         raise UnsupportedFeatureError(msg, feature=f"Composer {version}")

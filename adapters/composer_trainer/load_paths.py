@@ -215,7 +215,7 @@ def unused_finding(found: Iterable[str], model: nn.Module) -> tuple[Finding, ...
     text = (
         f"{named(unused, _SHOWN)}: not loaded, as under FSDP1, because this model has nothing of that name."
     )
-    hint = "Build the model that saved it, if they are to be kept: the next checkpoint has them no more."
+    hint = "Build the model that saved it, if you want to keep them: the next checkpoint will not have them."
     return (make_finding("FM419", "load_path", text, hint),)
 
 

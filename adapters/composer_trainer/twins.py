@@ -102,7 +102,7 @@ class Twin:
             if module is self._originals.get(name):
                 continue
             if module is None or next(module.parameters(), None) is not None:
-                msg = f"`{name}` was put in, or taken out, after the model was sharded"
+                msg = f"`{name}` was added or removed after the model was sharded"
                 raise UnsupportedFeatureError(msg, feature="verify_steps")
             above, _, own = name.rpartition(".")
             setattr(self.model.get_submodule(above), own, copy.deepcopy(module))

@@ -205,7 +205,7 @@ class StepVerifier:
             return
         done = self._running.done if self._running is not None else []
         text = (
-            f"Not compared with FSDP1 after {counted(len(done), 'step')}, which did not part: {reason}."
+            f"Not compared with FSDP1 after {counted(len(done), 'step')}, which did not differ: {reason}."
             if done
             else f"Not compared with FSDP1: {reason}."
         )
@@ -230,7 +230,7 @@ class StepVerifier:
         if (self.strict or not report.is_explained) and self.on_difference == "error":
             msg = (
                 f"{lines}\nThis run does not train as under FSDP1, so it stops before it costs more. Give "
-                'FSDP2Migration `on_difference="warn"` to go on all the same.'
+                'FSDP2Migration `on_difference="warn"` to continue anyway.'
             )
             raise ParityError(msg, report=report)
 
@@ -262,7 +262,7 @@ def _obstacle(state: Any) -> str:
     if state.tp_config is not None:
         return "it has tensor parallelism"
     if precision in _SCALED:
-        return f"with precision {precision} gradients, or layers, are scaled by what earlier batches were"
+        return f"with precision {precision} gradients or layers are scaled by factors from earlier batches"
     if state.auto_microbatching:
         return "the search for a microbatch size (`auto`) would find less memory beside a twin"
     return ""

@@ -164,7 +164,7 @@ def map_degrees(given: Given) -> FieldPart:
     heeded = [name for name in names if given.heeds(name)]
     arguments = {} if given.device_mesh is None else {"device_mesh": given.device_mesh}
     if not words.is_nothing(given.values["process_group"]):
-        text = "Not used, as under FSDP1: `process_group` is given, and goes before the degrees."
+        text = "Not used, as under FSDP1: `process_group` is given, and takes precedence over the degrees."
         found = tuple(make_finding("FM409", name, text) for name in heeded)
         return FieldPart({}, {"shard_degree": -1, "replicate_degree": None}, found)
     shape = f"{'all other' if shard == -1 else shard} ranks share the parameters"
@@ -257,7 +257,7 @@ def map_activation_checkpointing(given: Given) -> FieldPart:
         text += " way of checkpointing" if recompute else " way; no effect without `activation_checkpointing`"
         findings.append(make_finding("FM401", "activation_checkpointing_reentrant", f"{text}."))
     if given.heeds("activation_cpu_offload") or offload:
-        text = "What those layers keep for backward lies on the CPU until then." if offload else "Off."
+        text = "What those layers keep for backward is on the CPU until then." if offload else "Off."
         findings.append(make_finding("FM402", "activation_cpu_offload", text))
     return FieldPart({}, settings, tuple(findings))
 
@@ -268,7 +268,7 @@ def map_te(given: Given) -> FieldPart:
     for name in ("te_checkpoint_wrapper", "te_shard_fp8_weight"):
         on = given.flag(name)
         if on and given.precision == "amp_fp8":
-            text = f"{_TE} hang on FSDP1's classes, and have not been tried with FSDP2."
+            text = f"{_TE} depend on FSDP1's classes, and have not been tried with FSDP2."
             hint = f"Set `{name}: false`, or stay with FSDP1 for this run."
             findings.append(make_finding("FM404", name, text, hint))
         elif given.heeds(name):

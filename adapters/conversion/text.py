@@ -122,7 +122,10 @@ def convert_text(
     for block, title in uncertain:
         hint = f"`fsdp-migrate config {FILE} --from {block.framework} --key {block.name}`."
         draft.say(
-            "FM359", block.name, f"It may be {title}'s, which nothing around it tells: left as it is.", hint
+            "FM359",
+            block.name,
+            f"It may belong to {title}, but nothing around it shows that: left as it is.",
+            hint,
         )
     reports = []
     for block in blocks:

@@ -171,7 +171,7 @@ def _uncertain(uncertain: list[tuple[Block, str]]) -> str:
         f"`{block.name}` may be {title}'s: `{command} --from {block.framework} --key {block.name}`"
         for block, title in uncertain
     ]
-    return f"Whose FSDP settings these are cannot be told from what stands around them. {'; '.join(parts)}."
+    return f"What is around these FSDP settings does not show their framework. {'; '.join(parts)}."
 
 
 def _argument_paths(documents: list[Node]) -> Iterator[str]:

@@ -282,7 +282,7 @@ class Draft:
         if key is not None and (outcome := self._outcome(key, plain(entry.value), block, name)) is not None:
             self.take(owner, entry, outcome, name, rename)
         self.findings[:] = said
-        self.say("FM349", block.at(name), "It stands twice; the last one counts, as for the framework.")
+        self.say("FM349", block.at(name), "It is there twice; the last one counts, as in the framework.")
 
     def _outcome(self, key: Key, value: Any, block: Block, subject: str) -> Outcome | None:
         if isinstance(value, Reference):
@@ -304,9 +304,9 @@ class Draft:
             return Outcome("FM342", f"{value}: FSDP2 needs no such option.", remove=True)
         if outcome.remove or outcome.has_value:
             hint = f"The key is {key.becomes}. Write its value out and convert again, or change it by hand."
-            self.say("FM346", subject, f"{value} is known only elsewhere: kept as it is.", hint)
+            self.say("FM346", subject, f"{value} is not set in this file: kept as it is.", hint)
             return None
-        return Outcome("FM346", f"{value} is known only elsewhere: the value is kept.", key=outcome.key)
+        return Outcome("FM346", f"{value} is not set in this file: the value is kept.", key=outcome.key)
 
     def take(
         self,
@@ -328,9 +328,7 @@ class Draft:
         self.say(outcome.code, subject, f"{outcome.message}{named}", outcome.hint)
         key = target(entry.key)
         if isinstance(key, Scalar) and key.value != written and not outcome.remove:
-            text = (
-                f"The key is {key.value!r}: the framework does not know it with spaces, they are taken off."
-            )
+            text = f"The key is {key.value!r}: the framework does not know it with spaces; they are removed."
             self.say("FM341", subject, text)
             new = new or written
         if outcome.remove or outcome.has_value or new is not None:

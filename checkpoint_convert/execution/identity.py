@@ -115,7 +115,7 @@ def check_unchanged(
         more = f", and {len(changed) - 1} more too" * (len(changed) > 1)
         msg = (
             f"`{changed[0]}` in {manifest.source!r} {how}{more}. Is the checkpoint still being written, or "
-            "being removed? Convert it once it is at rest."
+            "being removed? Convert it when nothing changes it any more."
         )
         raise CheckpointFormatError(msg, path=f"{manifest.source}/{changed[0]}")
 

@@ -133,7 +133,6 @@ class Ranks:
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"left/{self.rank}", "1")
                 if self.rank == 0 and error is None:
-                    # The store may be in this process.
                     self._pause(self._are_gone, _STOP_SECONDS)
             self._quit.set()
             if self._watcher is not None:
@@ -346,7 +345,7 @@ class _Watcher(threading.Thread):
             home = self._homes[rank] = json.loads(self._store.get(f"home/{rank}"))
         name = f"(process {home['pid']} on {home['host']})"
         if home["machine"] == self._own["machine"] and not _is_running(home["pid"]):
-            return f"{name} ended without a word: it was killed, perhaps for lack of memory."
+            return f"{name} ended without a message: it was killed, perhaps for lack of memory."
         if now - self._seen[rank][1] > SILENCE_SECONDS:
             return f"{name} has given no sign of life for {SILENCE_SECONDS:.0f} s."
         return None

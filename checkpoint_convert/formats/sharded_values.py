@@ -295,12 +295,12 @@ def _axes_in_order(placements: Sequence[Any], sizes: Shape, where: str) -> list[
         same = [a for a in plain if a > axis and _fields(placements[a])["dim"] == fields["dim"]]
         later = math.prod(sizes[a] for a in same)
         if fields.get("split_factor", fields.get("sf")) != later:
-            msg = f"{where}: its dimension {fields['dim']} was divided twice, in an order that is not told."
+            msg = f"{where}: its dimension {fields['dim']} was divided twice, and the order is not known."
             raise UnsupportedFeatureError(msg, feature="shards of shards")
     if len(set(dims)) < len(dims) or len(strided) > 1:
         msg = (
             f"{where}: a dimension of it is divided over two dimensions of the mesh, as tensor parallelism "
-            "under FSDP1 does it. In which order is not told, so it is not put together."
+            "under FSDP1 does it. The order is not known, so it is not put together."
         )
         raise UnsupportedFeatureError(msg, feature="shards of shards")
     return [*plain, *strided]

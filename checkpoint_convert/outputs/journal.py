@@ -125,8 +125,8 @@ class Journal:
         if "identity" in record:
             if record.get("format") != _FORMAT:
                 msg = (
-                    f"{str(self.path)!r} was written by another version of fsdp-migrate, which this one "
-                    "cannot go on from. Start again with `overwrite` (--overwrite)."
+                    f"{str(self.path)!r} was written by another version of fsdp-migrate, and this one "
+                    "cannot continue it. Start again with `overwrite` (--overwrite)."
                 )
                 raise OutputError(msg, path=self.path)
             self.identity = str(record["identity"])

@@ -99,8 +99,8 @@ class LocalOutput:
             if self._journal.identity not in (None, identity):
                 msg = (
                     f"{str(self._work.path)!r} was left by a conversion of another source, or with other "
-                    "options, or the source has changed since. It cannot be gone on with. Give the same "
-                    "options again, or start anew with `overwrite` (--overwrite) and without `resume` "
+                    "options, or the source has changed since. It cannot be continued. Give the same "
+                    "options again, or start again with `overwrite` (--overwrite) and without `resume` "
                     "(--resume)."
                 )
                 raise OutputError(msg, path=self._work.path)
@@ -305,8 +305,8 @@ def _is_checkpoint(path: Path) -> bool:
 
 def _left_behind(url: str, work: Path) -> OutputExistsError:
     msg = (
-        f"A conversion into {url!r} was interrupted, and left {str(work)!r}. Go on with it with `resume` "
-        "(--resume), or start anew with `overwrite` (--overwrite), which removes it."
+        f"A conversion into {url!r} was interrupted, and left {str(work)!r}. Continue it with `resume` "
+        "(--resume), or start again with `overwrite` (--overwrite), which removes it."
     )
     return OutputExistsError(msg, path=work)
 

@@ -361,8 +361,8 @@ class FsspecOutput(_Writer):
         if (self._left or {}).get("identity") != identity:
             msg = (
                 f"What is left of a conversion into {self.url!r} is of another source, or was made with "
-                "other options, or the source has changed since. It cannot be gone on with. Give the same "
-                "options again, or start anew with `overwrite` (--overwrite) and without `resume` (--resume)."
+                "other options, or the source has changed since. It cannot be continued. Give the same "
+                "options, or start again with `overwrite` (--overwrite) and without `resume` (--resume)."
             )
             raise OutputError(msg, path=self.url)
         for path in self._journals(self._target):
@@ -484,7 +484,7 @@ def _is_alive(pid: object) -> bool:
 def _at_work(url: str) -> OutputError:
     msg = (
         f"Another conversion is writing {url!r} at the moment, or was killed while it did: "
-        f"`{BUSY_FILE}` is there. If none is at work, go on with it with `resume` (--resume), or start anew "
+        f"`{BUSY_FILE}` is there. If none is running, continue it with `resume` (--resume), or start again "
         "with `overwrite` (--overwrite)."
     )
     return OutputError(msg, path=url)

@@ -110,7 +110,7 @@ def _dtype_findings(outline: ModelOutline, tensors: Mapping[str, PlannedEntry]) 
             "FM260",
             names[0],
             f"{_count(names)} {_are(names)} stored as {stored}, and the model has {wanted}: {named(names)}.",
-            "torch casts without a word when it loads. Cast with --dtype, or make the model of that type.",
+            "torch casts without a warning when it loads. Cast with --dtype, or make the model of that type.",
         )
 
 
@@ -150,7 +150,7 @@ def _group_findings(groups: Groups, wanted: Groups, first: Mapping[str, str]) ->
     if stored == model:
         return
     if len(stored) > len(model):
-        how = "torch would load it without a word, with the settings of the first groups only"
+        how = "torch would load it without a warning, with the settings of the first groups only"
     elif sorted(map(sorted, stored)) == sorted(map(sorted, model)):
         how = "they are the same groups in another order, so that each would get the settings of another"
     elif len(stored) < len(model):

@@ -58,7 +58,7 @@ MOST_RANKS: Final = 1_000_000
 _MOST_NAMED: Final = 8
 _UNNAMED_SHARE: Final = 64
 _AS_TEXT: Final = (
-    "What loads this into keys that are numbers has both; a scheduler that is built anew keeps the "
+    "A dict with number keys that loads this gets text keys beside them; a new scheduler keeps the "
     "milestones that it was given."
 )
 # torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX: what a module keeps of itself, in a form of its own.

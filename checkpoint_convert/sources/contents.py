@@ -107,7 +107,7 @@ def leaf_entry(key: str, path: Path, leaf: object, *, file: str, where: str) -> 
         CheckpointFormatError: It is a part of a sharded tensor, which its rank alone saved here.
     """
     if isinstance(leaf, ShardedValue):
-        msg = f"{where}: `{key}` is what one rank has of a {leaf.kind}, and the file is not one of ranks."
+        msg = f"{where}: `{key}` is one rank's part of a {leaf.kind}, but this is no rank's file."
         raise CheckpointFormatError(msg)
     if isinstance(leaf, TensorValue):
         stored = place_tensor(leaf, where=f"{where}: `{key}`")
@@ -195,5 +195,5 @@ def _flat_findings(contents: Contents) -> Iterator[Finding]:
     # Those of distributed checkpoints are lost, which `overwritten_findings` says.
     flat = [key for key in contents.entries if FLAT_PARAMETER.search(key) and key not in contents.places]
     if flat and not any(finding.code == "FM238" for finding in contents.findings):
-        text = f"{len(flat)} of them, in {contents.evidence}: what lies where in them is not told."
+        text = f"{len(flat)} of them, in {contents.evidence}: which parameters they hold is not known."
         yield make_finding("FM238", flat[0], text, "Name the files of all ranks, and give `--model`.")

@@ -165,7 +165,7 @@ def _refuse_half(url: str, files: Mapping[str, int]) -> None:
     if is_url(url) and BUSY_FILE in files:
         msg = (
             f"{url!r} is not whole: `{BUSY_FILE}` says that a conversion is writing it, or was killed. Wait "
-            "for it, or go on with it with `resume` (--resume). If it said that it was done, only that file "
+            "for it, or continue it with `resume` (--resume). If it said that it was done, only that file "
             "could not be removed: remove it."
         )
         raise CheckpointFormatError(msg, path=f"{url}/{BUSY_FILE}")

@@ -145,8 +145,8 @@ def refuse_tensor_parallel(names: Iterable[str], where: str) -> None:
             count = match["count"].lstrip("0") if match["count"] else "several"
             msg = (
                 f"{where!r}: `{name}` holds what one of {count} tensor-parallel ranks has of each "
-                "parameter. Whether that is a part of its rows, of its columns or all of it is told by the "
-                "model's classes and not by the files, so they are not put together here. Save it by "
+                "parameter. Only the model's classes say whether that is a part of its rows, of its columns "
+                "or all of it; the files do not. So they are not put together here. Save it by "
                 "the framework that wrote it with a tensor-parallel size of 1 (LLaMA2-Accessory: "
                 "`model_parallel_size` 1), and convert that."
             )

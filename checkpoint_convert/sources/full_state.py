@@ -58,7 +58,7 @@ def read_state_file(folder: Folder, name: str, size: int) -> SavedFile:
     if isinstance(saved.value, Record) and not saved.value.is_listed:
         msg = (
             f"{where} holds one object of `{saved.value.name}`, not a state dict. Nothing of it was "
-            "executed. Load it where its class is at home, and save its `state_dict()`."
+            "executed. Load it in a program that has its class, and save its `state_dict()`."
         )
         raise UnsafePickleError(msg, global_name=saved.value.name)
     msg = f"{where} holds a {describe_type(saved.value)}, not a state dict."
@@ -91,7 +91,7 @@ def saved_file_contents(folder: Folder, name: str, size: int) -> Contents:
 def plain_findings(value: object, name: str) -> list[Finding]:
     """Say which objects in a state were taken for the plain values in them, and which mappings for dicts."""
     found: list[Finding] = []
-    kept = " What loads them into a state of its own keeps its own containers."
+    kept = " Loading them into an existing state keeps the containers of that state."
     for code, kinds, end in (
         ("FM277", plain_objects(value), " Functions of the class are not kept."),
         ("FM286", lost_containers(value), kept),

@@ -83,7 +83,7 @@ def match_numbers(
         return f"the optimizer knows {total} parameters, and the model has {len(model)}"
     steps = _count_ways(groups, shapes, model)
     if steps is None:
-        return "there are too many ways to tell"
+        return "there are too many possible orders to try"
     final = tuple(map(len, groups))
     if not steps[-1].get(final):
         return f"no order of the model's {len(model)} names fits the shapes of its {total} parameters"

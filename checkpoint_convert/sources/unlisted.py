@@ -103,5 +103,5 @@ def beside_findings(folder: Folder, files: Mapping[str, int]) -> Iterator[Findin
         except (CheckpointFormatError, UnsupportedFeatureError):
             continue
         if names:
-            text = f"it asks for {named(names)}, which whoever opens it without `weights_only` executes."
+            text = f"it asks for {named(names)}, and opening it without `weights_only` executes that."
             yield make_finding("FM285", name, text)

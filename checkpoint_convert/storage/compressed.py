@@ -245,7 +245,7 @@ class _Member(tarfile.TarInfo):
 
 def _sparse() -> CheckpointFormatError:
     return CheckpointFormatError(
-        "An archive holds a sparse file, which a few bytes make as large as they say. Composer writes none; "
+        "An archive holds a sparse file: a few bytes can give it any size. Composer writes none; "
         "unpack it with `tar`, and convert what was in it."
     )
 

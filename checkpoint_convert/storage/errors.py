@@ -74,7 +74,7 @@ def within_limits(what: str) -> Iterator[None]:
             raise CheckpointMemoryError(_MEMORY.format(what)) from error
         if not isinstance(error, OSError) or isinstance(error, BrokenPipeError):
             raise
-        msg = f"The system failed while it was to {what}: {error}. Nothing is left of an unfinished output."
+        msg = f"The system could not {what}: {error}. Nothing is left of an unfinished output."
         kind = CheckpointNotFoundError if isinstance(error, FileNotFoundError) else CheckpointReadError
         wrapped = kind(msg, path=error.filename)
         wrapped.errno = error.errno
@@ -105,12 +105,12 @@ def _say(url: str, what: str, error: Exception) -> str:
     kind = type(error).__name__
     if isinstance(error, PermissionError):
         return (
-            f"{url!r} could not be {what}: access is denied ({error}). Use credentials of somebody who may, "
-            "or have the permission given."
+            f"{url!r} could not be {what}: access is denied ({error}). Use credentials that have "
+            "access, or ask for the permission."
         )
     if "Credential" in kind or "TokenRetrieval" in kind:
         return (
-            f"{url!r} could not be {what}: there are no credentials for it, or they have run out ({error}). "
+            f"{url!r} could not be {what}: there are no credentials for it, or they have expired ({error}). "
             "Give them as the service's own tools take them; for S3 in AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or by AWS_PROFILE."
         )

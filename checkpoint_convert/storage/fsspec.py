@@ -197,7 +197,7 @@ class FsspecFolder:
         if len(data) > stop - start:
             msg = (
                 f"'{self.url}/{name}' was asked for {stop - start} bytes from byte {start} on, and "
-                f"{len(data)} came. The service takes no ranges, or something between here and it does not. "
+                f"{len(data)} came. The service, or something on the way to it, does not support ranges. "
                 "Copy the checkpoint to this machine first."
             )
             raise CheckpointReadError(msg, path=f"{self.url}/{name}")

@@ -129,7 +129,7 @@ class _SharedWork(Generic[T]):
             except queue.Empty:
                 # Each says so when it ends, if there is memory left to say it with.
                 if all(worker.is_lost for worker in workers) and self._events.empty():
-                    raise MemoryError("a thread ended without a word") from None
+                    raise MemoryError("a thread ended without an error") from None
                 continue
             if event is None:
                 running -= 1

@@ -98,7 +98,7 @@ class Target:
                 "FM252",
                 part.name,
                 f"it was saved with `flatten_optimizer_state_dict=True`, and {self.framework} looks for "
-                "parameter groups, which such an optimizer has none of.",
+                "parameter groups, and such an optimizer has none.",
                 "Convert it to 'torch' or 'torchtitan', or leave the optimizer out with "
                 "`weights_only` (--weights-only).",
             )

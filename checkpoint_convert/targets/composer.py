@@ -74,7 +74,7 @@ class ComposerTarget(Target):
             "FM255",
             "state",
             "Composer's timestamp, schedulers, callbacks and random state are not in the source, and are not "
-            "made up.",
+            "invented.",
             _HOW.format(keys=keys),
         )
         return Arrangement(tuple(entries), findings=(found,))

@@ -83,7 +83,7 @@ class LightningTarget(Target):
         unknown = [name for name, entry in counters.items() if entry is None]
         text = f"{counted(len(schedulers), 'scheduler')}, and the numbers of epochs and steps"
         text += f"; the source does not say {' and '.join(unknown)}, so they start at 0." if unknown else "."
-        hint = "The loops' own progress starts anew: set `max_steps` or `max_epochs` for what is left."
+        hint = "Lightning's loops count from zero: set `max_steps` or `max_epochs` for what is left."
         found = make_finding("FM256", META_FILE, text, hint)
         file = PlannedFile(META_FILE, tuple(leaves), tuple(lists))
         return Arrangement(without(entries, moved), (file,), findings=(found,))

@@ -97,7 +97,7 @@ class HfTarget(Target):
                     "FM276",
                     "model",
                     f"{counted(len(kept), 'name')}, as `from_pretrained` expects them.",
-                    "To decide about the names yourself, give --rename: that alone is followed then.",
+                    "To decide about the names yourself, give --rename; then no other name is changed.",
                 )
             )
         if rest or lost:

@@ -156,7 +156,7 @@ def _findings(nested: Sequence[Part]) -> Iterator[Finding]:
         yield make_finding(
             "FM253",
             part.name,
-            "its parameter groups are given to each parameter of theirs.",
-            "Name what the source has none of in torchtitan's `checkpoint.exclude_from_loading`, such as "
+            "each parameter has the settings of its group.",
+            "Name what the source does not have in torchtitan's `checkpoint.exclude_from_loading`, such as "
             "`dataloader`, `lr_scheduler` and `train_state`.",
         )

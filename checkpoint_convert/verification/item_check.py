@@ -196,7 +196,7 @@ class _Check:
         except UnsafePickleError as error:
             if entry.key not in self._known:
                 name = error.global_name or "an opcode that is not allowed"
-                text = f"it asks for `{name}`, so it was not looked into."
+                text = f"it asks for `{name}`, so it was not read."
                 self._findings.append(make_finding("FM209", entry.key, text))
         return sizes
 

@@ -65,7 +65,7 @@ FromFramework = Annotated[
     typer.Option(
         "--from",
         metavar="FRAMEWORK",
-        help=f"Whose config it is: {words_of(Framework)}.",
+        help=f"The framework of the config: {words_of(Framework)}.",
         rich_help_panel=SOURCE,
     ),
 ]
@@ -108,7 +108,7 @@ def config(
     everything: All = False,
     json: Json = False,
 ) -> int:
-    """Turn the FSDP1 settings in a config file, or a shell script's launch lines, into FSDP2's.
+    """Convert the FSDP1 settings in a config file, or in a shell script's launch lines, to FSDP2.
 
     Shows the change as a diff, and writes nothing unless told where to.
     Comments, order and everything else in the file stay as they are.

@@ -77,8 +77,8 @@ def convert(
 ) -> int:
     """Convert a checkpoint of an FSDP1 run into one that FSDP2 loads.
 
-    CKPT is never written to. OUT appears whole or not at all. Without OUT
-    the answer is whether FSDP2 loads CKPT as it is. Under torchrun the
+    CKPT is never changed. OUT appears complete or not at all. Without OUT
+    it says whether FSDP2 loads CKPT as it is. Under torchrun the
     work is divided over the ranks, and rank 0 reports.
     """
     wanted: dict[str, Any] = {

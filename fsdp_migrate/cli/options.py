@@ -188,7 +188,7 @@ TrustPickle = Annotated[
     bool,
     typer.Option(
         "--trust-pickle",
-        help="Carry objects of unknown classes over, unread.",
+        help="Copy objects of unknown classes, unread.",
         rich_help_panel=SOURCE,
     ),
 ]
@@ -209,7 +209,7 @@ KeepCorrupt = Annotated[
     bool,
     typer.Option(
         "--keep-corrupt-optimizer",
-        help="Carry an optimizer over that torch saved corrupt (FM217).",
+        help="Copy an optimizer that torch saved corrupt (FM217).",
         rich_help_panel=RESULT,
     ),
 ]
@@ -230,7 +230,9 @@ SourceConfig = Annotated[
 To = Annotated[
     Target,
     typer.Option(
-        metavar="WHO", help=f"Who is to read the output: {words_of(Target)}.", rich_help_panel=RESULT
+        metavar="WHO",
+        help=f"Which framework will read the output: {words_of(Target)}.",
+        rich_help_panel=RESULT,
     ),
 ]
 ModelDType = Annotated[
@@ -255,7 +257,7 @@ Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace OUT if it exists.", rich_help_panel=WRITING)
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with an interrupted conversion.", rich_help_panel=WRITING)
+    bool, typer.Option("--resume", help="Continue an interrupted conversion.", rich_help_panel=WRITING)
 ]
 Buffer = Annotated[
     int,

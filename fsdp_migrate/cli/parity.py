@@ -31,7 +31,7 @@ Model = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option(metavar="PKG.MOD:BATCHES", help="What gives batches. Default: made up for the model."),
+    typer.Option(metavar="PKG.MOD:BATCHES", help="What gives batches. Default: generated to fit the model."),
 ]
 Loss = Annotated[
     str | None,
@@ -49,7 +49,7 @@ MakesOptimizer = Annotated[
 ]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(metavar="CKPT", help="Both go on from this checkpoint.", rich_help_panel=SOURCE),
+    typer.Option(metavar="CKPT", help="Both start from this checkpoint.", rich_help_panel=SOURCE),
 ]
 WeightsOnly = Annotated[
     bool,
@@ -72,7 +72,7 @@ def parity(
     ] = Device.auto,
     checkpoint: Checkpoint = None,
     weights_only: WeightsOnly = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Where random numbers begin.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="The seed of the random numbers.")] = 0,
     strict: Strict = False,
     everything: All = False,
     html: Html = None,

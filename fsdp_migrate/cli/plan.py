@@ -59,7 +59,7 @@ Memory = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        metavar="PKG.MOD:BATCHES", help="What gives batches. Default: made up.", rich_help_panel=MEMORY
+        metavar="PKG.MOD:BATCHES", help="What gives batches. Default: generated.", rich_help_panel=MEMORY
     ),
 ]
 Loss = Annotated[
@@ -78,7 +78,7 @@ ToOptimize = Annotated[
 ]
 Rows = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Rows of the batches that are made up.", rich_help_panel=MEMORY),
+    typer.Option(min=1, metavar="N", help="Rows of generated batches.", rich_help_panel=MEMORY),
 ]
 Length = Annotated[
     int | None,
@@ -87,7 +87,7 @@ Length = Annotated[
 Accumulate = Annotated[
     int,
     typer.Option(
-        min=1, metavar="N", help="Microbatches of a step, without sync but the last.", rich_help_panel=MEMORY
+        min=1, metavar="N", help="Microbatches of a step; only the last one syncs.", rich_help_panel=MEMORY
     ),
 ]
 
@@ -115,7 +115,7 @@ def plan(
     """Show what prepare_fully_shard would do to a model, without a GPU or a process group.
 
     The model is built on the meta device, so that its size does not matter. With
-    any option about memory it foretells the peak of a rank, under FSDP1 and FSDP2.
+    any option about memory it predicts the peak of a rank, under FSDP1 and FSDP2.
     """
     from fsdp_migrate.cli.pages.output import wanted_pages
     from fsdp_migrate.cli.pages.plan import plan_report
@@ -176,7 +176,7 @@ def _foretell(
     chosen: Any = named["optimizer"]
     if chosen is not None and ":" in chosen:
         chosen = load_function(chosen, "optimizer")
-    say("two steps are rehearsed on tensors without memory, under FSDP2 and under FSDP1")
+    say("two steps are simulated on tensors without memory, under FSDP2 and under FSDP1")
     return forecast_memory(
         built,
         arguments,

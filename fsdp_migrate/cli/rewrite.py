@@ -33,10 +33,10 @@ def rewrite(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Turn FSDP1 code into FSDP2 code, and set a comment above what cannot be turned with certainty.
+    """Rewrite FSDP1 code as FSDP2 code, and put a comment above what is not certain.
 
     By default it shows the changes and writes nothing. Exits with 1 if a file
-    cannot be read or written; the others are done all the same.
+    cannot be read or written; the others are still done.
     """
     from fsdp_migrate.cli.render.sources import show_rewriting
     from fsdp_migrate.source import rewrite_paths

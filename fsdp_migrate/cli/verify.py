@@ -56,8 +56,8 @@ def verify(
     """Check one checkpoint in itself, or two and compare them bit for bit, however they are divided.
 
     Reads every stored item. Exits with 1 if one is damaged, or if the two
-    differ. What the conversion of A into B was asked to change is given
-    here too, and is done to A before it is compared.
+    differ. If the conversion of A into B was asked to change something,
+    give the same options here: A is changed in the same way first.
     """
     from fsdp_migrate.cli.pages.output import wanted_pages
     from fsdp_migrate.cli.pages.verify import verification_report

@@ -126,9 +126,8 @@ FRAMEWORK_FAULTS = (
     ),
     KnownFault(
         "trainer-wraps-by-size-no-more",
-        "HF Trainer heeds `min_num_params` only beside `auto_wrap_policy: SIZE_BASED_WRAP`: without it "
-        "nothing is "
-        "wrapped but the whole.",
+        "HF Trainer reads `min_num_params` only beside `auto_wrap_policy: SIZE_BASED_WRAP`: without it "
+        "only the whole model is wrapped.",
         "axolotl-ai-cloud/axolotl#3710",
         "config",
         _in("hf", _size_without_policy),

@@ -143,7 +143,7 @@ MODEL_FAULTS = (
         "pytorch/pytorch#162338",
         "environment",
         _gloo_averages,
-        "`prepare_fully_shard` mends it. With `fully_shard` alone take torch 2.10 or later, or call "
+        "`prepare_fully_shard` corrects it. With `fully_shard` alone take torch 2.10 or later, or call "
         "`set_force_sum_reduction_for_comms(True)` on every unit (torch 2.8).",
         (Affected("torch", "2.6", "2.9"),),
         reproduced=True,
@@ -161,7 +161,7 @@ MODEL_FAULTS = (
     ),
     KnownFault(
         "offload-without-gloo",
-        "With CPU offload gradients lie on the CPU, and clipping or gathering them fails where the process "
+        "With CPU offload gradients are on the CPU, and clipping or gathering them fails where the process "
         "group "
         "has NCCL alone: No backend type associated with device type cpu.",
         "pytorch/pytorch#148532",
@@ -235,7 +235,7 @@ MODEL_FAULTS = (
     ),
     KnownFault(
         "ties-torn-on-meta",
-        "`to_empty()` on a model of the meta device tears ties: each name gets memory of its own.",
+        "`to_empty()` on a model of the meta device breaks ties: each name gets memory of its own.",
         "verl-project/verl#7834",
         "model",
         _any_ties,

@@ -66,7 +66,7 @@ SOURCE_FAULTS = (
         "sources",
         _line(r"\.requires_grad(?:_\(\s*True|_\(\s*\)|\s*=\s*True)", beside=_WRAPS),
         "Unfreeze before the first forward, or run one forward with everything trained; then freeze. Models "
-        "of prepare_fully_shard are not concerned.",
+        "of prepare_fully_shard are not affected.",
         (Affected("torch", "2.8", "2.14"),),  # measured: 2.13 has it, 2.15 has it not; mended in June 2026
         reproduced=True,
     ),
@@ -132,7 +132,7 @@ SOURCE_FAULTS = (
     ),
     KnownFault(
         "old-optimizer-state-functions",
-        "`FSDP.full_optim_state_dict` and its kin are to raise in a torch to come, and know no FSDP2 model.",
+        "`FSDP.full_optim_state_dict` and its relatives will fail in a later torch, and know no FSDP2 model.",
         "pytorch/pytorch#191712",
         "sources",
         _line(
@@ -156,7 +156,7 @@ SOURCE_FAULTS = (
     ),
     KnownFault(
         "optimizer-of-8-bits",
-        "8-bit optimizers of bitsandbytes fail with, or wrongly quantise, DTensors.",
+        "8-bit optimizers of bitsandbytes fail with DTensors, or quantise them wrongly.",
         "bitsandbytes-foundation/bitsandbytes#1633",
         "sources",
         _line(r"\b(?:bnb|bitsandbytes)\.optim\.\w*8bit\("),

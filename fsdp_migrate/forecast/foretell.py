@@ -254,7 +254,7 @@ class _Foretelling:
         try:
             log = rehearse(self._part(None), which)
         except Exception as error:
-            self.notes.append(f"{which} is not foretold: it raised {describe_error(error)}.")
+            self.notes.append(f"{which} is not predicted: it raised {describe_error(error)}.")
             return None
         known = self._peak_of(log)
         more = gathered_and_reduced(self.plan, which, accumulates=accumulate > 1)

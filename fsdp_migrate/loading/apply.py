@@ -206,9 +206,9 @@ def load_extra(extra: Mapping[str, Any], plan: ExtraPlan) -> dict[str, Any]:
             load(values[name])
         except Exception as error:
             msg = (
-                f"`{name}`, given in `extra`, does not take what was saved of it: its `load_state_dict` "
-                f"raised {type(error).__name__}: {error}. Model and optimizers are loaded by then. With "
-                "`None` in the object's place, the report's `values` has what was saved."
+                f"`{name}`, given in `extra`, does not accept what was saved of it: its `load_state_dict` "
+                f"raised {type(error).__name__}: {error}. Model and optimizers are loaded already. "
+                "Give `None` in the object's place to get the saved value in the report's `values`."
             )
             raise CheckpointMismatchError(msg) from error
     return values

@@ -85,7 +85,9 @@ def fit(offer: Offer, wanted: Wanted, *, extra: Collection[str], meta: Collectio
     for name in extra:
         if name not in offer.extra:
             there = ", ".join(f"`{other}`" for other in offer.others[:12]) or "nothing else"
-            found.problem("FM432", name, f"`{name}`, asked for in `extra`, is not there; what is: {there}")
+            found.problem(
+                "FM432", name, f"`{name}`, asked for in `extra`, is not there; the checkpoint has: {there}"
+            )
     random = offer.random_states
     if random:
         found.findings.append(make_finding("FM438", random[0], f"{named(random, _MOST_NAMED)}."))
@@ -126,7 +128,7 @@ def _fit_model(found: Fit, offer: Offer, wanted: Wanted, meta: Collection[str]) 
                 found.model[name] = leaf
     for name in offer.model:
         if name not in used:
-            found.problem("FM431", name, f"`{name}` of the checkpoint is nothing in the model")
+            found.problem("FM431", name, f"`{name}` of the checkpoint is not in the model")
 
 
 def _nested(model: Mapping[str, Leaf], name: str) -> list[str]:
@@ -249,7 +251,7 @@ def _groups_text(stored: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) 
     sizes = [[len(group) for group in each] for each in (stored, own)]
     theirs, ours = ({name for group in each for name in group} for each in (stored, own))
     odd = [f"`{name}`" for name in (*sorted(theirs - ours)[:4], *sorted(ours - theirs)[:4])]
-    what = f"only one side knows {', '.join(odd)}" if odd else "the same parameters, divided otherwise"
+    what = f"only one side knows {', '.join(odd)}" if odd else "the same parameters, divided in another way"
     return (
         f"the checkpoint has {counted(len(stored), 'parameter group')} of {sizes[0]} parameters, and the "
         f"optimizers have {len(own)} of {sizes[1]}: {what}"

@@ -145,7 +145,7 @@ class Microbatches(Generic[PartT]):
     def __next__(self) -> PartT:
         if self._gave_way:
             msg = (
-                "Another loop over microbatches of the same model has begun before this one ended, which has "
+                "Another loop over microbatches of the same model began before this one ended, and has "
                 "dropped its gradients. Run one after the other, and leave a loop by `with`."
             )
             raise MicrobatchError(msg)

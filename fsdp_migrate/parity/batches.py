@@ -75,7 +75,7 @@ def feed(
     notes = []
     if batches is None:
         found, words = _made_up(make_model(), shape or Shape(), steps=steps, rank=rank, around=around)
-        notes.append(f"The batches were made up: {words}. Give `--data` for your own.")
+        notes.append(f"The batches were generated: {words}. Give `--data` for your own.")
     else:
         found = _of_user(batches, steps=steps, rank=rank, world_size=world_size)
     if loss is None:

@@ -84,7 +84,7 @@ def _explain_tie(difference: Difference, findings: Sequence[Finding]) -> Differe
     """FSDP1 tears ties across units; a tie that FSDP2 lacks is explained by nothing."""
     tied = [each.code for each in findings if each.code in {"FM103", "FM104"}]
     if tied and difference.gap.words.startswith("only under FSDP2"):
-        words = "FSDP1 tore the tie, which is across units; here it is whole"
+        words = "FSDP1 broke the tie, which is across units; here it is kept"
         return replace(difference, explained_by=tied[0], explanation=words)
     return difference
 

@@ -183,7 +183,7 @@ def verdict(report: ParityReport) -> str:
     if first is None:
         rounded = counted(report.num_rounded, "gradient")
         return (
-            f"Alike: {counted(compared, 'tensor')} of {where} are the same, bit for bit, but for {rounded} "
+            f"Alike: {counted(compared, 'tensor')} of {where} are the same, bit for bit, except {rounded} "
             "that differ by rounding."
         )
     explained = f"{first.explained_by} explains it" if report.is_explained else "and no finding explains it"

@@ -192,7 +192,7 @@ def _bring_back(memories: list[_Memory], kinds: list[str]) -> None:
         num_bytes = sum(memory.host.nbytes for memory in left if memory.host is not None)
         msg = (
             f"`offloaded` could not bring everything back to the device: {num_bytes:,} bytes in {len(left)} "
-            f"pieces are on the host still ({error}). They can be read and saved, not trained with. Let the "
+            f"pieces are still on the host ({error}). They can be read and saved, not trained with. Let the "
             "inference engine free its memory before the context ends."
         )
         raise ModelStateError(msg) from error

@@ -215,7 +215,7 @@ def _check_fits(
     )
     if strict and "model" in outline["parts"]:
         problems += [f"`{name}` is missing" for name in expected if name not in found]
-        problems += [f"`{name}` is nothing in the model" for name in found if name not in expected]
+        problems += [f"`{name}` is not in the model" for name in found if name not in expected]
     problems += [
         f"`{name}` has the shape {found[name]}; expected {shape}"
         for name, shape in expected.items()

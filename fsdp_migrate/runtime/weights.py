@@ -148,7 +148,7 @@ def _pairs(
         if not isinstance(weight, torch.Tensor):
             problems.append(f"`{name}` is {what_it_is(weight)}")
         elif name not in own:
-            problems.append(f"`{name}` is nothing in the model")
+            problems.append(f"`{name}` is not in the model")
         elif weight.shape != own[name].shape or _placement(weight) != _placement(own[name]):
             problems.append(f"`{name}` is {_describe(weight)} and in the model {_describe(own[name])}")
     if problems:

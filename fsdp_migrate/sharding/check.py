@@ -59,7 +59,7 @@ def check_model(model: nn.Module) -> None:
         raise ModelError(msg, fqn="")
     if not module_kinds.has_forward(model):
         msg = (
-            f"The model is a {type(model).__name__}, which has no `forward` for FSDP2 to hang on. "
+            f"The model is a {type(model).__name__}, which has no `forward`, and FSDP2 needs one. "
             "Shard the module that contains it and is called."
         )
         raise ModelError(msg, fqn="")

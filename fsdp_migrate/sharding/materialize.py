@@ -100,7 +100,7 @@ def _check_reset(fqn: str, module: nn.Module) -> None:
         names = ", ".join(f"`{fqn}.{name}`" for name in untouched)
         msg = (
             f"{names}: on the meta device, and `{type(module).__name__}.reset_parameters()` does not set it. "
-            "FSDP1 would have gone on with whatever was in memory. Build such buffers on a real device, set "
+            "FSDP1 would have used whatever was in memory. Build such buffers on a real device, set "
             "them in `reset_parameters()`, pass `param_init_fn`, or broadcast them by `sync_module_states`."
         )
         raise ModelError(msg, fqn=fqn)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TEXTS = {
     "Adafactor": (
         "It works in place on the norms of rows, of which each rank has a part: DTensor stops at that, or up "
-        "to torch 2.12 may take a part for the whole without a word. FSDP1's result is no guide either: it "
+        "to torch 2.12 may silently take a part for the whole. FSDP1's result is no guide either: it "
         "took each rank's flat shard for a parameter, and factored nothing."
     ),
     "LBFGS": (

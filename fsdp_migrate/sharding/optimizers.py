@@ -143,7 +143,7 @@ def steps_in_backward(params: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
                 continue
             msg = (
                 f"Parameter `{name}` has the hook `{parameter_hooks.name_of(hook)}` (`register_hook`), which "
-                "uses an optimizer, and which nothing would call: FSDP1 did not call it either. Take it off, "
+                "uses an optimizer. Nothing would call it; FSDP1 did not call it either. Remove it, "
                 "or register it on the sharded parameter by `register_post_accumulate_grad_hook`, after "
                 "prepare_fully_shard."
             )
@@ -159,7 +159,7 @@ def steps_in_backward(params: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
             f"Hooks for the accumulated gradients of {len(after)} parameters, such as `{after[0]}`, are "
             "called with the sharded parameter, after each reduction. FSDP1 did not call them."
         )
-        hint = "If they step optimizers that were stepped otherwise under FSDP1, take the hooks off."
+        hint = "If they step optimizers that were stepped in another way under FSDP1, remove the hooks."
         yield make_finding("FM111", "register_post_accumulate_grad_hook", text, hint)
     if never:
         text = f"Hooks of {counted(len(never), 'parameter')}, such as `{never[0]}`, are not called."

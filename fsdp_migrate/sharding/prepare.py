@@ -279,7 +279,7 @@ def _fill_unit(
     if groups is not None:
         where = (
             f"could not initialise unit `{unit.fqn or 'the root'}`, so that every rank stops. The model is "
-            "sharded in part; build it anew. The reason"
+            "sharded in part; build it again. The reason"
         )
         together(lambda: materialize_modules(modules, device, unit.config.param_init_fn), groups, where)
     own = set(unit.parameters)
@@ -329,7 +329,7 @@ def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set
         msg = (
             f"torch's fully_shard failed on unit `{unit.fqn or 'the root'}` ({kinds}): "
             f"{type(error).__name__}: {error}. It makes a subclass of the module's class and sets its "
-            "parameters, which that class must allow. The model is sharded in part; build it anew, without "
+            "parameters, which that class must allow. The model is sharded in part; build it again, without "
             "this unit or with the module in `ignored_modules`."
         )
         raise ModelError(msg, fqn=unit.fqn) from error

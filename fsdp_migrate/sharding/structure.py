@@ -128,7 +128,7 @@ def _check_name(fqn: str, where: str, kind: str, name: object) -> None:
     elif not name:
         problem = "is empty"
     elif "." in name and kind != "buffer":
-        problem = "has a dot, which parts the names of modules"
+        problem = "has a dot, which separates the names of modules"
     else:
         return
     register = "add_module" if kind == "module" else f"register_{kind}"
@@ -160,8 +160,8 @@ def _check_value(fqn: str, kind: str, value: object) -> None:
 def _refuse_cycle(fqn: str, module: nn.Module, first: str) -> None:
     above = f"`{first}`" if first else "the model itself"
     msg = (
-        f"`{fqn}` is {above} ({type(module).__name__}), which contains it: the modules go round in a "
-        "circle, on which torch's own `.to()` and `.train()` do not end. Keep what points back out of the "
+        f"`{fqn}` is {above} ({type(module).__name__}), which contains it: the modules form a "
+        "circle, and torch's own `.to()` and `.train()` would not end. Keep what points back out of the "
         "submodules, for example in a tuple: `self.parent = (parent,)`."
     )
     raise ModelError(msg, fqn=fqn)

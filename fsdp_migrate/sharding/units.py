@@ -165,7 +165,7 @@ def _trained_apart(decision: TieDecision) -> Finding:
     names = " and ".join(f"`{name}`" for name in decision.tie.names)
     text = (
         f"{names} are one parameter in several units: with `use_orig_params=False` FSDP1 trained a copy in "
-        "each, which went apart. Here it stays one parameter."
+        "each, and they became different. Here it stays one parameter."
     )
     hint = "To go on with what FSDP1 trained, untie them in the model: its checkpoint holds all copies."
     return make_finding("FM273", "use_orig_params", text, hint)
@@ -176,7 +176,7 @@ def _reduced_in_part(decision: TieDecision) -> Finding:
     names = " and ".join(f"`{name}`" for name in decision.tie.names)
     text = (
         f"{names} are one parameter in several units: under NO_SHARD FSDP1 reduced the gradients of one of "
-        "these units, and let the others' be another on each rank. Here all are reduced."
+        "these units, and those of the others stayed different on each rank. Here all are reduced."
     )
     return make_finding("FM123", "sharding_strategy", text)
 
@@ -241,8 +241,8 @@ def _unit_config(given: FSDP1Config, unit: WrapUnit) -> tuple[FSDP2Config, list[
 
 def _left_out(containers: list[str], empty: list[str]) -> Iterator[Finding]:
     if containers:
-        text = f"{named(containers)}: FSDP2 hangs on `forward`, which a container has not."
+        text = f"{named(containers)}: FSDP2 needs a `forward`, and a container has none."
         yield make_finding("FM101", "auto_wrap_policy", text)
     if empty:
-        text = f"{named(empty)}: selected, but without parameters that an inner unit has not."
+        text = f"{named(empty)}: selected, but all of their parameters are in inner units."
         yield make_finding("FM102", "auto_wrap_policy", text)

@@ -49,7 +49,7 @@ def refuse_unsettled() -> None:
     )
     msg = (
         f"`fsdp-migrate rewrite` left {counted(len(found), 'use')} of FSDP1 to you, which would fail later "
-        f"in this run:\n{shown}\nSettle each, and delete its comment. "
+        f"in this run:\n{shown}\nDo what each comment says, and delete it. "
         f"`fsdp-migrate explain {found[0][2]}` says what to do."
     )
     raise SourceError(msg, path=found[0][0])

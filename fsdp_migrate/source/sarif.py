@@ -123,7 +123,7 @@ def _of_launches(launches: Sequence[LaunchFound]) -> Iterator[_Result]:
 
 def _of_pins(pins: Sequence[PinFound]) -> Iterator[_Result]:
     for pin in pins:
-        text = f"{pin.requirement} keeps out {pin.package} {pin.needed}, from which on it runs FSDP2."
+        text = f"{pin.requirement} keeps out {pin.package} {pin.needed}, the first version that runs FSDP2."
         yield _Result("old-requirement", "warning", text, pin.path, pin.line)
 
 

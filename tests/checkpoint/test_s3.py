@@ -222,7 +222,7 @@ def test_a_killed_conversion_goes_on_within_a_large_file(s3: S3, tmp_path: Path)
     (upload,) = s3.unfinished()
     with pytest.raises(OutputError, match=r"--resume.*--overwrite"):
         convert_checkpoint(source, out, dtype="fp16")
-    with pytest.raises(OutputError, match="cannot be gone on with"):
+    with pytest.raises(OutputError, match="cannot be continued"):
         convert_checkpoint(source, out, dtype="bf16", resume=True)
     assert s3.unfinished() == [upload]
     report = convert_checkpoint(source, out, dtype="fp16", resume=True)

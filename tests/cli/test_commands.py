@@ -71,7 +71,7 @@ def test_a_report_names_every_entry(tmp_path: Path, run_json: RunJson, capsys: C
     assert set(report) >= {"rewritten", "split", "synthesised", "left_out", "extra_files", "files"}
     assert main([*map(str, arguments), "--overwrite"]) == 0
     printed = capsys.readouterr().out
-    for word in ("divided anew", "cast", "With --json every entry is named"):
+    for word in ("divided again", "cast", "With --json every entry is named"):
         assert word in printed
 
 

@@ -50,7 +50,7 @@ def test_the_run_goes_on_under_fsdp2(tmp_path: Path) -> None:
     assert len(root.find("table")[0].find("tr")) == 11
     for form in (root, rendered(markdown.read_text())):
         assert "Identical: after step 5 the run went on under FSDP2. No bit differs." in form.whole_text
-        assert "From the checkpoint on the three lines lie on each other" in form.whole_text
+        assert "From the checkpoint on the three lines are one" in form.whole_text
     for word in ("FSDP1", "FSDP2", "relink", "_orig_mod.", "sharding_strategy", "fsdp-migrate convert"):
         assert word in text
     assert "Warning" not in text

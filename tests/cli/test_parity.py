@@ -141,7 +141,7 @@ def report_of(*differences: Difference) -> ParityReport:
         differences=differences,
         num_differences=len(differences),
         findings=(make_finding("FM012", "mixed_precision", "Kept."),),
-        notes=("The batches were made up.",),
+        notes=("The batches were generated.",),
     )
 
 
@@ -173,7 +173,7 @@ def test_the_first_difference_is_shown_with_all_that_is_known(capsys: Capture) -
         "step 1, buffer scale: only under FSDP1",
         "5 x, 4.8 kB",
         "none",
-        "The batches were made up.",
+        "The batches were generated.",
         "Different: 2 of 4 tensors of 1 step on 2 ranks (cpu)",
     ):
         assert expected in shown, shown

@@ -128,7 +128,7 @@ def test_memory_is_foretold_and_what_does_not_fit_is_an_exit_code(
     shown = capsys.readouterr()
     assert "Fits into 1.0 GB: FSDP2 takes" in shown.out
     assert "4 rows of 16 random tokens of 13" in shown.out
-    assert "two steps are rehearsed" in shown.err
+    assert "two steps are simulated" in shown.err
     assert main([*command, "--memory", "20kB", "--optimizer", "sgd", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)["memory"]
     assert (told["fits"], told["limit"], told["optimizer"]) == (False, 20_000, "sgd")

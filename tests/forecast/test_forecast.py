@@ -165,7 +165,7 @@ def test_what_fsdp1_refuses_is_said() -> None:
     told = foretell(model, {**ARGUMENTS, "use_orig_params": False})
     assert told.fsdp1 is None
     assert told.fsdp2 is not None
-    assert any(note.startswith("FSDP1 is not foretold") for note in told.notes)
+    assert any(note.startswith("FSDP1 is not predicted") for note in told.notes)
 
 
 def test_optimizers_are_named_made_or_given() -> None:

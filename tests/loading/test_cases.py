@@ -148,7 +148,7 @@ def test_all_that_does_not_fit_is_one_error(saved: tuple[Path, Flat]) -> None:
             "`new.weight` of the model is not in the checkpoint",
             "`head.out.weight` has the shape [13, 6] in the checkpoint, and [15, 6] in the model",
             "2 parameter groups of [9, 8] parameters, and the optimizers have 1 of [19]",
-            "`sampler`, asked for in `extra`, is not there; what is: `scheduler`, `epoch`, `rng`",
+            "`sampler`, asked for in `extra`, is not there; the checkpoint has: `scheduler`, `epoch`, `rng`",
         ):
             assert text in found["text"]
 

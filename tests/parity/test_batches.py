@@ -66,7 +66,7 @@ def test_batches_are_made_up_for_the_first_layer(model: nn.Module, shape: tuple[
     assert [each.shape for each in found.batches] == [shape, shape]
     assert not torch.equal(found.batches[0], found.batches[1])
     assert not torch.equal(found.batches[0], fed(model, rank=1).batches[0])
-    assert "made up" in found.notes[0]
+    assert "were generated" in found.notes[0]
     found.loss(model, found.batches[0]).backward()
 
 

@@ -149,7 +149,7 @@ def test_a_full_state_is_loaded_and_training_goes_on() -> None:
         messages = (
             "it has no part `model`",
             "it has no part `optimizer`",
-            "`head.out.weight` is missing; .*`out.weight` is nothing in the model",
+            "`head.out.weight` is missing; .*`out.weight` is not in the model",
             r"`embed.weight` has the shape \[14, 6\]; expected \[13, 6\]",
             r"its parameter groups, of \[17\] parameters, are not the optimizer's, of \[1, 1\]",
             r"its parameters are numbered, as `optimizer\.state_dict\(\)` numbers them; expected names",
@@ -229,7 +229,7 @@ def test_copies_fit_or_are_refused() -> None:
         assert not found["requires grad"]
         assert found["decay"] == ("ConfigError", "`decay` is 1.5; expected a number between 0 and 1.")
         assert found["stranger"][0] == found["plain"][0] == "ModelError"
-        assert "`nothing` is nothing in the model" in found["stranger"][1]
+        assert "`nothing` is not in the model" in found["stranger"][1]
         assert "`embed.weight` is [13, 6], not sharded and in the model [13, 6] placed" in found["plain"][1]
         assert found["in bfloat16"] == "torch.bfloat16"
         assert found["counter"] == 5

@@ -53,7 +53,7 @@ MESSAGES = {
     "wrapped by DDP": "is wrapped by DistributedDataParallel. Give prepare_fully_shard its `.module`",
     "wrapped by FSDP1": "is wrapped by FullyShardedDataParallel",
     "unhashable": r"Module `1` \(Unhashable\) cannot be hashed",
-    "frozen": r"fully_shard failed on unit `the root` \(Frozen\): AttributeError: frozen.*build it anew",
+    "frozen": r"fully_shard failed on unit `the root` \(Frozen\): AttributeError: frozen.*build it again",
 }
 
 

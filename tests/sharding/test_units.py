@@ -55,7 +55,7 @@ def test_modules_without_parameters_are_no_units_and_are_named() -> None:
     plan = plan_fully_shard(model, {"auto_wrap_policy": "always"}, world_size=2)
     assert [unit.fqn for unit in plan.units] == ["0", ""]
     assert [finding.message for finding in plan.findings if finding.code == "FM102"] == [
-        "`1`: selected, but without parameters that an inner unit has not."
+        "`1`: selected, but all of their parameters are in inner units."
     ]
 
 

@@ -67,7 +67,7 @@ def _plot(report: DemoReport) -> Plot:
         report.fsdp1_losses.get(step) == loss for step, loss in report.converted.losses.items()
     )
     says = (
-        "From the checkpoint on the three lines lie on each other: the losses are the same."
+        "From the checkpoint on the three lines are one: the losses are the same."
         if same
         else "The losses differ after the checkpoint."
     )

@@ -73,7 +73,7 @@ def _first(first: Difference) -> Iterator[tuple[str, Cell]]:
 
 def _plot(report: ParityReport) -> Plot:
     same = all(repr(step.fsdp1_loss) == repr(step.fsdp2_loss) for step in report.steps)
-    says = "The two lines lie on each other: the losses are the same." if same else "The losses differ."
+    says = "The two lines are one: the losses are the same." if same else "The losses differ."
     runs = {
         "FSDP1": tuple((float(step.number), step.fsdp1_loss) for step in report.steps),
         "FSDP2": tuple((float(step.number), step.fsdp2_loss) for step in report.steps),

@@ -26,7 +26,7 @@ def plan_report(
 
     Args:
         plan: The plan.
-        forecast: The memory that it takes; None: it was not foretold.
+        forecast: The memory that it takes; None: there is none.
         model: What made the model.
         config: The file with FSDP1's arguments; None: its defaults.
     """
@@ -59,7 +59,7 @@ def _memory(forecast: MemoryForecast | None) -> Iterator[Table | Notes]:
     ]
     when = ", ".join(f"{name} in {peak.phase}" for name, peak in forecast.peaks if peak is not None)
     intro = f"Of the rank that holds most, when it holds most: {when}."
-    yield Table("Memory, foretold", ("what", *names), tuple(rows), intro, frozenset(names))
+    yield Table("Forecast of memory", ("what", *names), tuple(rows), intro, frozenset(names))
     yield Notes("What the forecast does not know", forecast.notes)
 
 

@@ -59,12 +59,12 @@ def _facts(report: VerifyReport) -> Iterator[tuple[str, Cell]]:
 
 def _checked(report: CheckReport) -> Iterator[tuple[str, Cell]]:
     yield "checkpoint", Name(report.source)
-    yield "entries held against the files", f"{report.entries:,}"
+    yield "entries compared with the files", f"{report.entries:,}"
     yield "items read", f"{report.items:,}"
     yield "agree with their checksums", decimal(report.nbytes)
     yield "have no checksum", decimal(report.unprotected)
     hashed = report.hashed_files
-    yield "files held against SHA256SUMS", "there is no such file" if hashed is None else f"{hashed:,}"
+    yield "files compared with SHA256SUMS", "there is no such file" if hashed is None else f"{hashed:,}"
 
 
 def _differences(report: VerifyReport) -> Table | None:

@@ -24,12 +24,12 @@ def show_changes(plan: Mapping[str, Any]) -> None:
     """Show what of the entries changes, with the first names of each kind of change."""
     changes = {
         "renamed": [f"{old} -> {new}" for old, new in plan["renamed"].items()],
-        "divided anew": plan["rechunked"],
+        "divided again": plan["rechunked"],
         "cast": [f"{key}: {cast['from']} -> {cast['to']}" for key, cast in plan["cast"].items()],
         "names inside": plan["rewritten"],
-        "taken apart": plan["split"],
+        "split": plan["split"],
         "into other files": [f"{key} -> {name}" for name, keys in plan["files"].items() for key in keys],
-        "made anew": plan["synthesised"],
+        "generated": plan["synthesised"],
         "left out": plan["left_out"],
         "files copied": plan["extra_files"],
     }

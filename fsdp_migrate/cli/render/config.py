@@ -40,7 +40,7 @@ def show_config(report: ConfigConversion, *, check: bool, everything: bool = Fal
             out.print("This must stand in your code:")
             out.print(escape(block.code), soft_wrap=True)
     if report.backup is not None:
-        out.print(escape(f"{report.path} was replaced; as it was it is kept in {report.backup}."))
+        out.print(escape(f"{report.path} was replaced; the old text is kept in {report.backup}."))
     elif report.output is not None:
         out.print(escape(f"Written to {report.output}."))
     elif has_nothing:

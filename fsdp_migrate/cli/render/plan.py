@@ -43,7 +43,7 @@ def show_shard_plan(
         out.print(f"recomputed: {counted(len(plan.checkpointing.layers), 'layer')}")
     show_findings([finding.as_dict() for finding in plan.findings], everything=everything)
     if forecast is None:
-        out.print("Activations are not counted. `--batch-size N` foretells the peak of memory with them.")
+        out.print("Activations are not counted. `--batch-size N` predicts the peak memory with them.")
     else:
         show_forecast(forecast)
 
@@ -74,7 +74,7 @@ def forecast_verdict(forecast: MemoryForecast) -> str:
     """
     taken = [f"{name} {decimal(peak.total)}" for name, peak in reversed(forecast.peaks) if peak is not None]
     if not taken:
-        return "Memory is not foretold: neither FSDP2 nor FSDP1 could be rehearsed."
+        return "Memory is not predicted: neither FSDP2 nor FSDP1 could be simulated."
     at_peak = "at its peak" if forecast.counts_activations else "without activations"
     said = f"{taken[0].replace(' ', ' takes ', 1)} {at_peak}{''.join(f', {each}' for each in taken[1:])}."
     if forecast.limit is None:

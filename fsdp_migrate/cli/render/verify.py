@@ -57,11 +57,11 @@ def show_check(report: CheckReport) -> None:
     out = console()
     out.print(f"[bold]{escape(report.source)}[/]")
     if report.hashed_files is None:
-        out.print("No SHA256SUMS: files were not held against checksums of the whole.")
+        out.print("No SHA256SUMS: files were not compared with checksums of the whole.")
     else:
-        out.print(f"SHA256SUMS lists {report.hashed_files} files, and each was held against it.")
+        out.print(f"SHA256SUMS lists {report.hashed_files} files, and each was compared with it.")
     out.print(
-        f"Held against the files: {_entries(report.entries)}; read: {report.items} "
+        f"Compared with the files: {_entries(report.entries)}; read: {report.items} "
         f"item{'s' * (report.items != 1)}"
     )
     out.print(

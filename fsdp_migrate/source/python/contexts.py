@@ -251,7 +251,7 @@ class Contexts:
         name = dotted(func) or ""
         if isinstance(func, cst.Attribute) and func.attr.value in {"state_dict", "load_state_dict"}:
             if self.is_state_call(call, model):
-                return None if can_turn(call) else "`state_dict` is given arguments that have no twin"
+                return None if can_turn(call) else "`state_dict` is given arguments that have no equivalent"
             # `dist_cp.load_state_dict(...)` is a function of a module, and asks no model.
             if not is_not_a_model(func.value) and not self.source.index.qualified(func.value):
                 return f"whether `{name or 'this'}` belongs to the same model is not seen"

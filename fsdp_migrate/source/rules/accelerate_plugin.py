@@ -64,7 +64,7 @@ _POLICY_IS_SET = (
 )
 _SET_POLICY = re.compile(r"\bfsdp_plugin\.auto_wrap_policy$")
 _CASTS = (
-    "`mixed_precision_policy`: {} cannot be said to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
+    "`mixed_precision_policy`: {} cannot be given to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
     "output_dtype, cast_forward_inputs)"
 )
 _SHARED = "`mixed_precision_policy`: its MixedPrecision is used elsewhere too"

@@ -42,7 +42,7 @@ _OF_FSDP1 = (
 )
 _BY_NAME = (
     "this function tells FSDP1's models from others, as its name says, and finds none any more: see what its "
-    "callers do without them, and take it out."
+    "callers do then, and remove it."
 )
 _FSDP1 = re.compile(r"fsdp_?v?1(?!\d)")
 _BESIDE = "stays: FSDP2's class is asked for beside it"

@@ -21,8 +21,8 @@ NAME = "mock"
 CODES = ("FM424",)
 
 _MEANT = (
-    "what this puts something in the place of goes away when that module is rewritten: name "
-    "prepare_fully_shard, or what else takes its place there."
+    "the name that this replaces is gone when that module is rewritten: give "
+    "prepare_fully_shard, or another name that the new module has."
 )
 _PATCHES = frozenset({"delattr", "dict", "object", "patch", "setattr"})
 _NAMES = re.compile(

@@ -22,8 +22,7 @@ CODES = ("FM315", "FM333")
 
 _SELF = "FSDP2 wraps nothing, so `.module` is the model itself and was taken out."
 _ROUND = (
-    "FSDP2 wraps nothing, so `.module` is the model itself, and this would go round for ever: take this step "
-    "out."
+    "FSDP2 wraps nothing, so `.module` is the model itself, and this loop would not end: remove this step."
 )
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."

@@ -53,7 +53,7 @@ _SHARDED_LOAD = (
     "call load_checkpoint(PATH, model, optimizer) of fsdp_migrate, which reads the sharded state into both; "
     "remove the lines that hand this one to the optimizer."
 )
-_ODD = "these arguments have no twin in fsdp_migrate.runtime."
+_ODD = "these arguments have no equivalent in fsdp_migrate.runtime."
 
 
 def find(source: Source) -> Iterator[Found]:

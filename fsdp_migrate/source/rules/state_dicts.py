@@ -50,7 +50,7 @@ _FILE = (
     "all this, as FSDP1 saved it and as the new code saves it; leave the optimizer out if the file has none."
 )
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
-_ARGUMENTS = f"the default state dict is sharded now, and these arguments have no twin: {_HINT}"
+_ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
 
 def find(source: Source) -> Iterator[Found]:

@@ -70,7 +70,7 @@ COMMANDS = {
         (*PLAN, "--memory", "1kB"),
         1,
         "Does not fit into 1.0 kB: FSDP2 takes",
-        ("Memory, foretold", "optimizer state", "What the forecast does not know", "adamw"),
+        ("Forecast of memory", "optimizer state", "What the forecast does not know", "adamw"),
     ),
     "scan": (
         ("scan", "source"),
