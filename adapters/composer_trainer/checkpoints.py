@@ -92,6 +92,7 @@ class CheckpointLoader:
         state = arguments["state"]
         config = state.fsdp_config
         kind = config.state_dict_type
+        # One rank looks, and all follow: ranks that came to other answers would load by other collectives.
         found: Found = _from_rank0(lambda: self._look(arguments, kind))
         if arguments["object_store"] is None:
             _check_all_see(found.path)

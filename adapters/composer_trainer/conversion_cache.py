@@ -90,6 +90,7 @@ class ConversionCache:
         log.warning("%s does not load into FSDP2 as it is; it is converted to %s.", path, target)
         try:
             convert_checkpoint(str(path), target, overwrite=True, options=TRUSTED)
+            # Last: a conversion without it is one that was left in the midst, or made by the command.
             Path(target, SOURCE_FILE).write_text(json.dumps(dict(manifest.stamps)), encoding="utf-8")
         except OSError as error:
             msg = (

@@ -76,6 +76,7 @@ class _Loop:
     def begin(self, parts: Sequence[Any]) -> Iterator[Any]:
         """Yield a batch's microbatches."""
         # Those of a batch in one part are updated once all ranks have run it.
+        # With several parts the first ones are counted already when memory runs out in a later one.
         kept = self._metrics if len(parts) > 1 else {}
         self._before = {name: copy.deepcopy(metric.__getstate__()) for name, metric in kept.items()}
         self._running = microbatches(self._model, parts, agree=True)

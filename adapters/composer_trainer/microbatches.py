@@ -88,5 +88,6 @@ class MicrobatchDriver:
             return
         next(self._running)
         yield
+        # Composer stops after its last one, and asks for no more: what comes after it is done here.
         if is_last:
             next(self._running, None)

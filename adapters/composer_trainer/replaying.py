@@ -141,6 +141,7 @@ class Listener:
         except Exception as error:
             self._say(f"its batch cannot be copied: {error}")
             return
+        # Where they stand now, before the forward draws: dropout has to draw the same again.
         random = RandomNumbers(self._device_type)
         self._current.forwards.append(_Forward(*kept, random, torch.is_grad_enabled()))
 
@@ -154,6 +155,7 @@ class Listener:
             current = self._current
             if current is None or current.random is not None or not torch.is_grad_enabled():
                 return own(outputs, *arguments)
+            # The very object: outputs that somebody changed in between cannot be made again.
             places = [place for place, each in enumerate(current.forwards) if each.output is outputs]
             if not places:
                 self._say("the outputs are changed between the model's forward and its loss")
@@ -177,7 +179,7 @@ class Listener:
 
     def _hook(self, current: Microbatch, kept: _Loss, name: str) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
-            if current.random is None:
+            if current.random is None:  # backward begins: layers that are recomputed draw from here
                 current.random = RandomNumbers(self._device_type)
                 self._recorder.pause()  # what is computed again stands in other modules under FSDP1
             kept.gradients[name] = gradient.detach().clone()

@@ -132,8 +132,11 @@ def shard_composer_model(request: ShardRequest) -> tuple[Finding, ...]:
         findings.extend(companion_findings(request.companions, _run_of(request)))
         raise_on_findings([*request.mapping.findings, *findings], strict=request.strict)
 
+    # All children are checked and planned before the first is sharded: a model that is sharded in part helps
+    # nobody.
     together(check)
     plans = {name: _agree(request, children.sharded[name], config) for name, config in configs.items()}
+    # Before sharding, for the optimizers, which hold these parameters.
     names = parameter_names(model)
     _checkpoint_layers(request, layers)
     for name, plan in plans.items():

@@ -191,6 +191,8 @@ class SideBySide:
         self.comparison.compare_run(other, losses, costs)
         self.comparison.rounding = _rounding_of(costs)
         own, self._gradients = self.comparison.compare_gradients(costs)
+        # The costly answer last: FSDP1 computes its gradients twice more where nothing else explains them;
+        # on all ranks or on none, because that communicates.
         unexplained = any(
             each.stage == "gradient" and not each.is_explained for each in self.comparison.pending
         )
@@ -228,7 +230,7 @@ class SideBySide:
             self.fsdp1.model.zero_grad(set_to_none=True)
             self._replay_all()
             found.append(self.fsdp1.gradients())
-            for buffer, value in buffers:
+            for buffer, value in buffers:  # running statistics moved along
                 buffer.data.copy_(value)
         self.fsdp1.take_gradients(own)
         gaps = {
@@ -251,6 +253,8 @@ class SideBySide:
                 "and not compared."
             )
             self.comparison.notes.append(text)
+        # From here on both go on from the same gradients, so that a rounding that was allowed once does not
+        # hide differences in every step that follows.
         if any_rank_says(changed or bool(self.comparison.rounded), _EVERY_RANK):
             self.fsdp1.take_gradients(gradients)
         self._gradients = {}

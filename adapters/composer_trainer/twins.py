@@ -61,6 +61,8 @@ class Twin:
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], config: Any) -> None:
+        # Copied without its parameters, which deepcopy finds in the memo: the outline is made when the run
+        # starts, and must not hold the model twice until the comparison begins.
         memo: dict[int, Any] = {id(param): _hollow(name, param) for name, param in model.named_parameters()}
         memo |= {id(optimizer.state): defaultdict(dict) for optimizer in optimizers}
         given = (model, list(optimizers), config.ignored_modules)
@@ -79,6 +81,8 @@ class Twin:
 
         A collective call of all ranks.
         """
+        # In this order: modules that algorithms put in bring buffers, and FSDP1 shards what is there when it
+        # wraps. Optimizer state is loaded into what it made of the parameters.
         twin = UnderFSDP1(self.model, prepared.device, on_host=prepared.on_host)
         self._take_over(prepared.model)
         self._fill(prepared.model)

@@ -116,7 +116,7 @@ class StepVerifier:
         if running is None:
             yield
             return
-        if running.is_replayed:
+        if running.is_replayed:  # and no step since: SAM runs a batch again at another point
             self.give_up("the optimizer runs each batch several times")
             yield
             return
@@ -164,6 +164,7 @@ class StepVerifier:
             rank, lack = next(each for each in lacks if each[1])
             self.give_up(f"there is no memory for a twin of the model on rank {rank}: {lack}")
             return
+        # The run must draw what it would have drawn: making a twin draws initial values.
         before = RandomNumbers(prepared.device.type)
 
         def wake() -> None:

@@ -114,6 +114,8 @@ def convert_text(
     documents = read_documents(body, is_json=as_json)
     blocks = [block for document in documents for block in find_blocks(document, framework, key)]
     uncertain = _uncertain(documents, framework, key)
+    # An answer and no error: a file in which FSDP is off is as it should be, also for a script that converts
+    # many files.
     if not blocks and not uncertain and framework == "auto" and key is None and (off := off_paths(documents)):
         return _switched_off(text, off)
     if not blocks:
@@ -127,6 +129,7 @@ def convert_text(
             f"It may belong to {title}, but nothing around it shows that: left as it is.",
             hint,
         )
+    # All blocks draft into one set of edits: they may share anchors, and overlap in what they change.
     reports = []
     for block in blocks:
         block.settings = settings or Settings()
@@ -272,6 +275,7 @@ def config_of(adapter: Adapter, block: Block, draft: Draft | None = None) -> FSD
             raise
         arguments = {}
     if draft is not None:
+        # One value that means nothing must not keep the others from being converted: its key refuses it.
         arguments = {name: value for name, value in arguments.items() if _means_something(name, value)}
     try:
         return map_config(FSDP1Config(**arguments))[0]

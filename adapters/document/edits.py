@@ -112,6 +112,7 @@ class Edits:
         for entry in node.entries:
             name = key_text(entry)
             if name == "<<":
+                # Of mappings that are merged the earliest one counts, and own keys before all of them.
                 for part in merge_parts(entry):
                     merged = {**self.expected(part), **merged}
                 continue
@@ -136,6 +137,7 @@ class Edits:
             added = [(name, value) for owner, name, value in self._added if owner is mapping]
             pieces += (self._flow if mapping.flow else self._block)(mapping, changes, added)
         text = self.text
+        # From the end: a change moves everything behind it, and nothing before it.
         for piece in sorted(_outermost(pieces), reverse=True):
             text = text[: piece.start] + piece.text + text[piece.end :]
         return text
@@ -161,6 +163,8 @@ class Edits:
         start, end = value.start, value.end
         if isinstance(value, Scalar) and value.text[:1] in {"|", ">"}:  # it ends where the next line begins
             end = _content_end(self.text, value, start)
+        # A mapping is written in lines where the text has lines, in braces where it has braces: YAML has no
+        # lines of keys within braces, and JSON knows nothing else.
         below = isinstance(change.value, dict) and change.value and not (mapping.flow or self.is_json)
         if below or start == end or (isinstance(value, (Mapping, Sequence)) and not value.flow):
             start = self.text.index(":", change.entry.key.end) + 1
@@ -210,6 +214,7 @@ class Edits:
                 if kept:
                     pieces.append(self._removed(mapping, entry, indent, newline, orphans))
         if not kept:
+            # A key without a value is null, which many frameworks do not take: so `{}` stays.
             last = _content_end(self.text, entries[-1].value, entries[-1].key.end)
             comments = [
                 line for index, e in enumerate(entries) for line in self._all_comments(e, indent, index > 0)
@@ -292,6 +297,7 @@ class Edits:
         """Return the comments that stand in the lines of an entry, with its name: they outlive it."""
         content = _content_end(self.text, entry.value, entry.key.end)
         text = self.text[entry.key.end : _end_of_line(self.text, content)]
+        # What is in scalars is blanked out first: a `#` in a quoted text begins no comment.
         for _, node in walk(entry.value):
             if isinstance(node, Scalar) and node.end > node.start:
                 low, high = node.start - entry.key.end, node.end - entry.key.end
@@ -327,6 +333,7 @@ class Edits:
         for index, entry in enumerate(entries):
             if entry in kept:
                 continue
+            # With its own comma; of what stands last, the comma before it goes with all of them, below.
             if any(later in kept for later in entries[index + 1 :]):
                 start, end = self._own_lines(entry) or (entry.key.start, entries[index + 1].key.start)
                 pieces.append(_Piece(start, end, 0, ""))

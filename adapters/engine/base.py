@@ -278,6 +278,7 @@ class Draft:
     ) -> None:
         """Do with an entry that a later one overrides what is done with any, and say only that."""
         name = key_text(entry) or ""
+        # It is changed all the same: left as it is, a key that FSDP2 refuses would stay in the file.
         said = list(self.findings)
         if key is not None and (outcome := self._outcome(key, plain(entry.value), block, name)) is not None:
             self.take(owner, entry, outcome, name, rename)
@@ -296,6 +297,7 @@ class Draft:
 
     def _referred(self, key: Key, value: Reference, block: Block, subject: str) -> Outcome | None:
         """Handle a value that is known only elsewhere: what holds for every value is done."""
+        # Asked what it does without a value: that is done whatever the value is.
         try:
             outcome = key.handle(None, block)
         except ConfigError:
@@ -344,7 +346,7 @@ def entries_of(mapping: Mapping) -> Iterator[tuple[Mapping, Entry]]:
         owner = waiting.pop()
         if id(owner) in done:
             continue
-        done.add(id(owner))
+        done.add(id(owner))  # one that is merged in twice is one place in the text
         for entry in owner.entries:
             if key_text(entry) == "<<":
                 waiting += merge_parts(entry)

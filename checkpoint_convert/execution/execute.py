@@ -187,6 +187,8 @@ class _Execution:
 
     def run(self) -> ConversionReport:
         """Write everything, the metadata last, and put it in its place."""
+        # The source is looked at before the first byte is written and after the last: what changed between
+        # is in the output, and nothing else would tell.
         placement = place(self._plan, new_values(self._plan, self._source))
         check_unchanged(self._plan.manifest, self._source, placement.taken)
         closing = closing_files(self._plan, placement, self._output)
@@ -217,6 +219,7 @@ class _Execution:
 
     def _write(self, placement: Placement, closing: Mapping[str, bytes], identity: str) -> _Outcome:
         outcome = _Outcome()
+        # Links first: a file that cannot be linked is copied, and the ranks divide that work too.
         outcome.linked = self._share_files(placement, outcome.copied)
         files = _all_files(self._run, placement, outcome.copied)
         self._output.prepare(files)
@@ -241,6 +244,7 @@ class _Execution:
                 digests[name] = taken.digest
                 outcome.agreed, outcome.bare = outcome.agreed + taken.agreed, outcome.bare + taken.bare
             self._write_checksums(digests, closing)
+        # Last: `.metadata` and indexes make a folder a checkpoint, so that half of one looks like none.
         for name, data in closing.items():
             with self._output.create(name) as file:
                 file.write(data)

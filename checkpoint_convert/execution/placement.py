@@ -61,6 +61,8 @@ def copy_items(file: str, nbytes: int, stored: Iterable[Stored] | None = None) -
     kind: Literal["part", "bytes"] = "part" if stored is None else "bytes"
     found: list[Item] = []
     at = 0
+    # Items by themselves, so that their checksums are compared on the way; what stands between them is copied
+    # as bytes. Of two that overlap (tied tensors) the longer one has both.
     for item in sorted(set(stored or ()), key=lambda s: (s.offset, -s.length)):
         if item.offset >= at:
             found += [*_pieces(file, at, item.offset, nbytes, kind), CopyItem(item, item.length)]
@@ -240,6 +242,8 @@ class _Placer:
         singles: list[PlannedTensor | PlannedValue] = []
         for entry in self._plan.entries:
             at = entry.folder, entry.key
+            # First what belongs into the file of a rank; then the rest, each into the smallest file so far:
+            # files come out about equally large.
             if isinstance(entry, PlannedTensor) and self._stays:
                 chunks[at] = self._as_stored(entry)
             elif isinstance(entry, PlannedTensor) and len(entry.boxes) > 1:
@@ -301,6 +305,7 @@ class _Placer:
         return self._append_anywhere(folder, item)
 
     def _item(self, entry: PlannedTensor, box: Box) -> Item:
+        # A chunk that stays as it is is copied with its archive and its checksum, not taken apart.
         stored = None if entry.is_cast else self._whole_chunks(entry).get(box)
         if stored is not None:
             return CopyItem(stored, stored.length)

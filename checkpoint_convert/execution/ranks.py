@@ -132,6 +132,7 @@ class Ranks:
         finally:
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"left/{self.rank}", "1")
+                # Rank 0 leaves last: where the store is in its process, the others would lose it.
                 if self.rank == 0 and error is None:
                     self._pause(self._are_gone, _STOP_SECONDS)
             self._quit.set()
@@ -187,6 +188,7 @@ class Ranks:
     def fail(self, rank: int, kind: FailureKind, text: str) -> None:
         """Note that a rank has failed; the first that is noted is the one that counts."""
         with contextlib.suppress(RuntimeError):
+            # Counted by the store, so that of ranks that fail at once all name the same one.
             if self._store.add("failures", 1) == 1:
                 self._store.set("failed", json.dumps([rank, kind, text]))
         self._failure = self._failure or _Failure(rank, kind, text)
@@ -247,6 +249,7 @@ class Ranks:
                 self.fail(self.rank, "interrupt" if is_interrupt else "error", _text(error))
             self.look()
             self._store.set(f"stopped/{self.rank}", "1")
+            # The rank that cleans up waits until the others have stopped: they might still write.
             if self._leads():
                 self._speaks = True
                 waited = [f"stopped/{rank}" for rank in self._others() if rank != self._gone]
@@ -258,6 +261,7 @@ class Ranks:
                 self._store.set("over", "1")
             return
         with contextlib.suppress(RuntimeError):
+            # The others end later: torchrun kills all that are left when one ends with an error.
             self._pause(lambda: self._store.check(["over"]), 2 * _STOP_SECONDS)
             self._pause(lambda: self._store.check(["spoken"]), _SPEAK_SECONDS)
 
@@ -337,6 +341,7 @@ class _Watcher(threading.Thread):
                 return f"did not begin within {JOIN_SECONDS:.0f} s. Was it started on every node?"
             return None
         beat = self._store.get(f"beat/{rank}")
+        # A beat is new if it differs: clocks of two machines cannot be compared.
         if rank not in self._seen or self._seen[rank][0] != beat:
             self._seen[rank] = (beat, now)
             self._done[rank] = int(beat.split()[1])
@@ -344,6 +349,7 @@ class _Watcher(threading.Thread):
         if home is None:
             home = self._homes[rank] = json.loads(self._store.get(f"home/{rank}"))
         name = f"(process {home['pid']} on {home['host']})"
+        # On one machine this tells in a second what silence tells in a minute or more.
         if home["machine"] == self._own["machine"] and not _is_running(home["pid"]):
             return f"{name} ended without a message: it was killed, perhaps for lack of memory."
         if now - self._seen[rank][1] > SILENCE_SECONDS:
@@ -354,6 +360,7 @@ class _Watcher(threading.Thread):
 def _machine() -> str:
     """Return what processes have in common that can see each other's process ids."""
     try:
+        # Not the host's name: containers may share one, and do not see each other's processes.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
     except OSError:
@@ -380,6 +387,7 @@ def _undisturbed(work: Callable[[], None]) -> None:
         except BaseException as error:  # carried to the calling thread
             problems.append(error)
 
+    # In a thread of its own: Python raises KeyboardInterrupt in the main thread only.
     thread = threading.Thread(target=run)
     thread.start()
     while thread.is_alive():

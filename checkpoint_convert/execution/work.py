@@ -86,6 +86,8 @@ class Work:
 
         Where files show as soon as they are whole, those that make a checkpoint of the others come last.
         """
+        # Behind URLs there is no rename at the end: what makes a checkpoint of the files comes in a round of
+        # its own, once all ranks have written the others.
         last = {} if self.output.takes_parts else {n: i for n, i in files.items() if n.endswith(LAST)}
         found = self._write_round({name: items for name, items in files.items() if name not in last})
         return {**found, **self._write_round(last)} if last else found
@@ -147,6 +149,8 @@ class Work:
     def _cores(self) -> int:
         """Return how many cores are this process's: those that it is bound to, or its share of a node's."""
         cores = len(os.sched_getaffinity(0))
+        # Cores that a launcher has bound the process to are its own; otherwise the ranks of a node see all of
+        # them, and share them.
         if self.ranks is None or cores < (os.cpu_count() or 1):
             return cores
         return max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)

@@ -220,8 +220,10 @@ class _Walk:
         names = None if entries is None else [_name_of(key) for key, _ in entries]
         if entries is not None and names is not None and None not in names:
             yield from self._entries(path, zip(names, entries, strict=True), depth)
+            # An empty mapping would be lost; that a parameter has no state says as much as no entry.
             if path and not any(True for _ in entries) and not self._is_state(path):
                 yield path, {}
+        # As torch does: a list of numbers is one value, a list with a tensor or a mapping in it is walked.
         elif isinstance(value, list) and not self._is_terminal(value, 0):
             for number, item in enumerate(value):
                 yield from self.leaves((*path, number), item, depth + 1)

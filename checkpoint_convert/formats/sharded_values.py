@@ -85,6 +85,7 @@ _GROUP_STATE: Final = record_type(
 
 def _rebuild_from_type(*arguments: Any) -> object:
     """Stand for ``_rebuild_from_type_v2``; what is of no class known here stays a record of it."""
+    # Plain tensors with attributes come by the same function: frameworks mark parameters.
     if len(arguments) == 4 and arguments[1] in (_TENSOR, _PARAMETER) and _are_marks(arguments[3]):
         return _tensor_of(arguments[0], arguments[2])
     if len(arguments) == 4 and _is_type(arguments[1]):
@@ -209,7 +210,7 @@ def _of_dtensor(value: ShardedValue, where: str) -> LocalShards:
     sizes = _mesh_shape(mesh)
     coordinate = mesh["_coordinate_on_dim"]
     ranks = math.prod(sizes)
-    if coordinate is None:
+    if coordinate is None:  # the rank is not in the mesh, and holds nothing
         return LocalShards("DTensor", dtype, shape, (), (), ranks, None)
     if len(coordinate) != len(sizes) or any(not 0 <= c < n for c, n in zip(coordinate, sizes, strict=True)):
         raise _contradiction(where, f"its place {show(tuple(coordinate))} is not in a mesh of {list(sizes)}")

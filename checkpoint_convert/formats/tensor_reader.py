@@ -86,6 +86,7 @@ class TensorSource:
                 part = intersect(block, (chunk.offsets, chunk.sizes))
                 if part is not None:
                     self._fill(view, entry, chunk, part, block)
+            # Known only where the pieces followed each other: the writer then takes it in place of its own.
             if self._reached != nbytes:
                 self.block_crc = None
             yield view
@@ -130,6 +131,7 @@ class TensorSource:
             self._sorted = (entry, chunks, starts, max(chunk.sizes[0] for chunk in chunks))
         _, chunks, starts, tallest = self._sorted
         first, rows = block[0][0], block[1][0]
+        # A chunk that begins before the block reaches into it by no more than the tallest one has rows.
         return chunks[bisect_left(starts, first - tallest + 1) : bisect_left(starts, first + rows)]
 
     def _view(self, nbytes: int) -> memoryview:

@@ -71,6 +71,7 @@ class TorchZip:
         self._offset = offset
         self._length = length
         if length <= _WHOLE:
+            # One request in place of four: end, directory, header, record.
             data = read(offset, length)
             self.read_at: Read = lambda start, count: data[start : start + count]
         else:
@@ -187,6 +188,7 @@ class TorchZip:
 
     def _find_directory(self) -> tuple[int, int, int]:
         tail = self.read_at(max(self._length - _TAIL, 0), min(self._length, _TAIL))
+        # The last one counts: the bytes of a tensor may spell the mark, too.
         at = tail.rfind(b"PK\x05\x06")
         if at < 0 or at + _END.size > len(tail):
             raise self.broken("it is no zip archive")

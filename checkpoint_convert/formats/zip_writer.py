@@ -106,6 +106,7 @@ def tensor_archive(dtype: str, shape: Shape) -> TensorArchive:
         if name == "data/0":
             break
         head += [content, _descriptor(record, crc32(content))]
+    # No checksum changes a length: so every item has its place before a byte of a tensor is read.
     length = records[-1].end + len(_directory(records, [0] * len(records)))
     return TensorArchive(b"".join(head), payload, length, tuple(records), tuple(contents))
 

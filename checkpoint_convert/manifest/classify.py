@@ -100,6 +100,8 @@ def find_parts(entries: Mapping[str, Entry]) -> tuple[Part, ...]:
     Every entry is in exactly one part. Parts come in the order of their first entry.
     """
     paths = {key: entry_path(entry) for key, entry in entries.items()}
+    # Optimizers first: `param_groups` marks each of them, and the names that they know find the models that
+    # have an unusual name.
     optimizers = _find_optimizers(paths)
     models = _find_models(paths, entries, optimizers, _trained_names(paths, optimizers))
     models = {place for prefix in models for place in _in_list(prefix, paths)}

@@ -152,6 +152,8 @@ class Journal:
             self._fd = os.open(self.path, flags, 0o666)
             # What a crash left of a last line would spoil the next one.
             os.ftruncate(self._fd, self._size)
+        # One write to a file opened for appending is one piece, whatever other threads write; a line that a
+        # crash cut short is not read.
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         if os.write(self._fd, line) != len(line):
             msg = f"{str(self.path)!r} could not be written whole. The disk is full."

@@ -104,12 +104,14 @@ class LocalOutput:
                     "(--resume)."
                 )
                 raise OutputError(msg, path=self._work.path)
+            # Without a journal nothing says of which conversion the files are.
             if self._journal.identity is None:
                 self._work.clear()
             if self._is_in_place():
                 return True
             if self.stands is not None:
                 raise already_there(self.url)
+            # Asked again: inspecting and planning took time, and somebody may have made it meanwhile.
             _check_free(self.path, overwrite=self._overwrite, keeps_others=self._keeps_others)
             self._is_left = False
             self._journal.begin(identity)
@@ -177,8 +179,11 @@ class LocalOutput:
         with writing(self.path):
             if self._keeps_others and self._overwrite and is_model_folder(self.path):
                 self.kept_others = take_over_others(self.path, self._work.content, self._names)
+            # Flushed before the rename: after a power cut the name may be on the disk, and the files not.
             for base, _, _ in os.walk(self._work.content):
                 _sync_folder(Path(base))
+            # And noted before it: who is killed right after the rename has only to clean up, and a later
+            # process knows the folder by its number, wherever it is.
             status = self._work.content.lstat()
             self._journal.record_place((status.st_dev, status.st_ino))
             if self._overwrite and os.path.lexists(self.path):
@@ -196,6 +201,7 @@ class LocalOutput:
             self._work.release()
         else:
             self._finish()
+        # Only those that this process made, and only empty ones: rmdir refuses the rest.
         for parent in reversed(self._made):
             with contextlib.suppress(OSError):
                 parent.rmdir()
@@ -207,10 +213,11 @@ class LocalOutput:
     def _take_over(self, is_left: bool, *, resume: bool) -> None:
         """Decide what becomes of what an earlier process left."""
         self._is_left = is_left
+        # First: a process that was killed between two renames has left nothing at the output's place.
         self._work.recover()
         self._journal.read()
         if self._is_in_place() and not resume:
-            # It had only to clean up.
+            # It had only to clean up. What is there now counts like any other output.
             self._journal = Journal(self._journal.path)
             self._is_left = is_left = False
             self._work.clear()
@@ -224,6 +231,7 @@ class LocalOutput:
             self._journal = Journal(self._journal.path)
             self._work.clear()
             self._is_left = False
+        # Those of ranks, too: each noted what it wrote in a journal of its own.
         for path in self._work.journals():
             journal = Journal(path)
             journal.read()

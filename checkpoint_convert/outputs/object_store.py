@@ -232,7 +232,7 @@ class FsspecOutput(_Writer):
         path = f"{self._target}/{BUSY_FILE}"
         with writing_to(self.url):
             if self._left is not None:
-                self._take_over(identity)
+                self._take_over(identity)  # before the mark, which says that it is this one's
                 self._fs.pipe_file(path, json.dumps(about).encode())
             else:
                 self._make_folder(self._target)

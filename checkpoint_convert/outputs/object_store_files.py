@@ -102,6 +102,7 @@ class Uploads:
         except BaseException:
             self._slots.release()
             raise
+        # Released when it is sent, not when it is waited for: the writer goes on as long as there is room.
         sent.add_done_callback(lambda _: self._slots.release())
         return sent
 
@@ -216,7 +217,7 @@ class S3File:
 
     def _finish(self) -> None:
         with writing_to(self._url):
-            if self.upload is None:
+            if self.upload is None:  # too small for parts: one request in place of three
                 self._uploads.put_whole(self._path, bytes(self._buffer))
                 return
             while self._buffer:
@@ -242,6 +243,7 @@ class S3File:
                 self._tags[number] = self._sent.pop(number).result()
 
     def _give_up(self) -> None:
+        # Waited for first: a part that arrives after the upload was given up stays, and costs money.
         for sent in self._sent.values():
             with contextlib.suppress(BaseException):
                 sent.result()

@@ -65,6 +65,8 @@ class WorkFolder:
                 if not lock.open(self.path / _LOCK):  # its owner has just removed it
                     continue
                 self._take_lock(lock.fd)
+                # An owner removes the lock file while it holds it: what was opened before is then a lock on a
+                # file that nobody else will open.
                 if _is_at(lock.fd, self.path / _LOCK):
                     self._lock = lock
                     return any(name != _LOCK for name in os.listdir(self.path))  # noqa: PTH208

@@ -69,6 +69,7 @@ def find_paired(
     if len(main) != 1 or len(optimizers) != 1 or set(optimizers[0][1]) != {"optimizer"}:
         return None
     optimizer, own = optimizers[0]
+    # Numbers say nothing of a model; that the files count alike has to do then.
     trained = {name for name in own["optimizer"] if not name.isdigit()}
     stem = optimizer if isinstance(optimizer, str) else optimizer.stem
     if not trained <= (held[main[0]] or {})["model"] or _counts(main[0]) != _counts(stem):

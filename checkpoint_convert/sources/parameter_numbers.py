@@ -109,11 +109,14 @@ def _count_ways(
     for place, shape in enumerate(model.values()):
         after: _Counts = {}
         for state, count in steps[-1].items():
+            # A name without a number: the optimizer was not given all parameters, such as frozen ones.
             if place - sum(state) < spare:
                 after[state] = min(after.get(state, 0) + count, 2)
             for which, group in enumerate(groups):
                 if state[which] < len(group) and _fits(group[state[which]], shape, shapes):
                     new = (*state[:which], state[which] + 1, *state[which + 1 :])
+                    # No further than 2: whether there are several ways is all that is asked, and numbers of
+                    # ways grow without bounds.
                     after[new] = min(after.get(new, 0) + count, 2)
         work += len(after)
         if len(after) > _MAX_STATES or work > _MAX_WORK:
@@ -142,6 +145,7 @@ def _walk_back(
             if state[which] and _fits(group[state[which] - 1], model[name], shapes)
         ]
         choices.append((None, state))
+        # Only what a way from the beginning leads to.
         choices = [choice for choice in choices if steps[place].get(choice[1])]
         which, before = choices[0 if first else -1]
         if which is not None:

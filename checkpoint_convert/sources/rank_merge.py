@@ -138,6 +138,7 @@ class _Merger:
                     f"{shards.dtype} of shape {list(shards.shape)}, or divided in another way, in "
                     f"`{state.file}`",
                 )
+        # Before the chunks are looked at: that a file is missing says more than which elements are.
         self._check_complete(key, parts)
         return TensorEntry(key, path, first.dtype, first.shape, self._chunks(key, parts))
 
@@ -145,6 +146,7 @@ class _Merger:
         found: dict[Box, tuple[RankState, TensorValue]] = {}
         for state, shards in parts:
             for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
+                # Replicas (HSDP) hold the same parts; where their bits differ, no one of them is right.
                 known = found.setdefault(box, (state, tensor))
                 if known[1] is not tensor and not _same_bytes(self._folder, key, known[1], tensor):
                     raise _mismatch(
@@ -152,6 +154,7 @@ class _Merger:
                         f"`{known[0].file}` and `{state.file}` hold the same part of `{key}`, at {box[0]}, "
                         "and their bits differ",
                     )
+        # Ranks beyond the last row hold empty parts; a tensor without elements keeps one of them.
         boxes = {box: holder for box, holder in found.items() if math.prod(box[1])}
         kept = boxes or dict(list(found.items())[:1])
         problem = tiling_problem(parts[0][1].shape, list(kept))
@@ -189,7 +192,7 @@ def same_leaves(folder: Folder, key: str, one: object, other: object) -> bool:
     try:
         (first, tensors), (second, others) = (pickle_value(value, where=key) for value in (one, other))
     except UnsupportedFeatureError:
-        return False
+        return False  # what cannot be compared is kept of every rank
     return first == second and all(
         _same_bytes(folder, key, a, b) for a, b in zip(tensors, others, strict=True)
     )
@@ -236,6 +239,7 @@ def settle(merged: Merged, folder: Folder) -> None:
                 raise _mismatch(folder, what)
             if key not in merged.differing:
                 continue
+            # Only buffers may differ: FSDP1 leaves them to each rank, and keeps all else alike.
             if part.kind == "optimizer" or isinstance(merged.entries[key], BytesEntry):
                 raise _mismatch(folder, f"`{key}` is not the same in the files of all ranks")
             for name in merged.differing.pop(key):

@@ -130,6 +130,7 @@ def open_unpacked(location: Location) -> UnpackedFolder:
     """
     url = os.fspath(location)
     stamp = _stamp(url)
+    # One at a time: two threads that open one file would unpack it twice, and need the room for both.
     with _LOCK:
         known = _KNOWN.get(url)
         if known is None or known.stamp != stamp:
@@ -253,6 +254,7 @@ def _sparse() -> CheckpointFormatError:
 def _take_member(stream: IO[bytes], name: str, unpacked: _Unpacked) -> None:
     """Take the state out of an archive; nothing else of it is unpacked, and no path in it is followed."""
     others: list[str] = []
+    # As a stream, without going back: the archive may be compressed, or behind a URL.
     with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
         for count, member in enumerate(archive):
             if count >= _MAX_MEMBERS:
@@ -278,6 +280,7 @@ def _copy(stream: IO[bytes], unpacked: _Unpacked) -> None:
     folder = unpacked.folder.name
     most = max(_MOST_PACKED * unpacked.size, _ANY_SIZE)
     with Path(folder, unpacked.name).open("wb") as file:
+        # Each limit is asked before a block is written: what is unpacked is known only when it is there.
         while block := stream.read(_BLOCK):
             if not file.tell() and not block.startswith(_SAVED_STARTS):
                 msg = f"{unpacked.url!r} holds no file of torch.save: it starts with {bytes(block[:8])!r}."

@@ -153,11 +153,12 @@ class LocalFolder:
             return {self.only: self._size(self.only)}
         found: dict[str, int] = {}
         for base, folders, names in os.walk(self.path, onerror=self._unreadable):
-            folders.sort()
+            folders.sort()  # os.walk has the system's order, which differs from run to run
             if max_depth is not None and len(Path(base).relative_to(self.path).parts) >= max_depth:
                 folders.clear()
             for name in sorted(names):
                 full = Path(base, name)
+                # A file may go away between the list and the question; that it was needed is said later.
                 with contextlib.suppress(FileNotFoundError), self._reading(str(full.relative_to(self.path))):
                     try:
                         status = full.stat()
@@ -289,6 +290,8 @@ class LocalFolder:
             opened.users -= 1
 
     def _close_idle(self) -> None:
+        # The ones that were not used for longest. What a thread reads from stays open, so that there may be
+        # more for a while.
         for name in list(self._open)[: len(self._open) - _MAX_OPEN_FILES]:
             if self._open[name].users == 0:
                 _close(self._open.pop(name))

@@ -75,6 +75,7 @@ def rehearse(part: Part, which: Which) -> MemoryLog:
         sharded = _under_fsdp1(part, model, config) if which == "FSDP1" else _prepared(part, model, config)
         optimizer = part.make_optimizer(sharded)
         if not part.on_cpu:
+            # Fake tensors are the CPU's, where optimizers step one parameter after the other, in less memory.
             _step_as_on_gpus(optimizer)
         log.label(sharded.parameters(), "parameters")
         log.label(sharded.buffers(), "buffers")
@@ -110,6 +111,7 @@ def train(
                 found = loss(model, batch)
                 begin(f"backward{suffix}")
                 torch.autograd.backward(found)
+            # A loop that kept them would hold this graph while the next forward makes its own.
             del found, batch
         if log is not None:
             log.label((each.grad for each in model.parameters()), "gradients")
@@ -156,6 +158,7 @@ def _config_here(part: Part) -> FSDP1Config:
         device_id="cpu",
         device_mesh=mesh,
         process_group=None,
+        # No values are there to broadcast or to initialise, and FSDP1 offloads only beside an accelerator.
         sync_module_states=False,
         param_init_fn=None,
         cpu_offload=None,

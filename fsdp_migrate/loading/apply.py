@@ -152,6 +152,8 @@ def load_optimizers(wanted: Wanted, found: Fit, plan: StatePlan) -> list[Finding
             for index, param in enumerate(params)
             if (name := wanted.names[param][0]) in plan.state
         }
+        # By the optimizer's own method, which casts as it wants its state. Its own groups come first, so that
+        # settings which the checkpoint does not have stay.
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict(
             {"state": state, "param_groups": [{**group, **next(settings)} for group in groups]}
@@ -200,6 +202,7 @@ def load_extra(extra: Mapping[str, Any], plan: ExtraPlan) -> dict[str, Any]:
         if not callable(load):
             values[name] = build_extra(leaves)
             continue
+        # Its own state says what a checkpoint cannot: which keys are numbers, and which mappings were empty.
         own: Any = getattr(extra[name], "state_dict", dict)()
         values[name] = as_in(own, build_extra([*leaves, *_not_stored(own, [path for path, _ in leaves])]))
         try:

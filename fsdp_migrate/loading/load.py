@@ -143,6 +143,8 @@ def load_checkpoint(
         run.extra |= dict(extra or {})
         run.look(broadcast)
 
+    # Each step is done by all ranks before the next begins: a rank that fails in one stops all of them while
+    # the model is still as it was.
     run.peers.together(look, _BEFORE)
     opened = open_checkpoint(
         path,
@@ -234,6 +236,7 @@ class _Run:
         def read() -> None:
             if check_meta(self.model):
                 materialize(self.model, self.optimizers, found.missing)
+                # Once more: memory of its own makes other tensors of what was on the meta device.
                 self._wanted = look_at(self.model, self.optimizers)
             plans = plan_model(self.wanted, found), plan_optimizers(self.wanted, found), plan_extra(offer)
             jobs: list[Job] = [job for plan in plans for job in plan.jobs]

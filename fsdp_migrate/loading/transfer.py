@@ -78,6 +78,8 @@ def send_jobs(
             piece = torch.empty(block[1], dtype=dtype)
             if piece.numel() == 0:
                 continue
+            # A rank that failed sends on what is in the piece: the others have counted on each broadcast, and
+            # hear of the failure afterwards.
             if source is not None and catalogue is not None and failure is None:
                 try:
                     entry = catalogue.tensors[job.stored.key].source
@@ -85,6 +87,7 @@ def send_jobs(
                 except Exception as error:
                     failure = error
             sent = piece.to(device)
+            # As bytes: not every backend sends every dtype.
             dist.broadcast(sent.view(torch.uint8) if sent.ndim else sent, src=sender, group=group)
             _keep(sent, block, job)
             done += piece.numel() * dtype.itemsize

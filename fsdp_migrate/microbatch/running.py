@@ -234,6 +234,7 @@ class Microbatches(Generic[PartT]):
         if self._agree or self._shortest < self._longest:
             self._votes = Votes(self._model, channel)
         if self._agree and self._votes is not None:
+            # In this order: memory that runs out while the rollback copies is then told to the other ranks.
             self._votes.start()
             self._rollback = Rollback(self._model)
         if self._comms != "last" and self._longest > 1:
@@ -247,6 +248,7 @@ class Microbatches(Generic[PartT]):
         """Agree with the other ranks on the numbers of microbatches, and on the settings."""
         sizes = [len(group.parameters) for group in self._groups]
         own = [len(self._parts), _COMMS.index(self._comms), int(self._agree), len(sizes), max(sizes)]
+        # With the negatives the maximum is the minimum, too: one collective, not two.
         votes = channel.maximum([int(failure is not None), *own, *[-number for number in own]])
         if votes[0]:
             channel.raise_failures(None if failure is None else describe_failure(failure))
@@ -307,6 +309,7 @@ class Microbatches(Generic[PartT]):
         self._is_over = True
         votes = self._votes
         try:
+            # The others first, who wait in a vote; what follows concerns this rank alone.
             if votes is not None and votes.is_active:
                 self._tell(votes, error)
         finally:

@@ -241,6 +241,7 @@ class Votes:
             present = {place for _, place in filter(None, places)}
             used = tuple(place in present for place in range(len(group.parameters)))
         self._prepared = _Operation(step, self._microbatch, number, used)
+        # Two votes where ranks follow: they have to hear what to prepare before they can say that it fits.
         if self._has_followers and not self._is_following:
             self._vote(self._prepared)
         return True
@@ -250,6 +251,7 @@ class Votes:
         self._vote(self._prepared)
 
     def _vote(self, own: _Operation | None) -> _Operation:
+        # One all-reduce, however many questions: collectives are small here, and their number is the cost.
         votes = self._channel.maximum([0, *self._encode(own)])
         highest, lowest = votes[1 : 2 + self._width], votes[2 + self._width :]
         try:

@@ -185,6 +185,7 @@ class _Comparison:
         for each in both:
             each.recorder.start(expected)
             before = _reset_peak(self.request.device)
+            # FSDP1 first: its events are kept, and FSDP2's are compared as they come and let go.
             with self._telling_whose(each):
                 loss, took = each.train(move(batch, self.request.device), self.fed.loss, seed)
             each.recorder.stop()
@@ -192,7 +193,7 @@ class _Comparison:
             losses.append(loss)
             seconds.append(took)
             peaks.append(_peak(self.request.device, before))
-        self.fsdp1.recorder.events = []
+        self.fsdp1.recorder.events = []  # all that its modules computed: the most of memory that there is
         costs = self._costs(seconds, peaks)
         one, other = (torch.tensor(each, dtype=torch.float64) for each in losses)
         comparison.compare_run(self.fsdp2.recorder, {"loss": (one, other)}, costs)

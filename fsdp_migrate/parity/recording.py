@@ -160,7 +160,7 @@ class Recorder:
             kept = tensor.detach()
             kept = kept.to("cpu", copy=True) if self.on_host else kept.clone()
             self.events.append(Event(module, what, self.is_backward, kept))
-        elif not self._has_lost_its_way():
+        elif not self._has_lost_its_way():  # once the order differs, places no longer mean the same
             self._compare(event)
 
     def _compare(self, found: Event) -> None:

@@ -195,6 +195,8 @@ def _check_alike(entries: Sequence[_Entry], bucket_bytes: int, groups: Groups) -
                 f"arguments: {what}. They would wait for each other. Pass the same on every rank."
             )
             raise ModelError(msg)
+    # What one rank cannot put together itself, torch gathers on all of them: both are collectives, and they
+    # are not the same.
     for entry in entries:
         if any(entry.names[0] in theirs for *_, theirs in said):
             entry.steps = None
@@ -322,6 +324,7 @@ class _Gather:
             if len(self.entries) > 1:
                 end += -end % _ALIGNMENT
         self._stride = end
+        # Bytes, so that tensors of several dtypes go in one collective.
         self._parts: torch.Tensor | None = torch.empty(end, dtype=torch.uint8, device=mesh.device_type)
         self._wholes = self._parts.new_empty(self._num_parts * end)
 
@@ -352,7 +355,7 @@ class _Gather:
         while True:
             if self._stride:
                 dist.all_gather_into_tensor(self._wholes, self._parts, group=self._group)
-            self._parts = None
+            self._parts = None  # it is in the gathered ones, which are the peak
             if self._step == 0:
                 return
             wholes = [self.whole(entry) for entry in self.entries]
@@ -364,6 +367,7 @@ class _Gather:
     def whole(self, entry: _Entry) -> torch.Tensor:
         """Return a tensor as it was before the cut that the last collective undid, in memory of its own."""
         dim, size = self._dim(entry), self._sizes[id(entry)][self._step]
+        # Rows of one tensor alone stand as they belong: no copy, and a large tensor is held once.
         if len(self.entries) == 1 and dim == 0:
             return self._wholes.view(entry.dtype)[: size.numel()].view(size)
         parts = [

@@ -112,6 +112,7 @@ def receive_value(value: Any, param: torch.Tensor, sent: torch.Tensor | None) ->
     if value.shape != tuple(param.shape):  # such as Adafactor's sums of rows and columns
         replicated = [Replicate()] * param.device_mesh.ndim
         return DTensor.from_local(whole, param.device_mesh, replicated, run_check=False)
+    # This rank's part, and the whole is dropped before the next one comes: one whole tensor at a time.
     mine = torch.empty_like(param.detach(), dtype=value.dtype)
     write_back(mine, whole)
     return mine

@@ -61,6 +61,7 @@ def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: object) -> list
         # What is no model, or none that can be walked, is told to all ranks, later.
         known = model.parameters() if isinstance(model, nn.Module) and structure_fault(model) is None else ()
         others = {param.device_mesh for param in known if isinstance(param, DTensor)}
+        # Sorted: a set has another order on each rank, and all ranks must go through groups in one order.
         meshes = [chosen, *sorted(others, key=lambda other: str(other.mesh_dim_names))]
         return [each.get_group(dim) for each in meshes for dim in range(each.ndim)]
     groups = given("process_group")
@@ -102,6 +103,7 @@ def agree_on_plan(make: Callable[[], ShardPlan], model: nn.Module, groups: Group
     except Exception as error:
         failure = error
         own = RankReport(own.rank, error=_text_of(error))
+    # A rank that failed takes part all the same: the others wait for what it has to say.
     reports = exchange(own, groups)
     if failure is not None:
         raise failure
@@ -109,6 +111,7 @@ def agree_on_plan(make: Callable[[], ShardPlan], model: nn.Module, groups: Group
     assert plan is not None
     names = differing([dict(report.facts) for report in reports])
     if names:
+        # Only now, and only for what differs: the names of a large model are megabytes on each rank.
         own_parts = tuple((name, facts[name].parts if name in facts else ()) for name in names)
         _raise_differences(names, exchange((own.rank, own_parts), groups))
     _check_meta(reports, broadcasts=plan.config.broadcast_from_rank0)
@@ -186,6 +189,8 @@ def _raise_failures(
 def exchange(own: SaidT, groups: Groups) -> list[SaidT]:
     """Return what every rank has to say, in the order of the ranks."""
     known: dict[int, SaidT] = {dist.get_rank(): own}
+    # Each group adds what its ranks have heard in those before. So over the dimensions of a mesh everybody
+    # hears of everybody, without a group of all of them, which the ranks of other models would have to make.
     for group in groups:
         gathered: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(gathered, known, group=group)
@@ -203,6 +208,7 @@ def _raise_differences(
     ]
     listing = "\n".join(lines)
     if any(name.startswith("`") for name in names):
+        # Arguments before models: units and dtypes often differ because the arguments do.
         field = next(name for name in names if name.startswith("`")).strip("`")
         msg = (
             f"The ranks were given different arguments, so no rank shards its model:\n{listing}\n"

@@ -209,6 +209,8 @@ def broadcast_from_rank0(modules: Iterable[nn.Module], skip: AbstractSet[Any], m
             done.add(tensor)
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             value = local.detach().to(device)
+            # From the inner dimension out: first to the ranks of the first rank's own group, then from each
+            # of them to the ranks at its place in other groups. One broadcast a dimension reaches all.
             for dim in reversed(range(mesh.ndim)):
                 dist.broadcast(value, group=mesh.get_group(dim), group_src=0)
             if value.data_ptr() != local.data_ptr():

@@ -170,8 +170,12 @@ def prepare_fully_shard(
         return plan
 
     groups = groups_of(fsdp1_config, mesh, model)
+    # Everything that can fail on one rank alone is in the plan: from here on ranks communicate, and one that
+    # stopped would leave the others waiting.
     plan = agree_on_plan(make_plan, model, groups)
+    # Before sharding, which puts other parameters in the place of those that the optimizers hold.
     names = parameter_names(model)
+    # Before sharding, too: around a sharded layer, recomputing would run FSDP2's hooks and gather once more.
     if plan.checkpointing is not None:
         apply_checkpoint_plan(model, plan.checkpointing)
     shard_as_planned(model, plan, groups, mesh=mesh)
@@ -240,7 +244,10 @@ def apply_plan(
     units: list[FSDPModule] = []
     experts = {parameter.unit for parameter in plan.parallel if parameter.expert}
     has_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    # Asked of all ranks: to fill a unit is a collective call, which ranks without meta tensors have to join.
     materialised_with = groups if any_rank_says(has_meta, groups) else None
+    # Inner units come first: fully_shard takes the parameters that no unit below has taken. Each is filled
+    # just before it is sharded, so that a model of the meta device is never whole in memory.
     for unit in plan.units:
         unit_mesh = meshes.of(unit.config)
         _fill_unit(model, plan, unit, unit_mesh, ignored, materialised_with)
@@ -250,6 +257,7 @@ def apply_plan(
         if not unit.config.backward_prefetch:
             fsdp2.stop_backward_prefetch(modules)
         units.extend(modules)
+    # Only now that all units are there: when one may be reduced is decided by the forwards of all of them.
     param_groups.reduce_as_fsdp1(model)
     for each in meshes:
         cpu_mends.mend_gloo_averaging(each, units)
@@ -283,6 +291,8 @@ def _fill_unit(
         )
         together(lambda: materialize_modules(modules, device, unit.config.param_init_fn), groups, where)
     own = set(unit.parameters)
+    # After `to_empty`, which gives each name of a tied parameter memory of its own; and before the broadcast,
+    # so that what is sent arrives under all names.
     restore_ties(model, (tie for tie in plan.ties if own.intersection(tie.names)))
     if unit.config.broadcast_from_rank0:
         broadcast_from_rank0(modules, ignored, mesh)
@@ -320,7 +330,7 @@ def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, ignored: set
     modules = [model.get_submodule(fqn) for fqn in (*unit.grouped, unit.fqn)]
     for name in unit.parameters:
         parameter = model.get_parameter(name)
-        if not parameter.is_contiguous():
+        if not parameter.is_contiguous():  # fully_shard refuses those (FM109)
             parameter.data = parameter.data.contiguous()
     try:
         return fsdp2.shard_modules(modules, arguments)

@@ -102,6 +102,7 @@ def resolve_ties(
     """
     names = dict(units)
     decisions: list[TieDecision] = []
+    # One at a time: a unit that is given up or grouped changes which units hold the others.
     while (crossing := _first_crossing(model, names, ignored)) is not None:
         paths = [units_above(model, name, names) for name in crossing.names]
         shared = [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]

@@ -203,6 +203,7 @@ def _with_parameters(
     claimed: set[nn.Parameter] = set(request.ignored_params)
     units: list[UnitPlan] = []
     findings: list[Finding] = []
+    # Inner units come first and claim what is below them, as fully_shard does; the root takes the rest.
     for unit in kept:
         grouped = groups.get(unit.fqn, ())
         members = [unit.module, *(model.get_submodule(fqn) for fqn in grouped)]

@@ -77,6 +77,7 @@ class _Applier(cst.CSTTransformer):
                     self._comments.setdefault(statement, {}).setdefault(key, text)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        # Children are left before their parents: an edit around another one sees it done.
         if original_node in self._builds:
             return self._builds[original_node](updated_node)
         if isinstance(original_node, cst.With):
@@ -148,7 +149,7 @@ class _Applier(cst.CSTTransformer):
 
     def _leave_block(self, block: cst.IndentedBlock) -> cst.IndentedBlock:
         body, left = self._splice(block.body)
-        if not body:
+        if not body:  # Python has no empty blocks
             body = [cst.SimpleStatementLine([cst.Pass()], leading_lines=left)]
             left = []
         return block.with_changes(body=body, footer=[*left, *block.footer]) if self._spliced else block

@@ -34,6 +34,7 @@ def mend_gloo_averaging(mesh: DeviceMesh, modules: Iterable[FSDPModule]) -> bool
         return False
     units = list(modules)
     if hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        # Each unit: torch (2.8 to 2.15) does not hand this setting down to the units below.
         for unit in units:
             unit.set_force_sum_reduction_for_comms(True)
     else:

@@ -186,6 +186,7 @@ class MemoryLog(TorchDispatchMode):
             held.ref = weakref.ref(storage, partial(self._forget, storage._cdata, held))
             self._held[storage._cdata] = held
         elif kind is not None and (firmly or held.kind in _WEAK):
+            # What an operator hints at does not count against what the loop itself has said of a tensor.
             held.kind = kind
         self._resize(held, storage.nbytes())
 
@@ -197,7 +198,7 @@ class MemoryLog(TorchDispatchMode):
 
     def _forget(self, key: int, held: _Held, ref: object) -> None:
         del ref
-        if self._held.get(key) is held:
+        if self._held.get(key) is held:  # a new storage may have the address of one that is gone
             del self._held[key]
         self._resize(held, 0)
 
@@ -212,6 +213,7 @@ class MemoryLog(TorchDispatchMode):
                 self._resize(held, storage.nbytes())
             return result
 
+        # Both FSDPs free gathered parameters by resizing their storage to nothing: no operator tells of it.
         setattr(torch.UntypedStorage, "resize_", resized)  # noqa: B010 - mypy wants its very signature
         hook = register_module_forward_pre_hook(self._label_used)
         fsdp1: Any = importlib.import_module("torch.distributed.fsdp._runtime_utils")

@@ -109,7 +109,7 @@ class ParameterGroup:
         group = self._group
         came_from_fewer = self.gathers_from_fewer_ranks
         if group.is_unsharded:
-            group._to_sharded()
+            group._to_sharded()  # torch's unshard() sends nothing for what is gathered, and others would wait
         group.unshard(False)
         group.wait_for_unshard()
         if group._use_post_forward_mesh and not came_from_fewer:
@@ -264,10 +264,12 @@ class _PartialSums:
             if reduced or group.all_reduce_grads:
                 self._fill(reduced)
         before = group._partial_reduce_output
+        # Asked before: torch's own takes the gradients.
         taken = [param for param in group.fsdp_params if _has_pending_gradient(param)]
         type(group).post_backward(group, *args)
         if group._partial_reduce_output is None:
             self._waiting = []
+        # Which parameters earlier sums are of is not known if they were made before this was put in.
         elif group.reduce_grads and taken and (before is None or self._waiting):
             self._waiting = taken
 

@@ -45,6 +45,7 @@ def move_optimizers_in_backward(old: nn.Parameter, new: nn.Parameter) -> None:
     optimizers = optimizers_in_backward(old)
     if not optimizers:
         return
+    # `_get_in_backward_optimizers` of torch looks for them on the parameters that the model has now.
     for name in ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs"):
         if hasattr(old, name):
             setattr(new, name, getattr(old, name))
@@ -100,6 +101,7 @@ def _named_by(hook: Callable[..., Any]) -> Iterator[Any]:
     if owner is None and not inspect.isroutine(hook):
         owner, hook = hook, type(hook).__call__
     yield from getattr(owner, "__dict__", {}).values()
+    # Bound methods and decorated functions keep what they name in the function below.
     function: Any = inspect.unwrap(getattr(hook, "__func__", hook))
     if not inspect.isfunction(function):
         return

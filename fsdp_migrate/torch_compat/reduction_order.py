@@ -101,6 +101,7 @@ class _Span:
             return args, kwargs
         order, current = self.order, _current_backward()
         if current == -1:
+            # Not in every forward: several may come before one backward, and are over together then.
             if order.has_begun or self._changed_mode():
                 order.forget()
         else:
@@ -127,6 +128,8 @@ class _Span:
         if torch.is_grad_enabled():
             self.keep()
         order.has_begun = True
+        # Backward goes through the forwards from the last to the first. So whatever began after this unit's
+        # last end is behind it, in all of its forwards.
         order.reduce([span for span in order.begun if math.inf > span.start > self.end])
         if self not in order.begun:
             order.begun.append(self)

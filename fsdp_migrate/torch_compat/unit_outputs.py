@@ -34,6 +34,7 @@ def hook_all_outputs(states: Iterable[Any]) -> None:
 def _hook(state: Any, as_torch_does: Any, output: Any) -> Any:
     result = as_torch_does(output)
     if torch.is_grad_enabled():
+        # What torch's own hook has found: a second hook on it would begin the unit's backward twice.
         found = {id(leaf) for leaf in tree_leaves(output)}
         for tensor in _tensors(output):
             if tensor.requires_grad and id(tensor) not in found:

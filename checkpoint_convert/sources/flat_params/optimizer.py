@@ -136,6 +136,8 @@ def name_pieces(
     """
     numbers = [number for group in optimizer.groups for number in group]
     sizes = {number: _held(optimizer, number, geometry.ranks, folder) for number in optimizer.fields}
+    # The surest first: names that the optimizer kept itself, those of an optimizer that was given with the
+    # model, and where there are neither, the one order that fits all sizes.
     if optimizer.labels and len(optimizer.labels) == len(numbers):
         labels = [_clean_label(label) for label in optimizer.labels]
         found: dict[int, str] | str = dict(zip(numbers, labels, strict=True))
@@ -146,6 +148,7 @@ def name_pieces(
         found = match_numbers(optimizer.groups, sizes, candidates)
     if isinstance(found, str):
         raise mismatch(folder, f"`{join_path(optimizer.prefix) or 'the optimizer'}`: {found}")
+    # Also where names were given: another model's may be as many.
     for number, held in sizes.items():
         expected = _expected(found[number], geometry, whole)
         if held != expected:

@@ -131,6 +131,7 @@ class Contexts:
     def _read_setter(self, call: cst.Call) -> Context:
         model, settings, configs, problem = self._settings(call)
         every = [c for c in self.source.calls if self._is_setter(c)]
+        # It returns what was set before: code that keeps it will set it again, where this does not follow.
         if problem is None and not isinstance(self.source.index.parents[call], cst.Expr):
             problem = "what was set before is used"
         if problem is None and len(every) > 1 and not all(map(self._always_runs, every)):
@@ -183,6 +184,7 @@ class Contexts:
         (own, first), (optim, second) = read[0], read[1]
         settings = Settings(
             "full" if kind == "FULL_STATE_DICT" else "sharded",
+            # torch's defaults: FullStateDictConfig does not offload, FullOptimStateDictConfig does.
             own.get("offload_to_cpu", False),
             own.get("rank0_only", False),
             optim.get("offload_to_cpu", True),
@@ -221,6 +223,8 @@ class Contexts:
         flags: dict[str, Flag] = {}
         for key, value in given.items():
             plain = literal(value)
+            # An expression may be moved into the new call from the call itself, not from a variable's line:
+            # there it was evaluated at another time.
             if plain is None and (variable is not None or key == "use_dtensor"):
                 return None
             flags[key] = value if plain is None else plain
@@ -232,7 +236,7 @@ class Contexts:
         """Collect the model's calls in the block, and tell what else there may ask for its state."""
         optim = 0
         for node in walk(block.body):
-            if isinstance(node, (cst.Yield, cst.Await)):
+            if isinstance(node, (cst.Yield, cst.Await)):  # a generator's caller, or another coroutine
                 return "other code runs in this context"
             if not isinstance(node, cst.Call):
                 continue

@@ -48,13 +48,14 @@ class Guards:
             elif isinstance(above, cst.While) and below is above.body:
                 yield above.test, True
             elif isinstance(above, cst.BooleanOperation) and below is above.right:
+                # The right of `and` is evaluated where the left is true, that of `or` where it is not.
                 yield above.left, isinstance(above.operator, cst.And)
             elif isinstance(above, _COMPREHENSIONS) and below is not above.for_in:
                 yield from ((each.test, True) for each in above.for_in.ifs)
             elif isinstance(above, (cst.IndentedBlock, cst.Module)):
                 yield from self._before(above, below)
             if isinstance(above, (cst.FunctionDef, cst.ClassDef)):
-                return
+                return  # a body runs later, when what was tested around it may have changed
             below = above
 
     @staticmethod

@@ -134,6 +134,7 @@ class Index:
                 continue
             self.scopes[param] = inner
             inner.bind(param.name.value, "param", param)
+            # Evaluated where the function is defined: a default does not see the other parameters.
             for part in (param.annotation, param.default):
                 if part is not None:
                     self.parents[part] = param
@@ -168,6 +169,7 @@ class Index:
             elif isinstance(binding.value, (cst.Name, cst.Attribute)) and binding.index is None:
                 alias = dotted(binding.value) != node.value
                 found |= self.qualified(binding.value, depth + 1) if alias else set()
+        # `import *` gives what nothing else binds; a name that is bound anywhere else is that.
         if not bindings and node.value in catalog.PUBLIC_NAMES:
             found |= {f"{module}.{node.value}" for module in self.stars}
         return found
@@ -371,6 +373,7 @@ def _bind_other(index: Index, node: cst.CSTNode, scope: Scope) -> None:
         if value is not None or isinstance(node, cst.AugAssign):
             _bind_target(node.target, value, scope)
     elif isinstance(node, cst.NamedExpr):
+        # `:=` binds in the function around a comprehension, not in it.
         while isinstance(scope.node, cst.BaseComp) and scope.parent is not None:
             scope = scope.parent
         _bind_target(node.target, node.value, scope)
