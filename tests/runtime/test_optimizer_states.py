@@ -6,7 +6,7 @@ import pytest
 
 from tests.rank_bodies import optimizer_states
 from tests.ranks import run_ranks
-from tests.runtime.test_runtime import Cases, assert_equal
+from tests.runtime.cases import Cases, assert_equal
 
 
 GIVEN = [("blocks", False), ("blocks", True), ("NO_SHARD", False)]

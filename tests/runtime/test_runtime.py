@@ -1,55 +1,17 @@
-"""Accumulation, clipping, methods and gradient scaling, held against FSDP1's own."""
+"""Accumulation, methods and gradient scaling, held against FSDP1's own."""
 
 from __future__ import annotations
 
-import functools
-import math
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from fsdp_migrate.errors import ProcessGroupError
 from fsdp_migrate.runtime import grad_scaler
-from fsdp_migrate.torch_compat import fsdp2
 from tests.rank_bodies import runtime
 from tests.ranks import run_ranks
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
-
-
-class Cases:
-    """Runs of one body, all on the same ranks, which are started when the first is asked for."""
-
-    def __init__(self, body: Callable[..., Any], cases: list[tuple[Any, ...]]) -> None:
-        self.body = body
-        self.cases = cases
-
-    @functools.cached_property
-    def ranks(self) -> list[list[Any]]:
-        return run_ranks(runtime.each, self.body, self.cases, timeout=400)
-
-    def of(self, *case: Any) -> list[Any]:
-        """Return what each rank found in a case."""
-        index = self.cases.index(case)
-        return [rank[index] for rank in self.ranks]
-
-
-def is_refused(found: Any) -> bool:
-    """Tell whether this torch cannot ignore parameters, and then assert that it says so."""
-    if not fsdp2.HAS_IGNORED_PARAMS:
-        assert found == (
-            "`ignored_modules` needs torch 2.7 or later, whose fully_shard can ignore parameters."
-        )
-    return not fsdp2.HAS_IGNORED_PARAMS
+from tests.runtime.cases import Cases, assert_equal, is_refused
 
 
 STRATEGIES = ["blocks", "SHARD_GRAD_OP", "NO_SHARD", "bf16"]
@@ -89,68 +51,6 @@ def test_no_sync_puts_back_what_each_unit_had() -> None:
         assert (
             "`no_sync` was called with a Net in which fully_shard has sharded nothing" in found["no unit"][1]
         )
-
-
-def check_clipping(found: dict[str, Any], norm_type: float, max_norm: float) -> None:
-    assert found["type"]
-    assert found["norm"] == pytest.approx(found["FSDP1"], rel=1e-6)
-    assert found["norm"] == pytest.approx(found["plain"], rel=1e-6)
-    factor = min(1.0, max_norm / found["norm"])
-    for name, grad in found["gradients"].items():
-        torch.testing.assert_close(grad, found["FSDP1 gradients"][name], rtol=2e-6, atol=1e-8)
-        torch.testing.assert_close(grad, found["plain gradients"][name] * factor, rtol=1e-5, atol=1e-7)
-
-
-CLIPPED_KINDS = ["blocks", "NO_SHARD", "several meshes", "several meshes and plain"]
-CLIPPED_KINDS += ["ignored parameters"]
-NORMS = [(2.0, 0.05), (1.0, 0.5), (math.inf, 0.01)]
-CLIPPED = Cases(runtime.clip, [(kind, *norm) for kind in CLIPPED_KINDS for norm in NORMS])
-
-
-@pytest.mark.parametrize("kind", CLIPPED_KINDS)
-@pytest.mark.parametrize(("norm_type", "max_norm"), NORMS)
-def test_clipping_is_that_of_fsdp1_and_of_one_process(kind: str, norm_type: float, max_norm: float) -> None:
-    for found in CLIPPED.of(kind, norm_type, max_norm):
-        if kind in runtime.IGNORING and is_refused(found):
-            continue
-        assert found["norm"] > max_norm
-        check_clipping(found, norm_type, max_norm)
-
-
-def test_gradients_below_the_limit_are_left_alone() -> None:
-    for found in run_ranks(runtime.clip, "blocks", 2.0, 1e6):
-        check_clipping(found, 2.0, 1e6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_replicas_count_once_at_two_by_two_ranks(norm_type: float) -> None:
-    for found in run_ranks(runtime.clip, "HYBRID_SHARD", norm_type, 0.01, world_size=4, timeout=400):
-        check_clipping(found, norm_type, 0.01)
-
-
-def test_clipping_what_is_missing_infinite_or_given_twice() -> None:
-    ranks = run_ranks(runtime.clip_oddly)
-    for found in ranks:
-        assert found["nothing"] == 0.0
-        assert found["generator"]
-        assert found["twice"]
-        assert found["one"] == pytest.approx(0.0, abs=1e-6)
-        assert found["one by one"]
-        assert found["halved"] < 1e-6
-        assert found["missing on one rank"] == ranks[0]["missing on one rank"] > 0
-        assert found["infinite"][0] == "ModelStateError"
-        assert "norm of order 2 of the gradients is inf" in found["infinite"][1]
-        assert found["untouched"]
-        assert found["norm_type"] == (
-            "ConfigError",
-            "`norm_type` is 0.0; expected a number above 0, or `inf`.",
-        )
-        assert found["max_norm"][0] == "ConfigError"
-
-
-def test_norms_of_low_precision_gradients_are_summed_in_float32() -> None:
-    assert run_ranks(runtime.clip_bfloat16) == [(386.0, "torch.bfloat16")] * 2
 
 
 def test_registered_methods_find_whole_parameters() -> None:
