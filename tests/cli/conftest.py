@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+CODE = "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(net)\nmodel.apply(f)\n"
+
+
 @pytest.fixture(scope="session")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that FSDP2 loads as it is. Not to be changed."""
@@ -43,6 +46,14 @@ def prefixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints") / "prefixed"
     run_ranks(checkpoints.save_fsdp1, str(folder), "module.")
     return folder
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    """A folder with one script that uses FSDP1, and one that does not."""
+    (tmp_path / "train.py").write_text(CODE)
+    (tmp_path / "other.py").write_text("x = 1\n")
+    return tmp_path
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from fsdp_migrate.cli import main
 from fsdp_migrate.source.pins import excludes
 from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
+from tests.cli.conftest import CODE
 from tests.ranks import ROOT
 
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-CODE = "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(net)\nmodel.apply(f)\n"
 ACCELERATE = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 2\n"
 FSDP2 = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: true\n"
 CHECKPOINTS = ROOT / "tests" / "checkpoint" / "data" / "torch-2.13.0"
@@ -47,7 +47,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_configs_are_found_with_their_stack_and_what_would_become_of_them(repository: Path) -> None:
+def test_configs_are_found_with_their_framework_and_what_would_become_of_them(repository: Path) -> None:
     found = {Path(each.path).name: each for each in find_configs([repository])}
     assert found.keys() == {"old fsdp.yaml", "new.yaml", "broken.yml", "binary.yaml"}
     assert (found["old fsdp.yaml"].framework, found["old fsdp.yaml"].state) == ("accelerate", "changes")

@@ -1,4 +1,4 @@
-"""inspect, convert and verify: what they show, write and return."""
+"""`convert`: what it shows, writes and returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fsdp_migrate import inspect_checkpoint, plan_conversion, verify_checkpoints
 from fsdp_migrate.checkpoint_convert import OutputOptions
 from fsdp_migrate.cli import main
 from fsdp_migrate.cli.options import DType, Link, Target
-from tests.checkpoint.samples import COMPOSER, NEWEST, PLAIN
+from tests.checkpoint.samples import PLAIN
 from tests.cli.conftest import fingerprint
 
 
@@ -22,33 +22,6 @@ if TYPE_CHECKING:
 
     Capture = pytest.CaptureFixture[str]
     RunJson = Callable[..., tuple[int, dict[str, Any]]]
-
-
-def test_inspect_shows_the_parts(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(compiled)]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    for word in ("model", "optimizer", "float32", "relink", "_orig_mod."):
-        assert word in printed.out
-
-
-def test_inspect_shows_how_a_part_is_divided_and_what_would_change(
-    capsys: pytest.CaptureFixture[str], run_json: RunJson
-) -> None:
-    assert main(["inspect", str(NEWEST), "--all"]) == 0
-    printed = capsys.readouterr().out
-    for word in (
-        "2 ways, 1 whole",
-        "2.15 or later",
-        "FM208",
-        "FM272",
-        "would relink it",
-        "Converting is still better",
-    ):
-        assert word in printed
-    _, document = run_json("inspect", NEWEST)
-    part = document["manifest"]["parts"][0]
-    assert (part["ways"], part["whole"], part["chunks"]) == (2, 1, 29)
 
 
 def test_a_report_names_every_entry(tmp_path: Path, run_json: RunJson, capsys: Capture) -> None:
@@ -84,35 +57,6 @@ def test_names_do_not_control_the_terminal(tmp_path: Path, capsys: pytest.Captur
         assert "\x07" not in printed
     main(["verify", str(tmp_path / "none\x1b[2J")])
     assert "\x1b" not in capsys.readouterr().err
-
-
-def test_inspect_says_that_nothing_is_needed(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(clean)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "loads it as it is" in said
-    assert "Converting is still better" not in said
-
-
-def test_inspect_says_what_to_type_to_load_it(capsys: pytest.CaptureFixture[str], run_json: RunJson) -> None:
-    assert main(["inspect", str(COMPOSER)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"load_checkpoint('{COMPOSER}', model, optimizer, extra={{" in shown
-    assert f"Trainer(..., callbacks=[FSDP2Migration()], load_path='{COMPOSER}')" in shown
-    _, document = run_json("inspect", NEWEST)
-    assert document["loading"]["call"].startswith(f"load_checkpoint('{NEWEST}', model, optimizer")
-    assert document["loading"]["trainer"] is None
-    assert document["loading"]["better_converted"] == ["the run is started many times from it"]
-
-
-@pytest.mark.parametrize("arguments", [[], ["--deep"]])
-def test_inspect_as_a_document(clean: Path, run_json: RunJson, arguments: list[str]) -> None:
-    code, document = run_json("inspect", clean, *arguments)
-    assert code == 0
-    assert document["manifest"]["layout"] == "dcp"
-    assert document["conversion"]["action"] == "none"
-    parts = {part["kind"]: part["tensors"] for part in document["manifest"]["parts"]}
-    assert parts["model"] == 6
-    assert parts["optimizer"] == 18
 
 
 def test_convert_relinks_what_only_needs_names(
@@ -211,55 +155,6 @@ def test_an_existing_output_is_kept_unless_told_otherwise(
     assert fingerprint(out) != before
 
 
-def test_verify(clean: Path, compiled: Path, tmp_path: Path, run_json: RunJson) -> None:
-    out = tmp_path / "out"
-    run_json("convert", clean, out, "--world-size", 4)
-    code, document = run_json("verify", clean, out)
-    assert (code, document["is_same"], document["differences"]) == (0, True, [])
-    code, document = run_json("verify", clean, compiled)
-    assert code == 0
-    assert len(document["renamed"]) == 6
-
-
-def test_verify_shows_the_first_differences(
-    clean: Path, tmp_path: Path, run_json: RunJson, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    run_json("convert", clean, out, "--dtype", "bf16")
-    code, document = run_json("verify", clean, out)
-    assert (code, document["is_same"]) == (1, False)
-    assert {difference["kind"] for difference in document["differences"]} == {"dtype"}
-    assert main(["verify", str(clean), str(out)]) == 1
-    printed = capsys.readouterr()
-    assert "model.2.weight" in printed.out
-    assert "Different" in printed.out
-    assert printed.err == ""
-
-
-def test_verify_of_one_checkpoint(
-    clean: Path, tmp_path: Path, run_json: RunJson, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    run_json("convert", clean, out, "--checksums", "--link", "copy")
-    code, document = run_json("verify", out)
-    assert (code, document["is_whole"], document["damages"]) == (0, True, {})
-    assert (document["hashed_files"], document["unprotected"]) == (3, 0)
-    assert main(["verify", str(out)]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    for word in ("SHA256SUMS lists 3 files", "Whole", "entries"):
-        assert word in printed.out
-    file = max(out.glob("*.distcp"))
-    data = bytearray(file.read_bytes())
-    data[700] ^= 1
-    file.write_bytes(data)
-    code, document = run_json("verify", out)
-    assert (code, document["is_whole"]) == (1, False)
-    assert str(file) in document["damages"]
-    assert main(["verify", str(out)]) == 1
-    assert "Damaged" in capsys.readouterr().out
-
-
 def test_a_target_with_its_options(clean: Path, tmp_path: Path, run_json: RunJson) -> None:
     code, document = run_json("convert", clean, tmp_path / "out", "--to", "hf", "--max-shard-size", "64B")
     assert (code, document["report"]["framework"]) == (0, "hf")
@@ -279,17 +174,6 @@ def test_the_library_knows_every_word_of_the_command(
     wanted: dict[str, Any] = {"to": to.value, "link": link.value, "dtype": dtype.value}
     options = OutputOptions(optimizer_class="AdamW")
     plan_conversion(inspect_checkpoint(clean), output_options=options, **wanted)
-
-
-def test_inspect_shows_every_column_on_a_narrow_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["inspect", str(COMPOSER)]) == 0
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 80
-    for word in ("state.optimizers", "chunks", "divided", "dtypes", "float32"):
-        assert word in said
 
 
 def test_findings_say_what_their_code_means_and_what_was_left_out_for_whom(
@@ -329,20 +213,3 @@ def test_the_command_that_compares_is_shown_and_finds_them_the_same(
 def test_dtypes_by_the_names_of_torch(clean: Path, run_json: RunJson, spelling: str, short: str) -> None:
     plans = [run_json("convert", clean, "--dry-run", "--dtype", word) for word in (spelling, short)]
     assert plans[0] == plans[1]
-
-
-def test_a_command_to_copy_is_quoted(
-    compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = tmp_path / "my run"
-    source.symlink_to(compiled)
-    assert main(["inspect", str(source)]) == 0
-    assert f"convert '{source}' OUT" in " ".join(capsys.readouterr().out.split())
-
-
-def test_what_cannot_be_converted_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flat = {"_fsdp_wrapped_module._flat_param": torch.zeros(4)}
-    torch.save(flat, tmp_path / "flat.pt")
-    assert main(["inspect", str(tmp_path / "flat.pt")]) == 0
-    said = capsys.readouterr().out
-    assert said.count("cannot be converted") == 1

@@ -1,0 +1,102 @@
+"""`inspect`: what it shows and returns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from fsdp_migrate.cli import main
+from tests.checkpoint.samples import COMPOSER, NEWEST
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    RunJson = Callable[..., tuple[int, dict[str, Any]]]
+
+
+def test_inspect_shows_the_parts(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(compiled)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for word in ("model", "optimizer", "float32", "relink", "_orig_mod."):
+        assert word in printed.out
+
+
+def test_inspect_shows_how_a_part_is_divided_and_what_would_change(
+    capsys: pytest.CaptureFixture[str], run_json: RunJson
+) -> None:
+    assert main(["inspect", str(NEWEST), "--all"]) == 0
+    printed = capsys.readouterr().out
+    for word in (
+        "2 ways, 1 whole",
+        "2.15 or later",
+        "FM208",
+        "FM272",
+        "would relink it",
+        "Converting is still better",
+    ):
+        assert word in printed
+    _, document = run_json("inspect", NEWEST)
+    part = document["manifest"]["parts"][0]
+    assert (part["ways"], part["whole"], part["chunks"]) == (2, 1, 29)
+
+
+def test_inspect_says_that_nothing_is_needed(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(clean)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "loads it as it is" in said
+    assert "Converting is still better" not in said
+
+
+def test_inspect_says_what_to_type_to_load_it(capsys: pytest.CaptureFixture[str], run_json: RunJson) -> None:
+    assert main(["inspect", str(COMPOSER)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"load_checkpoint('{COMPOSER}', model, optimizer, extra={{" in shown
+    assert f"Trainer(..., callbacks=[FSDP2Migration()], load_path='{COMPOSER}')" in shown
+    _, document = run_json("inspect", NEWEST)
+    assert document["loading"]["call"].startswith(f"load_checkpoint('{NEWEST}', model, optimizer")
+    assert document["loading"]["trainer"] is None
+    assert document["loading"]["better_converted"] == ["the run is started many times from it"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--deep"]])
+def test_inspect_as_a_document(clean: Path, run_json: RunJson, arguments: list[str]) -> None:
+    code, document = run_json("inspect", clean, *arguments)
+    assert code == 0
+    assert document["manifest"]["layout"] == "dcp"
+    assert document["conversion"]["action"] == "none"
+    parts = {part["kind"]: part["tensors"] for part in document["manifest"]["parts"]}
+    assert parts["model"] == 6
+    assert parts["optimizer"] == 18
+
+
+def test_inspect_shows_every_column_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["inspect", str(COMPOSER)]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    for word in ("state.optimizers", "chunks", "divided", "dtypes", "float32"):
+        assert word in said
+
+
+def test_a_command_to_copy_is_quoted(
+    compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "my run"
+    source.symlink_to(compiled)
+    assert main(["inspect", str(source)]) == 0
+    assert f"convert '{source}' OUT" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_cannot_be_converted_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flat = {"_fsdp_wrapped_module._flat_param": torch.zeros(4)}
+    torch.save(flat, tmp_path / "flat.pt")
+    assert main(["inspect", str(tmp_path / "flat.pt")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("cannot be converted") == 1
