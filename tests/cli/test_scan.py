@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shlex
 import shutil
 import subprocess
@@ -17,8 +16,7 @@ import torch
 from ruamel.yaml import YAML
 
 from fsdp_migrate.cli import main
-from fsdp_migrate.source.pins import excludes
-from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
+from fsdp_migrate.source.surroundings import find_configs
 from tests.cli.conftest import CODE
 from tests.ranks import ROOT
 
@@ -56,53 +54,6 @@ def test_configs_are_found_with_their_framework_and_what_would_become_of_them(re
     assert found["broken.yml"].message.startswith("Line 2, column 4 is no YAML")
     assert found["binary.yaml"].state in {"broken", "unclear"}
     assert (repository / "old fsdp.yaml").read_text() == ACCELERATE
-
-
-def _layouts(folder: Path) -> dict[str, str]:
-    return {
-        Path(each.path).relative_to(folder).as_posix(): each.layout for each in find_checkpoints([folder])
-    }
-
-
-def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
-    shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "step-10")
-    shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "ep0-ba5")
-    (tmp_path / "cut" / "sub").mkdir(parents=True)
-    (tmp_path / "cut" / "__0_0.distcp").write_bytes(b"x")
-    (tmp_path / "per-rank").mkdir()
-    for rank in range(2):
-        torch.save({"a": torch.ones(1)}, tmp_path / "per-rank" / f"model_world_size_2_rank_{rank}.pt")
-    torch.save({"a": torch.ones(1)}, tmp_path / "model.pt")
-    torch.save({"a": torch.ones(1)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    (tmp_path / "list.pt").write_bytes(pickle.dumps([], protocol=2))
-    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
-        shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "checkpoint-7" / name)
-    (tmp_path / "apart").mkdir()
-    torch.save({"w": torch.ones(2, 2)}, tmp_path / "apart" / "net.pt")
-    own = {"state": {"w": {"exp_avg": torch.ones(2, 2)}}, "param_groups": [{"lr": 0.1, "params": ["w"]}]}
-    torch.save(own, tmp_path / "apart" / "adam.pt")
-    (tmp_path / "lost").mkdir()
-    torch.save({"a": torch.ones(1)}, tmp_path / "lost" / "model_world_size_2_rank_1.pt")
-    (tmp_path / "words.bin").write_bytes(b"no checkpoint")
-    (tmp_path / "venv").mkdir()
-    torch.save({}, tmp_path / "venv" / "x.pt")
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "model.safetensors.index.json").write_text("{}")
-    (tmp_path / "one.safetensors").write_bytes(b"")
-    found = _layouts(tmp_path)
-    assert found.pop("lost").startswith("incomplete or ambiguous (")
-    assert found == {
-        "apart": "model and optimizer apart, in one folder",
-        "checkpoint-7": "model and optimizer apart, in one folder",
-        "cut": "distributed checkpoint (DCP) without its .metadata",
-        "ep0-ba5": "Composer's distributed checkpoint (DCP)",
-        "hf": "full state in several files",
-        "model.pt": "full state in one file",
-        "old.pth": "full state in one file",
-        "one.safetensors": "full state in safetensors",
-        "per-rank": "one file per rank",
-        "step-10": "distributed checkpoint (DCP)",
-    }
 
 
 def test_the_steps_stand_in_order_with_commands_that_run(
@@ -341,27 +292,6 @@ def test_people_see_the_latest_and_how_large_it_is(trainer: Path, capsys: pytest
     assert "A full state in a file need not be converted" in said
     assert main(["scan", str(trainer), "--all"]) == 0
     assert "step-9" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("bounds", "needed", "expected"),
-    [
-        ("==2.1.2", (2, 6), True),
-        ("==2.6", (2, 6), False),
-        ("==2.6.0", (2, 6), False),
-        ("==2.*", (2, 6), False),
-        ("==2.5.*", (2, 6), True),
-        ("~=2.5.1", (2, 6), True),
-        ("~=2.5", (2, 6), False),
-        ("<2.6", (2, 6), True),
-        ("<=2.6", (2, 6), False),
-        (">=2.0,<3", (2, 6), False),
-        (">=1.13", (2, 6), False),
-        ("!=2.1", (2, 6), False),
-    ],
-)
-def test_requirements_that_keep_fsdp2_out(bounds: str, needed: tuple[int, ...], expected: bool) -> None:
-    assert excludes(bounds, needed) is expected
 
 
 def test_the_order_of_work_comes_first_and_says_how_much_and_what_cannot_be(

@@ -1,0 +1,62 @@
+"""Which checkpoints are found beside the code."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import torch
+
+from fsdp_migrate.source.surroundings import find_checkpoints
+from tests.checkpoint.samples import DATA
+
+
+CHECKPOINTS = DATA / "torch-2.13.0"
+
+
+def _layouts(folder: Path) -> dict[str, str]:
+    return {
+        Path(each.path).relative_to(folder).as_posix(): each.layout for each in find_checkpoints([folder])
+    }
+
+
+def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
+    shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "step-10")
+    shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "ep0-ba5")
+    (tmp_path / "cut" / "sub").mkdir(parents=True)
+    (tmp_path / "cut" / "__0_0.distcp").write_bytes(b"x")
+    (tmp_path / "per-rank").mkdir()
+    for rank in range(2):
+        torch.save({"a": torch.ones(1)}, tmp_path / "per-rank" / f"model_world_size_2_rank_{rank}.pt")
+    torch.save({"a": torch.ones(1)}, tmp_path / "model.pt")
+    torch.save({"a": torch.ones(1)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    (tmp_path / "list.pt").write_bytes(pickle.dumps([], protocol=2))
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "checkpoint-7" / name)
+    (tmp_path / "apart").mkdir()
+    torch.save({"w": torch.ones(2, 2)}, tmp_path / "apart" / "net.pt")
+    own = {"state": {"w": {"exp_avg": torch.ones(2, 2)}}, "param_groups": [{"lr": 0.1, "params": ["w"]}]}
+    torch.save(own, tmp_path / "apart" / "adam.pt")
+    (tmp_path / "lost").mkdir()
+    torch.save({"a": torch.ones(1)}, tmp_path / "lost" / "model_world_size_2_rank_1.pt")
+    (tmp_path / "words.bin").write_bytes(b"no checkpoint")
+    (tmp_path / "venv").mkdir()
+    torch.save({}, tmp_path / "venv" / "x.pt")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text("{}")
+    (tmp_path / "one.safetensors").write_bytes(b"")
+    found = _layouts(tmp_path)
+    assert found.pop("lost").startswith("incomplete or ambiguous (")
+    assert found == {
+        "apart": "model and optimizer apart, in one folder",
+        "checkpoint-7": "model and optimizer apart, in one folder",
+        "cut": "distributed checkpoint (DCP) without its .metadata",
+        "ep0-ba5": "Composer's distributed checkpoint (DCP)",
+        "hf": "full state in several files",
+        "model.pt": "full state in one file",
+        "old.pth": "full state in one file",
+        "one.safetensors": "full state in safetensors",
+        "per-rank": "one file per rank",
+        "step-10": "distributed checkpoint (DCP)",
+    }
