@@ -132,6 +132,11 @@ def rename_keys(folder: Path, rename: Callable[[str], str]) -> Path:
     return edit_metadata(folder, edit)
 
 
+def codes(report: Any) -> set[str]:
+    """Return the codes of a report's or a plan's findings."""
+    return {finding.code for finding in report.findings}
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Return every file below a folder with its bytes."""
     return {

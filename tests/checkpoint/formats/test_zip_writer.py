@@ -1,0 +1,159 @@
+"""The archives that are written and read without torch, held against torch itself."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from fsdp_migrate.checkpoint_convert.formats import zip_writer
+from fsdp_migrate.checkpoint_convert.formats.dcp_items import load_item, tensor_bytes
+from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
+from fsdp_migrate.checkpoint_convert.formats.zip_reader import TorchZip
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import small_archive, tensor_archive
+from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
+from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
+from tests.checkpoint.fuzz import records_of
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+SHAPES: list[tuple[int, ...]] = [(), (0,), (3,), (5, 7), (0, 3), (2, 3, 4, 5), (70_000,)]
+HERE = [name for name in DTYPES if hasattr(torch, name)]
+
+
+def open_zip(data: bytes) -> TorchZip:
+    return TorchZip(lambda start, count: data[start : start + count], 0, len(data), where="an item")
+
+
+def saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def sample(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
+    if tensor.numel():
+        top = 2 if dtype == "bool" else 256
+        raw = tensor.view(-1).view(torch.uint8)
+        raw.copy_(torch.randint(0, top, raw.shape, dtype=torch.uint8))
+    return tensor
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    flat = tensor.contiguous().view(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+
+
+def write(tensor: torch.Tensor) -> bytes:
+    archive = tensor_archive(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    data = raw(tensor)
+    item = archive.head + data + archive.tail(zlib.crc32(data))
+    assert (len(item), len(data)) == (archive.length, archive.payload)
+    return item
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", HERE)
+def test_torch_loads_the_tensors_that_we_write(dtype: str, shape: tuple[int, ...]) -> None:
+    tensor = sample(dtype, shape)
+    item = write(tensor)
+    loaded = torch.load(io.BytesIO(item), weights_only=True)
+    assert (loaded.shape, loaded.dtype, loaded.stride()) == (shape, tensor.dtype, tensor.stride())
+    assert raw(loaded) == raw(tensor)
+    assert zipfile.ZipFile(io.BytesIO(item)).testzip() is None
+
+
+@pytest.mark.parametrize("dtype", HERE)
+def test_we_read_the_tensors_that_torch_writes(dtype: str) -> None:
+    tensor = sample(dtype, (5, 7))
+    archive = open_zip(saved(tensor))
+    value = load_item(archive)
+    assert isinstance(value, TensorValue)
+    found = tensor_bytes(archive, value, "f")
+    assert (found.dtype, found.shape, found.strides) == (dtype, (5, 7), None)
+    assert archive.read("data/0") == raw(tensor)
+    archive.check_crc("data/0")
+
+
+@pytest.mark.parametrize("limit", [10, 200, 1000])
+def test_archives_beyond_four_gigabytes_are_written_in_the_wide_form(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.arange(400.0)
+    monkeypatch.setattr(zip_writer, "_LIMIT32", limit)
+    tensor_archive.cache_clear()
+    archive = tensor_archive("float32", (400,))
+    item = archive.head + raw(tensor) + archive.tail(zlib.crc32(raw(tensor)))
+    assert len(item) == archive.length
+    monkeypatch.undo()
+    tensor_archive.cache_clear()
+    # A real reader looks for 0xFFFFFFFF, so put that where the small limit stands.
+    wide = item.replace(limit.to_bytes(4, "little"), b"\xff" * 4) if limit == 1000 else None
+    if wide is not None:
+        assert torch.equal(torch.load(io.BytesIO(wide), weights_only=True), tensor)
+        assert open_zip(wide).read("data/0") == raw(tensor)
+
+
+@pytest.mark.slow
+def test_a_tensor_beyond_four_gigabytes_is_read_by_torch(tmp_path: Path) -> None:
+    size = (1 << 32) + 64
+    archive = tensor_archive("uint8", (size,))
+    with (tmp_path / "item").open("wb") as file:
+        file.write(archive.head)
+        file.seek(size - 2, 1)
+        file.write(b"\x05\x07")
+        file.write(archive.tail(0))
+    assert (tmp_path / "item").stat().st_size == archive.length
+    loaded = torch.load(tmp_path / "item", weights_only=True, mmap=True)
+    assert (loaded.shape, loaded[-1].item(), loaded[-2].item()) == ((size,), 7, 5)
+    with (tmp_path / "item").open("rb") as item:
+
+        def read(start: int, count: int) -> bytes:
+            item.seek(start)
+            return item.read(count)
+
+        ours = TorchZip(read, 0, archive.length, where="an item")
+        assert read(ours.position("data/0") + size - 1, 1) == b"\x07"
+
+
+@pytest.mark.parametrize("cut", [1, 10, 100, 500])
+def test_cut_archives_are_errors(cut: int) -> None:
+    data = saved(torch.ones(3))
+    with pytest.raises(CheckpointFormatError, match="an item"):
+        open_zip(data[:-cut]).read("data/0")
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_damaged_archives_are_errors_and_no_crash(data: st.DataObject) -> None:
+    damaged = bytearray(saved([torch.ones(3), {"a": 1}]))
+    for _ in range(data.draw(st.integers(1, 6))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        archive = open_zip(bytes(damaged))
+        load_item(archive)
+        for name in archive.records:
+            archive.check_crc(name)
+    except (CheckpointFormatError, UnsupportedFeatureError):
+        pass
+
+
+def test_compressed_and_big_endian_archives_are_refused() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"x" * 1000)
+    with pytest.raises(UnsupportedFeatureError, match="compressed"):
+        open_zip(buffer.getvalue())
+    with pytest.raises(UnsupportedFeatureError, match="byte order"):
+        open_zip(small_archive({**records_of(saved(torch.ones(3))), "byteorder": b"big"}))
+    with pytest.raises(CheckpointFormatError, match="checksum"):
+        open_zip(saved(torch.ones(3)).replace(b"little", b"big!!!"))

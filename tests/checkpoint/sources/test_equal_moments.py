@@ -1,0 +1,78 @@
+"""Moments that are equal: an optimizer that an old torch saved wrongly."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from fsdp_migrate.checkpoint_convert import (
+    OutputOptions,
+    convert_checkpoint,
+    inspect_checkpoint,
+    plan_conversion,
+    verify_checkpoints,
+)
+from fsdp_migrate.cli import main
+from fsdp_migrate.errors import PlanError
+from tests.checkpoint.samples import codes, load_with_torch
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_is_said_of_an_optimizer_is_not_said_where_it_is_left_out(tmp_path: Path) -> None:
+    moment = torch.rand(4, 2)
+    own = {"step": torch.tensor(1.0), "exp_avg": moment, "exp_avg_sq": moment}
+    optimizer = {"state": {"w": own}, "param_groups": [{"params": ["w"], "lr": 0.1}]}
+    torch.save({"model": {"w": torch.ones(4, 2)}, "optimizer": optimizer}, tmp_path / "full.pt")
+    manifest = inspect_checkpoint(tmp_path / "full.pt")
+    with pytest.raises(PlanError, match="FM217"):
+        plan_conversion(manifest, to="torch")
+    assert "FM217" not in codes(plan_conversion(manifest, to="torch", without_optimizer=True))
+    assert "FM217" not in codes(plan_conversion(manifest, to="hf"))
+    assert "FM217" not in codes(plan_conversion(manifest, weights_only=True))
+
+
+def corrupt_state(folder: Path) -> Path:
+    moment = torch.rand(4, 2)
+    own = {"step": torch.tensor(1.0), "exp_avg": moment, "exp_avg_sq": moment}
+    optimizer = {"state": {"w": own}, "param_groups": [{"params": ["w"], "lr": 0.1}]}
+    state = {"model": {"w": torch.ones(4, 2)}, "optimizer": optimizer, "epoch": 3}
+    torch.save(state, folder / "full.pt")
+    return folder / "full.pt"
+
+
+def test_a_corrupt_optimizer_is_refused_unless_told_otherwise(tmp_path: Path) -> None:
+    source = corrupt_state(tmp_path)
+    with pytest.raises(PlanError, match=r"FM217 .*--without-optimizer.*--keep-corrupt-optimizer"):
+        convert_checkpoint(source, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+    report = convert_checkpoint(source, tmp_path / "without", without_optimizer=True)
+    assert "FM217" not in codes(report)
+    loaded = load_with_torch(tmp_path / "without")
+    assert loaded["epoch"] == 3
+    assert "optimizer" not in loaded
+    assert verify_checkpoints(source, tmp_path / "without", without_optimizer=True).is_same
+    assert not verify_checkpoints(source, tmp_path / "without").is_same
+    kept = OutputOptions(keep_corrupt_optimizer=True)
+    report = convert_checkpoint(source, tmp_path / "kept", output_options=kept)
+    assert "FM291" in codes(report)
+    assert verify_checkpoints(source, tmp_path / "kept").is_same
+
+
+def test_the_command_refuses_a_corrupt_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(corrupt_state(tmp_path))
+    assert main(["convert", source, str(tmp_path / "out")]) == 1
+    assert "FM217" in capsys.readouterr().err
+    assert main(["inspect", source]) == 0
+    assert "FM217" in capsys.readouterr().out
+    assert main(["convert", source, str(tmp_path / "out"), "--without-optimizer"]) == 0
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("To compare them: "))
+    assert "--without-optimizer" in line
+    assert main(shlex.split(line)[4:]) == 0
+    assert main(["convert", source, str(tmp_path / "kept"), "--keep-corrupt-optimizer", "--strict"]) == 3
+    assert main(["convert", source, str(tmp_path / "kept"), "--keep-corrupt-optimizer"]) == 0

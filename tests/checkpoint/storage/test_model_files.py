@@ -1,0 +1,77 @@
+"""The configuration and the tokenizer of a model, from its folder into the output."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.checkpoint_convert import (
+    OutputOptions,
+    convert_checkpoint,
+    read_model_files,
+    verify_checkpoints,
+)
+from fsdp_migrate.cli import main
+from tests.checkpoint.samples import PLAIN, codes
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "LICENSE").write_text("free")
+    (folder / "training_args.bin").write_bytes(b"PK a pickle")
+    (folder / "model.safetensors").write_bytes(b"old weights")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("size", [1 << 40, 64])
+def test_a_model_gets_its_configuration_and_tokenizer(tmp_path: Path, model_folder: Path, size: int) -> None:
+    files = read_model_files(model_folder)
+    assert set(files) == {"config.json", "tokenizer.json", "LICENSE"}
+    options = OutputOptions(model_files=files, max_shard_size=size)
+    report = convert_checkpoint(PLAIN, tmp_path / "out", to="hf", output_options=options, checksums=True)
+    assert "FM292" not in codes(report)
+    for name, data in files.items():
+        assert (tmp_path / "out" / name).read_bytes() == data
+        assert name in (tmp_path / "out" / "SHA256SUMS").read_text()
+    assert not (tmp_path / "out" / "training_args.bin").exists()
+    assert verify_checkpoints(PLAIN, tmp_path / "out").is_same
+    assert "FM292" not in codes(convert_checkpoint(PLAIN, tmp_path / "out", to="hf", overwrite=True))
+
+
+def test_what_a_published_model_lacks_is_said_and_no_pickle_comes_along(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(PLAIN, source)
+    for name in ("training_args.bin", "rng_state_0.pth", "other.pkl", "trainer_state.json"):
+        (source / name).write_bytes(b"\x80\x04K\x01.")
+    (source / "README.md").write_text("mine")
+    report = convert_checkpoint(source, tmp_path / "out", to="hf")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "model.safetensors"}
+    (finding,) = (each for each in report.findings if each.code == "FM292")
+    assert "`config.json` and the tokenizer" in finding.message
+    assert "--hf-config" in (finding.hint or "")
+    (left,) = (each for each in report.findings if each.code == "FM212")
+    assert "`training_args.bin`" in left.message
+    (source / "config.json").write_text("{}")
+    (source / "vocab.txt").write_text("a")
+    assert "FM292" not in codes(convert_checkpoint(source, tmp_path / "whole", to="hf"))
+
+
+def test_the_command_takes_the_folder_of_a_model(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["convert", str(PLAIN), str(tmp_path / "out"), "--to", "hf", "--hf-config"]
+    assert main([*arguments, str(model_folder)]) == 0
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert main([*arguments, str(tmp_path)]) == 1
+    assert "has no config.json" in capsys.readouterr().err
