@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import shutil
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
-from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import (
-    FlatUnit,
-    divide_units,
-    flat_boxes,
-    place_parameters,
-)
 from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.cli import main
-from fsdp_migrate.errors import CheckpointMismatchError, ModelError, PlanError
+from fsdp_migrate.errors import CheckpointMismatchError, PlanError
 from fsdp_migrate.sharding.outlines import outline_model
 from tests.checkpoint.framework_folders import mmengine_local
 from tests.checkpoint.rank_sources import ARGUMENTS, POLICY, RankSources, assert_loads, flat_options
@@ -192,17 +181,6 @@ def test_the_command_takes_the_fsdp1_arguments(
     )
 
 
-def test_what_is_not_recomputed_is_said() -> None:
-    with pytest.raises(
-        ModelError, match=r"in different FSDP1 units\. With `use_orig_params=True` FSDP1 cannot"
-    ):
-        outline_model(TiedApart(), {"auto_wrap_policy": "Linear", "use_orig_params": True})
-    turned = nn.Linear(3, 2)
-    turned.weight = nn.Parameter(torch.ones(3, 2).t())
-    with pytest.raises(ModelError, match="not contiguous"):
-        outline_model(turned, {})
-
-
 def test_a_tie_between_units_was_trained_apart(tmp_path: Path) -> None:
     """FSDP1 flattens a copy in each unit: what it holds is the state of a model without the tie."""
     wanted = run_ranks(save_tied_apart, str(tmp_path / "source"))[0]
@@ -247,42 +225,3 @@ def test_groups_and_steps_of_ranks_without_elements(kind: str, tmp_path: Path) -
     for name, fields in wanted.items():
         assert state[name].keys() == fields.keys()
         assert all(torch.equal(state[name][field], value) for field, value in fields.items()), name
-
-
-def test_numbers_are_those_of_the_wrapped_model() -> None:
-    outline = outline_model(RankNet(), {**POLICY, "ignored_states": ["gain"]})
-    assert outline.numbered == ("gain", "", "blocks.0", "blocks.1")
-    assert outline.aliases == {"head.out.weight": "embed.weight"}
-    outline = outline_model(RankNet(), {**ARGUMENTS["plain"], "ignored_states": ["gain"]})
-    assert outline.numbered == tuple(outline.parameters)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_flat_elements_are_exactly_these_boxes(data: st.DataObject) -> None:
-    shape = tuple(data.draw(st.lists(st.integers(1, 4), max_size=4)))
-    numel = math.prod(shape)
-    start = data.draw(st.integers(0, numel - 1))
-    count = data.draw(st.integers(1, numel - start))
-    whole = np.arange(numel).reshape(shape)
-    found: list[int] = []
-    for (offsets, sizes), before in flat_boxes(shape, start, count):
-        assert before == len(found)
-        index = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
-        found += whole[index].ravel().tolist()
-    assert found == list(range(start, start + count))
-
-
-@pytest.mark.parametrize(("ways", "alignment"), list(product((1, 2, 3, 5), (0, 4))))
-def test_ranks_hold_every_element_once(ways: int, alignment: int) -> None:
-    shapes = {"a": (3, 5), "b": (1,), "c": (), "d": (2, 2, 3), "e": (0, 4)}
-    unit = FlatUnit("u", shapes, alignment)
-    geometry = divide_units((unit,), ways * 2, ways)
-    starts, total = place_parameters(unit, ways)
-    for name, shape in shapes.items():
-        first = [piece for rank, piece in geometry.slices[name].items() if rank < ways]
-        assert sum(piece.numel for piece in first) == math.prod(shape)
-        for rank, piece in geometry.slices[name].items():
-            assert geometry.shard_start("u", rank) + piece.offset == starts[name] + piece.start
-            assert piece.offset + piece.numel <= geometry.shard_size("u")
-    assert geometry.shard_size("u") * ways >= total
