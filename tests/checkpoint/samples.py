@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import pickle
 import shutil
@@ -17,6 +18,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from fsdp_migrate.checkpoint_convert.formats.zip_reader import TorchZip
 
 
 if TYPE_CHECKING:
@@ -93,6 +96,25 @@ def save_run(folder: Path, weight: float = 1.0) -> Path:
     states = {"w": {"exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3), "step": torch.tensor(2.0)}}
     optimizer = {"state": states, "param_groups": [group]}
     return save_with_torch({"model": {"w": torch.full((3,), weight)}, "optimizer": optimizer}, folder)
+
+
+def saved(state: object, **options: Any) -> bytes:
+    """Return the bytes that torch.save writes."""
+    file = io.BytesIO()
+    torch.save(state, file, **options)
+    return file.getvalue()
+
+
+def flip(data: bytes, position: int, bit: int) -> bytes:
+    """Return the bytes with one bit flipped."""
+    flipped = bytearray(data)
+    flipped[position] ^= 1 << bit
+    return bytes(flipped)
+
+
+def open_zip(data: bytes) -> TorchZip:
+    """Open the bytes of an archive by our own reader."""
+    return TorchZip(lambda start, count: data[start : start + count], 0, len(data), where="an item")
 
 
 def copy_of(folder: Path, tmp_path: Path, name: str = "copy") -> Path:

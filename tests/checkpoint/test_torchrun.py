@@ -6,21 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
-from torch.distributed import HashStore
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, verify_checkpoints
-from fsdp_migrate.checkpoint_convert.execution.placement import CopyItem
-from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
-from fsdp_migrate.checkpoint_convert.execution.segments import SEGMENT_BYTES, cut_segments, divide_segments
-from fsdp_migrate.checkpoint_convert.execution.work import Work
-from fsdp_migrate.checkpoint_convert.manifest.manifest import Stored
-from fsdp_migrate.checkpoint_convert.outputs.opening import open_output
-from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from tests.checkpoint.samples import PLAIN, assert_nothing_left, contents, copy_of
 from tests.rank_bodies import shared_conversions
 from tests.ranks import ROOT, run_ranks
@@ -42,50 +32,6 @@ def torchrun(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         timeout=400,
         check=False,
     )
-
-
-@settings(deadline=None)  # other processes may hold the machine
-@given(st.lists(st.lists(st.integers(0, 3 * SEGMENT_BYTES), max_size=5), max_size=8), st.integers(1, 6))
-def test_every_item_is_written_once_and_ranks_get_equal_bytes(sizes: list[list[int]], parts: int) -> None:
-    files = {str(n): [CopyItem(Stored("x", 0, k), k) for k in lengths] for n, lengths in enumerate(sizes)}
-    segments = cut_segments(files)
-    for name, items in files.items():
-        mine = [s for s in segments if s.file == name]
-        assert [n for s in mine for n in range(s.first, s.stop)] == list(range(len(items)))
-        assert [s.offset for s in mine] == [sum(i.length for i in items[: s.first]) for s in mine]
-        assert all(s.nbytes == sum(i.length for i in items[s.first : s.stop]) for s in mine)
-    divided = divide_segments(segments, parts)
-    assert sorted((s.file, s.offset) for part in divided for s in part) == sorted(
-        (s.file, s.offset) for s in segments
-    )
-    total, largest = sum(s.nbytes for s in segments), max((s.nbytes for s in segments), default=0)
-    most = max(sum(s.nbytes for s in part) for part in divided)
-    assert most * parts <= max(1.1 * total, total + parts * largest)
-
-
-@pytest.mark.parametrize(
-    ("bound", "cores", "ranks", "threads"),
-    [(4, 4, 2, 4), (2, 2, 2, 2), (2, 2, 8, 2), (64, 64, 8, 8), (2, 8, 4, 4)],
-)
-def test_the_ranks_of_a_node_share_its_cores_unless_each_is_bound_to_its_own(
-    bound: int, cores: int, ranks: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(bound)))
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    output = open_output(tmp_path / "out", source=str(PLAIN), overwrite=False)
-    alone = Work(open_folder(PLAIN), output, 1, False, None, None)
-    assert alone._threads(100) == min(2 * bound, 8), "LOCAL_WORLD_SIZE of somebody else's torchrun"
-    assert replace(alone, ranks=Ranks(HashStore(), 0, ranks))._threads(100) == threads
-    output.abort()
-
-
-def test_files_stay_together_where_that_is_fair() -> None:
-    items = [CopyItem(Stored("x", 0, SEGMENT_BYTES), SEGMENT_BYTES)] * 3
-    for part in divide_segments(cut_segments({"a": items, "b": items}), 2):
-        assert len({segment.file for segment in part}) == 1
-    both = divide_segments(cut_segments({"a": [*items, items[0]]}), 2)
-    assert [len(part) for part in both] == [2, 2]
 
 
 def test_torchrun_makes_what_one_process_makes(tmp_path: Path) -> None:

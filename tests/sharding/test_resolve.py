@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy as TorchOffloadPolicy
 
-from fsdp_migrate.config import FSDP2Config, MixedPrecisionPolicy, OffloadPolicy
+from fsdp_migrate.config import MixedPrecisionPolicy
 from fsdp_migrate.errors import ConfigError, ProcessGroupError
 from fsdp_migrate.sharding import resolve
 from fsdp_migrate.sharding.plan import plan_fully_shard
@@ -31,26 +30,6 @@ def test_mixed_precision_policy() -> None:
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
     assert policy.output_dtype is None
     assert policy.cast_forward_inputs is False
-
-
-def test_memory_is_pinned_where_there_is_an_accelerator_to_copy_to() -> None:
-    policy = resolve.resolve_offload_policy(OffloadPolicy())
-    assert isinstance(policy, CPUOffloadPolicy)
-    assert policy.pin_memory is (devices.accelerator_type() is not None)
-    pinned = resolve.resolve_offload_policy(OffloadPolicy(pin_memory=True))
-    assert isinstance(pinned, CPUOffloadPolicy)
-    assert pinned.pin_memory
-    assert type(resolve.resolve_offload_policy(None)) is TorchOffloadPolicy
-
-
-@pytest.mark.parametrize(
-    ("device_id", "device"), [("cpu", "cpu"), ("cuda:1", "cuda"), (3, None), (None, None)]
-)
-def test_the_device_is_that_of_device_id_or_the_accelerator(
-    device_id: int | str | None, device: str | None
-) -> None:
-    found = resolve.resolve_device_type(FSDP2Config(device_id=device_id))
-    assert found == (device or devices.accelerator_type() or "cpu")
 
 
 def test_hybrid_sharding_makes_one_shard_group_of_each_node() -> None:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 
 from fsdp_migrate.adapters.config_objects.composer import (
     COMPOSER_FIELDS,
@@ -17,7 +16,6 @@ from fsdp_migrate.adapters.config_objects.composer import (
     is_composer_config,
 )
 from fsdp_migrate.adapters.config_objects.composer_fields import DEFAULTS, MAPPERS
-from fsdp_migrate.adapters.config_objects.composer_groups import GroupWord, read_group
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.finding_codes import FINDING_CODES
@@ -184,24 +182,6 @@ def test_a_given_process_group_leaves_the_strategy_alone() -> None:
     assert replicate.ranks_of(5, 8, 4) == (1, 5)
 
 
-@given(st.integers(1, 6), st.integers(1, 6), st.sampled_from(["set", "mod"]))
-def test_words_for_groups_part_the_ranks(size: int, count: int, kind: Any) -> None:
-    """Every rank is in one group, with as many others; the groups of ``set`` and ``mod`` cross once."""
-    world = size * count
-    group = GroupWord(kind, size, word=f"{kind}{size}")
-    groups = {group.ranks_of(rank, world, 1) for rank in range(world)}
-    assert sorted(rank for each in groups for rank in each) == list(range(world))
-    other = GroupWord("set" if kind == "mod" else "mod", size, word="other")
-    for rank in range(world):
-        assert set(group.ranks_of(rank, world, 1)) & set(other.ranks_of(rank, world, 1)) == {rank}
-
-
-def test_a_group_object_is_handed_on() -> None:
-    group = object()
-    assert mapped({"process_group": group}).config.process_group is group
-    assert read_group("none") is None
-
-
 BAD: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"sharding_stratgy": 1}, "fp32", "sharding_stratgy", "Did you mean `sharding_strategy`"),
     ({"reshard_after_forward": True}, "fp32", "reshard_after_forward", "FSDP2's already"),
@@ -269,15 +249,6 @@ def test_the_degrees_divide_the_ranks(
             settings.mesh_shape(world_size, tensor_parallel)
     else:
         assert settings.mesh_shape(world_size, tensor_parallel) == expected
-
-
-def test_lists_of_ranks_must_hold_the_rank() -> None:
-    group = read_group([0, 2])
-    assert group.ranks_of(2, 4, 4) == (0, 2)
-    with pytest.raises(ConfigError, match="rank 1"):
-        group.ranks_of(1, 4, 4)
-    with pytest.raises(ConfigError, match="no multiple of 3"):
-        read_group("set3").ranks_of(0, 4, 4)
 
 
 def test_nothing_given_is_composers_default() -> None:

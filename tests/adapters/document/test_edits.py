@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
-from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.document.edits import Change, Edits
 from fsdp_migrate.adapters.document.json_reader import read_json
-from fsdp_migrate.adapters.document.nodes import Mapping, Reference, Sequence, effective, plain, target
-from fsdp_migrate.adapters.document.writing import block_lines, flow_text
+from fsdp_migrate.adapters.document.nodes import Mapping, Sequence, effective, plain, target
 from fsdp_migrate.adapters.document.yaml_reader import read_yaml
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 
@@ -143,73 +140,6 @@ def test_merged_entries_are_changed_where_they_stand() -> None:
     edits.change(base, Change(base.entries[0], value=5, has_value=True))
     assert edits.apply() == text.replace("a: 1", "a: 5")
     assert edits.expected(root) == {"base": {"a": 5}, "k": {"a": 5, "c": 2}}
-
-
-WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=12)
-VALUES = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | WORDS
-NESTED = st.recursive(
-    VALUES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(value=NESTED)
-def test_what_is_written_reads_back(value: Any) -> None:
-    yaml = "\n".join(block_lines("key", value, ""))
-    assert YAML(typ="safe", pure=True).load(yaml) == {"key": value}
-    again = plain(read_json(flow_text({"key": value}, json_style=True)))["key"]
-    assert _stripped(again) == _stripped(value)
-
-
-def _stripped(value: Any) -> Any:
-    """Return a value as the readers see it: keys without the spaces around them."""
-    if isinstance(value, dict):
-        return {name.strip(): _stripped(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_stripped(item) for item in value]
-    return str(value) if isinstance(value, Reference) else value
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [1\nb: 2\n", "Line 2"),
-        ("a: 1\n\tb: 2\n", "Line 2"),
-        ("a: *x\n", r"Line 1, column 4 is no YAML: there is no anchor `&x`"),
-        ("a: {% if x %}[{% endif %}\nb: [{{ y }}\nc: {{ z }}: 1\n", "template language"),
-        ("a: b: c\n", "Line 1, column"),
-    ],
-)
-def test_broken_yaml_is_told_with_its_line(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_yaml(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [('{"a": 1,}', "Line 1, column"), ('{"a": 1\n "b": 2}', "Line 2, column 2"), ("", "Line 1, column 1")],
-)
-def test_broken_json_is_told_with_its_line(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_json(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: &x\n  b: *x\n", r"Line 2: `\*x` stands within"),
-        (
-            "a0: &a0 [1, 1]\n"
-            + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)),
-            "more than 200000 values",
-        ),
-    ],
-)
-def test_aliases_that_grow_without_end_are_refused(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_yaml(text)
 
 
 @pytest.mark.parametrize("reader", [read_yaml, read_json])

@@ -5,20 +5,18 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from fsdp_migrate.checkpoint_convert.formats import zip_writer
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import load_item, tensor_bytes
 from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
 from fsdp_migrate.checkpoint_convert.formats.zip_reader import TorchZip
-from fsdp_migrate.checkpoint_convert.formats.zip_writer import small_archive, tensor_archive
+from fsdp_migrate.checkpoint_convert.formats.zip_writer import tensor_archive
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
-from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
-from tests.checkpoint.fuzz import records_of
+from tests.checkpoint.samples import open_zip, saved
 
 
 if TYPE_CHECKING:
@@ -27,16 +25,6 @@ if TYPE_CHECKING:
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (3,), (5, 7), (0, 3), (2, 3, 4, 5), (70_000,)]
 HERE = [name for name in DTYPES if hasattr(torch, name)]
-
-
-def open_zip(data: bytes) -> TorchZip:
-    return TorchZip(lambda start, count: data[start : start + count], 0, len(data), where="an item")
-
-
-def saved(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
 
 
 def sample(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -123,37 +111,3 @@ def test_a_tensor_beyond_four_gigabytes_is_read_by_torch(tmp_path: Path) -> None
 
         ours = TorchZip(read, 0, archive.length, where="an item")
         assert read(ours.position("data/0") + size - 1, 1) == b"\x07"
-
-
-@pytest.mark.parametrize("cut", [1, 10, 100, 500])
-def test_cut_archives_are_errors(cut: int) -> None:
-    data = saved(torch.ones(3))
-    with pytest.raises(CheckpointFormatError, match="an item"):
-        open_zip(data[:-cut]).read("data/0")
-
-
-@given(st.data())
-@settings(max_examples=200, deadline=None)
-def test_damaged_archives_are_errors_and_no_crash(data: st.DataObject) -> None:
-    damaged = bytearray(saved([torch.ones(3), {"a": 1}]))
-    for _ in range(data.draw(st.integers(1, 6))):
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        archive = open_zip(bytes(damaged))
-        load_item(archive)
-        for name in archive.records:
-            archive.check_crc(name)
-    except (CheckpointFormatError, UnsupportedFeatureError):
-        pass
-
-
-def test_compressed_and_big_endian_archives_are_refused() -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", b"x" * 1000)
-    with pytest.raises(UnsupportedFeatureError, match="compressed"):
-        open_zip(buffer.getvalue())
-    with pytest.raises(UnsupportedFeatureError, match="byte order"):
-        open_zip(small_archive({**records_of(saved(torch.ones(3))), "byteorder": b"big"}))
-    with pytest.raises(CheckpointFormatError, match="checksum"):
-        open_zip(saved(torch.ones(3)).replace(b"little", b"big!!!"))

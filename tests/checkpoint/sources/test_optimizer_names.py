@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
 from fsdp_migrate.checkpoint_convert.manifest.options import ModelOutline, SourceOptions
-from fsdp_migrate.checkpoint_convert.sources.parameter_numbers import match_numbers
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import PlanError
 from tests.checkpoint.samples import load_with_torch
@@ -19,9 +16,6 @@ from tests.checkpoint.samples import load_with_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-Groups = list[list[int]]
 
 
 class Net(torch.nn.Module):
@@ -143,37 +137,3 @@ def test_the_command_takes_a_model(tmp_path: Path, capsys: pytest.CaptureFixture
     assert '"FM233"' in capsys.readouterr().out
     assert main(["convert", source, out, *given_both]) == 0
     assert_named(tmp_path / "out", net, optimizer)
-
-
-def all_ways(
-    groups: Groups, shapes: dict[int, tuple[int, ...]], model: dict[str, Any]
-) -> list[dict[int, str]]:
-    """Return every way to name the numbers, by trying them all."""
-    if not groups:
-        return [{}]
-    found = []
-    for chosen in combinations(model, len(groups[0])):
-        ok = all(shapes.get(n, model[name]) == model[name] for n, name in zip(groups[0], chosen, strict=True))
-        rest = {name: shape for name, shape in model.items() if name not in chosen}
-        if ok:
-            own = dict(zip(groups[0], chosen, strict=True))
-            found += [{**own, **others} for others in all_ways(groups[1:], shapes, rest)]
-    return found
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_exactly_one_way_is_taken_and_nothing_else(data: st.DataObject) -> None:
-    model = {f"p{i}": (data.draw(st.integers(1, 3)),) for i in range(data.draw(st.integers(1, 6)))}
-    count = data.draw(st.integers(0, len(model)))
-    cut = data.draw(st.integers(0, count))
-    groups = [list(range(cut)), list(range(cut, count))]
-    shapes: dict[int, tuple[int, ...]] = {
-        n: (data.draw(st.integers(1, 3)),) for n in range(count) if data.draw(st.booleans())
-    }
-    ways = all_ways(groups, shapes, model)
-    found = match_numbers(groups, shapes, model)
-    if len(ways) == 1:
-        assert found == ways[0]
-    else:
-        assert isinstance(found, str)

@@ -32,7 +32,7 @@ from fsdp_migrate.errors import (
     CheckpointReadError,
     UnsupportedFeatureError,
 )
-from tests.checkpoint.samples import DATA, load_with_torch
+from tests.checkpoint.samples import DATA, load_with_torch, saved
 from tests.checkpoint.sources.test_full_state import assert_equal, training_state
 
 
@@ -47,12 +47,6 @@ def composer_state() -> dict[str, Any]:
         "state": {"model": state["model"], "optimizers": {"AdamW": state["optimizer"]}, "run_name": "r"},
         "rng": [{"torch": torch.get_rng_state()}],
     }
-
-
-def saved(state: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
 
 
 def archive(data: bytes, mode: Any, *, others: dict[str, bytes] | None = None) -> bytes:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
-import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +19,6 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     verify_checkpoints,
 )
-from fsdp_migrate.checkpoint_convert.formats.zip_check import check_archive
-from fsdp_migrate.checkpoint_convert.formats.zip_reader import TorchZip
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry
 from fsdp_migrate.errors import CheckpointFormatError, FSDPMigrateError
 from tests.checkpoint.samples import (
@@ -32,8 +28,10 @@ from tests.checkpoint.samples import (
     PLAIN,
     copy_of,
     edit_metadata,
+    flip,
     load_with_torch,
     save_with_torch,
+    saved,
 )
 
 
@@ -50,22 +48,6 @@ STATE: dict[str, Any] = {
     "when": [1, {"a": (2.5, None)}],
 }
 KEY = "model.blocks.0.up.weight"
-
-
-def flip(data: bytes, position: int, bit: int) -> bytes:
-    flipped = bytearray(data)
-    flipped[position] ^= 1 << bit
-    return bytes(flipped)
-
-
-def archive_of(data: bytes) -> TorchZip:
-    return TorchZip(lambda start, count: data[start : start + count], 0, len(data), where="it")
-
-
-def saved(state: object, **options: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(state, file, **options)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -112,24 +94,6 @@ def test_a_flipped_bit_in_a_data_file_is_found_or_read_by_nobody(data: st.DataOb
             assert after["when"] == before["when"]
     finally:
         file.write_bytes(whole)
-
-
-def test_every_bit_of_an_archive_but_those_that_nobody_reads() -> None:
-    data = saved({"a": torch.empty(0, 3), "b": torch.ones(2)})
-    check_archive(archive_of(data))
-    unseen = set()
-    for position in range(len(data)):
-        try:
-            check_archive(archive_of(flip(data, position, position % 8)))
-        except FSDPMigrateError:
-            continue
-        unseen.add(position)
-    directory = data.find(b"PK\1\2")
-    wide = data.rfind(b"PK\6\6")
-    starts = [at for at in range(directory, wide) if data[at : at + 4] == b"PK\1\2"]
-    # Which system made it, attributes of a file, and which version a reader needs.
-    inert = {at + n for at in starts for n in (4, 5, 36, 37, 38, 39, 40, 41)}
-    assert unseen <= inert | {wide + n for n in (12, 13, 14, 15)}
 
 
 @given(data=st.data())
@@ -261,34 +225,6 @@ def test_other_files_of_torch_save_in_the_folder(tmp_path: Path) -> None:
     data = (source / "scheduler.pt").read_bytes()
     (source / "scheduler.pt").write_bytes(flip(data, 100, 1))
     assert list(check_checkpoint(source).damages) == ["scheduler.pt"]
-
-
-def test_archives_of_other_programs_are_whole_too() -> None:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02N.")
-        archive.writestr("archive/version", b"3\n")
-    assert check_archive(archive_of(file.getvalue())) == (6, 0)
-
-
-def test_what_two_readers_would_read_differently() -> None:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        archive.writestr("archive/data.pkl", b"\x80\x02N.")
-        archive.writestr("archive/data.pkl", b"\x80\x02K\x01.")
-    with pytest.raises(CheckpointFormatError, match="two records"):
-        archive_of(file.getvalue())
-    whole = saved(torch.ones(3))
-    with pytest.raises(CheckpointFormatError, match="end record is damaged"):
-        check_archive(archive_of(whole + b"more"))
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name in "abc":
-            archive.writestr(f"archive/{name}", b"1")
-        del archive.filelist[1]
-    with pytest.raises(CheckpointFormatError, match="is not what the directory says"):
-        check_archive(archive_of(file.getvalue()))
 
 
 def test_a_sector_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
