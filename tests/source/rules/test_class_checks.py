@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_migrate.source import rewrite_source, scan_source
-from tests.source.samples import IMPORTS, MARK, codes, plain, turned
+from tests.source.samples import IMPORTS, MARK, assert_turned, codes, plain, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -151,3 +151,61 @@ def test_a_setter_in_fsdps_branch_does_not_change_the_other() -> None:
 def test_a_helper_that_calls_itself_is_no_reason_to_stop() -> None:
     body = "def is_fsdp(x):\n    return is_fsdp(x)\n\n\ndef f(x):\n    return is_fsdp(x) and x._handle\n"
     assert scan_source(IMPORTS + body)
+
+
+BOTH = f"{IMPORTS}from torch.distributed.fsdp import FSDPModule\n\n"
+OLD_HOME = f"{IMPORTS}from torch.distributed._composable.fsdp import FSDPModule\n\n"
+
+
+@pytest.mark.parametrize("header", [BOTH, OLD_HOME])
+def test_a_branch_for_fsdp1_is_not_turned_into_one_for_fsdp2(header: str) -> None:
+    body = (
+        "def inner(m):\n"
+        "    if isinstance(m, FSDP):\n"
+        "        return unflatten(m)\n"
+        "    return isinstance(m, FSDPModule)\n"
+    )
+    after = turned(body, header)
+    assert "isinstance(m, FSDP):" in after
+    assert f"    {MARK}FM420" in after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("isinstance(m, (FSDP, FSDPModule))", "isinstance(m, FSDPModule)"),
+        ("isinstance(m, (DDP, FSDP, FSDPModule))", "isinstance(m, (DDP, FSDPModule))"),
+        ("isinstance(m, (DDP, FSDPModule, FSDP))", "isinstance(m, (DDP, FSDPModule))"),
+        ("isinstance(m, FSDP | FSDPModule)", "isinstance(m, FSDPModule)"),
+        ("isinstance(m, FSDPModule | FSDP)", "isinstance(m, FSDPModule)"),
+        ("isinstance(m, FSDPModule) or isinstance(m, FSDP)", None),
+    ],
+)
+def test_a_check_for_both_classes_goes_on_asking_for_fsdp2s(before: str, after: str | None) -> None:
+    assert turned(f"def f(m):\n    return {before}\n", BOTH).endswith(f"    return {after or before}\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("type(m) == FSDP", "isinstance(m, FSDPModule)"),
+        ("x and type(m) is not FSDP", "x and not isinstance(m, FSDPModule)"),
+        ("(type(m) != FSDP)", "(not isinstance(m, FSDPModule))"),
+    ],
+)
+def test_a_type_that_is_the_class_is_asked_for_by_isinstance(before: str, after: str) -> None:
+    assert turned(f"def f(m, x):\n    return {before}\n") == f"def f(m, x):\n    return {after}\n"
+
+
+TURNED = [
+    (
+        "if isinstance(model, (FSDP, int)):\n    pass\n",
+        "if isinstance(model, (FSDPModule, int)):\n    pass\n",
+    ),
+    ("def f(m: FSDP) -> FSDP:\n    return m\n", "def f(m: FSDPModule) -> FSDPModule:\n    return m\n"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), TURNED)
+def test_methods_become_functions(before: str, after: str) -> None:
+    assert_turned(before, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,11 @@ def test_every_rule_is_documented_with_its_codes_and_no_other() -> None:
 def test_every_file_of_a_rule_is_asked() -> None:
     files = {path.stem for path in (ROOT / "fsdp_migrate" / "source" / "rules").glob("*.py")} - {"__init__"}
     assert files == {rule.__name__.rpartition(".")[2] for rule in EVERY if rule is not mentions}
+
+
+def test_every_rule_has_a_file_of_tests() -> None:
+    names = {rule.__name__.rpartition(".")[2] for rule in EVERY if rule is not mentions}
+    assert {name for name in names if not Path(__file__).with_name(f"test_{name}.py").exists()} == set()
 
 
 def test_every_code_of_sources_belongs_to_a_rule() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import codes, plain, turned
+from tests.source.samples import MODEL, PREPARED, assert_commented, codes, found_comments, plain, turned
 
 
 pytestmark = pytest.mark.any_torch
 
 
-MODEL = "model = FSDP(net)\n"
-PREPARED = "model = prepare_fully_shard(net)\n"
 FULL = "StateDictType.FULL_STATE_DICT"
 RANK0 = f"{FULL}, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"
 
@@ -109,51 +107,6 @@ def test_contexts_go_and_states_are_asked_for_by_functions(before: str, after: s
     assert plain(MODEL + before) == PREPARED + after
 
 
-OPTIMIZERS = [
-    (
-        f"with FSDP.state_dict_type(model, {FULL}):\n    state = FSDP.optim_state_dict(model, opt)\n",
-        "state = full_optimizer_state_dict(model, opt, rank0_only=False)\n",
-    ),
-    (
-        (
-            f"with FSDP.state_dict_type(model, {RANK0}, FullOptimStateDictConfig(rank0_only=True)):\n"
-            "    state = FSDP.optim_state_dict(model, opt)\n"
-            "    opt.load_state_dict(FSDP.optim_state_dict_to_load(model, opt, loaded))\n"
-        ),
-        (
-            "state = full_optimizer_state_dict(model, opt)\n"
-            "opt.load_state_dict(optim_state_dict_to_load(model, opt, loaded, from_rank0=True))\n"
-        ),
-    ),
-    ("state = FSDP.full_optim_state_dict(model, opt)\n", "state = full_optimizer_state_dict(model, opt)\n"),
-    (
-        "state = FSDP.full_optim_state_dict(model, opt, rank0_only=False)\n",
-        "state = full_optimizer_state_dict(model, opt, rank0_only=False)\n",
-    ),
-    (
-        "state = FSDP.shard_full_optim_state_dict(full, model, optim=opt)\n",
-        "state = optim_state_dict_to_load(model, opt, full)\n",
-    ),
-    (
-        "state = FSDP.scatter_full_optim_state_dict(full, model)\n",
-        "state = optim_state_dict_to_load(model, None, full, from_rank0=True)\n",
-    ),
-    (
-        "state = FSDP.optim_state_dict_to_load(ckpt['o'], model, opt)\n",
-        "state = optim_state_dict_to_load(model, opt, ckpt['o'])\n",
-    ),
-    (
-        "state = FSDP.optim_state_dict_to_load(model=model, optim=opt, optim_state_dict=full)\n",
-        "state = optim_state_dict_to_load(model, opt, full)\n",
-    ),
-]
-
-
-@pytest.mark.parametrize(("before", "after"), OPTIMIZERS)
-def test_states_of_optimizers(before: str, after: str) -> None:
-    assert plain(MODEL + before) == PREPARED + after
-
-
 COMMENTED = [
     ("with FSDP.state_dict_type(model, kind):\n    model.state_dict()\n", "FM307"),
     (f"with FSDP.state_dict_type(model, {FULL}, config):\n    model.state_dict()\n", "FM307"),
@@ -166,27 +119,12 @@ COMMENTED = [
     (f"FSDP.set_state_dict_type(model, {FULL})\nsave(trainer)\n", "FM307"),
     (f"before = FSDP.set_state_dict_type(model, {FULL})\n", "FM307"),
     ("state = model.state_dict(prefix='x.')\n", "FM308"),
-    ("state = FSDP.rekey_optim_state_dict(state, kind, net)\n", "FM309"),
-    ("state = FSDP.optim_state_dict_to_load(a, b, c)\n", "FM309"),
-    ("state = FSDP.optim_state_dict(*args)\n", "FM309"),
-    ("state = FSDP.full_optim_state_dict(model, opt, optim_input=groups)\n", "FM309"),
-    (
-        (
-            "from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict as load\n"
-            "state = load(model_state, 'o', reader)\n"
-        ),
-        "FM309",
-    ),
 ]
 
 
 @pytest.mark.parametrize(("body", "code"), COMMENTED)
 def test_what_is_not_seen_whole_gets_a_comment_only(body: str, code: str) -> None:
-    assert (code, "commented") in codes(MODEL + body)
-    after = turned(MODEL + body)
-    kept = "".join(line for line in after.splitlines(keepends=True) if "# fsdp-migrate: " not in line)
-    assert kept == PREPARED + body
-    assert after.count("# fsdp-migrate: ") == 1
+    assert_commented(body, code, alone=True)
 
 
 LEFT_ALONE = [
@@ -232,3 +170,50 @@ def test_a_model_that_may_be_ddps_is_left_as_it_is() -> None:
     after = turned(body, header)
     for line in ("model.state_dict()", "model.no_sync()", "model.module.x"):
         assert f"\n{line}\n" in after
+
+
+def test_functions_of_the_class_are_known_where_a_model_is_asked_for_them() -> None:
+    body = (
+        "model = FSDP(net)\n"
+        "with model.state_dict_type(model, StateDictType.FULL_STATE_DICT):\n"
+        "    weights = model.state_dict()\n"
+        "moments = model.full_optim_state_dict(model, optim)\n"
+    )
+    assert turned(body) == (
+        "model = prepare_fully_shard(net)\n"
+        "weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))\n"
+        "moments = full_optimizer_state_dict(model, optim)\n"
+    )
+
+
+def test_the_context_of_a_model_that_is_not_known_is_not_silent() -> None:
+    body = "def save(m):\n    with m.state_dict_type(m, StateDictType.LOCAL_STATE_DICT):\n        pass\n"
+    assert found_comments(body) == {("FM307", 2)}
+
+
+def test_every_function_that_sets_the_type_decides_for_itself() -> None:
+    body = (
+        "def save(model: FSDP, optim):\n"
+        "    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(True))\n"
+        "    return model.state_dict()\n\n\n"
+        "def load(model: FSDP, state):\n"
+        "    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)\n"
+        "    model.load_state_dict(state)\n\n\n"
+        "def other(model: FSDP):\n"
+        "    return model.state_dict()\n"
+    )
+    after = plain(body)
+    assert "    return full_state_dict(model, rank0_only=False, offload_to_cpu=True)[" in after
+    assert "    set_model_state_dict(model, state)\n" in after
+    assert "    # fsdp-migrate: FM308\n    return model.state_dict()\n" in after
+    inner = body.replace("    FSDP.set_state", "    if optim:\n        FSDP.set_state", 1)
+    assert plain(inner).count("FM307") == 2
+
+
+def test_a_load_that_is_left_names_the_line_that_loads() -> None:
+    body = (
+        "def load(model: FSDP, path, kind):\n"
+        "    with FSDP.state_dict_type(model, kind):\n"
+        '        model.load_state_dict(torch.load(path / "m.pt")["model"])\n'
+    )
+    assert 'load_checkpoint(path / "m.pt", model, optimizer) of fsdp_migrate' in turned(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_migrate.source import scan_source
+from tests.source.samples import assert_commented, assert_kept
 
 
 pytestmark = pytest.mark.any_torch
@@ -37,3 +38,24 @@ def test_harmless_idioms_are_no_work(code: str) -> None:
 )
 def test_what_counts_on_the_part_is(code: str) -> None:
     assert [use.action for use in scan_source(code) if use.code == "FM316"] == ["commented"]
+
+
+COMMENTED = [
+    ("if '_fsdp_wrapped_module' in name:\n    pass\n", "FM316"),
+    ("key = f'{name}._fsdp_wrapped_module.x'\n", "FM316"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), COMMENTED)
+def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
+    assert_commented(body, code)
+
+
+KEPT = [
+    ("name = name.replace('_fsdp_wrapped_module.', '')\n", "FM316"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), KEPT)
+def test_what_is_right_already_stays(body: str, code: str) -> None:
+    assert_kept(body, code)

@@ -1,0 +1,32 @@
+"""A model is followed through the source."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import codes, turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+FLOWS = [
+    "def train(model):\n    model.clip_grad_norm_(1.0)\n\n\ntrain(FSDP(net))\n",
+    "def train(model: FSDP):\n    model.clip_grad_norm_(1.0)\n",
+    "def train(x):\n    if isinstance(x, FSDP):\n        x.clip_grad_norm_(1.0)\n",
+    "def make():\n    return FSDP(net), 1\n\n\nx, one = make()\nx.clip_grad_norm_(1.0)\n",
+    (
+        "class T:\n    def __init__(self):\n        self.net = FSDP(net)\n\n    def step(self):\n"
+        "        self.net.clip_grad_norm_(1.0)\n"
+    ),
+    "x = torch.compile(FSDP(net).cuda())\nx.clip_grad_norm_(1.0)\n",
+    "def step(model, config):\n    if config.enable_fsdp:\n        model.clip_grad_norm_(1.0)\n",
+]
+
+
+@pytest.mark.parametrize("body", FLOWS)
+def test_a_model_is_followed_through_the_source(body: str) -> None:
+    assert ("FM311", "rewritten") in codes(body)
+    after = turned(body)
+    assert "clip_grad_norm_(" in after
+    assert ".clip_grad_norm_(" not in after

@@ -1,0 +1,152 @@
+"""Accelerate's plugin, and what is set on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+from tests.source.samples import assert_framework_commented, comments, last, turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+ACCELERATE = (
+    "import functools\nimport torch\n"
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin as Plugin\n"
+    "from models import Block\n"
+    "from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy, StateDictType\n"
+    "from torch.distributed.fsdp.wrap import ModuleWrapPolicy, transformer_auto_wrap_policy as by_class\n"
+)
+
+
+TYPE = 'state_dict_type="{}_STATE_DICT"'
+WHOLE, SHARDED = TYPE.format("FULL"), TYPE.format("SHARDED")
+BY_CLASS = 'auto_wrap_policy="TRANSFORMER_BASED_WRAP"'
+BLOCK = 'transformer_cls_names_to_wrap=["Block"]'
+CAST = "mixed_precision_policy=MixedPrecisionPolicy(reduce_dtype=torch.half)"
+
+
+PLUGINS = [
+    (
+        f"sharding_strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True, {SHARDED}",
+        f"fsdp_version=2, reshard_after_forward=True, {SHARDED}",
+    ),
+    (
+        "sharding_strategy=2, cpu_offload=CPUOffload(True), ignored_modules=f(m)",
+        f"fsdp_version=2, reshard_after_forward=False, cpu_offload=True, ignored_modules=f(m), {WHOLE}",
+    ),
+    (
+        "fsdp_version=1, auto_wrap_policy=functools.partial(by_class, transformer_layer_cls={Block})",
+        f"fsdp_version=2, {BY_CLASS}, {BLOCK}, {WHOLE}",
+    ),
+    (
+        f"auto_wrap_policy=ModuleWrapPolicy([Block]), {TYPE.format('LOCAL')}",
+        f"fsdp_version=2, {BY_CLASS}, {SHARDED}, {BLOCK}",
+    ),
+    (
+        f"sharding_strategy=ShardingStrategy(2), {SHARDED}, mixed_precision_policy=dict(param_dtype=t)",
+        f"sharding_strategy=ShardingStrategy(2), {SHARDED}, mixed_precision_policy=dict(param_dtype=t)",
+    ),
+    (
+        "state_dict_type=StateDictType(3), mixed_precision_policy=dict(reduce_dtype=torch.half)",
+        f"fsdp_version=2, state_dict_type=StateDictType(3), {CAST}",
+    ),
+    (
+        f"mixed_precision_policy=MixedPrecision(torch.half, buffer_dtype=torch.half), {SHARDED}",
+        f"fsdp_version=2, mixed_precision_policy=MixedPrecisionPolicy(param_dtype=torch.half), {SHARDED}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), PLUGINS)
+def test_accelerates_plugin(before: str, after: str) -> None:
+    assert last(f"p = Plugin({before})\n", ACCELERATE) == f"p = Plugin({after})\n"
+
+
+PLUGINS_LEFT = [
+    (
+        "sharding_strategy=ShardingStrategy[args.s]",
+        "reshard_after_forward=<True, or False for SHARD_GRAD_OP>",
+    ),
+    ("ShardingStrategy.FULL_SHARD", "have no names"),
+    ("sharding_strategy=1, **more", "stand behind `*` or `**`"),
+    ("state_dict_config=config", "`accelerate launch` reads"),
+    ("auto_wrap_policy=policy, sharding_strategy=1", "the whole model is one unit"),
+    (
+        "mixed_precision_policy=MixedPrecision(keep_low_precision_grads=True), sharding_strategy=1",
+        "keep_low_precision_grads cannot be said",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), PLUGINS_LEFT)
+def test_what_is_left_of_accelerates_plugin_is_said(given: str, said: str) -> None:
+    body = f"p = Plugin({given})\n"
+    assert last(body, ACCELERATE) == body
+    assert said in comments(body, ACCELERATE)
+
+
+def test_a_plugin_whose_attributes_are_set_later_is_left() -> None:
+    body = "p = Plugin(sharding_strategy=1)\np.cpu_offload = find()\n"
+    assert last(body, ACCELERATE) == body
+
+
+def test_a_policy_that_fsdp2_of_accelerate_does_not_know_is_said() -> None:
+    body = "trainer.accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)\n"
+    assert "FM343 with this policy" in comments(body, ACCELERATE)
+
+
+def test_attributes_of_another_functions_plugin_do_not_count() -> None:
+    body = "p = Plugin(sharding_strategy=1)\ndef f(x):\n    p = x.fsdp_plugin\n    p.cpu_offload = 1\n"
+    assert "p = Plugin(fsdp_version=2, " in last(body, ACCELERATE)
+
+
+def test_what_accelerate_does_otherwise_is_said_for_each_plugin_of_a_statement() -> None:
+    body = (
+        'p = [Plugin(sharding_strategy="HYBRID_SHARD"), Plugin(forward_prefetch=True, min_num_params=1),'
+        ' Plugin(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=1)]\n'
+        'Accelerator(fsdp_plugin=p[0], mixed_precision="bf16")\n'
+    )
+    said = comments(body, ACCELERATE)
+    assert [code for code in ("FM343", "FM354", "FM355", "FM427") if code not in said] == []
+    assert said.count(": FM343") == 2
+
+
+def test_what_goes_away_takes_its_imports_along() -> None:
+    before = "p = Plugin(auto_wrap_policy=functools.partial(by_class, transformer_layer_cls={Block}))\n"
+    after = turned(ACCELERATE + before, header="")
+    assert "functools" not in after
+    assert "by_class" not in after
+    assert "import torch\n" in after
+
+
+def test_what_is_asked_of_the_plugins_name_stays() -> None:
+    found = scan_source(f"{ACCELERATE}if Plugin is not None and not Plugin:\n    pass\n")
+    assert [use.action for use in found if use.code == "FM320"] == ["kept", "kept"]
+
+
+@pytest.mark.parametrize(
+    ("code", "action"),
+    [
+        ("Plugin(sharding_strategy=strategy)", "commented"),
+        ("Plugin(fsdp_version=2, reshard_after_forward=True)", "kept"),
+        ("functools.partial(Plugin, cpu_offload=True)", "commented"),
+        ("hasattr(Plugin, 'from_name')", "kept"),
+        ("Plugin.get_module_class_from_name(model, 'Block')", "kept"),
+    ],
+)
+def test_accelerates_plugin_is_told_from_questions_about_it(code: str, action: str) -> None:
+    header = "import functools\nfrom accelerate import FullyShardedDataParallelPlugin as Plugin\n\n"
+    found = [use.action for use in scan_source(f"{header}x = {code}\n") if use.code == "FM320"]
+    assert found == [action]
+
+
+FRAMEWORKS = [
+    ("from accelerate import FullyShardedDataParallelPlugin as P\np = P()\n", "FM320"),
+]
+
+
+@pytest.mark.parametrize(("source", "code"), FRAMEWORKS)
+def test_other_frameworks_get_a_comment(source: str, code: str) -> None:
+    assert_framework_commented(source, code)

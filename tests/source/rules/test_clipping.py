@@ -1,0 +1,57 @@
+"""``clip_grad_norm_`` of a model, and of its parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+from tests.source.samples import assert_commented, assert_left_alone, assert_turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+TURNED = [
+    ("model.clip_grad_norm_(1.0)\n", "clip_grad_norm_(model, 1.0)\n"),
+    (
+        "norm = model.clip_grad_norm_(max_norm=clip, norm_type=2)\n",
+        "norm = clip_grad_norm_(model, max_norm=clip, norm_type=2)\n",
+    ),
+    ("FSDP.clip_grad_norm_(model, 1.0)\n", "clip_grad_norm_(model, 1.0)\n"),
+    (
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+        "# fsdp-migrate: FM326\nclip_grad_norm_(model.parameters(), 1.0)\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), TURNED)
+def test_methods_become_functions(before: str, after: str) -> None:
+    assert_turned(before, after)
+
+
+COMMENTED = [
+    ("x.clip_grad_norm_(1.0)\n", "FM311"),
+    ("def f(model):\n    model.clip_grad_norm_(1.0)\n", "FM311"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), COMMENTED)
+def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
+    assert_commented(body, code)
+
+
+LEFT_ALONE = [
+    "accelerator.clip_grad_norm_(net.parameters(), 1.0)\n",
+    "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n",
+]
+
+
+@pytest.mark.parametrize("body", LEFT_ALONE)
+def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
+    assert_left_alone(body)
+
+
+def test_clipping_by_a_model_that_another_source_has_made_is_said() -> None:
+    body = "from wrapping import fsdp_wrapper\n\nmodel = fsdp_wrapper(net)\nmodel.clip_grad_norm_(1.0)\n"
+    assert [(use.code, use.action) for use in scan_source(body) if use.line == 4] == [("FM311", "commented")]

@@ -1,0 +1,163 @@
+"""``fsdp`` and ``fsdp_config`` of Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+from tests.source.samples import assert_framework_commented, assert_untouched, comments, last, plain
+
+
+pytestmark = pytest.mark.any_torch
+
+
+HF = (
+    "from transformers import TrainingArguments\n"
+    "from transformers.trainer_utils import FSDPOption\n"
+    "from trl import SFTConfig\n"
+)
+MORE = '"version": 2, "reshard_after_forward": {}, "state_dict_type": "FULL_STATE_DICT"'
+NO_WRAP = (
+    "'version': 2, 'reshard_after_forward': False, 'auto_wrap_policy': 'NO_WRAP', "
+    "'state_dict_type': 'FULL_STATE_DICT'"
+)
+POLICY = '"auto_wrap_policy": "NO_WRAP"'
+LAYER = '"transformer_layer_cls_to_wrap": [layer]'
+FULL, GRAD_OP = MORE.format(True), MORE.format(False)
+
+
+HF_CALLS = [
+    ('fsdp="full_shard auto_wrap"', f'fsdp="full_shard auto_wrap", fsdp_config={{{FULL}}}'),
+    (
+        "fsdp=[FSDPOption.SHARD_GRAD_OP, FSDPOption.AUTO_WRAP], seed=1",
+        f"fsdp=[FSDPOption.SHARD_GRAD_OP, FSDPOption.AUTO_WRAP], fsdp_config={{{GRAD_OP}}}, seed=1",
+    ),
+    (
+        'fsdp="shard_grad_op auto_wrap" if on else "", fsdp_transformer_layer_cls_to_wrap=[layer]',
+        f'fsdp="shard_grad_op auto_wrap" if on else "", fsdp_config={{{GRAD_OP}, {LAYER}}}',
+    ),
+    (
+        "fsdp='shard_grad_op', fsdp_config={'min_num_params': 1e3, 'xla': on}",
+        f"fsdp='shard_grad_op', fsdp_config={{'min_num_params': 1000, 'xla': on, {NO_WRAP}}}",
+    ),
+    (
+        'fsdp="no_shard" if on else "", fsdp_config={"auto_wrap_policy": "NO_WRAP"} if on else None',
+        f'fsdp="shard_grad_op" if on else "", fsdp_config={{{POLICY}, {GRAD_OP}}} if on else None',
+    ),
+    (
+        'fsdp="full_shard auto_wrap", fsdp_config=\'{"fsdp_min_num_params": 0}\'',
+        f'fsdp="full_shard auto_wrap", fsdp_config={{"fsdp_min_num_params": 0, {FULL}}}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), HF_CALLS)
+@pytest.mark.parametrize("name", ["TrainingArguments", "SFTConfig"])
+def test_arguments_of_the_hf_trainer(name: str, before: str, after: str) -> None:
+    assert last(f'a = {name}("out", {before})\n', HF) == f'a = {name}("out", {after})\n'
+
+
+def test_a_dict_is_changed_where_it_stands_and_keeps_its_comments() -> None:
+    body = (
+        "config = dict(\n"
+        "    # for the layers\n"
+        "    min_num_params=0,  # none\n"
+        "    use_orig_params=True,  # for compile\n"
+        ")\n"
+        'a = TrainingArguments("out", fsdp="full_shard auto_wrap", fsdp_config=config)\n'
+    )
+    assert (
+        "config = dict(\n"
+        "    # for the layers\n"
+        "    min_num_params=0,  # none\n"
+        "    # use_orig_params: for compile\n"
+        "    version=2,\n"
+        "    reshard_after_forward=True,\n"
+        '    state_dict_type="FULL_STATE_DICT",\n'
+        ")\n"
+    ) in plain(HF + body, header="")
+
+
+HF_LEFT = [
+    ('fsdp=["full_shard", more]', f"Here: fsdp_config={{{FULL}}}, with False in place of True"),
+    ('fsdp="full_shard", fsdp_config=make()', "is known only when this runs"),
+    ('fsdp="shard_grad_op auto_wrap", fsdp_config=make()', f"Here: add {{{GRAD_OP}}} to it"),
+    ('fsdp="full_shard", **more', "`**` may hold `fsdp_config`"),
+    ('fsdp="full_shard", fsdp_config="a/fsdp.json"', "`fsdp-migrate config a/fsdp.json --from hf --write`"),
+    ('fsdp="full_shard", fsdp_config={"xla": True}', "PyTorch/XLA's FSDP is another one"),
+    ('fsdp="full_shard auto_wrap", fsdp_min_num_params=n', "SIZE_BASED_WRAP` beside it"),
+    ('fsdp="full_shard autowrap"', "Did you mean `auto_wrap`?"),
+    ('**{"fsdp": "full_shard"}', "these are arguments of the Trainer"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), HF_LEFT)
+def test_what_is_left_of_the_hf_trainers_is_said(given: str, said: str) -> None:
+    body = f'a = TrainingArguments("out", {given})\n'
+    assert last(body, HF) == body
+    assert said in comments(body, HF)
+
+
+def test_a_dict_that_others_read_is_left() -> None:
+    body = (
+        'config = {"min_num_params": 0}\nconfig["xla"] = False\n'
+        'a = TrainingArguments("out", fsdp="full_shard", fsdp_config=config)\n'
+    )
+    assert last(body, HF) == body
+    assert "used in other places too" in comments(body, HF)
+
+
+def test_defaults_of_a_class_are_said() -> None:
+    body = (
+        "class Ours(TrainingArguments):\n"
+        '    fsdp: str = field(default="shard_grad_op")\n'
+        '    fsdp_config: dict = field(default_factory=lambda: {"min_num_params": 0})\n'
+    )
+    assert last(body, HF) == body
+    assert '"reshard_after_forward": False' in comments(body, HF)
+    assert not scan_source(body.replace('"shard_grad_op"', '""'))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "kwargs.update(fsdp={}, fsdp_config=None)",
+        'settings = {{"output_dir": "out", "fsdp": {}}}',
+        'kwargs["fsdp"] = {}',
+        "args.fsdp = {}",
+        "TrainingArguments('out', **dict(fsdp={}))",
+    ],
+)
+def test_words_of_the_hf_trainer_are_known_wherever_they_stand(where: str) -> None:
+    body = where.format("['shard_grad_op', 'auto_wrap'] if on else ''") + "\n"
+    assert last(body, HF) == body
+    assert f"Here: fsdp_config={{{GRAD_OP}}}" in comments(body, HF)
+    assert not scan_source(where.format("['anything', 'else']") + "\n")
+
+
+@pytest.mark.parametrize(("version", "code"), [("2", "FM327"), ("1", "FM428")])
+def test_training_arguments_that_ask_for_fsdp2_stay(version: str, code: str) -> None:
+    body = f"args = TrainingArguments('out', fsdp='full_shard', fsdp_config={{'version': {version}}})\n"
+    found = [(use.code, use.action) for use in scan_source(body) if use.code in {"FM327", "FM428"}]
+    assert found == [(code, "kept" if version == "2" else "rewritten")]
+
+
+FRAMEWORKS = [
+    ("from transformers import TrainingArguments as A\na = A(output_dir='x', fsdp=f())\n", "FM327"),
+    ("from transformers import TrainingArguments\na = TrainingArguments(fsdp=f)\n", "FM327"),
+]
+
+
+@pytest.mark.parametrize(("source", "code"), FRAMEWORKS)
+def test_other_frameworks_get_a_comment(source: str, code: str) -> None:
+    assert_framework_commented(source, code)
+
+
+NO_FRAMEWORKS = [
+    "from transformers import TrainingArguments\na = TrainingArguments(output_dir='x', fsdp='')\n",
+]
+
+
+@pytest.mark.parametrize("source", NO_FRAMEWORKS)
+def test_other_frameworks_without_fsdp1_are_left_alone(source: str) -> None:
+    assert_untouched(source)

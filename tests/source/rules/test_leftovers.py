@@ -1,0 +1,22 @@
+"""The class as a value, and functions of it that FSDP2 does not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import assert_uncertain
+
+
+pytestmark = pytest.mark.any_torch
+
+
+COMMENTED = [
+    ("kinds = {'fsdp': FSDP}\n", ["FM303"]),
+    ("ok = type(model) in {FSDP}\n", ["FM303"]),
+    ("kind = FSDP.get_state_dict_type(model)\n", ["FM303"]),
+]
+
+
+@pytest.mark.parametrize(("body", "expected"), COMMENTED)
+def test_what_is_not_certain_gets_a_comment_only(body: str, expected: list[str]) -> None:
+    assert_uncertain(body, expected)

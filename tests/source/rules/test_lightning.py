@@ -1,0 +1,117 @@
+"""Lightning's strategy, the hook that takes its place, and Fabric."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+from tests.source.samples import assert_framework_commented, assert_untouched, turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+LIT = """\
+import lightning as L
+from lightning.pytorch.strategies import FSDPStrategy
+
+
+class Lit(L.LightningModule):
+  def training_step(self, batch):
+    return self.layers(batch)
+
+
+def main(model=None):
+  model = Lit()
+"""
+TRAINER = "  trainer = L.Trainer(devices={}, strategy={})\n  trainer.fit(model)\n"
+MODEL_PARALLEL = (
+    "ModelParallelStrategy(data_parallel_size={}, tensor_parallel_size=1, save_distributed_checkpoint={})"
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "after", "hook"),
+    [
+        ("FSDPStrategy()", MODEL_PARALLEL.format(8, False), "'use_orig_params': True"),
+        (
+            'FSDPStrategy(state_dict_type="sharded", sharding_strategy="SHARD_GRAD_OP", timeout=t)',
+            MODEL_PARALLEL.format(8, True).replace(")", ", timeout=t)"),
+            "'sharding_strategy': 'SHARD_GRAD_OP'",
+        ),
+        ('"fsdp_cpu_offload"', MODEL_PARALLEL.format(8, False), "'cpu_offload': True"),
+    ],
+)
+def test_lightnings_strategy_comes_with_its_hook(strategy: str, after: str, hook: str) -> None:
+    found = turned(LIT + TRAINER.format(8, strategy), header="")
+    assert f"  trainer = L.Trainer(devices=8, strategy={after})\n" in found
+    assert "from lightning.pytorch.strategies import ModelParallelStrategy\n" in found
+    assert "FSDPStrategy\n" not in found or strategy.startswith('"')
+    assert hook in found.partition("  def configure_model(self) -> None:\n")[2].partition("def main")[0]
+
+
+LIT_LEFT = [
+    (LIT, "devices", "FSDPStrategy()", "<number of ranks>"),
+    (LIT, 8, "FSDPStrategy(auto_wrap_policy=policy)", "`auto_wrap_policy` is known only when this runs"),
+    (LIT, 8, "FSDPStrategy(**more)", "hide arguments"),
+    (LIT, 8, 'FSDPStrategy(), precision="16-mixed"', "has no 16-mixed"),
+    (LIT.replace("training_step", "configure_model"), 8, "FSDPStrategy()", "or has a configure_model"),
+    (LIT.replace("L.LightningModule", "Base"), 8, "FSDPStrategy()", "is not in this file"),
+    (LIT.replace("model = Lit()", "model = Other()"), 8, '"fsdp"', "is not in this file"),
+]
+
+
+@pytest.mark.parametrize(("header", "devices", "strategy", "said"), LIT_LEFT)
+def test_without_its_hook_the_strategy_stays(header: str, devices: object, strategy: str, said: str) -> None:
+    body = header + TRAINER.format(devices, strategy)
+    found = turned(body, header="")
+    assert "".join(line for line in found.splitlines(keepends=True) if "# fsdp-migrate:" not in line) == body
+    assert said in found
+    assert "# fsdp-migrate:     def configure_model(self) -> None:" in found
+
+
+def test_the_hook_is_laid_out_as_its_source_is() -> None:
+    body = (LIT + TRAINER.format(8, "FSDPStrategy()")).replace("\n", "\r\n")
+    after = turned(body, header="")
+    assert "\r\n    if not isinstance(self, FSDPModule):\r\n      arguments = {\r\n" in after
+    assert after.count("\n") == after.count("\r\n")
+
+
+def test_two_strategies_for_one_module_must_agree() -> None:
+    both = TRAINER.format(8, "FSDPStrategy()") + TRAINER.format(8, "FSDPStrategy({})")
+    assert turned(LIT + both.format(""), header="").count("def configure_model") == 1
+    assert "several hooks" in turned(LIT + both.format("cpu_offload=True"), header="")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("Fabric(strategy=FSDPStrategy())", "parallelize_fn"),
+        ("isinstance(fabric.strategy, FSDPStrategy)", "ask for ModelParallelStrategy"),
+        ("Fabric(strategy='fsdp')", "parallelize_fn"),
+    ],
+)
+def test_fabric_is_told_of_its_own_way(code: str, said: str) -> None:
+    header = "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n\n"
+    assert any(said in use.becomes for use in scan_source(f"{header}x = {code}\n") if use.code == "FM319")
+
+
+FRAMEWORKS = [
+    ("from lightning.pytorch.strategies import FSDPStrategy\ns = FSDPStrategy()\n", "FM319"),
+    ("import pytorch_lightning as pl\nt = pl.Trainer(strategy='fsdp')\n", "FM319"),
+]
+
+
+@pytest.mark.parametrize(("source", "code"), FRAMEWORKS)
+def test_other_frameworks_get_a_comment(source: str, code: str) -> None:
+    assert_framework_commented(source, code)
+
+
+NO_FRAMEWORKS = [
+    "import pytorch_lightning as pl\nt = pl.Trainer(strategy='ddp')\n# no fsdp\n",
+]
+
+
+@pytest.mark.parametrize("source", NO_FRAMEWORKS)
+def test_other_frameworks_without_fsdp1_are_left_alone(source: str) -> None:
+    assert_untouched(source)

@@ -1,0 +1,40 @@
+"""Hooks, ``apply``, copies and checkpointing of a model that is wrapped."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import assert_commented, assert_left_alone
+
+
+pytestmark = pytest.mark.any_torch
+
+
+COMMENTED = [
+    ("model.register_comm_hook(state, hook)\n", "FM321"),
+    ("model.apply(initialise)\n", "FM322"),
+    ("import copy\ncopied = copy.deepcopy(model)\n", "FM323"),
+    (
+        (
+            "import torch.distributed.algorithms._checkpoint.checkpoint_wrapper as w\n"
+            "w.apply_activation_checkpointing(model)\n"
+        ),
+        "FM324",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), COMMENTED)
+def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
+    assert_commented(body, code)
+
+
+LEFT_ALONE = [
+    "net.apply(initialise)\n",
+    "import copy\ncopied = copy.deepcopy(net)\n",
+]
+
+
+@pytest.mark.parametrize("body", LEFT_ALONE)
+def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
+    assert_left_alone(body)

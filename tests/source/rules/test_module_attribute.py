@@ -1,0 +1,64 @@
+"""``model.module``, which FSDP2 does not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import assert_commented, assert_kept, assert_left_alone, assert_turned, turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+TURNED = [
+    ("print(model.module.config)\n", "# fsdp-migrate: FM315\nprint(model.config)\n"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), TURNED)
+def test_methods_become_functions(before: str, after: str) -> None:
+    assert_turned(before, after)
+
+
+COMMENTED = [
+    ("ok = hasattr(model, 'no_sync')\n", "FM315"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), COMMENTED)
+def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
+    assert_commented(body, code)
+
+
+KEPT = [
+    ("inner = model.module if hasattr(model, 'module') else model\n", "FM315"),
+    ("inner = getattr(model, 'module', model)\n", "FM315"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), KEPT)
+def test_what_is_right_already_stays(body: str, code: str) -> None:
+    assert_kept(body, code)
+
+
+LEFT_ALONE = [
+    "x = net.module.weight\n",
+]
+
+
+@pytest.mark.parametrize("body", LEFT_ALONE)
+def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
+    assert_left_alone(body)
+
+
+def test_a_check_that_lets_others_through_proves_nothing() -> None:
+    body = (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "def f(x):\n    if isinstance(x, FSDP) or isinstance(x, DDP):\n        return x.module.y\n"
+        "    if not isinstance(x, FSDP):\n        return x.module.z\n"
+        "    if ready and isinstance(x, FSDP):\n        return x.module.w\n"
+    )
+    after = turned(body)
+    assert "return x.module.y\n" in after
+    assert "return x.module.z\n" in after
+    assert "return x.w\n" in after

@@ -1,0 +1,46 @@
+"""``no_sync``, called and named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import assert_commented, assert_left_alone, assert_turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+TURNED = [
+    ("with model.no_sync():\n    pass\n", "with no_sync(model):\n    pass\n"),
+    ("with FSDP.no_sync(model):\n    pass\n", "with no_sync(model):\n    pass\n"),
+    (
+        "context = model.no_sync if more else nothing\n",
+        "context = partial(no_sync, model) if more else nothing\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), TURNED)
+def test_methods_become_functions(before: str, after: str) -> None:
+    assert_turned(before, after)
+
+
+COMMENTED = [
+    ("def f(model):\n    with model.no_sync():\n        pass\n", "FM312"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), COMMENTED)
+def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
+    assert_commented(body, code)
+
+
+LEFT_ALONE = [
+    "self.trainer.no_sync()\n",
+    "class T:\n    def no_sync(self): ...\n",
+]
+
+
+@pytest.mark.parametrize("body", LEFT_ALONE)
+def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
+    assert_left_alone(body)

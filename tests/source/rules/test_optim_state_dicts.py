@@ -1,0 +1,79 @@
+"""The states of optimizers, whole and to be loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import MODEL, PREPARED, assert_commented, plain
+
+
+pytestmark = pytest.mark.any_torch
+
+
+FULL = "StateDictType.FULL_STATE_DICT"
+RANK0 = f"{FULL}, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"
+
+
+OPTIMIZERS = [
+    (
+        f"with FSDP.state_dict_type(model, {FULL}):\n    state = FSDP.optim_state_dict(model, opt)\n",
+        "state = full_optimizer_state_dict(model, opt, rank0_only=False)\n",
+    ),
+    (
+        (
+            f"with FSDP.state_dict_type(model, {RANK0}, FullOptimStateDictConfig(rank0_only=True)):\n"
+            "    state = FSDP.optim_state_dict(model, opt)\n"
+            "    opt.load_state_dict(FSDP.optim_state_dict_to_load(model, opt, loaded))\n"
+        ),
+        (
+            "state = full_optimizer_state_dict(model, opt)\n"
+            "opt.load_state_dict(optim_state_dict_to_load(model, opt, loaded, from_rank0=True))\n"
+        ),
+    ),
+    ("state = FSDP.full_optim_state_dict(model, opt)\n", "state = full_optimizer_state_dict(model, opt)\n"),
+    (
+        "state = FSDP.full_optim_state_dict(model, opt, rank0_only=False)\n",
+        "state = full_optimizer_state_dict(model, opt, rank0_only=False)\n",
+    ),
+    (
+        "state = FSDP.shard_full_optim_state_dict(full, model, optim=opt)\n",
+        "state = optim_state_dict_to_load(model, opt, full)\n",
+    ),
+    (
+        "state = FSDP.scatter_full_optim_state_dict(full, model)\n",
+        "state = optim_state_dict_to_load(model, None, full, from_rank0=True)\n",
+    ),
+    (
+        "state = FSDP.optim_state_dict_to_load(ckpt['o'], model, opt)\n",
+        "state = optim_state_dict_to_load(model, opt, ckpt['o'])\n",
+    ),
+    (
+        "state = FSDP.optim_state_dict_to_load(model=model, optim=opt, optim_state_dict=full)\n",
+        "state = optim_state_dict_to_load(model, opt, full)\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), OPTIMIZERS)
+def test_states_of_optimizers(before: str, after: str) -> None:
+    assert plain(MODEL + before) == PREPARED + after
+
+
+COMMENTED = [
+    ("state = FSDP.rekey_optim_state_dict(state, kind, net)\n", "FM309"),
+    ("state = FSDP.optim_state_dict_to_load(a, b, c)\n", "FM309"),
+    ("state = FSDP.optim_state_dict(*args)\n", "FM309"),
+    ("state = FSDP.full_optim_state_dict(model, opt, optim_input=groups)\n", "FM309"),
+    (
+        (
+            "from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict as load\n"
+            "state = load(model_state, 'o', reader)\n"
+        ),
+        "FM309",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), COMMENTED)
+def test_what_is_not_seen_whole_gets_a_comment_only(body: str, code: str) -> None:
+    assert_commented(body, code, alone=True)

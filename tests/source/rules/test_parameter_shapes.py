@@ -1,0 +1,32 @@
+"""Questions about the shape of parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import assert_commented, assert_left_alone
+
+
+pytestmark = pytest.mark.any_torch
+
+
+COMMENTED = [
+    ("decayed = [p for p in model.parameters() if p.ndim >= 2]\n", "FM318"),
+    ("for n, p in model.named_parameters():\n    if len(p.shape) == 1:\n        pass\n", "FM318"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), COMMENTED)
+def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
+    assert_commented(body, code)
+
+
+LEFT_ALONE = [
+    "wide = [x for x in things if x.ndim >= 2]\n",
+    "flat = x.ndim == 1\n",
+]
+
+
+@pytest.mark.parametrize("body", LEFT_ALONE)
+def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
+    assert_left_alone(body)

@@ -1,0 +1,44 @@
+"""``summon_full_params``, and what runs among whole parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import assert_commented, assert_turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+TURNED = [
+    (
+        "with FSDP.summon_full_params(model, False, writeback=False):\n    print(model.weight)\n",
+        "with summon_full_params(model, recurse=False, writeback=False):\n    print(model.weight)\n",
+    ),
+    (
+        "with FSDP.summon_full_params(model) if whole else nothing:\n    pass\n",
+        "with summon_full_params(model) if whole else nothing:\n    pass\n",
+    ),
+    ("with model.summon_full_params(model):\n    pass\n", "with summon_full_params(model):\n    pass\n"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), TURNED)
+def test_methods_become_functions(before: str, after: str) -> None:
+    assert_turned(before, after)
+
+
+COMMENTED = [
+    ("with FSDP.summon_full_params(*args):\n    pass\n", "FM313"),
+    ("with FSDP.summon_full_params(model):\n    model.generate(x)\n", "FM332"),
+    (
+        "context = lambda: FSDP.summon_full_params(model)\nwith context():\n    model.generate(x)\n",
+        "FM313",
+    ),
+    ("with torch.no_grad():\n    stack.enter_context(FSDP.summon_full_params(model))\n", "FM313"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), COMMENTED)
+def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
+    assert_commented(body, code)
