@@ -128,6 +128,8 @@ class _Rank:
 def _start_server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     bodies = [f"tests.rank_bodies.{m.name}" for m in pkgutil.iter_modules(tests.rank_bodies.__path__)]
+    beside = sorted((ROOT / "tests").rglob("*_bodies.py"))
+    bodies += [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in beside]
     # torch imports its compiler at the first forward of a sharded model: a second of each rank's time.
     torch_needs = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "fsspec"]
     # Where they are installed: two seconds of each rank that runs Composer's Trainer.

@@ -18,7 +18,8 @@ from fsdp_migrate.cli.app import app
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.finding_codes import Fidelity
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
-from tests.rank_bodies import checkpoints, readme
+from tests import readme_bodies as readme
+from tests.rank_bodies import checkpoints
 from tests.ranks import ROOT, run_ranks
 from tools import architecture_page, findings_table, known_issues, picture
 

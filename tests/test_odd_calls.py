@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.rank_bodies import odd_calls
+from tests import odd_calls_bodies as odd_calls
 from tests.ranks import run_ranks
 
 

@@ -49,6 +49,7 @@ def test_tensors_travel_by_value() -> None:
 
 def test_bodies_are_preloaded() -> None:
     assert run_ranks(harness.preloaded) == [True, True]
+    assert all("tests.sharding.consensus_bodies" in found for found in run_ranks(harness.bodies_of_one_test))
 
 
 def test_warnings_are_no_errors_in_ranks() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, verify_checkpoints
-from tests.rank_bodies import extra_states
+from tests.checkpoint import extra_states_bodies as extra_states
 from tests.ranks import run_ranks
 
 

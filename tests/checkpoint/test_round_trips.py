@@ -17,8 +17,8 @@ import torch
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
 from fsdp_migrate.errors import PlanError
 from tests.checkpoint.round_trip import draw, loads, round_trip, same, save, state_of
+from tests.checkpoint.round_trips_bodies import save_draws
 from tests.checkpoint.samples import load_with_torch, save_with_torch
-from tests.rank_bodies.round_trips import save_draws
 from tests.ranks import run_ranks
 
 

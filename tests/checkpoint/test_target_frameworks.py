@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fsdp_migrate.checkpoint_convert import OutputOptions, convert_checkpoint, verify_checkpoints
-from tests.rank_bodies import conversions, targets
+from tests.checkpoint import targets_bodies as targets
+from tests.rank_bodies import conversions
 from tests.ranks import run_ranks
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fsdp_migrate.doctor import FAULTS
-from tests.rank_bodies import known_faults
+from tests.doctor import known_faults_bodies as known_faults
 from tests.ranks import run_ranks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.rank_bodies import peft_models
+from tests.frameworks import peft_models_bodies as peft_models
 from tests.ranks import run_ranks
 
 

@@ -16,8 +16,9 @@ from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert import convert_checkpoint
 from fsdp_migrate.errors import CheckpointError, CheckpointMismatchError
 from tests.checkpoint.samples import ALONE
+from tests.loading import load_cases_bodies as load_cases
 from tests.models import Net
-from tests.rank_bodies import load_cases, loading
+from tests.rank_bodies import loading
 from tests.ranks import run_ranks
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.rank_bodies import microbatch_variants as bodies
+from tests.microbatch import microbatch_variants_bodies as bodies
 from tests.ranks import run_ranks
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.rank_bodies import parity_faults
+from tests.parity import parity_faults_bodies as parity_faults
 from tests.ranks import run_ranks
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.models import Net
-from tests.rank_bodies import whole_parameters
 from tests.ranks import run_ranks
+from tests.runtime import whole_parameters_bodies as whole_parameters
 from tests.runtime.cases import Cases, assert_equal
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rank_bodies import weight_sync
 from tests.ranks import run_ranks
+from tests.runtime import weight_sync_bodies as weight_sync
 
 
 def test_names_and_values_are_those_of_a_state_dict() -> None:

@@ -5,8 +5,8 @@ A CPU is taken for a device here; ``tests/sharding/test_gpu.py`` sees what is pi
 
 from __future__ import annotations
 
-from tests.rank_bodies import host_memory
 from tests.ranks import run_ranks
+from tests.runtime import host_memory_bodies as host_memory
 
 
 def test_everything_leaves_the_device_and_comes_back_as_it_was() -> None:

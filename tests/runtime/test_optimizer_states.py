@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rank_bodies import optimizer_states
 from tests.ranks import run_ranks
+from tests.runtime import optimizer_states_bodies as optimizer_states
 from tests.runtime.cases import Cases, assert_equal
 
 

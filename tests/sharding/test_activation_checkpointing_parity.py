@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.rank_bodies import activation_checkpointing as bodies
 from tests.ranks import run_ranks
+from tests.sharding import activation_checkpointing_bodies as bodies
 from tests.sharding.test_parity import assert_same
 
 

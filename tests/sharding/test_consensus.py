@@ -7,8 +7,8 @@ import re
 import pytest
 
 from fsdp_migrate.torch_compat import fsdp2
-from tests.rank_bodies import consensus
 from tests.ranks import run_ranks
+from tests.sharding import consensus_bodies as consensus
 
 
 MESSAGES = [

@@ -10,8 +10,8 @@ from torch import nn
 
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from tests.models import Block, Net
-from tests.rank_bodies import estimates
 from tests.ranks import run_ranks
+from tests.sharding import estimates_bodies as estimates
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.rank_bodies import habits
 from tests.ranks import run_ranks
+from tests.sharding import habits_bodies as habits
 
 
 RECOMPUTED = "two forwards, each recomputed"

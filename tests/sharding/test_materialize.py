@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,8 +13,12 @@ from fsdp_migrate.sharding.materialize import materialize_modules
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from fsdp_migrate.torch_compat import fsdp2
 from tests.models import Net
-from tests.rank_bodies import meta, parity
 from tests.ranks import run_ranks
+from tests.sharding import meta_bodies as meta
+
+
+if TYPE_CHECKING:
+    from tests.rank_bodies import parity
 
 
 def assert_equal(found: parity.Tensors, expected: parity.Tensors) -> None:

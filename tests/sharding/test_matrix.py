@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rank_bodies import matrix
 from tests.ranks import run_ranks
+from tests.sharding import matrix_bodies as matrix
 
 
 BOUND_OF_ORDER = 1e-6

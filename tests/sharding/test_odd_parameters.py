@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.rank_bodies import odd_parameters
 from tests.ranks import run_ranks
+from tests.sharding import odd_parameters_bodies as odd_parameters
 
 
 # Parameters that are not contiguous FSDP1 trains otherwise under NO_SHARD than under its other strategies.

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.rank_bodies import optimizer_kinds
 from tests.ranks import run_ranks
+from tests.sharding import optimizer_kinds_bodies as optimizer_kinds
 
 
 @pytest.fixture(scope="module")

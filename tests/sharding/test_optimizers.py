@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fsdp_migrate.torch_compat import fsdp2
-from tests.rank_bodies import steps_in_backward
 from tests.ranks import run_ranks
+from tests.sharding import steps_in_backward_bodies as steps_in_backward
 
 
 @pytest.mark.parametrize("kind", steps_in_backward.OPTIMIZERS)

@@ -13,8 +13,8 @@ from fsdp_migrate import apply_activation_checkpointing, plan_fully_shard
 from fsdp_migrate.errors import ModelError
 from fsdp_migrate.sharding.structure import check_structure
 from fsdp_migrate.torch_compat import fsdp2
-from tests.rank_bodies import odd_models
 from tests.ranks import run_ranks
+from tests.sharding import odd_models_bodies as odd_models
 
 
 MESSAGES = {

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rank_bodies import switching
-from tests.rank_bodies.switching import Run
 from tests.ranks import run_ranks
+from tests.sharding import switching_bodies as switching
+from tests.sharding.switching_bodies import Run
 
 
 RUNS = [

@@ -14,8 +14,8 @@ from fsdp_migrate.errors import ModelError
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from fsdp_migrate.torch_compat import fsdp2
 from tests.models import Block, Net
-from tests.rank_bodies import ties
 from tests.ranks import run_ranks
+from tests.sharding import ties_bodies as ties
 
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from torch import nn
 from fsdp_migrate.errors import ModelError, WrapPolicyError
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from tests.models import Net
-from tests.rank_bodies import units
 from tests.ranks import run_ranks
+from tests.sharding import units_bodies as units
 
 
 def test_every_policy_of_torch_gives_fsdp1s_units() -> None:

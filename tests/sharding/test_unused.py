@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from tests.rank_bodies import unused
 from tests.ranks import run_ranks
+from tests.sharding import unused_bodies as unused
 from tests.sharding.test_parity import assert_same
 
 

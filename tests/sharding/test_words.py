@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rank_bodies import words
 from tests.ranks import run_ranks
+from tests.sharding import words_bodies as words
 
 
 def test_what_is_shared_or_wrapped_already_is_named() -> None:

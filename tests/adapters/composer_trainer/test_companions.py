@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fsdp_migrate.adapters.composer_trainer.companions import COMPANIONS, Run, companion_findings
-from tests.rank_bodies.composer_companions import Case, run_all
+from tests.adapters.composer_trainer.composer_companions_bodies import Case, run_all
 from tests.ranks import run_ranks
 
 

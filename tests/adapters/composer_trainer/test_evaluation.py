@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rank_bodies.composer_evaluation import evaluate
+from tests.adapters.composer_trainer.composer_evaluation_bodies import evaluate
 from tests.ranks import run_ranks
 
 

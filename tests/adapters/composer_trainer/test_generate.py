@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint
-from tests.rank_bodies import composer_generate
+from tests.adapters.composer_trainer import composer_generate_bodies as composer_generate
 from tests.ranks import run_ranks
 
 

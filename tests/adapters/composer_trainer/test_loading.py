@@ -24,8 +24,8 @@ from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoi
 from fsdp_migrate.errors import CheckpointMismatchError, ConfigError
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.runtime import end_process_group
+from tests.adapters.composer_trainer import composer_rank0_bodies as composer_rank0
 from tests.checkpoint.samples import DATA
-from tests.rank_bodies import composer_rank0
 from tests.rank_bodies.composer_conversions import composer_of_old_torch
 from tests.ranks import run_ranks
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.rank_bodies import composer_starts
+from tests.adapters.composer_trainer import composer_starts_bodies as composer_starts
 from tests.rank_bodies.composer_training import Run
 from tests.ranks import ROOT, RanksFailedError, run_ranks
 

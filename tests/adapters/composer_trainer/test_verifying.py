@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdp_migrate.errors import ConfigError
+from tests.adapters.composer_trainer.composer_verifying_bodies import verify_all
 from tests.rank_bodies.composer_training import Run
-from tests.rank_bodies.composer_verifying import verify_all
 from tests.ranks import run_ranks
 
 
