@@ -36,7 +36,7 @@ HOUSE: House = (
     "adapters.__init__",
     "finding_codes",
     "errors findings",  # an error holds findings, and raising them is one
-    "arguments visible",
+    "arguments left_comments visible",
     [
         "explanations",
         (

@@ -26,6 +26,7 @@ def render_table() -> str:
     rows += [f"| {code} | {row.fidelity} | {row.summary} |" for code, row in sorted(FINDING_CODES.items())]
     for each in sorted(EXPLANATIONS.values(), key=lambda each: each.code):
         rows += ["", f"### {each.code}", "", each.means, "", each.why, "", f"**What to do:** {each.action}"]
+        rows[-1] = f"{rows[-1]} {each.comment}".rstrip()
     return "\n".join(rows)
 
 

@@ -127,7 +127,8 @@ SOURCE_FAULTS = (
         "measured",
         "sources",
         _line(r"\.(?:ndim|dim\(\))\s*(?:<|>|>=|<=|==)\s*[12]\b", beside=_WRAPS),
-        "Group by names. `fsdp-migrate scan` marks each such line (FM318).",
+        "Decide which groups are meant: `fsdp-migrate explain FM318` says how to keep the old ones, and how "
+        "to change them. `fsdp-migrate scan` names each such line.",
         reproduced=True,
     ),
     KnownFault(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.explanations import arguments, checkpoints, composer, configs, loading, sources, targets
 from fsdp_migrate.finding_codes import FINDING_CODES, Fidelity
+from fsdp_migrate.left_comments import stops_runs
 
 
 if TYPE_CHECKING:
@@ -34,6 +35,28 @@ class Explanation:
     why: str
     action: str
 
+    @property
+    def comment(self) -> str:
+        """Whether a comment with this code in a source stops a run; empty where there is nothing to settle.
+
+        Example:
+            >>> explain_code("FM318").comment
+            'A comment with this code in a source stops no run: look at it before you train.'
+        """
+        if self.code not in sources.EXPLANATIONS:
+            return ""
+        if stops_runs(self.code):
+            return (
+                "A comment with this code in a source stops a run: `prepare_fully_shard` raises until the "
+                "comment is deleted."
+            )
+        is_open = self.fidelity in {"changed", "refused"}
+        return (
+            "A comment with this code in a source stops no run: look at it before you train."
+            if is_open
+            else ""
+        )
+
     def as_dict(self) -> dict[str, str]:
         """Return it as it stands in JSON documents."""
         return {
@@ -42,6 +65,7 @@ class Explanation:
             "means": self.means,
             "why": self.why,
             "action": self.action,
+            "comment": self.comment,
         }
 
 

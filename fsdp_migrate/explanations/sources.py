@@ -83,9 +83,12 @@ EXPLANATIONS = {
         " `fsdp_migrate.runtime.summon_full_params`. Strategy and policy: `shard_plan(model)`.",
     ),
     "FM318": (
-        "Under FSDP1 with `use_orig_params=False` every parameter was flat, so that `p.ndim >= 2` was never true. Now parameters have their own shapes, and"
-        " the test does what it says: weight decay or an optimizer may apply to other parameters than in the old run.",
-        "Decide which of the two you want. To continue exactly as before, put all parameters into one group.",
+        "FSDP1's parameters were flat once the model was wrapped, of one dimension, with `use_orig_params` true or false: `p.ndim >= 2` was never true. (Only under"
+        " `NO_SHARD`, or on one rank, with `use_orig_params=True` they kept their shapes.) FSDP2's have their own shapes, and the test does what it says: weight decay"
+        " or an optimizer comes to other parameters than in the old run, without an error.",
+        "Decide which of the two is meant. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
+        ' `[{"params": [], ...}, {"params": list(model.parameters()), ...}]`; then the checkpoint of the old run fits. To divide them as the test says from now on,'
+        " load that checkpoint with `load_checkpoint(..., strict=False)`, and then set each group's settings (`weight_decay`) again: they are the old run's.",
     ),
     "FM319": (
         "Lightning's `FSDPStrategy` is FSDP1. Its FSDP2 is `ModelParallelStrategy`, and the module shards itself in the hook `configure_model`.",

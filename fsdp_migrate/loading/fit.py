@@ -251,7 +251,12 @@ def _groups_text(stored: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) 
     sizes = [[len(group) for group in each] for each in (stored, own)]
     theirs, ours = ({name for group in each for name in group} for each in (stored, own))
     odd = [f"`{name}`" for name in (*sorted(theirs - ours)[:4], *sorted(ours - theirs)[:4])]
-    what = f"only one side knows {', '.join(odd)}" if odd else "the same parameters, divided in another way"
+    what = f"only one side knows {', '.join(odd)}" if odd else "the same parameters, divided otherwise"
+    if not odd and 0 in sizes[0] and 0 not in sizes[1]:
+        what += (
+            ". A test such as `p.ndim >= 2` leaves a group empty under FSDP1, whose parameters were flat: "
+            "`fsdp-migrate explain FM318`"
+        )
     return (
         f"the checkpoint has {counted(len(stored), 'parameter group')} of {sizes[0]} parameters, and the "
         f"optimizers have {len(own)} of {sizes[1]}: {what}"

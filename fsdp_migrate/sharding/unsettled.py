@@ -7,29 +7,22 @@ So the comments that stand in the modules of a run stop it when its model is sha
 from __future__ import annotations
 
 import functools
-import io
-import re
 import site
 import sys
 import sysconfig
-import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, in_lines
+from fsdp_migrate.left_comments import MARK, comments_in, stops_runs
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_COMMENT = re.compile(r"# fsdp-migrate: (FM\d{3})\b")
-# What other programs than ours do at their start, or refuse themselves.
-_OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
-# Codes that stand above a use only where it is left as it was.
-_LEFT = frozenset({"FM308", "FM309"})
 _MOST_SHOWN = 8
 
 
@@ -66,20 +59,10 @@ def unsettled_in(path: Path) -> Iterator[tuple[int, str]]:
     try:
         data = path.read_bytes()
         # Nearly every file holds none, and is not decoded to learn that.
-        if b"# fsdp-migrate: FM" not in data:
-            return
-        text = data.decode()
-        for token in tokenize.generate_tokens(io.StringIO(text, newline=None).readline):
-            match = _COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
-            if match is not None and _stops(match[1]):
-                yield token.start[0], match[1]
-    except (OSError, UnicodeDecodeError, SyntaxError, tokenize.TokenError):
+        text = data.decode() if f"{MARK}FM".encode() in data else ""
+    except (OSError, UnicodeDecodeError):
         return
-
-
-def _stops(code: str) -> bool:
-    known = FINDING_CODES.get(code)
-    return code in _LEFT or (known is not None and known.fidelity == "refused" and code not in _OTHERS_DO)
+    yield from ((line, code) for line, code in comments_in(text) if stops_runs(code))
 
 
 def _own_files() -> list[Path]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
+from fsdp_migrate.left_comments import MARK
 from fsdp_migrate.source.python import imports
-from fsdp_migrate.source.python.mentions import MARK
 from fsdp_migrate.source.uses import Found, Remove, Replace, Unwrap
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.left_comments import comments_in
 from fsdp_migrate.source.analysis import HINTS
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.python.parsing import parse_module
@@ -54,6 +56,11 @@ class RewriteReport:
         return tuple(file for file in self.files if file.problem is None)
 
     @property
+    def left(self) -> Counter[str]:
+        """How many comments with each code stand in the files that change, for somebody to settle."""
+        return Counter(code for file in self.changed for _, code in comments_in(file.after))
+
+    @property
     def problems(self) -> tuple[Rewritten, ...]:
         """The files that could not be read or written."""
         return tuple(file for file in self.files if file.problem is not None)
@@ -64,6 +71,7 @@ class RewriteReport:
             "num_files": self.num_files,
             "num_changed": len(self.changed),
             "written": self.written,
+            "left": dict(self.left),
             "files": [file.as_dict() for file in self.files],
         }
 

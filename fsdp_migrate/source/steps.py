@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
+from fsdp_migrate.left_comments import what_they_stop
 
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def next_steps(
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
         steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
     if left:
-        text = f"Settle by hand what got a comment: {_amount(left, 'place')}."
+        stops = what_they_stop(use.code for use in left)
+        text = f"Settle by hand what got a comment: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     steps += _steps_for_configs(configs, reads_arguments=bool(rewrites))
     steps += _steps_for_launches(launches)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.explanations import EXPLANATIONS
+from fsdp_migrate.sharding.unsettled import unsettled_in
+from fsdp_migrate.source import rewrite_source
 from tests.cli.conftest import CODE
 
 
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 
+LEFT = (
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(net)\n"
+    "decayed = [p for p in model.parameters() if p.ndim >= 2]\nFSDP.rekey_optim_state_dict(a, b, model)\n"
+)
 TURNED = "from fsdp_migrate import prepare_fully_shard\nmodel = prepare_fully_shard(net)\n"
 
 
@@ -38,8 +45,37 @@ def test_check_tells_by_its_exit_code(scripts: Path, capsys: pytest.CaptureFixtu
     assert main(["rewrite", str(scripts), "--write"]) == 0
     assert (scripts / "train.py").read_text().startswith(TURNED)
     assert (scripts / "train.py.fsdp1").read_text() == CODE
-    assert "Look for `# fsdp-migrate:` comments" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "To be settled by hand: 1 comment `# fsdp-migrate: ...`: FM322 (1)." in said
     assert main(["rewrite", str(scripts), "--check"]) == 0
+
+
+def test_what_is_said_to_stop_a_run_is_what_stops_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The screen of ``rewrite``, the steps of ``scan`` and ``explain`` say it; the run's check does it."""
+    script = tmp_path / "train.py"
+    script.write_text(LEFT)
+    said = "FM309 stops a run until it is settled and its comment deleted. FM318 stops no run: look at it"
+    for command in (["rewrite", str(script), "--write"], ["scan", str(script)]):
+        assert main(command) == 0
+        assert said in " ".join(capsys.readouterr().out.split())
+    assert {code for _, code in unsettled_in(script)} == {"FM309"}
+    marked = script.read_text()
+    for code, stops in (("FM309", True), ("FM318", False)):
+        assert main(["explain", code]) == 0
+        explained = " ".join(capsys.readouterr().out.split())
+        assert ("in a source stops a run" in explained, "in a source stops no run" in explained) == (
+            stops,
+            not stops,
+        )
+        assert f"# fsdp-migrate: {code} " in marked
+
+
+def test_what_flat_parameters_were_is_said_alike_wherever_it_is_said() -> None:
+    """That it is so: ``_has_other_dimensions`` of ``tests/doctor/known_faults_bodies.py``."""
+    texts = (EXPLANATIONS["FM318"].why, rewrite_source(LEFT))
+    assert all("with `use_orig_params` true or false" in text for text in texts)
 
 
 def test_a_file_that_cannot_be_read_fails_after_the_others_are_done(

@@ -254,8 +254,10 @@ def _refuses_nameless_meshes(folder: Path) -> bool:
 
 def _has_other_dimensions(folder: Path) -> bool:
     del folder
-    flat = FSDP(nn.Linear(2, 2), device_id=torch.device("cpu"), use_orig_params=True)
-    return [next(each.parameters()).ndim for each in (flat, _sharded(nn.Linear(2, 2)))] == [1, 2]
+    flat = [
+        FSDP(nn.Linear(2, 2), device_id=torch.device("cpu"), use_orig_params=own) for own in (True, False)
+    ]
+    return [next(each.parameters()).ndim for each in (*flat, _sharded(nn.Linear(2, 2)))] == [1, 1, 2]
 
 
 def _returns_a_part(folder: Path) -> bool:

@@ -205,6 +205,26 @@ def test_tied_weights(tmp_path: Path) -> None:
         )
 
 
+def test_a_group_that_flat_parameters_left_empty_is_explained(tmp_path: Path) -> None:
+    """``p.ndim >= 2`` was never true under FSDP1, so that its first group was saved without a parameter."""
+    model, optimizer, _ = load_cases.make_run()
+    own = load_cases.by_name(model, optimizer)
+    names = [name for group in own["param_groups"] for name in group["params"]]
+    first, *_ = own["param_groups"]
+    own["param_groups"] = [{**first, "params": []}, {**first, "params": names}]
+    torch.save({"model": model.state_dict(), "optimizer": own}, tmp_path / "state.pt")
+    fresh = Net()
+    by_shape = [[p for p in fresh.parameters() if (p.ndim >= 2) is wanted] for wanted in (True, False)]
+    divided = torch.optim.AdamW([{"params": each} for each in by_shape], lr=1.0)
+    with pytest.raises(CheckpointMismatchError, match="fsdp-migrate explain FM318"):
+        load_checkpoint(tmp_path / "state.pt", fresh, divided)
+    # What the explanation says fits.
+    flat: list[dict[str, Any]] = [{"params": []}, {"params": list(fresh.parameters())}]
+    as_before = torch.optim.AdamW(flat, lr=1.0)
+    load_checkpoint(tmp_path / "state.pt", fresh, as_before)
+    assert len(as_before.state) == len(names)
+
+
 def test_a_parameter_that_was_never_stepped(tmp_path: Path) -> None:
     model, optimizer, _ = load_cases.make_run()
     del optimizer.state[model.head.out.bias]

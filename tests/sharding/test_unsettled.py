@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.left_comments import MARK
 from fsdp_migrate.sharding.unsettled import unsettled_in
-from fsdp_migrate.source.python.mentions import MARK
 
 
 if TYPE_CHECKING:

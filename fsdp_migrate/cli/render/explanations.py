@@ -33,7 +33,8 @@ def show_explanations(found: Sequence[Explanation]) -> None:
             out.print()
         colour = COLOURS[each.fidelity]
         out.print(f"[bold]{each.code}[/] [{colour}]{each.fidelity}[/]: {_FIDELITIES[each.fidelity]}")
-        for title, text in (("What it means", each.means), ("Why", each.why), ("What to do", each.action)):
+        action = f"{each.action} {each.comment}".rstrip()
+        for title, text in (("What it means", each.means), ("Why", each.why), ("What to do", action)):
             out.print(f"\n[bold]{title}[/]")
             print_text(out, text, indent="  ")
 

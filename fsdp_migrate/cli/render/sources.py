@@ -15,11 +15,12 @@ from fsdp_migrate.cli.render.findings import COLOURS, FIDELITIES
 from fsdp_migrate.cli.render.screen import console, escape, print_text
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted
+from fsdp_migrate.left_comments import MARK, what_they_stop
 from fsdp_migrate.source.uses import ACTIONS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.source import RewriteReport, ScanReport, Use
     from fsdp_migrate.source.launchers import LaunchFound
@@ -186,12 +187,20 @@ def show_rewriting(report: RewriteReport, *, diff: bool) -> None:
     done = "changed" if report.written else "would change"
     out.print(f"{counted(len(report.changed), 'file')} of {report.num_files:,} {done}.")
     if report.changed:
-        out.print(
-            "Look for `# fsdp-migrate:` comments: they say what is left to do. Some stop a run until they "
-            "are settled and deleted, not all. `fsdp-migrate scan` says what comes next, of configs and "
-            "checkpoints too.",
-            soft_wrap=True,
-        )
+        out.print(" ".join(_what_is_left(report)), soft_wrap=True)
+
+
+def _what_is_left(report: RewriteReport) -> Iterator[str]:
+    """Say how many comments there are, with which codes, which of them stop a run, and what comes next."""
+    if left := report.left:
+        counts = ", ".join(f"{code} ({count})" for code, count in sorted(left.items()))
+        yield f"To be settled by hand: {counted(left.total(), 'comment')} `{MARK}...`: {counts}."
+        yield what_they_stop(left)
+        yield f"`fsdp-migrate explain {min(left)}` says what to do."
+    if report.written:
+        yield "`fsdp-migrate scan` says what comes next, of configs and checkpoints too."
+    else:
+        yield "Nothing was written: --write changes the files, and keeps a backup of each."
 
 
 def _show_diff(text: str) -> None:

@@ -7,6 +7,8 @@ import re
 import tokenize
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.left_comments import MARK
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,9 +16,6 @@ if TYPE_CHECKING:
 
 NAME = "mention"
 CODES = ("FM325",)
-
-MARK = "# fsdp-migrate: "
-"""How the comments begin that ``rewrite`` leaves."""
 
 _WORDS = re.compile(
     r"FullyShardedDataParallel|\bFSDP[.(]|torch\.distributed\.fsdp\b|\bFSDPStrategy\b|\bStateDictType\b"

@@ -1,4 +1,4 @@
-"""Parameters of FSDP1 are flat, so that ``p.ndim >= 2`` was never true; FSDP2's have their own shapes.
+"""Parameters of FSDP1 were flat, so that ``p.ndim >= 2`` was never true; FSDP2's have their own shapes.
 
 What is decided by it after wrapping, such as which parameters are decayed, comes out differently.
 """
@@ -24,8 +24,9 @@ NAME = "parameter-shapes"
 CODES = ("FM318",)
 
 _MEANT = (
-    "under FSDP1 every parameter was flat here, of one dimension; now each has its own shape, so this "
-    "decides differently, and an FSDP1 checkpoint's parameter groups may not fit."
+    "FSDP1's parameters were flat here, of one dimension, with `use_orig_params` true or false; FSDP2's have "
+    "their own shapes, so this decides differently, without an error. Decide which is meant; a checkpoint of "
+    "FSDP1 has the old groups."
 )
 _LISTS = frozenset({"named_parameters", "parameters"})
 
