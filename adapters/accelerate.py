@@ -223,7 +223,7 @@ class AccelerateAdapter:
                 f"{config_file} says the rest, which is not converted with this one: nothing is added here."
             )
             hint = "Convert it too: `fsdp-migrate config`, with its name."
-            draft.say("FM356", block.beside("config_file"), text, hint)
+            draft.say_elsewhere(str(config_file), block.settings, block.beside("config_file"), text, hint)
             return
         if written_key(node, "version") is None:
             text = f"2: without it Accelerate runs FSDP1. It needs Accelerate {ACCELERATE['fsdp2'].since}"

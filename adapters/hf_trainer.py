@@ -466,15 +466,15 @@ def _elsewhere(block: Block, draft: Draft) -> bool:
     value = plain_values(block.owner).get("fsdp_config")
     if not is_known(value):
         if isinstance(value, Reference):
-            draft.say(
-                "FM346", block.name, f"{value} is not set in this file: kept.", "Convert what it stands for."
-            )
+            text = f"{value} is not set in this file: kept."
+            draft.say("FM346", block.name, text, "Convert what it stands for.")
         return isinstance(value, Reference)
     if str(value).lstrip().startswith("{"):
         _emit_inline(block, str(value), draft)
     else:
         text = f"{value} is another file, which is not converted with this one."
-        draft.say("FM356", block.name, text, f"`fsdp-migrate config {value} --from hf`.")
+        command = f"`fsdp-migrate config {value} --from hf`."
+        draft.say_elsewhere(str(value), block.settings, block.name, text, command)
         for name in FORMER.keys() & set(plain_values(block.owner)):
             draft.say("FM356", block.beside(name), f"It belongs into {value}.", "Move it there by hand.")
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,13 @@ from fsdp_migrate.errors import (
     UnsupportedFeatureError,
 )
 from fsdp_migrate.findings import raise_on_findings
-from fsdp_migrate.text_files import keep_backup, unified_diff, write_whole
+from fsdp_migrate.text_files import keep_backup, newest_backup, unified_diff, write_whole
 
 
 if TYPE_CHECKING:
     import os
 
+    from fsdp_migrate.adapters.document.nodes import Node
     from fsdp_migrate.adapters.engine.base import Block
 
 
@@ -47,6 +49,8 @@ MAX_BYTES = 16 << 20
 COMMAND = "--command"
 _OTHER_WORDS = frozenset({"torch", "composer", "lightning"})
 """Whose FSDP2 settings have other words than FSDP1's, so that they are not read as those."""
+_TOLD_BY_FILE = frozenset({"accelerate", "hf"})
+"""Whose configs and commands may name another file with the settings."""
 _RECOMPUTING = frozenset({"accelerate", "hf", "axolotl"})
 
 
@@ -144,7 +148,7 @@ def convert_config_file(
     path = Path(src)
     text = read_text(path)
     package = lightning_package(path) if _names_lightning(text) else None
-    settings = Settings(world_size, nodes, package)
+    settings = Settings(world_size, nodes, package, partial(_holds_fsdp2, path.parent))
     try:
         if is_script(path.suffix, text):
             conversion = convert_script(text, settings=settings)
@@ -175,7 +179,8 @@ def convert_command_line(
         >>> convert_command_line("accelerate launch --use_fsdp --fsdp_use_orig_params 1 x.py").is_changed
         True
     """
-    conversion = convert_command(command, settings=Settings(world_size, nodes))
+    settings = Settings(world_size, nodes, is_converted=partial(_holds_fsdp2, Path()))
+    conversion = convert_command(command, settings=settings)
     raise_on_findings(conversion.findings, strict=strict)
     return ConfigConversion(COMMAND, conversion)
 
@@ -210,7 +215,7 @@ def read_config_file(
         blocks = [block for document in documents for block in find_blocks(document, framework, key)]
         if not blocks and len(documents) == 1 and key is None:
             return _plain_arguments(plain(documents[0]))
-        return _arguments_of(_only(blocks))
+        return _arguments_of(_only(blocks), file)
     except ConfigError as error:
         raise _named(error, file) from error
 
@@ -236,12 +241,40 @@ def recomputes_units(path: str | os.PathLike[str]) -> bool:
     return any(words.read_bool(flag, "activation_checkpointing") for flag in flags if flag is not None)
 
 
-def _arguments_of(block: Block) -> FSDP1Config:
+def _holds_fsdp2(folder: Path, name: str) -> bool:
+    """Tell whether FSDP2's settings alone stand in a file that another one in a folder names."""
+    for file in (folder / name, Path(name)):
+        try:
+            text = read_text(file).removeprefix("\ufeff")
+            documents = read_documents(text, is_json=_is_json(file, text))
+        except ConfigError:
+            continue
+        return any(_are_fsdp2(documents, framework) for framework in ("auto", *sorted(_TOLD_BY_FILE)))
+    return False
+
+
+def _are_fsdp2(documents: list[Node], framework: str) -> bool:
+    try:
+        blocks = [block for document in documents for block in find_blocks(document, framework)]
+    except ConfigError:
+        return False
+    return bool(blocks) and all(block.is_fsdp2 for block in blocks)
+
+
+def where_fsdp1_is(path: Path) -> str:
+    """Say where the settings of FSDP1 are that a file held before it was converted."""
+    kept = newest_backup(path) or newest_backup(path.resolve())
+    if kept is not None:
+        return f"Give the file as it was, which lies beside it: `--config {shlex.quote(str(kept))}`."
+    return (
+        "Give the file as it was: `config --write` keeps it beside the new one as NAME.fsdp1, and your "
+        "version control may have it."
+    )
+
+
+def _arguments_of(block: Block, path: Path) -> FSDP1Config:
     if block.is_fsdp2 and block.framework in _OTHER_WORDS:
-        msg = (
-            f"`{block.name}` holds settings of FSDP2 already; expected FSDP1's. Give the file as it was: "
-            "`config --write` kept it beside this one, as NAME.fsdp1."
-        )
+        msg = f"`{block.name}` holds settings of FSDP2 already; expected FSDP1's. {where_fsdp1_is(path)}"
         raise ConfigError(msg)
     return FSDP1Config(**ADAPTERS[block.framework].parse(block))
 

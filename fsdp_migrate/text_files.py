@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import os
 import shutil
 import tempfile
@@ -46,6 +47,17 @@ def keep_backup(path: Path) -> Backup:
     if is_new:
         write_whole(backup, data, like=path)
     return Backup(backup, is_new)
+
+
+def newest_backup(path: Path) -> Path | None:
+    """Return the newest of the copies that :func:`keep_backup` put beside a file, or None."""
+    ends = (f".{number}" if number else "" for number in range(10_000))
+    names = (path.with_name(f"{path.name}{BACKUP}{end}") for end in ends)
+    try:
+        kept = list(itertools.takewhile(Path.is_file, names))
+        return max(kept, key=lambda each: each.stat().st_mtime_ns, default=None)
+    except OSError:
+        return None
 
 
 def write_whole(path: Path, data: bytes, *, like: Path | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_migrate import convert_config_file
-from fsdp_migrate.config_files import read_config_file
+from fsdp_migrate.config_files import ConfigConversion, convert_command_line, read_config_file
 from fsdp_migrate.errors import ConfigError, FindingsError, OutputError, OutputExistsError
 from tests.ranks import ROOT
 
@@ -177,3 +177,44 @@ def test_settings_of_fsdp2_are_not_read_as_fsdp1s(text: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="settings of FSDP2 already"):
         read_config_file(path)
     assert read_config_file(f"{path}.fsdp1", key=None).sharding_strategy == "FULL_SHARD"
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "text"),
+    [
+        (
+            "accelerate launch --config_file accelerate.yaml train.py",
+            "accelerate.yaml",
+            "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 1\n",
+        ),
+        (
+            "python train.py --fsdp 'full_shard auto_wrap' --fsdp_config fsdp.json",
+            "fsdp.json",
+            '{"backward_prefetch": "backward_pre", "transformer_layer_cls_to_wrap": ["Block"]}',
+        ),
+    ],
+    ids=["accelerate", "hf"],
+)
+def test_another_file_that_was_converted_is_not_to_be_converted(
+    command: str, name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FM356 asked for the file that had just been converted."""
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "run.sh"
+    script.write_text(f"{command}\n")
+    (tmp_path / "scripts" / name).write_text(text)
+
+    def codes(done: ConfigConversion) -> set[str]:
+        return {finding.code for finding in done.conversion.findings}
+
+    assert "FM356" in codes(convert_config_file(script))
+    stack = "hf" if name.endswith("json") else "auto"
+    assert convert_config_file(tmp_path / "scripts" / name, in_place=True, stack=stack).is_changed
+    found = codes(convert_config_file(script))
+    assert "FM356" not in found
+    assert "FM347" in found
+    # A command has no file of its own: names in it begin at the folder that one is in.
+    monkeypatch.chdir(tmp_path)
+    assert "FM356" in codes(convert_command_line(command))
+    monkeypatch.chdir(tmp_path / "scripts")
+    assert "FM356" not in codes(convert_command_line(command))

@@ -17,7 +17,13 @@ from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.shell import OPERATOR, Word, commands_of, launch_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.document.nodes import REFERENCE
-from fsdp_migrate.adapters.engine.base import Settings, by_name as keys_by_name, is_known, read_number
+from fsdp_migrate.adapters.engine.base import (
+    Settings,
+    by_name as keys_by_name,
+    elsewhere,
+    is_known,
+    read_number,
+)
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.adapters.hf_trainer import STRONG
 from fsdp_migrate.errors import ConfigError, NothingToConvertError
@@ -183,7 +189,7 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
     }:
         before = _accelerate_document(flags)
     elif framework == "accelerate" and runner == "accelerate" and ({"use_fsdp", "config_file"} & set(flags)):
-        return _told(command, flags)
+        return _told(command, flags, settings or Settings())
     else:
         return None
     done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=settings)
@@ -193,7 +199,7 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
     return TextConversion(command, _edited(command, flags, old, new), done.blocks, done.findings)
 
 
-def _told(command: str, flags: dict[str, Flag]) -> TextConversion | None:
+def _told(command: str, flags: dict[str, Flag], settings: Settings) -> TextConversion | None:
     """Say where the settings stand of a command that has none itself."""
     given = flags.get("config_file")
     if given is None:
@@ -203,7 +209,7 @@ def _told(command: str, flags: dict[str, Flag]) -> TextConversion | None:
         return TextConversion(command, _edited(command, flags, {}, new), done.blocks, done.findings)
     text = f"{given.value} is another file, which is not converted with this one."
     hint = f"`fsdp-migrate config {given.value} --from accelerate`, if it has FSDP settings."
-    finding = make_finding("FM356", "--config_file", text, hint)
+    finding = make_finding(*elsewhere(str(given.value), settings, "--config_file", text, hint))
     return TextConversion(
         command, command, (BlockReport("accelerate", "--config_file", "unchanged"),), (finding,)
     )

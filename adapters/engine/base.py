@@ -32,11 +32,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a file may not say: how many ranks there are, on how many nodes, and which Lightning is used."""
+    """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
+
+    ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it.
+    """
 
     world_size: int | None = None
     nodes: int | None = None
     lightning: str | None = None
+    is_converted: Callable[[str], bool] = lambda name: False
 
 
 @dataclass
@@ -202,6 +206,15 @@ class Adapter(Protocol):
         """Draft the changes that make the block say what ``config`` says."""
 
 
+def elsewhere(
+    name: str, settings: Settings, subject: str, message: str, hint: str | None = None
+) -> tuple[str, str, str, str | None]:
+    """Return code, subject, message and hint of what is said of settings in another file."""
+    if settings.is_converted(name):
+        return "FM347", subject, f"{name} holds the settings, and they are FSDP2's already.", None
+    return "FM356", subject, message, hint
+
+
 @dataclass
 class Draft:
     """The edits and the findings of a conversion as it is made."""
@@ -214,6 +227,12 @@ class Draft:
         finding = make_finding(code, subject, message, hint)
         if finding not in self.findings:
             self.findings.append(finding)
+
+    def say_elsewhere(
+        self, name: str, settings: Settings, subject: str, message: str, hint: str | None = None
+    ) -> None:
+        """Say that settings stand in another file; nothing is left to do if that is FSDP2's already."""
+        self.say(*elsewhere(name, settings, subject, message, hint))
 
     def add(self, mapping: Mapping, key: str, value: Any, subject: str, message: str) -> None:
         """Add a key, with a finding."""
