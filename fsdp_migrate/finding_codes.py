@@ -479,6 +479,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM443": FindingCode(
             "changed", "Batches of Composer's Trainer could not be compared with FSDP1's (`verify_steps`)."
         ),
+        "FM444": FindingCode("changed", "The config holds FSDP2's settings already; FSDP1's were asked for."),
         "FM425": FindingCode(
             "changed",
             "`optimizer.state_dict()` of a sharded model: one rank's part, which cannot be joined.",

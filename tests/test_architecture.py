@@ -54,6 +54,7 @@ HOUSE: House = (
             ],
             "adapters.conversion",
             "config_files",
+            "config_notes",
             ["source.catalog", "source.uses"],
             "source.python",
             ["source.lightning_modules", "source.method_calls", "source.settings_in_python"],

@@ -12,8 +12,11 @@ from fsdp_migrate.cli.options import All, Config, Html, Json, Markdown, Strict, 
 
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fsdp_migrate.config import FSDP1Config
     from fsdp_migrate.forecast import MemoryForecast
+    from fsdp_migrate.sharding.plan import ShardPlan
 
 
 def _check_memory(text: str | None) -> str | None:
@@ -139,6 +142,9 @@ def plan(
     }
     built, own_optimizer = build_run(model)
     shard_plan = plan_fully_shard(built, arguments, **options)
+    notes: tuple[str, ...] = ()
+    if config is not None:
+        shard_plan, notes = _with_what_the_config_is(shard_plan, config)
     forecast = None
     if accumulate > 1 or any((memory, batch_size, seq_length, data, loss, optimizer)):
         named = {"batches": data, "loss": loss, "optimizer": optimizer}
@@ -146,13 +152,25 @@ def plan(
         forecast = _foretell(built, own_optimizer, arguments, memory, named, {**options, **sizes})
     if json:
         told = None if forecast is None else forecast.as_dict()
-        write_document("plan", {**shard_plan.as_dict(), "memory": told})
+        write_document("plan", {**shard_plan.as_dict(), "memory": told, "notes": list(notes)})
     else:
-        show_shard_plan(shard_plan, forecast, everything=everything)
+        show_shard_plan(shard_plan, forecast, notes=notes, everything=everything)
     given = None if config is None else str(config)
-    pages.write(lambda: plan_report(shard_plan, forecast, model=model, config=given), aside=json)
+    pages.write(lambda: plan_report(shard_plan, forecast, model=model, config=given, notes=notes), aside=json)
     raise_on_findings(shard_plan.findings, strict=strict)
     return 1 if forecast is not None and forecast.limit is not None and not forecast.fits else 0
+
+
+def _with_what_the_config_is(plan: ShardPlan, config: Path) -> tuple[ShardPlan, tuple[str, ...]]:
+    """Return the plan with a finding where the config is FSDP2's already, and what else there is to say."""
+    from dataclasses import replace
+
+    from fsdp_migrate.config_notes import already_fsdp2, framework_notes
+
+    found = already_fsdp2(config)
+    if found is not None:
+        plan = replace(plan, findings=(found, *plan.findings))
+    return plan, framework_notes(config)
 
 
 def _foretell(

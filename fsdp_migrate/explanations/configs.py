@@ -1,4 +1,4 @@
-"""FM34x and FM35x: configs in files."""
+"""FM34x, FM35x and FM444: configs in files."""
 
 from __future__ import annotations
 
@@ -79,5 +79,10 @@ EXPLANATIONS = {
     "FM359": (
         "The file has FSDP settings that could belong to several frameworks, or to the project itself.",
         "Name the framework and the key: `fsdp-migrate config FILE --from torch --key KEY`.",
+    ),
+    "FM444": (
+        "FSDP2's settings say less than FSDP1's: what FSDP1 was told of prefetching, of its wrapper and of rank 0's values is not in them. `plan` takes FSDP1's defaults for it;"
+        " `parity` runs FSDP1 itself, and refuses such a file.",
+        "Give the file as it was before: `config --write` keeps it beside the new one, as `NAME.fsdp1`.",
     ),
 }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fsdp_migrate.config_files import read_config_file
+from fsdp_migrate.config_notes import framework_notes, refuse_fsdp2
 from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.launch import launch_ranks
 from fsdp_migrate.parity.report import ParityReport, read_report
@@ -54,7 +55,7 @@ def run_parity(
         on_phase: Is told, in a few words, what begins.
 
     Raises:
-        ConfigError: ``ranks`` or ``steps`` is too small, or the config cannot be read.
+        ConfigError: ``ranks`` or ``steps`` is too small, or the config cannot be read, or is FSDP2's already.
         RankError: A rank failed; the error says what it said.
     """
     for name, value in (("ranks", ranks), ("steps", recipe.steps)):
@@ -62,6 +63,7 @@ def run_parity(
             raise ConfigError(f"`{name}` must be at least 1, but is {value}.", field=name)
     if recipe.config is not None:
         read_config_file(recipe.config)  # what is wrong with it is told before anything is started
+        refuse_fsdp2(recipe.config)
     if on_phase is not None:
         on_phase(f"{ranks} processes train {recipe.steps} steps under FSDP1 and under FSDP2, in turns")
     with tempfile.TemporaryDirectory(prefix="fsdp-migrate-parity-") as temporary:
@@ -73,7 +75,9 @@ def run_parity(
             if (said := _said(folder, ranks)) is None:
                 raise
             raise RankError(said) from error
-        return read_report(json.loads((folder / REPORT).read_text()))
+        report = read_report(json.loads((folder / REPORT).read_text()))
+    more = () if recipe.config is None else framework_notes(recipe.config)
+    return replace(report, notes=(*report.notes, *more))
 
 
 def _said(folder: Path, ranks: int) -> str | None:

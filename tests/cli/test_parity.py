@@ -105,6 +105,35 @@ def test_wrong_usage_starts_nothing(arguments: list[str], said: str, capsys: Cap
     assert said in capsys.readouterr().err
 
 
+ACCELERATE = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: {}\n"
+
+
+@pytest.mark.any_torch
+def test_a_config_of_fsdp2_is_no_config_of_fsdp1(tmp_path: Path, capsys: Capture) -> None:
+    """It was read as FSDP1's, and the runs were said to be identical."""
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(ACCELERATE.format(2))
+    (tmp_path / "accelerate.yaml.fsdp1").write_text(ACCELERATE.format(1))
+    assert main(["parity", "--model", "tests.models:Net", "--config", str(path)]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "holds Accelerate's settings of FSDP2 already" in said
+    assert f"--config {path}.fsdp1" in said
+    assert "processes train" not in said
+
+
+def test_what_the_framework_does_otherwise_stands_beside_the_verdict(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsdp_migrate.parity.start.launch_ranks", launch_forked)
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(ACCELERATE.format(1))
+    given = ["--model", f"{__name__}:layer", "--config", str(path), "--steps", "1", "--device", "cpu"]
+    assert main(["parity", *given]) == 0
+    shown = capsys.readouterr().out
+    assert "FM354 `mixed_precision`; `fsdp-migrate config" in " ".join(shown.split())
+    assert shown.splitlines()[-1].startswith("Identical")
+
+
 @pytest.mark.any_torch
 def test_under_torchrun_the_function_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")

@@ -139,6 +139,37 @@ def test_memory_is_foretold_and_what_does_not_fit_is_an_exit_code(
     assert "`memory` is 'much'; expected a size such as '5GB'" in " ".join(capsys.readouterr().err.split())
 
 
+def test_the_peak_of_memory_has_one_table(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sums of shapes stood beside the rehearsed peak, with other numbers for the same things."""
+    command = ["plan", "--model", "tests.models:Net", "--config", str(config), "--world-size", "8"]
+    assert main([*command, "--batch-size", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(" optimizer state ") == 1
+    assert "all gathered per step" in shown
+    assert "at the moment when it holds most" in shown
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(" optimizer state ") == 1
+    assert "`--memory 80GB` says whether it fits" in " ".join(shown.split())
+
+
+def test_a_config_of_fsdp2_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 1\n")
+    command = ["plan", "--model", "tests.models:Net", "--config", str(path), "--world-size", "2"]
+    assert main([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "FM444" not in {finding["code"] for finding in document["findings"]}
+    assert "FM354" in " ".join(document["notes"])
+    assert main(["config", str(path), "--write"]) == 0
+    capsys.readouterr()
+    assert main(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "FM444" in shown
+    assert f"--config {path}.fsdp1" in shown
+    assert main([*command, "--strict"]) == 3
+
+
 @pytest.mark.parametrize(("asked", "layers"), [([], 2), (["--activation-checkpointing", "Head"], 1)])
 def test_layers_are_recomputed_as_the_config_says(
     asked: list[str], layers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

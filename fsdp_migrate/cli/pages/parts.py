@@ -97,4 +97,4 @@ def action_words(findings: Sequence[Mapping[str, Any]]) -> tuple[str, Tone]:
         return f"{counted(refused, 'thing')} cannot be migrated", "bad"
     if changed:
         return f"{counted(changed, 'thing')} would change", "warning"
-    return "nothing would change", "good"
+    return "it trains as under FSDP1", "good"

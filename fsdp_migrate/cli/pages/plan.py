@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.cli.pages.parts import action_words, findings_tables, make_report, size
 from fsdp_migrate.cli.pages.units import unit_tree
-from fsdp_migrate.cli.render.plan import forecast_verdict
+from fsdp_migrate.cli.render.plan import PEAK_WORDS, forecast_verdict, plan_costs
 from fsdp_migrate.findings import counted, named
 from fsdp_migrate.report.model import Facts, Name, Notes, Table
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.forecast import MemoryForecast
     from fsdp_migrate.report.model import Cell, Report
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 
 def plan_report(
-    plan: ShardPlan, forecast: MemoryForecast | None = None, *, model: str, config: str | None
+    plan: ShardPlan,
+    forecast: MemoryForecast | None = None,
+    *,
+    model: str,
+    config: str | None,
+    notes: Sequence[str] = (),
 ) -> Report:
     """Return the report of a plan.
 
@@ -29,16 +34,19 @@ def plan_report(
         forecast: The memory that it takes; None: there is none.
         model: What made the model.
         config: The file with FSDP1's arguments; None: its defaults.
+        notes: What else is to be said of that file.
     """
     findings = [finding.as_dict() for finding in plan.findings]
     said, tone = action_words(findings)
     replicas, shards = plan.mesh_shape
     ranks = counted(replicas * shards, "rank")
-    costs = tuple((name.replace("_", " "), size(nbytes)) for name, nbytes in plan.bytes.as_dict().items())
+    title, costs = plan_costs(plan, forecast)
+    rows = tuple((name, size(nbytes)) for name, nbytes in costs)
     sections = (
         Facts("What was planned", tuple(_facts(plan, forecast, model, config))),
         *_memory(forecast),
-        Table("Bytes on the rank that holds most", ("what", "bytes"), costs, numbers=frozenset({"bytes"})),
+        Notes("The framework's own FSDP2", tuple(notes)) if notes else None,
+        Table(f"Bytes {title}", ("what", "bytes"), rows, numbers=frozenset({"bytes"})),
         unit_tree([unit.summary for unit in plan.units]),
         _ties(plan),
         *findings_tables(findings),
@@ -58,7 +66,7 @@ def _memory(forecast: MemoryForecast | None) -> Iterator[Table | Notes]:
         (title, *("" if each is None else size(each) for each in sizes)) for title, sizes in forecast.rows()
     ]
     when = ", ".join(f"{name} in {peak.phase}" for name, peak in forecast.peaks if peak is not None)
-    intro = f"Of the rank that holds most, when it holds most: {when}."
+    intro = f"{PEAK_WORDS} That is: {when}."
     yield Table("Forecast of memory", ("what", *names), tuple(rows), intro, frozenset(names))
     yield Notes("What the forecast does not know", forecast.notes)
 
