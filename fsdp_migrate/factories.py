@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 12
 _TRANSFORMERS = "transformers"
+_CONFIG = "config.json"
 
 
 def build_model(name: str) -> nn.Module:
@@ -82,13 +83,13 @@ def call_factory(
 
 
 def load_factory(name: str) -> Callable[[], Any]:
-    """Return the factory of that name. ``transformers:CONFIG`` makes the model of a ``config.json``.
+    """Return the factory of that name. ``transformers:FOLDER`` makes the model of the ``config.json`` in it.
 
     Raises:
         ConfigError: See :func:`load_function`; or the config cannot be read, or names no architecture.
     """
     module, _, path = name.partition(":")
-    if module == _TRANSFORMERS and (path.endswith(".json") or "/" in path or Path(path).is_dir()):
+    if module == _TRANSFORMERS and (path.endswith(".json") or "/" in path or Path(path).exists()):
         return partial(_build_from_config, name, _read_architecture(name, Path(path)))
     return load_function(name, "model")
 
@@ -109,7 +110,8 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         kind = "factory" if option == "model" else option
-        msg = f"`--{option}` is {name!r}; expected `package.module:{kind}`."
+        more = _what_of_transformers(name) if option == "model" else ""
+        msg = f"`--{option}` is {name!r}; expected `package.module:{kind}`{more}."
         raise ConfigError(msg, field=option)
     if "" not in sys.path:
         sys.path.append("")
@@ -129,8 +131,20 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
     return function
 
 
+def _what_of_transformers(name: str) -> str:
+    """Say how a model of transformers is named; of a folder or a file that is there, how that one is."""
+    is_there = Path(name).suffix == ".json" or (Path(name) / _CONFIG).is_file()
+    folder = name if is_there and Path(name).exists() else "FOLDER"
+    return f", or `transformers:{folder}` for the model of transformers whose {_CONFIG} lies there"
+
+
 def _no_function(name: str, option: str, module_name: str, attribute: str) -> str:
     """Say that a module has no such function, and what of its own could be meant."""
+    if module_name == _TRANSFORMERS:
+        return (
+            f"`--{option}` is {name!r}, but there is no folder or file {attribute!r} here, and transformers "
+            f"has no function of that name. Give the folder that holds the model's {_CONFIG}."
+        )
     module = sys.modules[module_name]
     own = [
         each
@@ -147,7 +161,7 @@ def _no_function(name: str, option: str, module_name: str, attribute: str) -> st
 
 def _read_architecture(name: str, path: Path) -> tuple[dict[str, Any], str | None]:
     """Return what a config of transformers says, and the class of the model that it was saved from."""
-    file = path / "config.json" if path.is_dir() else path
+    file = path / _CONFIG if path.is_dir() else path
     try:
         config = json.loads(file.read_text())
     except (OSError, ValueError) as error:

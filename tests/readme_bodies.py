@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -31,8 +32,12 @@ def save_old_run(folder: Path) -> None:
 
 
 def run_blocks(blocks: list[str], folder: str) -> list[str]:
-    """Run each block in a folder with a new ``model``; return the class that the model has after it."""
+    """Run each block in a folder with a new ``model``; return the class that the model has after it.
+
+    The last block ends the process group; who runs this needs one.
+    """
     os.chdir(folder)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     names: dict[str, Any] = {
         "Block": Block,
         "MixedPrecision": MixedPrecision,
@@ -50,4 +55,8 @@ def run_blocks(blocks: list[str], folder: str) -> list[str]:
             exec(compile(block, "README.md", "exec"), names)
         names["model"](torch.ones(2, 5)).sum().backward()
         classes.append(type(names["model"]).__name__)
+    if not dist.is_initialized():
+        classes[-1] = "the group has ended"
+        store = dist.FileStore(f"{folder}/group", world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     return classes

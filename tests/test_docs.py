@@ -142,7 +142,7 @@ def test_no_option_is_documented_that_does_not_exist() -> None:
 def test_process_groups_are_ended_by_our_own_function() -> None:
     """Also in what is shown: docstrings, pages, and the scripts that are written as text."""
     name = "destroy_process_group"
-    may = {"fsdp_migrate/torch_compat/process_groups.py", "docs/runtime.md", "CHANGELOG.md"}
+    may = {"fsdp_migrate/torch_compat/process_groups.py", "docs/runtime.md", "docs/rules.md", "CHANGELOG.md"}
     may |= {"tests/rank_scripts/one_after_the_other.py", "tests/rank_bodies/scripts.py", "tests/test_docs.py"}
     folders = [
         path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "build"
@@ -186,7 +186,8 @@ def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(blocks) >= 3
     for classes in run_ranks(readme.run_blocks, blocks, str(tmp_path)):
-        assert classes == ["FullyShardedDataParallel", "FSDPModel", "FSDPModel", "FSDPModel"]
+        sharded = ["FSDPModel", "FSDPModel", "FSDPModel"]
+        assert classes == ["FullyShardedDataParallel", *sharded, "the group has ended"]
 
 
 @pytest.mark.slow

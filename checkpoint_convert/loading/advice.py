@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _MOST_EXTRA: Final = 6
+_NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,11 @@ def advise_loading(manifest: Manifest) -> LoadAdvice:
 
 
 def _variable(name: str) -> str:
+    """Return what to write for a thing that is asked for: an object's name, or what stands for a value."""
     last = name.rpartition(".")[2]
-    is_object = "sched" in last.lower()
-    return last if is_object and last.isidentifier() else "None"
+    if "sched" in last.lower() and last.isidentifier():
+        return last
+    return "0" if last.lower() in _NUMBERS else "None"
 
 
 def _better_converted(manifest: Manifest) -> list[str]:

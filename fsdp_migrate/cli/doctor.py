@@ -9,7 +9,7 @@ import typer
 
 from fsdp_migrate.cli.command_help import REPORT
 from fsdp_migrate.cli.document import write_document
-from fsdp_migrate.cli.options import Html, Json, Markdown
+from fsdp_migrate.cli.options import MODEL_HELP, Html, Json, Markdown
 
 
 def doctor(
@@ -20,7 +20,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="PKG.MOD:FACTORY",
-            help="What makes the model. It is run. Or transformers:config.json.",
+            help=MODEL_HELP,
         ),
     ] = None,
     config: Annotated[

@@ -139,12 +139,13 @@ RankCount = Annotated[
         rich_help_panel=RESULT,
     ),
 ]
+MODEL_HELP = "What makes the model. It is run. Or transformers:FOLDER, a folder with a config.json."
 SourceModel = Annotated[
     str | None,
     typer.Option(
         "--model",
         metavar="PKG.MOD:FACTORY",
-        help="What makes the model that was saved. It is run.",
+        help="What makes the model that was saved, or transformers:FOLDER. It is run.",
         rich_help_panel=SOURCE,
     ),
 ]

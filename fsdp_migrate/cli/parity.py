@@ -10,7 +10,7 @@ import typer
 from fsdp_migrate.cli import torchrun
 from fsdp_migrate.cli.command_help import SOURCE, words_of
 from fsdp_migrate.cli.document import write_document
-from fsdp_migrate.cli.options import All, Config, Html, Json, Markdown, Strict
+from fsdp_migrate.cli.options import MODEL_HELP, All, Config, Html, Json, Markdown, Strict
 
 
 class Device(str, Enum):
@@ -25,7 +25,7 @@ Model = Annotated[
     str,
     typer.Option(
         metavar="PKG.MOD:FACTORY",
-        help="What makes the model. It is run. Or transformers:config.json.",
+        help=MODEL_HELP,
         show_default=False,
     ),
 ]

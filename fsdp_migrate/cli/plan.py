@@ -8,7 +8,7 @@ import typer
 
 from fsdp_migrate.cli.command_help import MEMORY, words_of
 from fsdp_migrate.cli.document import write_document
-from fsdp_migrate.cli.options import All, Config, Html, Json, Markdown, Strict, Tied
+from fsdp_migrate.cli.options import MODEL_HELP, All, Config, Html, Json, Markdown, Strict, Tied
 
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def _check_memory(text: str | None) -> str | None:
     return text
 
 
-Model = Annotated[
-    str, typer.Option(metavar="PKG.MOD:FACTORY", help="What makes the model. It is run.", show_default=False)
-]
+Model = Annotated[str, typer.Option(metavar="PKG.MOD:FACTORY", help=MODEL_HELP, show_default=False)]
 Ranks = Annotated[int, typer.Option(min=1, metavar="N", help="The number of ranks.", show_default=False)]
 PerNode = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="The ranks of a node, for HYBRID_SHARD.")

@@ -32,7 +32,7 @@ def scan(
     from fsdp_migrate.source.pins import find_pins, packages_of
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import next_steps, not_migrated
-    from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
+    from fsdp_migrate.source.surroundings import find_checkpoints, find_configs, find_models
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
@@ -40,7 +40,7 @@ def scan(
     launches = find_launches(paths)
     frameworks = {config.framework for config in configs} | {launch.framework for launch in launches}
     pins = find_pins(paths, packages_of(report, frameworks))
-    steps = next_steps(paths, report, configs, checkpoints, launches, pins)
+    steps = next_steps(paths, report, configs, checkpoints, launches, pins, find_models(paths))
     blocked = not_migrated(report, configs, launches)
     log = sarif_log(report, configs, launches, pins)
     if sarif:

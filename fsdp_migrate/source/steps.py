@@ -21,14 +21,28 @@ if TYPE_CHECKING:
 
 
 _PLACES = 3
-_PLAN = (
-    "See how the model will be sharded, without a GPU: fsdp-migrate plan --model PKG.MOD:FACTORY "
-    "--world-size N, where FACTORY makes the model."
+_FACTORY = "PKG.MOD:FACTORY"
+_MOST_CONFIGS = 3
+_DOCTOR = "See which known faults of torch and the frameworks hit you. This and the next two change nothing."
+_PLAN = "See how the model will be sharded, and whether it fits; no GPU is needed."
+_PARITY = (
+    "Train a few steps of the model, or of a smaller one of the same classes, under FSDP1 and under FSDP2, "
+    "and compare every tensor."
 )
-_PROVE = (
-    "Compare some steps of your model under FSDP1 and FSDP2: fsdp-migrate parity --model PKG.MOD:FACTORY "
-    "--config FSDP1. Known faults that hit this repository: fsdp-migrate doctor PATH."
+_OWN_MODEL = (
+    f"{_FACTORY} names the function that makes your model; for a model of transformers write "
+    "transformers:FOLDER, the folder with its config.json."
 )
+_FOUND_MODEL = (
+    "The model is that of the config.json that was found, with random weights; PKG.MOD:FACTORY in its place "
+    "names a function that makes yours."
+)
+_OWN_CONFIG = "`--config FILE` tells both FSDP1's arguments; without it they are FSDP1's defaults."
+_BEFORE = (
+    "Do it before the config is converted: FSDP1 runs by it. Afterwards the copy is right, which is kept as "
+    "NAME.fsdp1."
+)
+_COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
 _ARGUMENTS = (
     "Leave these where a rewritten source reads them: prepare_fully_shard takes FSDP1's arguments. "
     "Convert them for code that calls fully_shard itself."
@@ -63,8 +77,9 @@ def next_steps(
     checkpoints: Sequence[CheckpointFound],
     launches: Sequence[LaunchFound] = (),
     pins: Sequence[PinFound] = (),
+    models: Sequence[str] = (),
 ) -> list[Step]:
-    """Return what to do, in order of work: requirements, sources, configs, launch lines, checkpoints.
+    """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
 
     Args:
         paths: What was scanned, as it was given.
@@ -73,12 +88,15 @@ def next_steps(
         checkpoints: The checkpoints that were found.
         launches: The launch lines that were found.
         pins: The requirements that keep out what FSDP2 needs.
+        models: The folders of models of transformers that were found.
     """
     where = shlex.join(paths)
     uses = [use for use in report.uses if not use.path.endswith(".ipynb")]
     left = [use for use in uses if use.action == "commented"]
     rewrites = [use for use in uses if use.action == "rewritten"]
     steps = _steps_for_pins(pins)
+    if rewrites or left or any(each.state == "changes" for each in configs):
+        steps += _steps_for_proof(where, configs, models)
     if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
@@ -89,8 +107,6 @@ def next_steps(
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     steps += _steps_for_configs(configs, reads_arguments=bool(rewrites))
     steps += _steps_for_launches(launches)
-    if rewrites or left:
-        steps += [Step(_PLAN, ()), Step(_PROVE, ())]
     return steps + _steps_for_checkpoints(checkpoints)
 
 
@@ -119,6 +135,26 @@ def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
         return []
     listed = "; ".join(f"{pin.path}:{pin.line} {pin.requirement} (from {pin.needed} on)" for pin in pins)
     return [Step(f"Raise the requirements that keep out what FSDP2 needs: {listed}.", ())]
+
+
+def _steps_for_proof(where: str, configs: Sequence[ConfigFound], models: Sequence[str]) -> list[Step]:
+    """Return what proves beforehand that the run stays the same, with what is there of configs and models."""
+    given = [each.path for each in configs if each.state == "changes"]
+    copies = [each.fsdp1_copy for each in configs if each.fsdp1_copy and not given]
+    options = [f" --config {shlex.quote(path)}" for path in (given or copies)[:_MOST_CONFIGS]]
+    model = shlex.quote(f"transformers:{models[0]}") if models else _FACTORY
+    whose = _FOUND_MODEL if models else _OWN_MODEL
+    when = _BEFORE if given else _COPY if copies else _OWN_CONFIG
+    sizes = "--world-size RANKS --batch-size ROWS --seq-length TOKENS --memory 80GB"
+    plan = f"fsdp-migrate plan --model {model}{{}} {sizes}"
+    return [
+        Step(_DOCTOR, (f"fsdp-migrate doctor {where}{options[0] if options else ''}",)),
+        Step(f"{_PLAN} {whose}", tuple(plan.format(option) for option in options or [""])),
+        Step(
+            f"{_PARITY} {when}",
+            tuple(f"fsdp-migrate parity --model {model}{option}" for option in options or [""]),
+        ),
+    ]
 
 
 def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:

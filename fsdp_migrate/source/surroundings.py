@@ -6,6 +6,7 @@ repository stays quick, and loads no torch.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fsdp_migrate.errors import (
     NothingToConvertError,
 )
 from fsdp_migrate.source.files import NEVER, find_sources
+from fsdp_migrate.text_files import newest_backup
 
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _CONFIGS = frozenset({".json", ".yaml", ".yml"})
+_MODEL_CONFIG = "config.json"
 _MAX_CONFIG = 1_000_000
 _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
@@ -44,16 +47,26 @@ _ONE_FILE = frozenset({"file", "safetensors"})
 
 @dataclass(frozen=True)
 class ConfigFound:
-    """A config that speaks of FSDP. ``state``: what ``fsdp-migrate config`` would do with it."""
+    """A config that speaks of FSDP. ``state``: what ``fsdp-migrate config`` would do with it.
+
+    ``fsdp1_copy`` is the copy of FSDP1's settings that was kept beside one that is FSDP2's.
+    """
 
     path: str
     framework: str
     state: Literal["changes", "fsdp2", "refused", "unclear", "broken"]
     message: str = ""
+    fsdp1_copy: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
-        return {"path": self.path, "framework": self.framework, "state": self.state, "message": self.message}
+        return {
+            "path": self.path,
+            "framework": self.framework,
+            "state": self.state,
+            "message": self.message,
+            "fsdp1_copy": self.fsdp1_copy,
+        }
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,31 @@ def _look_at(path: Path) -> ConfigFound | None:
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
     frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))
-    return ConfigFound(str(path), frameworks, "changes" if report.is_changed else "fsdp2")
+    if report.is_changed:
+        return ConfigFound(str(path), frameworks, "changes")
+    copy = newest_backup(path)
+    return ConfigFound(str(path), frameworks, "fsdp2", fsdp1_copy="" if copy is None else str(copy))
+
+
+def find_models(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the folders at and below paths that hold the config of a model of transformers.
+
+    Example:
+        >>> find_models(["fsdp_migrate/source"])
+        []
+    """
+    files = (path for path in find_sources(paths, _CONFIGS) if path.name == _MODEL_CONFIG)
+    return [str(path.parent) for path in files if _is_model_config(path)]
+
+
+def _is_model_config(path: Path) -> bool:
+    try:
+        if path.stat().st_size > _MAX_CONFIG:
+            return False
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "model_type" in found and bool(found.get("architectures"))
 
 
 def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[CheckpointFound]:

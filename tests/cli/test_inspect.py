@@ -57,6 +57,7 @@ def test_inspect_says_what_to_type_to_load_it(capsys: pytest.CaptureFixture[str]
     shown = " ".join(capsys.readouterr().out.split())
     assert f"load_checkpoint('{COMPOSER}', model, optimizer, extra={{" in shown
     assert f"Trainer(..., callbacks=[FSDP2Migration()], load_path='{COMPOSER}')" in shown
+    assert "What `extra` asks for comes back in `.values`" in shown
     _, document = run_json("inspect", NEWEST)
     assert document["loading"]["call"].startswith(f"load_checkpoint('{NEWEST}', model, optimizer")
     assert document["loading"]["trainer"] is None

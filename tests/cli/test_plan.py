@@ -93,6 +93,7 @@ def test_strict_stops_at_what_would_change(config: Path) -> None:
     ("model", "text", "message"),
     [
         ("tests.models", CONFIG, "expected `package.module:factory`"),
+        ("tests.models", CONFIG, "or `transformers:FOLDER` for the model of transformers"),
         ("tests.nothing:Net", CONFIG, "cannot be imported"),
         ("tests.models:Nett", CONFIG, "no function or class `Nett`. What can be called in it: `Block`"),
         ("tests.models:batch", CONFIG, "`batch()` raised TypeError: batch() missing 2 required positional"),
@@ -112,6 +113,19 @@ def test_bad_input_is_one_clear_message(
     shown = capsys.readouterr()
     assert message in " ".join(shown.err.split())
     assert "Traceback" not in shown.err
+
+
+def test_a_folder_of_hugging_face_is_told_its_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    assert main(["plan", "--model", "tiny", "--world-size", "2"]) == 1
+    assert "or `transformers:tiny` for" in " ".join(capsys.readouterr().err.split())
+    for command in ("plan", "parity", "doctor", "inspect", "convert", "verify"):
+        assert main([command, "-h"]) == 0
+        assert "transformers:FOLDER" in capsys.readouterr().out
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

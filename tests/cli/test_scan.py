@@ -70,6 +70,9 @@ def test_the_steps_stand_in_order_with_commands_that_run(
     assert [checkpoint["path"] for checkpoint in document["checkpoints"]] == ["runs/plain.dcp"]
     commands = [shlex.split(command) for step in document["steps"] for command in step["commands"]]
     assert [command[:2] for command in commands] == [
+        ["fsdp-migrate", "doctor"],
+        ["fsdp-migrate", "plan"],
+        ["fsdp-migrate", "parity"],
         ["fsdp-migrate", "rewrite"],
         ["fsdp-migrate", "rewrite"],
         ["grep", "-rn"],
@@ -79,7 +82,7 @@ def test_the_steps_stand_in_order_with_commands_that_run(
         ["fsdp-migrate", "verify"],
     ]
     for command in commands:
-        if command[0] == "fsdp-migrate":
+        if command[0] == "fsdp-migrate" and "PKG.MOD:FACTORY" not in command:
             assert main(command[1:]) == 0
     _, document = run_json("scan", ".")
     assert document["totals"]["rewritten"] == 0
@@ -97,13 +100,48 @@ def test_what_is_written_is_not_to_be_written_again(
     Path("train.py").write_text(code)
     _, document = run_json("scan", ".")
     first = [step["text"] for step in document["steps"]]
-    assert first[0] == "Look at the changes to the sources, and write them: 1 use in 1 file."
+    assert first[3] == "Look at the changes to the sources, and write them: 1 use in 1 file."
     assert any(text.startswith("Leave these where") for text in first)
     assert main(["rewrite", ".", "--write"]) == 0
     _, document = run_json("scan", ".")
-    assert document["steps"][0]["text"].startswith(
+    assert document["steps"][3]["text"].startswith(
         "Settle by hand what got a comment: 2 places in 1 file. FM309"
     )
+
+
+def test_what_proves_the_run_comes_before_its_config_is_converted(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 4 converted the config that step 7 was to compare with; neither named the config nor the model."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(CODE)
+    Path("my fsdp.yaml").write_text(ACCELERATE)
+    Path("models", "tiny").mkdir(parents=True)
+    Path("models", "tiny", "config.json").write_text('{"model_type": "qwen2", "architectures": ["Q"]}')
+    Path("models", "config.json").write_text('{"model_type": "not of transformers"}')
+    _, document = run_json("scan", ".")
+    commands = [command for step in document["steps"] for command in step["commands"]]
+    parity = "fsdp-migrate parity --model transformers:models/tiny --config"
+    assert commands[:3] == [
+        "fsdp-migrate doctor . --config 'my fsdp.yaml'",
+        (
+            "fsdp-migrate plan --model transformers:models/tiny --config 'my fsdp.yaml' --world-size RANKS "
+            "--batch-size ROWS --seq-length TOKENS --memory 80GB"
+        ),
+        f"{parity} 'my fsdp.yaml'",
+    ]
+    write = "fsdp-migrate config 'my fsdp.yaml' --write"
+    assert commands.index(write) > 3
+    assert "before the config is converted" in document["steps"][2]["text"]
+    # Who converts it all the same is given the copy.
+    assert main(shlex.split(write)[1:]) == 0
+    _, document = run_json("scan", ".")
+    assert document["steps"][2]["commands"] == [f"{parity} 'my fsdp.yaml.fsdp1'"]
+    # Nothing is to be proved where nothing is left.
+    assert main(["rewrite", ".", "--write"]) == 0
+    Path("train.py").write_text("x = 1\n")
+    _, document = run_json("scan", ".")
+    assert document["steps"] == []
 
 
 def test_a_code_host_is_told_where_what_is(
@@ -166,7 +204,8 @@ def test_people_see_the_same(repository: Path, capsys: pytest.CaptureFixture[str
         "accelerate: would change",
         "is FSDP2 already",
         "Checkpoints",
-        "1. Look at",
+        "1. See which known faults",
+        "4. Look at",
         "grep -rn",
     ):
         assert text in shown
@@ -305,7 +344,8 @@ def test_the_order_of_work_comes_first_and_says_how_much_and_what_cannot_be(
         Path(name).write_text(f"{head}model = FSDP(net)\nmodel.clip_grad_norm_(1.0)\n")
     assert main(["scan", "."]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("What to do\n1. Look at the changes")
+    assert shown.startswith("What to do\n1. See which known faults")
+    assert "\n4. Look at the changes" in shown
     assert "write them: 6 uses in 2 files." in shown
     assert "Nothing was found that cannot be migrated." in shown
     assert shown.index("What to do") < shown.index("Done by `fsdp-migrate rewrite`")

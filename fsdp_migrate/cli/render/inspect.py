@@ -106,6 +106,13 @@ def _show_loading(manifest: Manifest, *, is_better_converted: bool) -> None:
     out, advice = console(), advise_loading(manifest)
     out.print("Without converting, `fsdp_migrate.load_checkpoint` loads it into a model:")
     print_text(out, advice.call, indent="      ", first="  ")
+    if "extra=" in advice.call:
+        print_text(
+            out,
+            "What `extra` asks for comes back in `.values` of the report that it returns; what has a "
+            "`load_state_dict`, such as a scheduler, is loaded.",
+            indent="  ",
+        )
     if advice.trainer is not None:
         out.print("Composer's Trainer loads it with one callback more:")
         print_text(out, advice.trainer, indent="      ", first="  ")

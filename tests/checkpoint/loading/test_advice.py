@@ -1,0 +1,47 @@
+"""What ``inspect`` says one types to load a checkpoint is what README shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from fsdp_migrate.checkpoint_convert import inspect_checkpoint
+from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
+from tests.ranks import ROOT
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def test_the_line_is_that_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step was asked for by ``None`` here, and by ``0`` there."""
+    monkeypatch.chdir(tmp_path)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    folder = tmp_path / "runs" / "old"
+    folder.mkdir(parents=True)
+    names = [name for name, _ in model.named_parameters()]
+    state = optimizer.state_dict()
+    saved = {
+        "state": {name: state["state"][number] for number, name in enumerate(names)},
+        "param_groups": [{**state["param_groups"][0], "params": names}],
+    }
+    whole = {
+        "model": model.state_dict(),
+        "optimizer": saved,
+        "scheduler": scheduler.state_dict(),
+        "step": 4000,
+    }
+    torch.save(whole, folder / "step-4000")
+    call = advise_loading(inspect_checkpoint("runs/old/step-4000")).call.replace("'", '"')
+    assert f"\nreport = {call}\n" in (ROOT / "README.md").read_text()
