@@ -13,10 +13,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fsdp_migrate.doctor import FAULTS  # noqa: E402
+from fsdp_migrate.doctor.known import HARMS  # noqa: E402
 from tools.page_parts import write_parts  # noqa: E402
 
 
 PAGE = ROOT / "docs" / "known-issues.md"
+HANDLED = "; `prepare_fully_shard` takes care of it"
 TITLES = {
     "environment": "Seen in the environment",
     "config": "Seen in a config",
@@ -38,6 +40,8 @@ def render_faults() -> str:
                 f"### {fault.name}",
                 "",
                 fault.says,
+                "",
+                f"**Harm:** {HARMS[fault.harm]}{HANDLED if fault.is_handled else ''}.",
                 "",
                 f"**What to do:** {fault.action}",
                 "",

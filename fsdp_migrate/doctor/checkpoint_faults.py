@@ -100,6 +100,7 @@ CHECKPOINT_FAULTS = (
         lambda sight: sight.findings("FM217"),
         "Save it again with `FullOptimStateDictConfig(offload_to_cpu=False)`; `fsdp-migrate explain FM217`.",
         reproduced=True,
+        harm="silent",
     ),
     KnownFault(
         "optimizer-by-numbers",
@@ -110,6 +111,7 @@ CHECKPOINT_FAULTS = (
         "checkpoint",
         lambda sight: sight.findings("FM222"),
         "Save by `get_state_dict`, or `fsdp_migrate.runtime.sharded_state_dict`.",
+        harm="silent",
     ),
     KnownFault(
         "missing-experts",
@@ -118,6 +120,7 @@ CHECKPOINT_FAULTS = (
         "checkpoint",
         _missing_experts,
         "Save again with the experts of all ranks. What is missing is nowhere else.",
+        harm="silent",
     ),
     KnownFault(
         "truncated-adapters",
@@ -126,6 +129,7 @@ CHECKPOINT_FAULTS = (
         "checkpoint",
         _truncated_adapters,
         "Convert the distributed checkpoint of the same step instead; the adapter's file lacks rows.",
+        harm="silent",
     ),
     KnownFault(
         "fewer-groups-than-saved",
@@ -135,6 +139,7 @@ CHECKPOINT_FAULTS = (
         "checkpoint",
         _several_groups,
         "Build the optimizer with the same groups. `load_checkpoint` refuses what does not fit.",
+        harm="silent",
     ),
     KnownFault(
         "state-dict-type-of-another-form",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.doctor.faults import FAULTS
+from fsdp_migrate.doctor.known import HARMS
+from fsdp_migrate.versions import version_numbers
 
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.doctor.known import KnownFault, LooksAt
     from fsdp_migrate.doctor.sight import Sight
+    from fsdp_migrate.source.pins import ExactPin
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Symptom:
             "action": fault.action,
             "versions": fault.versions,
             "looks_at": fault.looks_at,
+            "harm": fault.harm,
+            "is_handled": fault.is_handled,
             "link": fault.link,
             "url": fault.url,
             "looked_up": fault.looked_up,
@@ -40,7 +45,11 @@ class Symptom:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor saw: which faults are there, what was looked at, and how many faults are known."""
+    """What the doctor saw: which faults are there, what was looked at, and how many faults are known.
+
+    ``symptoms`` begin with what needs action, the worst first, and end with what ``prepare_fully_shard``
+    handles. ``pinned`` are requirements for another version than is installed here, and not too old.
+    """
 
     symptoms: tuple[Symptom, ...]
     looked_at: tuple[LooksAt, ...]
@@ -48,6 +57,17 @@ class Diagnosis:
     num_known: int
     versions: Mapping[str, str]
     problem: str = ""
+    pinned: tuple[ExactPin, ...] = ()
+
+    @property
+    def needed(self) -> tuple[Symptom, ...]:
+        """What needs action."""
+        return tuple(each for each in self.symptoms if not each.fault.is_handled)
+
+    @property
+    def handled(self) -> tuple[Symptom, ...]:
+        """What ``prepare_fully_shard`` takes care of."""
+        return tuple(each for each in self.symptoms if each.fault.is_handled)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as it stands in JSON."""
@@ -58,6 +78,7 @@ class Diagnosis:
             "num_known": self.num_known,
             "versions": dict(self.versions),
             "problem": self.problem,
+            "pinned": [asdict(each) for each in self.pinned],
         }
 
 
@@ -73,8 +94,38 @@ def examine(sight: Sight, faults: Iterable[KnownFault] = FAULTS) -> Diagnosis:
     every = tuple(faults)
     looked_at = what_is_there(sight)
     wanted = [each for each in every if each.looks_at in looked_at]
-    symptoms = (Symptom(each, seen) for each in wanted if (seen := _see(each, sight)))
-    return Diagnosis(tuple(symptoms), looked_at, len(wanted), len(every), sight.versions, sight.problem)
+    without = {pin.package for pin in sight.pins}
+    pinned = tuple(pin for pin in _pinned(sight) if pin.package not in without)
+    symptoms = [Symptom(each, seen) for each in wanted if (seen := _see_here_or_there(each, sight, pinned))]
+    symptoms.sort(key=lambda each: (each.fault.is_handled, list(HARMS).index(each.fault.harm)))
+    counts = len(wanted), len(every)
+    return Diagnosis(tuple(symptoms), looked_at, *counts, sight.versions, sight.problem, pinned)
+
+
+def _pinned(sight: Sight) -> tuple[ExactPin, ...]:
+    """Return the exact requirements that are not met here; the first for each package."""
+    first = {pin.package: pin for pin in reversed(sight.exact_pins)}
+    return tuple(
+        pin
+        for package, pin in sorted(first.items())
+        if (here := sight.versions.get(package)) is None or not _is_the_same(here, pin.version)
+    )
+
+
+def _is_the_same(version: str, pinned: str) -> bool:
+    numbers = version_numbers(pinned)
+    return version_numbers(version)[: len(numbers)] == numbers
+
+
+def _see_here_or_there(fault: KnownFault, sight: Sight, pinned: tuple[ExactPin, ...]) -> str:
+    """Look for a fault in the versions that are installed here, and in those that the repository asks for."""
+    if seen := _see(fault, sight):
+        return seen
+    theirs = replace(sight, versions={**sight.versions, **{pin.package: pin.version for pin in pinned}})
+    if pinned and (seen := _see(fault, theirs)):
+        named = (f"{pin.package} {pin.version} of {pin.path}:{pin.line}" for pin in pinned)
+        return f"{seen}, with {' and '.join(named)}"
+    return ""
 
 
 def what_is_there(sight: Sight) -> tuple[LooksAt, ...]:
@@ -84,7 +135,7 @@ def what_is_there(sight: Sight) -> tuple[LooksAt, ...]:
         "config": sight.config is not None,
         "model": sight.model is not None,
         "checkpoint": sight.manifest is not None,
-        "sources": bool(sight.sources),
+        "sources": bool(sight.sources or sight.pins),
     }
     return tuple(name for name, is_there in given.items() if is_there)
 

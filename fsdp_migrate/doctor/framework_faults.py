@@ -94,6 +94,7 @@ FRAMEWORK_FAULTS = (
         _in("hf", _version_2),
         "Take transformers 5.0 or later, or start with an Accelerate config that says `fsdp_version: 2`.",
         (Affected("transformers", before="5.0"),),
+        harm="silent",
     ),
     KnownFault(
         "trainer-keeps-parameters",
@@ -105,6 +106,7 @@ FRAMEWORK_FAULTS = (
         _in("hf", _version_2_without_reshard),
         "Write `reshard_after_forward: true`.",
         (Affected("transformers", "5.0", "5.4"),),
+        harm="costs",
     ),
     KnownFault(
         "trainer-ignores-settings",
@@ -114,6 +116,7 @@ FRAMEWORK_FAULTS = (
         _in("hf", _version_2_with("state_dict_type", "cpu_offload")),
         "Take transformers 5.10 or later; for offload write `offload` in `fsdp`.",
         (Affected("transformers", "5.0", "5.10"),),
+        harm="silent",
     ),
     KnownFault(
         "trainer-defaults-to-fsdp2",
@@ -123,6 +126,7 @@ FRAMEWORK_FAULTS = (
         _in("hf", _no_version),
         "Write the `version` that you mean. `fsdp-migrate config` writes 2.",
         (Affected("transformers", "5.10"),),
+        harm="silent",
     ),
     KnownFault(
         "trainer-wraps-by-size-no-more",
@@ -133,6 +137,7 @@ FRAMEWORK_FAULTS = (
         _in("hf", _size_without_policy),
         "Write `auto_wrap_policy: SIZE_BASED_WRAP`.",
         (Affected("transformers", "5.10"),),
+        harm="costs",
     ),
     KnownFault(
         "accelerate-recomputes-children",
@@ -144,6 +149,7 @@ FRAMEWORK_FAULTS = (
         _in("accelerate", _recomputes),
         "Set `fsdp_activation_checkpointing: false`, and call the model's `gradient_checkpointing_enable()`.",
         (Affected("accelerate", "1.6"),),
+        harm="costs",
     ),
     KnownFault(
         "accelerate-shards-no-shard",
@@ -153,6 +159,7 @@ FRAMEWORK_FAULTS = (
         _in("accelerate", _strategy("NO_SHARD")),
         "Use DistributedDataParallel; or `prepare_fully_shard`, which makes a mesh of replicas.",
         (Affected("accelerate", "1.6"),),
+        harm="costs",
     ),
     KnownFault(
         "accelerate-refuses-forward-prefetch",
@@ -171,6 +178,7 @@ FRAMEWORK_FAULTS = (
         _in("composer", _hybrid),
         "Use the callback `FSDP2Migration`, which makes the mesh.",
         (Affected("mosaicml", "0.30"),),
+        harm="silent",
     ),
     KnownFault(
         "composer-ignores-strategy",
@@ -180,6 +188,7 @@ FRAMEWORK_FAULTS = (
         _in("composer", _strategy("SHARD_GRAD_OP")),
         "Use the callback `FSDP2Migration`, which keeps them.",
         (Affected("mosaicml", "0.30"),),
+        harm="costs",
     ),
     KnownFault(
         "buffers-stay",
@@ -189,6 +198,8 @@ FRAMEWORK_FAULTS = (
         _buffer_dtype,
         "`prepare_fully_shard` casts them (FM011). With `fully_shard` alone cast them yourself.",
         (Affected("torch", "2.6"),),
+        harm="silent",
+        is_handled=True,
     ),
 )
 """Faults that a config file shows."""

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 LooksAt = Literal["environment", "config", "model", "checkpoint", "sources"]
 """What a fault is seen in: this environment, what options name, or files at ``PATH``."""
 
+Harm = Literal["silent", "fails", "costs"]
+"""What a fault does: other results without an error; an error or a hang; memory, speed or safety."""
+
+HARMS: dict[Harm, str] = {
+    "silent": "other results, without an error",
+    "fails": "an error, a hang or an abort",
+    "costs": "costs memory, speed or safety",
+}
+"""The words for each, the worst first."""
+
 LOOKED_UP = "2026-11-22"
 
 
@@ -64,6 +74,8 @@ class KnownFault:
         action: What to do.
         affects: In which packages and versions; all of them must be installed. Empty: it has no version.
         reproduced: Whether a test of ours makes it happen.
+        harm: What it does to a run; what is worst is shown first.
+        is_handled: Whether ``prepare_fully_shard`` mends it, or refuses with the reason.
         looked_up: When this was last looked up.
     """
 
@@ -75,6 +87,8 @@ class KnownFault:
     action: str
     affects: tuple[Affected, ...] = ()
     reproduced: bool = False
+    harm: Harm = "fails"
+    is_handled: bool = False
     looked_up: str = LOOKED_UP
 
     @property

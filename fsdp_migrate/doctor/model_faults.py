@@ -147,6 +147,8 @@ MODEL_FAULTS = (
         "`set_force_sum_reduction_for_comms(True)` on every unit (torch 2.8).",
         (Affected("torch", "2.6", "2.9"),),
         reproduced=True,
+        harm="silent",
+        is_handled=True,
     ),
     KnownFault(
         "metadata-of-2.15",
@@ -179,6 +181,7 @@ MODEL_FAULTS = (
         "`CPUOffloadPolicy(pin_memory=False)`.",
         (Affected("torch", "2.6"),),
         reproduced=True,
+        is_handled=True,
     ),
     KnownFault(
         "full-precision-in-evaluation",
@@ -189,6 +192,7 @@ MODEL_FAULTS = (
         "config",
         _evaluates_in_full_precision,
         "Evaluate a copy from `full_state_dict`, or accept it and unset the variable. FM112 says so too.",
+        harm="silent",
     ),
     KnownFault(
         "shards-without-rows",
@@ -221,6 +225,7 @@ MODEL_FAULTS = (
         "them in one call: `fully_shard([embedding, head])`.",
         (Affected("torch", "2.13"),),
         reproduced=True,
+        is_handled=True,
     ),
     KnownFault(
         "uneven-ties",
@@ -232,6 +237,8 @@ MODEL_FAULTS = (
         _uneven_ties,
         "`prepare_fully_shard` keeps ties whole. Elsewhere never tie again after `fully_shard`.",
         (Affected("torch", before="2.13"),),
+        harm="silent",
+        is_handled=True,
     ),
     KnownFault(
         "ties-torn-on-meta",
@@ -242,6 +249,8 @@ MODEL_FAULTS = (
         "`prepare_fully_shard` ties again. Elsewhere call `tie_weights()` after `to_empty()`, before "
         "`fully_shard`.",
         reproduced=True,
+        harm="silent",
+        is_handled=True,
     ),
     KnownFault(
         "unsaved-buffers-on-meta",
@@ -250,8 +259,11 @@ MODEL_FAULTS = (
         "huggingface/transformers#45902",
         "model",
         _unsaved_buffers,
-        "Build the model on a real device, or compute these buffers again after `to_empty()`.",
+        "`prepare_fully_shard` names them in an error. Build the model on a real device, or compute these "
+        "buffers again after `to_empty()`.",
         reproduced=True,
+        harm="silent",
+        is_handled=True,
     ),
     KnownFault(
         "scalar-parameters",
@@ -281,6 +293,7 @@ MODEL_FAULTS = (
         lambda sight: sight.findings("FM101"),
         "Shard the modules in them. `prepare_fully_shard` does so (FM101).",
         reproduced=True,
+        is_handled=True,
     ),
     KnownFault(
         "batch-norm-of-one-rank",
@@ -291,6 +304,7 @@ MODEL_FAULTS = (
         "model",
         lambda sight: "" if _modules(sight, "SyncBatchNorm") else _modules(sight, "_BatchNorm"),
         "Use SyncBatchNorm, or average the statistics before saving.",
+        harm="silent",
     ),
     KnownFault(
         "packed-4-bit-weights",
@@ -301,6 +315,7 @@ MODEL_FAULTS = (
         "model",
         _packed_weights,
         "Keep the storage uint8, or shard without them.",
+        harm="silent",
     ),
     KnownFault(
         "clipping-plain-among-sharded",

@@ -16,6 +16,7 @@ from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.factories import build_model
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.source.pins import ExactPin, PinFound, find_exact_pins, find_pins, needed_by
 from fsdp_migrate.torch_compat import devices
 from fsdp_migrate.versions import installed_versions
 
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """What there is to see. What was not given is None or empty; ``problem`` says why there is no plan."""
+    """What there is to see. What was not given is None or empty; ``problem`` says why there is no plan.
+
+    ``pins`` are requirements that keep out FSDP2, ``exact_pins`` those for one version.
+    """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     has_accelerator: bool = False
@@ -45,6 +49,8 @@ class Sight:
     problem: str = ""
     manifest: Manifest | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    pins: tuple[PinFound, ...] = ()
+    exact_pins: tuple[ExactPin, ...] = ()
 
     def setting(self, name: str) -> Any:
         """Return a value of the config file as it stands there, with or without ``fsdp_`` before its key."""
@@ -95,6 +101,7 @@ def look(
     Raises:
         FSDPMigrateError: Something that was given cannot be read.
     """
+    files = tuple(paths)
     arguments = None if config is None else read_config_file(config)
     settings, framework = ({}, "") if config is None else _read_settings(Path(config))
     built = None if model is None else build_model(model)
@@ -115,7 +122,9 @@ def look(
         plan=plan,
         problem=problem,
         manifest=None if checkpoint is None else inspect_checkpoint(checkpoint),
-        sources={str(path): read_source(path) for path in find_sources(paths)},
+        sources={str(path): read_source(path) for path in find_sources(files)},
+        pins=tuple(find_pins(files, needed_by(framework))),
+        exact_pins=tuple(find_exact_pins(files)),
     )
 
 

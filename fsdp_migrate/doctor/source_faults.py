@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _DCP_LOAD = r"\b(?:dcp|checkpoint|dist_cp|DCP)\.load\("
+_WITH_GLOO = r"gloo|init_process_group\((?!\s*(?:backend\s*=\s*)?[\"']nccl[\"'])"
 _WRAPS = r"\b(?:FSDP|FullyShardedDataParallel|fully_shard|prepare_fully_shard)\("
 
 
@@ -56,6 +57,7 @@ SOURCE_FAULTS = (
         _line(r"\boptim\w*\.state_dict\(\)", beside=_DCP_LOAD),
         "Ask for `get_state_dict(model, optimizer)`, or call `fsdp_migrate.load_checkpoint`.",
         reproduced=True,
+        harm="silent",
     ),
     KnownFault(
         "unfreezing-later",
@@ -69,6 +71,8 @@ SOURCE_FAULTS = (
         "of prepare_fully_shard are not affected.",
         (Affected("torch", "2.8", "2.14"),),  # measured: 2.13 has it, 2.15 has it not; mended in June 2026
         reproduced=True,
+        harm="silent",
+        is_handled=True,
     ),
     KnownFault(
         "checkpoint-errors-slip-through",
@@ -78,6 +82,7 @@ SOURCE_FAULTS = (
         _line(r"^\s*except Exception\b", beside=_DCP_LOAD),
         "Catch `CheckpointException` too, and look into its `failures`.",
         reproduced=True,
+        harm="costs",
     ),
     KnownFault(
         "metadata-is-a-pickle",
@@ -87,6 +92,7 @@ SOURCE_FAULTS = (
         _line(_DCP_LOAD),
         "Load what is not your own by `fsdp_migrate.load_checkpoint`, which runs nothing of it.",
         reproduced=True,
+        harm="costs",
     ),
     KnownFault(
         "deepcopy-of-shards",
@@ -109,6 +115,7 @@ SOURCE_FAULTS = (
         ),
         "Set it to True before the last backward, or use `fsdp_migrate.runtime.no_sync`.",
         reproduced=True,
+        harm="silent",
     ),
     KnownFault(
         "nameless-hybrid-mesh",
@@ -118,6 +125,7 @@ SOURCE_FAULTS = (
         _line(r"init_device_mesh\([^)]*\([^)]*,\s*[^)\s][^)]*\)\s*\)", beside=r"fully_shard"),
         'Give `mesh_dim_names=("replicate", "shard")`; `prepare_fully_shard` names them.',
         reproduced=True,
+        is_handled=True,
     ),
     KnownFault(
         "groups-by-dimensions",
@@ -130,6 +138,7 @@ SOURCE_FAULTS = (
         "Decide which groups are meant: `fsdp-migrate explain FM318` says how to keep the old ones, and how "
         "to change them. `fsdp-migrate scan` names each such line.",
         reproduced=True,
+        harm="silent",
     ),
     KnownFault(
         "old-optimizer-state-functions",
@@ -154,6 +163,30 @@ SOURCE_FAULTS = (
         "tensor.",
         (Affected("torch", "2.6", "2.13"),),
         reproduced=True,
+        harm="silent",
+    ),
+    KnownFault(
+        "ending-a-group-of-gloo",
+        "On gloo a process may abort while it ends, after `destroy_process_group()` and all its work: the "
+        "job counts as failed. Up to torch 2.7 that call may also wait for ever.",
+        "pytorch/pytorch#179291",
+        "sources",
+        _line(r"\bdestroy_process_group\(", beside=_WITH_GLOO),
+        "End the script by `fsdp_migrate.runtime.end_process_group()` in its place. Groups of NCCL alone end "
+        "well.",
+        looked_up="2026-11-23",
+    ),
+    KnownFault(
+        "requirement-without-fsdp2",
+        "A requirement keeps out the versions that run FSDP2 as it is written here: where it is installed, "
+        "nothing of this runs, or a framework trains under FSDP1.",
+        "measured",
+        "sources",
+        lambda sight: "; ".join(
+            f"{pin.path}:{pin.line} {pin.requirement} (needed: {pin.needed})" for pin in sight.pins
+        ),
+        "Raise it to the version that is needed, and look at what else was pinned for it.",
+        looked_up="2026-11-23",
     ),
     KnownFault(
         "optimizer-of-8-bits",
@@ -162,6 +195,7 @@ SOURCE_FAULTS = (
         "sources",
         _line(r"\b(?:bnb|bitsandbytes)\.optim\.\w*8bit\("),
         "Take torchao's low-bit optimizers, or torch's AdamW.",
+        harm="silent",
     ),
 )
 """Faults of scripts."""

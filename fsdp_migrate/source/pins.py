@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.source.files import NEVER
+from fsdp_migrate.versions import PACKAGES
 
 
 if TYPE_CHECKING:
@@ -46,13 +47,24 @@ _OF_CODES = {
 _FILES = re.compile(
     r"^(requirements.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.(py|cfg)|environment.*\.ya?ml|Pipfile)$"
 )
-_NAMES = "|".join(sorted(NEEDED, key=len, reverse=True))
+_NAMES = "|".join(sorted({*NEEDED, *PACKAGES}, key=len, reverse=True))
 _PIN = re.compile(
     rf"(?<![\w.-])({_NAMES})(?:\[[\w,\s-]*\])?\s*\(?\s*((?:(?:===?|~=|!=|<=?|>=?|=)\s*[\w.*+!-]+\s*,?\s*)+)",
     re.IGNORECASE,
 )
 _BOUND = re.compile(r"(===?|~=|!=|<=?|>=?|=)\s*([\d.]+)(\.?\*)?")
+_EXACT = re.compile(r"===?\s*(\d+(?:\.\d+)*)")
 _MAX_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class ExactPin:
+    """A requirement for one version of a package."""
+
+    path: str
+    line: int
+    package: str
+    version: str
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,16 @@ class PinFound:
             "requirement": self.requirement,
             "needed": self.needed,
         }
+
+
+def needed_by(framework: str) -> set[str]:
+    """Return the packages that a framework needs in a version with FSDP2, and torch.
+
+    Example:
+        >>> sorted(needed_by("accelerate")), needed_by("")
+        (['accelerate', 'torch'], {'torch'})
+    """
+    return {"torch", *_OF_FRAMEWORKS.get(framework, ())}
 
 
 def packages_of(report: ScanReport, frameworks: Iterable[str]) -> set[str]:
@@ -102,8 +124,25 @@ def find_pins(paths: Iterable[str | os.PathLike[str]], packages: Iterable[str]) 
         packages: The packages that matter here.
     """
     wanted = {name.lower() for name in packages}
-    found = (pin for path in _files(paths) for pin in _of_file(path))
-    return [pin for pin in found if pin.package in wanted]
+    return [
+        PinFound(path, line, package, f"{package}{bounds}", ".".join(map(str, NEEDED[package])))
+        for path, line, package, bounds in _requirements(paths)
+        if package in wanted and package in NEEDED and excludes(bounds, NEEDED[package])
+    ]
+
+
+def find_exact_pins(paths: Iterable[str | os.PathLike[str]]) -> list[ExactPin]:
+    """Return the requirements at and below paths for one version of a package that takes part in a migration.
+
+    Example:
+        >>> find_exact_pins(["fsdp_migrate"])
+        []
+    """
+    return [
+        ExactPin(path, line, package, exact[1])
+        for path, line, package, bounds in _requirements(paths)
+        if (exact := _EXACT.fullmatch(bounds))
+    ]
 
 
 def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
@@ -115,19 +154,18 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
             yield from (Path(folder, name) for name in sorted(names) if _FILES.match(name))
 
 
-def _of_file(path: Path) -> Iterator[PinFound]:
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            return
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for number, line in enumerate(lines, 1):
-        for match in _PIN.finditer(line.partition("#")[0]):
-            package, bounds = match[1].lower(), match[2].strip().rstrip(",")
-            if excludes(bounds, NEEDED[package]):
-                needed = ".".join(map(str, NEEDED[package]))
-                yield PinFound(str(path), number, package, f"{package}{bounds}", needed)
+def _requirements(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, int, str, str]]:
+    """Yield path, line, package and bounds of each requirement that is known here."""
+    for path in _files(paths):
+        try:
+            if path.stat().st_size > _MAX_BYTES:
+                continue
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        for number, line in enumerate(lines, 1):
+            for match in _PIN.finditer(line.partition("#")[0]):
+                yield str(path), number, match[1].lower(), match[2].strip().rstrip(",")
 
 
 def excludes(bounds: str, needed: tuple[int, ...]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,12 +18,18 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     TensorEntry,
 )
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.doctor import FAULTS, KnownFault, Sight, examine
+from fsdp_migrate.doctor import FAULTS, KnownFault, Sight, examine, look
+from fsdp_migrate.doctor.known import HARMS
 from fsdp_migrate.errors import UnsupportedFeatureError
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.sharding.plan import plan_fully_shard
+from fsdp_migrate.source.pins import ExactPin, PinFound
 from fsdp_migrate.torch_compat import fsdp2
 from tests.models import ConvNet, Net
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -249,6 +255,14 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         of_source("norm = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).to_local()", torch="2.12"),
         of_source("norm = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).full_tensor()", torch="2.12"),
     ),
+    "ending-a-group-of-gloo": (
+        of_source("dist.init_process_group()\ndist.destroy_process_group()\n"),
+        of_source('dist.init_process_group(backend="nccl")\ndist.destroy_process_group()\n'),
+    ),
+    "requirement-without-fsdp2": (
+        seeing(pins=(PinFound("requirements.txt", 1, "torch", "torch==2.4.1", "2.6"),)),
+        seeing(sources={"train.py": ""}, exact_pins=(ExactPin("requirements.txt", 1, "torch", "2.7.0"),)),
+    ),
     "optimizer-of-8-bits": (of_source("o = bnb.optim.AdamW8bit(p)"), of_source("o = bnb.optim.AdamW(p)")),
 }
 
@@ -273,6 +287,40 @@ def test_a_fault_of_other_versions_is_not_seen(name: str) -> None:
         outside = {**NOW, affected.package: affected.before or "0.1"}
         if affected.since or affected.before:
             assert not is_seen(fault, replace(CASES[name][0], versions=outside))
+
+
+def test_what_needs_action_comes_first_and_the_worst_of_it() -> None:
+    """What ``prepare_fully_shard`` mends stood among, and above, what hits its user."""
+    source = "m = FSDP(m)\nd = [p for p in m.parameters() if p.ndim >= 2]\n"
+    source += "try:\n    dcp.load(s)\nexcept Exception:\n    deepcopy(model)\n"
+    found = examine(replace(TIED, sources={"train.py": source}))
+    order = [(each.fault.is_handled, list(HARMS).index(each.fault.harm)) for each in found.symptoms]
+    assert order == sorted(order)
+    assert found.symptoms == (*found.needed, *found.handled)
+    assert [each.fault.name for each in found.needed[:2]] == ["groups-by-dimensions", "deepcopy-of-shards"]
+    assert {"ties-across-units", "ties-torn-on-meta"} <= {each.fault.name for each in found.handled}
+    for fault in FAULTS:  # what says that prepare_fully_shard mends it is not told as a person's work
+        assert fault.is_handled or not fault.action.startswith("`prepare_fully_shard`")
+
+
+def test_versions_that_the_repository_asks_for_count_too(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch==2.7.0\ntransformers==4.57.0\naccelerate>=1\n")
+    config = tmp_path / "hf.yaml"
+    config.write_text("fsdp: full_shard\nfsdp_config: {version: 2, backward_prefetch: backward_pre}\n")
+    sight = look(config=config, paths=[str(tmp_path)])
+    assert [(pin.package, pin.version) for pin in sight.exact_pins] == [
+        ("torch", "2.7.0"),
+        ("transformers", "4.57.0"),
+    ]
+    here = replace(sight, versions=NOW, has_accelerator=False)
+    found = {each.fault.name: each.seen for each in examine(here).symptoms}
+    assert f"with torch 2.7.0 of {tmp_path}/requirements.txt:1" in found["gloo-averages"]
+    # transformers 4.57 has no FSDP2: it is not a version to look at, but one to raise.
+    assert "transformers==4.57.0 (needed: 5.0)" in found["requirement-without-fsdp2"]
+    assert "trainer-ignores-version" not in found
+    assert [pin.package for pin in examine(here).pinned] == ["torch"]
+    same = replace(here, versions={**NOW, "torch": "2.7.0+cpu"})
+    assert examine(same).pinned == ()
 
 
 def test_every_entry_is_whole_and_there_are_enough() -> None:

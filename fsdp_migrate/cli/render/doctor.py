@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.cli.render.screen import console
+from fsdp_migrate.cli.render.screen import console, escape, print_text
+from fsdp_migrate.doctor.known import HARMS
 from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.doctor import Diagnosis
 
 
+HANDLED = (
+    "`prepare_fully_shard` takes care of these. They are there for code that calls `fully_shard` itself, and "
+    "for a framework's own FSDP2:"
+)
 _OPTIONS = {
     "config": "--config FILE",
     "model": "--model PKG.MOD:FACTORY",
@@ -21,26 +28,49 @@ _OPTIONS = {
 
 
 def show_diagnosis(diagnosis: Diagnosis) -> None:
-    """Show the faults, then what was looked at, and what else could be."""
+    """Show what needs action, the worst first; what is handled; what was looked at, and what could be."""
     out = console()
-    for each in diagnosis.symptoms:
+    for each in diagnosis.needed:
         fault = each.fault
-        out.print(fault.name, style="bold", markup=False)
-        out.print(f"  {fault.says}", markup=False)
-        out.print(f"  seen:       {each.seen}", markup=False)
-        out.print(f"  what to do: {fault.action}", markup=False)
+        out.print(f"[bold]{escape(fault.name)}[/] ({HARMS[fault.harm]})", soft_wrap=True)
+        print_text(out, fault.says, indent="  ")
+        print_text(out, each.seen, indent=" " * 14, first="  seen:       ")
+        print_text(out, fault.action, indent=" " * 14, first="  what to do: ")
         where = fault.url or "measured by us"
-        out.print(f"  {fault.versions}; {where}, looked up {fault.looked_up}", markup=False)
+        print_text(out, f"Versions: {fault.versions}; {where}, looked up {fault.looked_up}", indent="  ")
+        out.print()
+    if diagnosis.handled:
+        out.print(f"[bold]{HANDLED}[/]", soft_wrap=True)
+    for each in diagnosis.handled:
+        out.print(f"  {escape(each.fault.name)} ({HARMS[each.fault.harm]})", soft_wrap=True)
+        print_text(out, f"{each.fault.says} Seen: {each.seen}. {each.fault.action}", indent="    ")
+    if diagnosis.handled:
         out.print()
     if diagnosis.problem:
-        out.print(f"The model cannot be planned: {diagnosis.problem}", markup=False)
-    versions = ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items())
-    out.print(f"Installed: {versions or 'none of the packages that are known'}.", markup=False)
+        print_text(out, f"The model cannot be planned: {diagnosis.problem}")
+    for text in about_versions(diagnosis):
+        print_text(out, text)
     others = [option for what, option in _OPTIONS.items() if what not in diagnosis.looked_at]
     if others:
-        out.print(f"More can be seen with {', '.join(others)}.", markup=False)
-    found = counted(len(diagnosis.symptoms), "known fault")
-    out.print(
-        f"{found} of the {diagnosis.num_looked_for} that were looked for ({diagnosis.num_known} are known).",
-        markup=False,
-    )
+        print_text(out, f"More can be seen with {', '.join(others)}.")
+    print_text(out, diagnosis_verdict(diagnosis))
+
+
+def about_versions(diagnosis: Diagnosis) -> Iterator[str]:
+    """Say which versions are installed here, and where the repository asks for others."""
+    versions = ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items())
+    yield f"Installed: {versions or 'none of the packages that are known'}."
+    for pin in diagnosis.pinned:
+        yield (
+            f"{pin.path}:{pin.line} asks for {pin.package} {pin.version}, which is not what is installed "
+            "here: run `doctor` there too."
+        )
+
+
+def diagnosis_verdict(diagnosis: Diagnosis) -> str:
+    """Say in a sentence how many faults there are, and how many were looked for."""
+    hit = "hits" if len(diagnosis.needed) == 1 else "hit"
+    found = f"{counted(len(diagnosis.needed), 'known fault')} {hit} you"
+    if count := len(diagnosis.handled):
+        found += f", and `prepare_fully_shard` takes care of {count} more"
+    return f"{found}; {diagnosis.num_looked_for} were looked for ({diagnosis.num_known} are known)."
