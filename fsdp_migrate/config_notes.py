@@ -64,7 +64,9 @@ def framework_notes(path: str | os.PathLike[str]) -> tuple[str, ...]:
     found = _converted(path)
     if isinstance(found, FindingsError):
         findings, titles = tuple(found.findings), ""
-    elif found is None or found.is_fsdp2 or all(block.framework == _PLAIN for block in found.conversion.blocks):
+    elif (
+        found is None or found.is_fsdp2 or all(block.framework == _PLAIN for block in found.conversion.blocks)
+    ):
         return ()
     else:
         findings = found.conversion.findings
@@ -79,7 +81,9 @@ def framework_notes(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def _titles(found: ConfigConversion) -> str:
-    titles = (ADAPTERS[each.framework].title for each in found.conversion.blocks if each.framework in ADAPTERS)
+    titles = (
+        ADAPTERS[each.framework].title for each in found.conversion.blocks if each.framework in ADAPTERS
+    )
     return " and ".join(dict.fromkeys(titles))
 
 

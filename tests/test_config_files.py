@@ -136,7 +136,7 @@ def test_two_places_to_write_are_an_error(source: Path) -> None:
         convert_config_file(source, source.with_name("x"), in_place=True)
 
 
-def test_arguments_are_read_from_a_stacks_config() -> None:
+def test_arguments_are_read_from_a_frameworks_config() -> None:
     config = read_config_file(EXAMPLE)
     assert config.sharding_strategy == "HYBRID_SHARD"
     assert config.auto_wrap_policy.classes == ("LlamaDecoderLayer",)
@@ -208,8 +208,8 @@ def test_another_file_that_was_converted_is_not_to_be_converted(
         return {finding.code for finding in done.conversion.findings}
 
     assert "FM356" in codes(convert_config_file(script))
-    stack = "hf" if name.endswith("json") else "auto"
-    assert convert_config_file(tmp_path / "scripts" / name, in_place=True, stack=stack).is_changed
+    framework = "hf" if name.endswith("json") else "auto"
+    assert convert_config_file(tmp_path / "scripts" / name, in_place=True, framework=framework).is_changed
     found = codes(convert_config_file(script))
     assert "FM356" not in found
     assert "FM347" in found
