@@ -174,4 +174,4 @@ def test_replicas_sum_what_only_some_microbatches_use() -> None:
 def test_a_loop_left_in_a_variable_gives_way_to_the_next() -> None:
     for are_back, message in run_ranks(bodies.left_in_a_variable):
         assert are_back
-        assert message.startswith("Another loop over microbatches of the same model has begun")
+        assert message.startswith("Another loop over microbatches of the same model began")
