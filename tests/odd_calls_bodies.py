@@ -147,6 +147,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "config fails": {"fsdp1_config": failing},
     "config is a number": {"fsdp1_config": lambda model: 3},
     "a number to tell": {"on_step": 3},
+    "an optimizer that FSDP1's gradients do not suit": {
+        "fsdp1_config": {
+            "use_orig_params": True,
+            "mixed_precision": {"param_dtype": "bf16", "keep_low_precision_grads": True},
+        },
+        "optimizer": lambda model: torch.optim.AdamW(model.parameters()),
+    },
+    "rows beside data": {"batches": batches(4), "batch_size": 2},
+    "a text for rows": {"batch_size": "2"},
+    "no tokens": {"seq_length": 0},
     "a loss that is no number": {"loss": lambda model, batch: model(batch).sum() * float("nan")},
 }
 

@@ -237,7 +237,10 @@ def say_mixed_precision(
         f"every unit where FSDP1 casts the root's, and casts outputs to {dtype}. Parameters and gradients "
         "are cast alike."
     )
-    hint = "Where buffers matter, such as rotary frequencies, the new run is the more exact one."
+    hint = (
+        "Where buffers matter, such as rotary frequencies, the new run is the more exact one. A model that "
+        "`prepare_fully_shard` shards is cast as under FSDP1: `plan` and `parity` speak of that."
+    )
     draft.say("FM354", block.beside(key), text, hint)
 
 

@@ -47,6 +47,12 @@ MakesOptimizer = Annotated[
         help="A function of the model that gives its optimizer. Default: the factory's, or AdamW.",
     ),
 ]
+Rows = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Rows of the batches that are made up. Default: 2.")
+]
+Length = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Tokens of each of these rows. Default: 8.")
+]
 Checkpoint = Annotated[
     str | None,
     typer.Option(metavar="CKPT", help="Both start from this checkpoint.", rich_help_panel=SOURCE),
@@ -65,6 +71,8 @@ def parity(
     data: Data = None,
     loss: Loss = None,
     optimizer: MakesOptimizer = None,
+    batch_size: Rows = None,
+    seq_length: Length = None,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps to train.")] = 4,
     ranks: Annotated[int, typer.Option(min=1, metavar="N", help="How many processes to start.")] = 2,
     device: Annotated[
@@ -105,6 +113,8 @@ def parity(
         optimizer=optimizer,
         checkpoint=checkpoint,
         weights_only=weights_only,
+        batch_size=batch_size,
+        seq_length=seq_length,
         steps=steps,
         seed=seed,
         device=device.value,

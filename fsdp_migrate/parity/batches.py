@@ -70,11 +70,16 @@ def feed(
         around: Makes the context in which the model is run to see which inputs it takes.
 
     Raises:
-        ConfigError: There are fewer batches than steps, or none can be made for this model.
+        ConfigError: There are fewer batches than steps, or none can be made for this model; or there are
+            batches, and a shape for others.
     """
     notes = []
+    shape = shape or Shape()
+    if batches is not None and (shape.rows or shape.length):
+        msg = "`batch_size` and `seq_length` are for generated batches, and `data` gives its own."
+        raise ConfigError(msg, field="batch_size" if shape.rows else "seq_length")
     if batches is None:
-        found, words = _made_up(make_model(), shape or Shape(), steps=steps, rank=rank, around=around)
+        found, words = _made_up(make_model(), shape, steps=steps, rank=rank, around=around)
         notes.append(f"The batches were generated: {words}. Give `--data` for your own.")
     else:
         found = _of_user(batches, steps=steps, rank=rank, world_size=world_size)

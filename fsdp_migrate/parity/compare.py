@@ -19,7 +19,7 @@ from fsdp_migrate.arguments import (
 )
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError, ProcessGroupError
 from fsdp_migrate.factories import describe_error
-from fsdp_migrate.parity.batches import Fed, feed, move
+from fsdp_migrate.parity.batches import Fed, Shape, feed, move
 from fsdp_migrate.parity.comparing import Comparison
 from fsdp_migrate.parity.making import ComparisonRequest, Pair, agreed, make_pair
 from fsdp_migrate.parity.trainees import is_alone, quiet_fsdp1
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.parity.trainees import Trainee
 
 
-_MOST_STEPS, _MOST_SEED = 10**9, 2**32
+_MOST_STEPS, _MOST_SEED, _MOST_ROWS = 10**9, 2**32, 10**9
 
 
 def compare_runs(
@@ -48,6 +48,8 @@ def compare_runs(
     batches: Any = None,
     loss: Callable[[nn.Module, Any], Any] | None = None,
     optimizer: Callable[[nn.Module], Optimizer] | None = None,
+    batch_size: int | None = None,
+    seq_length: int | None = None,
     steps: int = 4,
     checkpoint: str | os.PathLike[str] | None = None,
     weights_only: bool = False,
@@ -78,7 +80,9 @@ def compare_runs(
         loss: A function of the model and a batch, which calls the model and returns the loss. None: the loss
             that the model returns, or the mean square of its first output.
         optimizer: A function of the sharded model that returns its optimizer. None: the one of ``model``, or
-            AdamW.
+            AdamW; SGD where FSDP1 keeps gradients in low precision, which torch's AdamW refuses.
+        batch_size: How many rows the batches have that are made up; 2.
+        seq_length: How many tokens each of these rows has; 8.
         steps: How many steps to train.
         checkpoint: Any checkpoint that :func:`~fsdp_migrate.load_checkpoint` reads: both runs go on from it.
         weights_only: Load no optimizer state from it.
@@ -118,6 +122,9 @@ def compare_runs(
         check_arguments(CALLABLE, model=model, prepare=prepare)
         check_arguments(CALLABLE | NOTHING, loss=loss, optimizer=optimizer, on_step=on_step)
         check_arguments(whole_number_from(1, _MOST_STEPS), steps=steps)
+        check_arguments(
+            whole_number_from(1, _MOST_ROWS) | NOTHING, batch_size=batch_size, seq_length=seq_length
+        )
         check_arguments(whole_number_from(-_MOST_SEED, _MOST_SEED), seed=seed)
         check_arguments(PATH | NOTHING, checkpoint=checkpoint)
         check_arguments(FLAG, weights_only=weights_only)
@@ -135,6 +142,7 @@ def compare_runs(
         prepare=prepare,
     )
     own: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    own["shape"] = Shape(batch_size, seq_length)
     fed = agreed(lambda: feed(lambda: request.make_model()[0], batches, loss, steps=steps, **own))
     return _Comparison(request, make_pair(request), fed).run(on_step or (lambda _: None))
 
@@ -161,6 +169,7 @@ class _Comparison:
         self.request, self.fed = request, fed
         self.fsdp1, self.fsdp2 = pair.fsdp1, pair.fsdp2
         plan = pair.fsdp2.plan
+        self._keeps_low_precision = any(each.code == "FM012" for each in plan.findings)
         self.comparison = Comparison(pair.fsdp1, pair.fsdp2, plan.units, plan.findings)
         self.comparison.notes.extend([*pair.notes, *fed.notes])
 
@@ -199,7 +208,7 @@ class _Comparison:
         comparison.compare_run(self.fsdp2.recorder, {"loss": (one, other)}, costs)
         comparison.compare_gradients(costs)
         for number, each in enumerate(both):
-            with self._telling_whose(each):
+            with self._telling_whose(each, in_optimizer=True):
                 seconds[number] += each.step()
         costs = self._costs(seconds, peaks)
         comparison.compare_states()
@@ -208,7 +217,7 @@ class _Comparison:
         return comparison.end((losses[0], losses[1]), costs, self.request.device)
 
     @contextmanager
-    def _telling_whose(self, trainee: Trainee) -> Iterator[None]:
+    def _telling_whose(self, trainee: Trainee, *, in_optimizer: bool = False) -> Iterator[None]:
         """Say under which of the two the user's own code, or torch, failed."""
         try:
             yield
@@ -217,8 +226,15 @@ class _Comparison:
         except Exception as error:
             who = "FSDP1 itself" if trainee is self.fsdp1 else "The prepared model"
             where = f"in step {self.comparison.step}, on rank {dist.get_rank()}"
-            msg = f"{who} failed {where}: {describe_error(error)}. Its traceback is above, or in `__cause__`."
-            raise ModelError(msg) from error
+            msg = f"{who} failed {where}: {describe_error(error)}."
+            if in_optimizer and trainee is self.fsdp1 and self._keeps_low_precision:
+                msg += (
+                    " FSDP1 hands on gradients in low precision (`keep_low_precision_grads`), which "
+                    f"{type(trainee.optimizer).__name__} does not take beside parameters of another dtype. A "
+                    "run of FSDP1 with this optimizer fails so too, and it is no difference between the two: "
+                    "give `--optimizer` the one that trains there."
+                )
+            raise ModelError(f"{msg} Its traceback is above, or in `__cause__`.") from error
 
     def _costs(self, seconds: list[float], peaks: list[int | None]) -> tuple[Cost, Cost]:
         return (

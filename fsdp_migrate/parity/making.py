@@ -94,13 +94,26 @@ def make_pair(request: ComparisonRequest) -> Pair:
     plain, made = agreed(request.make_model)
     config, notes = agreed(lambda: settle_config(request.config_of(plain), request.device))
     more: list[str] = []
+    default: type[Optimizer] = torch.optim.AdamW
+    why = ""
+    if config.mixed_precision is not None and config.mixed_precision.keep_low_precision_grads:
+        # torch's AdamW mixes no dtypes: FSDP1 itself would fail in its step.
+        default = torch.optim.SGD
+        why = ", because AdamW refuses the gradients that FSDP1 keeps in low precision"
     if request.optimizer is None and made is None:
-        more.append(f"The optimizer is AdamW with lr {LEARNING_RATE:g}. Give `--optimizer` for your own.")
+        name = default.__name__
+        more.append(
+            f"The optimizer is {name} with lr {LEARNING_RATE:g}{why}. Give `--optimizer` for your own."
+        )
+
+    def maker(model: nn.Module, own: Optimizer | None) -> Callable[[nn.Module], Optimizer]:
+        return optimizer_maker(request.optimizer, model, own, default)
+
     fsdp1 = UnderFSDP1(plain, request.device)
     arguments, fsdp1_notes = fsdp1_arguments(config, plain, request.device)
-    state = _load_plain(request, plain, made)
+    state = _load_plain(request, plain, maker(plain, made))
     with quiet_fsdp1():
-        fsdp1.wrap(arguments, optimizer_maker(request.optimizer, plain, made))
+        fsdp1.wrap(arguments, maker(plain, made))
         if state is not None:
             fsdp1.load_optimizer_state(state)
     other, other_made = agreed(request.make_model)
@@ -108,7 +121,7 @@ def make_pair(request: ComparisonRequest) -> Pair:
     own_config = (
         agreed(lambda: _settled_again(request, other, config)) if callable(request.config) else config
     )
-    fsdp2.prepare(request.prepare, own_config, optimizer_maker(request.optimizer, other, other_made))
+    fsdp2.prepare(request.prepare, own_config, maker(other, other_made))
     if request.checkpoint is not None:
         optimizers = () if request.weights_only else (fsdp2.optimizer,)
         load_checkpoint(request.checkpoint, fsdp2.model, optimizers, weights_only=request.weights_only)
@@ -123,7 +136,7 @@ def _settled_again(request: ComparisonRequest, model: nn.Module, settled: FSDP1C
 
 
 def _load_plain(
-    request: ComparisonRequest, plain: nn.Module, made: Optimizer | None
+    request: ComparisonRequest, plain: nn.Module, make_optimizer: Callable[[nn.Module], Optimizer]
 ) -> dict[str, Any] | None:
     """Load a checkpoint into the model before FSDP1 wraps it; return the optimizer's state by names."""
     if request.checkpoint is None:
@@ -131,7 +144,7 @@ def _load_plain(
     if request.weights_only:
         load_checkpoint(request.checkpoint, plain, weights_only=True)
         return None
-    optimizer = optimizer_maker(request.optimizer, plain, made)(plain)
+    optimizer = make_optimizer(plain)
     load_checkpoint(request.checkpoint, plain, optimizer)
     names: dict[Any, str] = {param: each[0] for param, each in parameter_names(plain).items()}
     return {
@@ -144,9 +157,12 @@ def _load_plain(
 
 
 def optimizer_maker(
-    own: Callable[[nn.Module], Any] | None, plain: nn.Module, made: Optimizer | None
+    own: Callable[[nn.Module], Any] | None,
+    plain: nn.Module,
+    made: Optimizer | None,
+    default: type[Optimizer] = torch.optim.AdamW,
 ) -> Callable[[nn.Module], Optimizer]:
-    """Return what makes the optimizer of a sharded model: the user's, the one that was made, or AdamW."""
+    """Return what makes the optimizer of a sharded model: the user's, the one that was made, or a default."""
     if own is not None:
 
         def checked(model: nn.Module) -> Optimizer:
@@ -162,7 +178,8 @@ def optimizer_maker(
 
         return checked
     if made is None:
-        return lambda model: torch.optim.AdamW(
+        make: Any = default
+        return lambda model: make(
             [each for each in model.parameters() if each.requires_grad], lr=LEARNING_RATE
         )
     names = {param: each[0] for param, each in parameter_names(plain).items()}

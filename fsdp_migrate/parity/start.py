@@ -29,7 +29,7 @@ class Recipe:
 
     ``model`` is ``package.module:factory`` or ``transformers:config.json``; ``data``, ``loss`` and
     ``optimizer`` are names of functions as :func:`~fsdp_migrate.parity.compare_runs` takes them; ``config``
-    is a file with FSDP1's arguments.
+    is a file with FSDP1's arguments; ``batch_size`` and ``seq_length`` are of batches that are made up.
     """
 
     model: str
@@ -39,6 +39,8 @@ class Recipe:
     optimizer: str | None = None
     checkpoint: str | None = None
     weights_only: bool = False
+    batch_size: int | None = None
+    seq_length: int | None = None
     steps: int = 4
     seed: int = 0
     device: Device = "auto"

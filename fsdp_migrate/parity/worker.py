@@ -41,6 +41,8 @@ def compare(recipe: Recipe, device: str) -> ParityReport:
         optimizer=functions["optimizer"],
         checkpoint=recipe.checkpoint,
         weights_only=recipe.weights_only,
+        batch_size=recipe.batch_size,
+        seq_length=recipe.seq_length,
         steps=recipe.steps,
         seed=recipe.seed,
         device=device,

@@ -37,6 +37,7 @@ def test_a_config_of_transformers_is_enough(tmp_path: Path, capsys: Capture) -> 
     given = ["--model", f"transformers:{tmp_path}", "--config", str(tmp_path / "fsdp.yaml")]
     page = tmp_path / "report.html"
     arguments = ["--steps", "1", "--device", "cpu", "--html", str(page), "--json"]
+    arguments += ["--batch-size", "3", "--seq-length", "4"]
     assert main(["parity", *given, *arguments]) == 0
     shown = capsys.readouterr()
     document = json.loads(shown.out)
@@ -50,7 +51,7 @@ def test_a_config_of_transformers_is_enough(tmp_path: Path, capsys: Capture) -> 
         "GPT2Block",
     ]
     assert len([each for each in tree.find("span") if "at rest" in each.text]) == 2
-    assert "random tokens of 11" in " ".join(document["notes"])
+    assert "3 rows of 4 random tokens of 11" in " ".join(document["notes"])
     assert "2 processes train 1 steps" in shown.err
     assert main(["plan", *given, "--world-size", "4", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["units"]) == 2

@@ -167,6 +167,11 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] = {
         {**BLOCKS, "mixed_precision": {"param_dtype": "bf16", "keep_low_precision_grads": True}},
         {"optimizer": _sgd},
     ),
+    "explained, by the default optimizer": (
+        Net,
+        {**BLOCKS, "mixed_precision": {"param_dtype": "bf16", "keep_low_precision_grads": True}},
+        {"batch_size": 3, "seq_length": 5},
+    ),
 }
 """A model, FSDP1's arguments, and what is given to ``compare_runs``: where the fault is."""
 
