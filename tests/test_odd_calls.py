@@ -65,7 +65,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "an optimizer that FSDP1's gradients do not suit": (
         "ModelError: FSDP1 itself failed in step 1.*_precision_grads`.*AdamW does not take.*fails so too",
     ),
-    "rows beside data": ("ConfigError: `batch_size` and `seq_length` are for batches that are made up",),
+    "rows beside data": ("ConfigError: `batch_size` and `seq_length` are for generated batches",),
     "a text for rows": ("ConfigError: `batch_size` is a str; expected a whole number",),
     "no tokens": ("ConfigError: `seq_length` is 0; expected a whole number from 1",),
     "a loss that is no number": ("none: .*The loss is nan under FSDP1 and nan prepared in step 1",),

@@ -48,7 +48,7 @@ MakesOptimizer = Annotated[
     ),
 ]
 Rows = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Rows of the batches that are made up. Default: 2.")
+    int | None, typer.Option(min=1, metavar="N", help="Rows of generated batches. Default: 2.")
 ]
 Length = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Tokens of each of these rows. Default: 8.")

@@ -29,7 +29,7 @@ class Recipe:
 
     ``model`` is ``package.module:factory`` or ``transformers:config.json``; ``data``, ``loss`` and
     ``optimizer`` are names of functions as :func:`~fsdp_migrate.parity.compare_runs` takes them; ``config``
-    is a file with FSDP1's arguments; ``batch_size`` and ``seq_length`` are of batches that are made up.
+    is a file with FSDP1's arguments; ``batch_size`` and ``seq_length`` are of generated batches.
     """
 
     model: str

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import asdict
 
 import pytest
+import torch
 
-from tests.fuzz import driver
+from tests.fuzz import driver, faults
 from tests.fuzz.draws import CHOICES, Draw, draw, parse, simpler
-from tests.fuzz.runs import Report
+from tests.fuzz.runs import Report, apart_in_numbers, apart_in_tensors
 from tests.fuzz.units import KINDS
 from tests.fuzz.verdicts import judge
-from tests.ranks import RanksFailedError
+from tests.ranks import RanksFailedError, run_ranks
 
 
 DRAWS = 60
@@ -54,20 +56,82 @@ def test_shrinking_ends() -> None:
     assert drawn == Draw()
 
 
-def _report(**distances: float) -> Report:
-    return Report(distances={"losses": 0.0, "gradients": 0.0, **distances})
+def _report(*, unsharded: float | None = None, twin: float | None = None, **distances: float) -> Report:
+    parts = ("losses", "gradients", "parameters", "buffers", "states")
+    nothing = dict.fromkeys(parts, 0.0)
+    return Report(
+        distances=nothing | distances,
+        unsharded={} if unsharded is None else nothing | {"gradients": unsharded},
+        twin={} if twin is None else nothing | {"gradients": twin},
+    )
 
 
 def test_verdicts() -> None:
-    clipped = parse("clip=2-norm")
     assert judge(Draw(), [_report(), _report()]).outcome == "equal"
     assert judge(Draw(), [_report(), _report(losses=1e-9)]).outcome == "differs"
-    assert judge(clipped, [_report(), _report(losses=1e-9)]).outcome == "explained"
-    assert judge(clipped, [_report(), _report(losses=1e-3)]).outcome == "differs"
-    assert judge(clipped, [_report(), _report(gradients=float("nan"))]).outcome == "differs"
     assert judge(Draw(), [Report(fsdp1="it fails"), _report()]).outcome == "FSDP1 fails"
     assert judge(Draw(), [_report(), Report(ours="it fails")]).outcome == "fails"
     assert judge(Draw(), [_report(), Report(ours="no", is_ours_known=True)]).outcome == "refused"
+
+
+def test_what_is_explained_is_near_to_fsdp1_and_to_the_run_without_sharding() -> None:
+    clipped = parse("clip=2-norm")
+
+    def outcome(unsharded: float | None, **distances: float) -> str:
+        return judge(clipped, [_report(unsharded=0.0), _report(unsharded=unsharded, **distances)]).outcome
+
+    assert outcome(1e-7, losses=1e-9) == "explained"
+    assert outcome(1e-3, losses=1e-9) == "differs"
+    assert outcome(math.nan, losses=1e-9) == "differs"
+    assert outcome(None, losses=1e-9) == "differs"
+    assert outcome(1e-7, losses=1e-3) == "differs"
+    assert outcome(1e-7, gradients=math.nan) == "differs"
+
+
+def test_where_fsdp1_is_not_right_another_run_is_the_measure() -> None:
+    zeros = parse("zero=zeros; originals=no")
+    kept = parse("precision=bf16 grads kept")
+    both = parse("precision=bf16 grads kept; clip=2-norm")
+
+    def outcome(drawn: Draw, **third: float) -> str:
+        return judge(drawn, [_report(gradients=math.nan, losses=7.0, **third)] * 2).outcome
+
+    assert outcome(zeros, unsharded=1e-7) == "explained"
+    assert outcome(zeros, unsharded=1e-3) == "differs"
+    assert outcome(zeros) == "differs"
+    assert outcome(kept, unsharded=1e-7, twin=0.0) == "explained"
+    assert outcome(kept, unsharded=1e-7, twin=1e-9) == "differs"
+    assert outcome(kept, unsharded=1e-7) == "differs"
+    assert outcome(both, unsharded=1e-7, twin=1e-9) == "explained"
+    assert outcome(both, unsharded=1.0, twin=1e-9) == "differs"
+
+
+def test_what_explains_a_difference_hides_no_fault() -> None:
+    """Where FSDP1 itself was not right, faults that are put in on purpose show in the third run."""
+    ranks = run_ranks(faults.run_each)
+    for name, fault in faults.FAULTS.items():
+        plain, broken = zip(*(each[name] for each in ranks), strict=True)
+        verdict = judge(parse(fault.draw), list(plain))
+        assert (verdict.outcome, fault.reason in verdict.reason) == ("explained", True), (name, verdict)
+        assert judge(parse(fault.draw), list(broken)).outcome == "differs", name
+
+
+def test_what_is_no_number_is_apart() -> None:
+    """Not from itself, but from every number, and from what is missing."""
+    nan = math.nan
+    assert apart_in_numbers([1.0, nan], [1.0, nan]) == 0
+    assert apart_in_numbers([1.0, 2.0], [1.5, 2.0]) == 0.5
+    assert all(
+        math.isnan(apart_in_numbers(*each)) for each in (([1.0], [1.0, 2.0]), ([0.0, 1.0], [0.0, nan]))
+    )
+
+    def apart(one: list[float], other: list[float]) -> tuple[float, str]:
+        return apart_in_tensors({"w": torch.tensor(one)}, {"w": torch.tensor(other)})
+
+    assert apart([0.0, nan, math.inf], [0.0, nan, math.inf]) == (0.0, "")
+    assert apart([0.0, nan], [0.5, nan]) == (0.5, "w")
+    assert math.isnan(apart([0.0, 1.0], [nan, 1.0])[0])
+    assert apart([math.inf], [1.0]) == (math.inf, "w")
 
 
 def test_what_ended_the_ranks_is_told_by_what_they_said_last() -> None:
