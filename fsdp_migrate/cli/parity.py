@@ -47,9 +47,7 @@ MakesOptimizer = Annotated[
         help="A function of the model that gives its optimizer. Default: the factory's, or AdamW.",
     ),
 ]
-Rows = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Rows of generated batches. Default: 2.")
-]
+Rows = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows of generated batches. Default: 2.")]
 Length = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Tokens of each of these rows. Default: 8.")
 ]

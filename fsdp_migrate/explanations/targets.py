@@ -27,7 +27,7 @@ EXPLANATIONS = {
         "Give `--optimizer-class NAME`, or leave the optimizer out with `--without-optimizer`.",
     ),
     "FM255": (
-        "Timestamp, schedulers, callbacks and random state exist in Composer's checkpoints only. fsdp-migrate does not invent them.",
+        "Timestamp, schedulers, callbacks and random state exist in Composer's checkpoints only. This tool does not invent them.",
         "Tell the Trainer not to look for them, with the `load_ignore_keys` that the finding shows.",
     ),
     "FM256": (

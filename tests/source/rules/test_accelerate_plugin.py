@@ -75,7 +75,7 @@ PLUGINS_LEFT = [
     ("auto_wrap_policy=policy, sharding_strategy=1", "the whole model is one unit"),
     (
         "mixed_precision_policy=MixedPrecision(keep_low_precision_grads=True), sharding_strategy=1",
-        "keep_low_precision_grads cannot be said",
+        "keep_low_precision_grads cannot be given to FSDP2",
     ),
 ]
 
