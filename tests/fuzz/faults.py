@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 def _of_one_rank(net: Net) -> None:
     """Let a part of a unit have each rank's own gradients."""
-    _first(net).grad.mul_(1 + 0.1 * dist.get_rank())
+    _gradient(net).mul_(1 + 0.1 * dist.get_rank())
 
 
 def _one_use_lost(net: Net) -> None:
     """Lose what one of two uses adds to a gradient."""
-    _first(net).grad.mul_(0.5)
+    _gradient(net).mul_(0.5)
 
 
 def _where_none_is(net: Net) -> None:
@@ -45,7 +45,7 @@ def _none_for_zeros(net: Net) -> None:
 
 def _rounded_again(net: Net) -> None:
     """Let one gradient be another by as much as bfloat16 rounds."""
-    _first(net).grad.mul_(1 + 2**-8)
+    _gradient(net).mul_(1 + 2**-8)
 
 
 def _run_again(net: Net) -> None:
@@ -58,6 +58,12 @@ def _first(net: Net) -> nn.Parameter:
     layer: Any = net.layers[0]
     weight: nn.Parameter = layer.up.weight
     return weight
+
+
+def _gradient(net: Net) -> torch.Tensor:
+    found = _first(net).grad
+    assert found is not None
+    return found
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,10 @@ FAULTS = {
 }
 
 
+def _puts_in(fault: Fault) -> Callable[[training.Prepared], None]:
+    return lambda self: fault.put_in(self.net)
+
+
 def run_each() -> dict[str, tuple[runs.Report, runs.Report]]:
     """Train each draw as it is, and with its fault; return what this rank reports."""
     warnings.simplefilter("ignore")
@@ -103,7 +113,7 @@ def run_each() -> dict[str, tuple[runs.Report, runs.Report]]:
     for name, fault in FAULTS.items():
         drawn = parse(fault.draw)
         plain = runs.run_both(drawn, lambda _: None)
-        training.Prepared.end_backwards = lambda self, put_in=fault.put_in: put_in(self.net)  # type: ignore[method-assign]
+        training.Prepared.end_backwards = _puts_in(fault)  # type: ignore[method-assign, assignment]
         try:
             found[name] = plain, runs.run_both(drawn, lambda _: None)
         finally:

@@ -68,7 +68,7 @@ class Unsharded(Training):
         )
         if dtype is None:
             return
-        whole = set()
+        whole: set[nn.Parameter] = set()
         if policy_of(self.drawn) is not None:
             for module in self.worker.modules():
                 if isinstance(module, nn.BatchNorm1d):
@@ -153,7 +153,7 @@ class Unsharded(Training):
             master.grad = noted[name].to(master.dtype).clone() if name in noted else None
 
     def full_state(self) -> dict[str, Any]:
-        names = {master: name for name, (_, master) in self._pairs.items()}
+        names: dict[torch.Tensor, str] = {master: name for name, (_, master) in self._pairs.items()}
         state = {names[param]: values for param, values in self.optimizer.state.items()}
         return {"optimizer": {"state": state}}
 
