@@ -29,7 +29,7 @@ from fsdp_migrate.adapters.engine.base import (
     read_number,
     shown,
 )
-from fsdp_migrate.adapters.engine.lightning_hook import hook_code
+from fsdp_migrate.adapters.engine.lightning_hook import function_code, hook_code
 from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
 from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS
 from fsdp_migrate.adapters.engine.torch_objects import read_objects, target_of
@@ -199,11 +199,18 @@ class LightningAdapter:
             None,
         )
         shape = read_objects(_arguments(block).get("device_mesh"))
-        block.code = hook_code(self.parse(block), checkpointing, shape)
+        is_fabric = block.node is not None and _is_fabric(_target(block.node))
+        write = function_code if is_fabric else hook_code
+        block.code = write(self.parse(block), checkpointing, shape)
         _say_precision(block, draft)
         if config.mesh != "shard":
             text = "Lightning's mesh is (data, tensor): the hook makes one of its own for this strategy."
             draft.say("FM355", block.at("sharding_strategy"), text)
+        if is_fabric:
+            text = "Fabric's ModelParallelStrategy shards nothing itself: `parallelize_fn` does, as emitted."
+            hint = "Give it the function, and make optimizers after `fabric.setup_module(model)`."
+            draft.say("FM355", block.at("parallelize_fn"), text, hint)
+            return
         text = (
             "ModelParallelStrategy shards nothing itself: the LightningModule's `configure_model` does, as "
             "emitted."
@@ -274,6 +281,16 @@ def _model_parallel(target: str) -> str:
     return f"{package or 'lightning.pytorch'}.strategies.ModelParallelStrategy"
 
 
+def _target(node: Mapping) -> str:
+    """Return the class that a strategy is."""
+    values = plain_values(node)
+    return str(values.get("_target_") or values.get("class_path") or "")
+
+
+def _is_fabric(target: str) -> bool:
+    return "fabric" in target
+
+
 def _emit_word(block: Block, size: Any, draft: Draft) -> None:
     entry = effective(block.owner)["strategy"]
     hydra = _is_hydra(block)
@@ -300,10 +317,12 @@ def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
     draft.take(owner_of(block.node, entry), entry, outcome, block.at(key))
     node = _arguments_node(block)
     wanted: dict[str, Any] = {"data_parallel_size": size, "tensor_parallel_size": 1}
+    is_fabric = _is_fabric(target)
+    saved = "a folder" if is_fabric else "one file"
     if node is None or "state_dict_type" not in effective(node):
-        wanted["save_distributed_checkpoint"] = False
+        wanted["save_distributed_checkpoint"] = is_fabric
     if node is None:
-        text = "FSDP2 over all ranks, no tensor parallelism, one file for a checkpoint, as FSDP1 did."
+        text = f"FSDP2 over all ranks, no tensor parallelism, {saved} for a checkpoint, as FSDP1 did."
         draft.set(block.node, "init_args", wanted, block.at("init_args"), text)
         return
     path = block.path if node is block.node else (*block.path, "init_args")
@@ -313,15 +332,10 @@ def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
     reasons = {
         "data_parallel_size": "FSDP2 over all ranks",
         "tensor_parallel_size": "no tensor parallelism; Lightning's default is all ranks of a node",
-        "save_distributed_checkpoint": "one file for a checkpoint, the default of FSDPStrategy",
+        "save_distributed_checkpoint": f"{saved} for a checkpoint, the default of FSDPStrategy",
     }
     for name, value in wanted.items():
         draft.add(node, name, value, inner.at(name), f"{shown(value)}: {reasons[name]}.")
-    if "fabric" in target:
-        text = (
-            "Fabric's ModelParallelStrategy needs `parallelize_fn`: a function that does what the hook does."
-        )
-        draft.say("FM355", inner.at("parallelize_fn"), text)
 
 
 def _hook_references(block: Block, draft: Draft) -> None:

@@ -21,21 +21,9 @@ def hook_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: 
         >>> print(hook_code({"sharding_strategy": "FULL_SHARD"}).splitlines()[0])
         def configure_model(self) -> None:
     """
-    given = "".join(
-        f"            {name!r}: {source_of(_policy(value) if name == POLICY else value)},\n"
-        for name, value in arguments.items()
-    )
-    call = "            self,\n            arguments,\n"
-    imports = ""
-    if isinstance(mesh_shape, (list, tuple)):
-        imports = "    from torch.distributed.device_mesh import init_device_mesh\n"
-        names = '("replicate", "shard")'
-        kind = "self.device_mesh.device_type"
-        call += f"            mesh=init_device_mesh({kind}, {tuple(mesh_shape)}, mesh_dim_names={names}),\n"
-    elif str(arguments.get("sharding_strategy", "")).rpartition(".")[2].upper() not in _HYBRID:
-        call += '            mesh=self.device_mesh["data_parallel"],\n'
-    if checkpointing is not None:
-        call += f"            activation_checkpointing={source_of(_names(checkpointing))},\n"
+    given, options, imports = _parts(arguments, checkpointing, mesh_shape, "self.device_mesh")
+    given = "".join(f"            {line},\n" for line in given.splitlines())
+    call = "".join(f"            {each},\n" for each in ("self", "arguments", *options))
     return (
         "def configure_model(self) -> None:\n"
         f"{imports}"
@@ -49,6 +37,47 @@ def hook_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: 
         '        for name in ("training_step", "validation_step", "test_step", "predict_step"):\n'
         "            register_fsdp_forward_method(self, name)\n"
     )
+
+
+def function_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: Any = None) -> str:
+    """Return Fabric's ``parallelize_fn`` for FSDP1 arguments, given as words, as :func:`hook_code` does.
+
+    Example:
+        >>> print(function_code({"sharding_strategy": "FULL_SHARD"}).splitlines()[0])
+        def parallelize(model, device_mesh):
+    """
+    given, options, imports = _parts(arguments, checkpointing, mesh_shape, "device_mesh")
+    given = "".join(f"        {line},\n" for line in given.splitlines())
+    call = ", ".join(("model", "arguments", *options))
+    return (
+        "def parallelize(model, device_mesh):\n"
+        f"{imports}"
+        "    from fsdp_migrate import prepare_fully_shard\n"
+        "\n"
+        f"    arguments = {{\n{given}    }}\n"
+        f"    return prepare_fully_shard({call})\n"
+    )
+
+
+def _parts(
+    arguments: dict[str, Any], checkpointing: Any, mesh_shape: Any, mesh: str
+) -> tuple[str, list[str], str]:
+    """Return the arguments line by line, the further options of the call, and what they import."""
+    given = "\n".join(
+        f"{name!r}: {source_of(_policy(value) if name == POLICY else value)}"
+        for name, value in arguments.items()
+    )
+    options, imports = [], ""
+    if isinstance(mesh_shape, (list, tuple)):
+        imports = "    from torch.distributed.device_mesh import init_device_mesh\n"
+        names = '("replicate", "shard")'
+        shape = tuple(mesh_shape)
+        options.append(f"mesh=init_device_mesh({mesh}.device_type, {shape}, mesh_dim_names={names})")
+    elif str(arguments.get("sharding_strategy", "")).rpartition(".")[2].upper() not in _HYBRID:
+        options.append(f'mesh={mesh}["data_parallel"]')
+    if checkpointing is not None:
+        options.append(f"activation_checkpointing={source_of(_names(checkpointing))}")
+    return given, options, imports
 
 
 def _policy(value: Any) -> Any:

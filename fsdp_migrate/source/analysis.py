@@ -6,19 +6,23 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import libcst as cst
+
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.source.python import mentions
 from fsdp_migrate.source.python.branches import fsdp1_branch
-from fsdp_migrate.source.python.nodes import short
+from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.nodes import short, walk
 from fsdp_migrate.source.python.text import Source
-from fsdp_migrate.source.rules import RULES, leftovers, unused_imports
+from fsdp_migrate.source.rules import RULES, class_checks, leftovers, unused_imports
 from fsdp_migrate.source.uses import Found, Use
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
-    import libcst as cst
+    from fsdp_migrate.source.python.links import Links
 
 
 HINTS = re.compile(
@@ -34,14 +38,24 @@ _IN_BRANCH = "stays: in a branch for FSDP1, beside one for FSDP2"
 _AMBIGUOUS = "this name may stand for something other than torch's FSDP here"
 
 
-def analyse(code: str, path: str) -> tuple[Source, list[tuple[str, Found]]]:
+def has_anything(code: str, links: Links = NOTHING) -> bool:
+    """Tell whether a rule may find something in a source: else it need not be parsed."""
+    return bool(links) or HINTS.search(code) is not None
+
+
+def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[tuple[str, Found]]]:
     """Parse a source and return what each rule finds in it, with the rule's name, in no order.
+
+    Args:
+        code: The text.
+        path: Its name, for messages.
+        links: What other files of the project say of it.
 
     Raises:
         SourceError: The text is no Python.
         RecursionError: Its expressions are nested too deeply.
     """
-    source = Source(code, path)
+    source = Source(code, path, links)
     found = list(_find(source))
     return source, [*found, *((unused_imports.NAME, use) for use in unused_imports.find(source, found))]
 
@@ -51,17 +65,35 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     edited: set[cst.CSTNode] = set()
     branches: set[cst.CSTNode] = set()
     gone: set[cst.CSTNode] = set()
-    for rule in RULES:
+    checks: set[cst.CSTNode] = set()
+    for rule in _in_order():
         for each in rule.find(source):
             if each.node in edited or (each.action == "kept" and each.node in gone):
                 continue
-            found = _left_alone(source, each, branches) or each
+            found = _left_alone(source, each, branches) or _below(source, each, checks) or each
+            checks.update([found.node] if found.code == "FM420" and rule is class_checks else [])
             edited.update([found.node] if found.edits else [])
             covered.update(found.covers)
             gone.update(found.covers if found.action == "rewritten" else ())
             yield rule.NAME, _certain(source, found)
     for found in leftovers.find(source, covered):
         yield leftovers.NAME, found
+
+
+def _in_order() -> list[ModuleType]:
+    """Return the rules, that of checks first: what it leaves to a person decides on what is below them."""
+    return [class_checks, *(rule for rule in RULES if rule is not class_checks)]
+
+
+def _below(source: Source, found: Found, checks: set[cst.CSTNode]) -> Found | None:
+    """Return what is said of a use that is reached only where a check that is left found FSDP1's model."""
+    if not checks or not found.edits or found.node in checks:
+        return None
+    for test, truth in source.models.guards.facts(found.node):
+        negated = isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not)
+        if truth is not negated and any(part in checks for part in walk(test)):
+            return Found("FM420", found.node, _IN_BRANCH, "kept", covers=found.covers)
+    return None
 
 
 def _left_alone(source: Source, found: Found, branches: set[cst.CSTNode]) -> Found | None:

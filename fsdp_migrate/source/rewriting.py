@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.analysis import HINTS, analyse, report
+from fsdp_migrate.source.analysis import analyse, has_anything, report
 from fsdp_migrate.source.edits import apply_edits
+from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.parsing import too_deep
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.uses import Use
 
 
@@ -28,10 +30,15 @@ def scan_source(code: str, path: str = "<source>") -> list[Use]:
         >>> [(use.line, use.rule, use.becomes) for use in scan_source(code) if use.code == "FM301"]
         [(2, 'constructor', 'prepare_fully_shard(net, {...})')]
     """
-    if not HINTS.search(code):
+    return scan_linked(code, path, NOTHING)
+
+
+def scan_linked(code: str, path: str, links: Links) -> list[Use]:
+    """Find every use, as :func:`scan_source` does, in a source of which other files say something."""
+    if not has_anything(code, links):
         return []
     try:
-        source, found = analyse(code, path)
+        source, found = analyse(code, path, links)
         return report(path, source, found)
     except RecursionError:
         raise too_deep(path) from None
@@ -59,10 +66,15 @@ def rewrite_source(code: str, path: str = "<source>") -> str:
         from fsdp_migrate import prepare_fully_shard
         model = prepare_fully_shard(net, {"device_id": 0})
     """
-    if not HINTS.search(code):
+    return rewrite_linked(code, path, NOTHING)
+
+
+def rewrite_linked(code: str, path: str, links: Links) -> str:
+    """Rewrite a source, as :func:`rewrite_source` does, of which other files say something."""
+    if not has_anything(code, links):
         return code
     try:
-        source, found = analyse(code, path)
+        source, found = analyse(code, path, links)
         return apply_edits(source, [item for _, item in found])
     except RecursionError:
         raise too_deep(path) from None

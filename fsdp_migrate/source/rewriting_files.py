@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -10,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.left_comments import comments_in
-from fsdp_migrate.source.analysis import HINTS
 from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.source.following import links_of
+from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.parsing import parse_module
-from fsdp_migrate.source.rewriting import rewrite_source
+from fsdp_migrate.source.rewriting import rewrite_linked
 from fsdp_migrate.source.scanning import on_all_cores
 from fsdp_migrate.text_files import keep_backup, unified_diff, write_whole
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from fsdp_migrate.source.python.links import Links
 
 
 @dataclass(frozen=True)
@@ -96,22 +100,23 @@ def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = Fals
         ()
     """
     files = [path for path in find_sources(paths) if path.suffix != ".ipynb"]
-    found = [each for each in on_all_cores(_rewrite_file, files) if each is not None]
+    work = functools.partial(_rewrite_file, links=links_of(files))
+    found = [each for each in on_all_cores(work, files) if each is not None]
     if write:
         found = [each if each.problem else _write(each) for each in found]
     return RewriteReport(tuple(found), len(files), written=write)
 
 
-def _rewrite_file(path: Path) -> Rewritten | None:
+def _rewrite_file(path: Path, links: Mapping[Path, Links]) -> Rewritten | None:
     try:
         before = read_source(path)
-        if not HINTS.search(before):
+        after = rewrite_linked(before, str(path), links.get(path, NOTHING))
+        if after == before:
             return None
-        after = rewrite_source(before, str(path))
         _check(after, path)
     except SourceError as error:
         return Rewritten(str(path), problem=str(error))
-    return None if after == before else Rewritten(str(path), before, after)
+    return Rewritten(str(path), before, after)
 
 
 def _check(after: str, path: Path) -> None:

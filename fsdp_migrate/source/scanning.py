@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -10,17 +11,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.source.analysis import HINTS
+from fsdp_migrate.source.analysis import has_anything
 from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.source.following import links_of
+from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.notebooks import code_cells, is_python
-from fsdp_migrate.source.rewriting import scan_source
+from fsdp_migrate.source.rewriting import scan_linked, scan_source
 from fsdp_migrate.source.uses import FileReport, ScanReport
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import TypeVar
+
+    from fsdp_migrate.source.python.links import Links
 
     T = TypeVar("T")
 
@@ -48,20 +53,21 @@ def scan_paths(paths: Iterable[str | os.PathLike[str]], *, num_processes: int | 
         1
     """
     files = find_sources(paths)
-    reports = [report for report in on_all_cores(scan_file, files, num_processes) if report is not None]
+    work = functools.partial(scan_file, links=links_of(files))
+    reports = [report for report in on_all_cores(work, files, num_processes) if report is not None]
     interesting = tuple(report for report in reports if report.uses or report.problem)
     return ScanReport(interesting, num_files=len(files))
 
 
-def scan_file(path: Path) -> FileReport | None:
-    """Scan one file; None if there is nothing to say of it."""
-    name = str(path)
+def scan_file(path: Path, links: Mapping[Path, Links]) -> FileReport | None:
+    """Scan one file, of which others may say something; None if there is nothing to say of it."""
+    name, own = str(path), links.get(path, NOTHING)
     try:
         text = read_source(path)
-        if not HINTS.search(text):
+        if not has_anything(text, own):
             return None
         if path.suffix != ".ipynb":
-            return FileReport(name, tuple(scan_source(text, name)))
+            return FileReport(name, tuple(scan_linked(text, name, own)))
         return _scan_notebook(text, name)
     except SourceError as error:
         return FileReport(name, problem=str(error))

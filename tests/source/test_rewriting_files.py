@@ -97,11 +97,11 @@ def test_a_file_that_changed_meanwhile_is_left_as_it_is(
     path = tmp_path / "a.py"
     path.write_text(BEFORE)
 
-    def edit_meanwhile(text: str, name: str) -> str:
+    def edit_meanwhile(text: str, name: str, links: object) -> str:
         path.write_text("edited\n")
         return rewrite_source(text, name)
 
-    monkeypatch.setattr("fsdp_migrate.source.rewriting_files.rewrite_source", edit_meanwhile)
+    monkeypatch.setattr("fsdp_migrate.source.rewriting_files.rewrite_linked", edit_meanwhile)
     report = rewrite_paths([path], write=True)
     assert "it changed meanwhile" in str(report.problems[0].problem)
     assert contents(tmp_path) == {"a.py": b"edited\n"}
@@ -179,7 +179,7 @@ def test_the_diff_is_one_that_git_applies(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_bug_of_ours_does_not_become_a_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.py").write_text(BEFORE)
     monkeypatch.setattr(
-        "fsdp_migrate.source.rewriting_files.rewrite_source", lambda text, name: "model = (\n"
+        "fsdp_migrate.source.rewriting_files.rewrite_linked", lambda text, name, links: "model = (\n"
     )
     report = rewrite_paths([tmp_path], write=True)
     assert "its rewritten text would be no Python" in str(report.problems[0].problem)

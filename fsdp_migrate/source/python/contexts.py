@@ -102,7 +102,7 @@ class Contexts:
         if any(c.problem is not None and self.source.index.function(c.call) is not own for c in self.every):
             return None  # the call may run in a context that stands elsewhere
         if not self.setters:
-            return DEFAULT
+            return None if self.source.links.types_elsewhere else DEFAULT
         order = self.source.index.order
         before = self.setters
         if len(self.setters) > 1:  # each says it for what follows in its function

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
@@ -75,6 +76,9 @@ class Guards:
         self, test: cst.BaseExpression, text: str, is_class: IsClass, *, want: bool, depth: int = 0
     ) -> bool:
         """Tell whether a test that is ``want`` says that an expression is of a class."""
+        held = self._held(test) if depth < _MAX_DEPTH else None
+        if held is not None:
+            return self._says(held, text, is_class, want=want, depth=depth + 1)
         if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
             return self._says(test.expression, text, is_class, want=not want, depth=depth)
         if isinstance(test, cst.BooleanOperation):
@@ -84,6 +88,13 @@ class Guards:
             parts = (test.left, test.right)
             return any(self._says(part, text, is_class, want=want, depth=depth) for part in parts)
         return want and isinstance(test, cst.Call) and self._is_check(test, text, is_class, depth)
+
+    def _held(self, test: cst.BaseExpression) -> cst.BaseExpression | None:
+        """Return the question whose answer a name holds: ``is_fsdp = isinstance(model, FSDP)``."""
+        if not isinstance(test, cst.Name) or test not in self.index.scopes:
+            return None
+        value = last_value(self.index, test)
+        return value if isinstance(value, (cst.Call, cst.BooleanOperation, cst.UnaryOperation)) else None
 
     def _is_check(self, call: cst.Call, text: str, is_class: IsClass, depth: int) -> bool:
         if not call.args or text_of(call.args[0].value) != text:

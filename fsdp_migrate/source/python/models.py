@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -10,10 +11,12 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.guards import Guards, is_fsdp1_class
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Binding, Index
 
 
@@ -23,7 +26,7 @@ Certainty = Literal["certain", "mixed"]
 Key = tuple[cst.CSTNode, str]
 
 # What makes, or is the class of, a model that FSDP2 has sharded already.
-_FSDP2 = frozenset(
+FSDP2 = frozenset(
     {
         "fsdp_migrate.prepare_fully_shard",
         "fsdp_migrate.sharding.prepare.prepare_fully_shard",
@@ -32,7 +35,7 @@ _FSDP2 = frozenset(
         *catalog.FSDP2_CLASSES,
     }
 )
-_DDP = frozenset(
+DDP = frozenset(
     {
         "torch.nn.DataParallel",
         "torch.nn.parallel.DataParallel",
@@ -42,8 +45,8 @@ _DDP = frozenset(
     }
 )
 # What gives back the model that it is called on, or with.
-_SAME_MODEL = frozenset({"bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"})
-_AROUND_MODEL = frozenset({"torch.compile"})
+SAME_MODEL = frozenset({"bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"})
+AROUND_MODEL = frozenset({"torch.compile"})
 _MAX_PASSES = 6
 
 
@@ -52,6 +55,8 @@ class Models:
     """Finds the FSDP1 models of a source. Reads only; no code is imported or run."""
 
     index: Index
+    links: Links = NOTHING
+    """What other files of the project say of this one."""
     facts: dict[Key, set[str]] = field(default_factory=dict)
     made: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
     """The targets of the assignments by which a name becomes a model."""
@@ -67,6 +72,7 @@ class Models:
         self.guards = Guards(self.index)
         self._note_annotations()
         self._note_evidence()
+        self._note_links()
         before = -1
         for _ in range(_MAX_PASSES):
             self._pass()
@@ -113,7 +119,16 @@ class Models:
         if not isinstance(node, (cst.Name, cst.Attribute)) or node not in self.index.scopes:
             return False
         value = last_value(self.index, node)
-        return isinstance(value, cst.Call) and bool(self.index.qualified(value.func) & _DDP)
+        return isinstance(value, cst.Call) and bool(self.index.qualified(value.func) & DDP)
+
+    @property
+    def names_made(self) -> set[str]:
+        """The last parts of the names that are made FSDP1 models here."""
+        return {text.rpartition(".")[2] for (_, text), made in self.made.items() if made}
+
+    def is_unknown(self, node: cst.BaseExpression) -> bool:
+        """Tell whether nothing here says what an expression is."""
+        return not self.kinds(node)
 
     def is_fsdp2(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a model that FSDP2 has sharded, and none of FSDP1's."""
@@ -157,28 +172,46 @@ class Models:
             return self.kinds(node.value, index)
         if isinstance(node, (cst.Tuple, cst.List)) and index is not None and index < len(node.elements):
             return self.kinds(node.elements[index].value)
-        if isinstance(node, cst.Subscript) and self._gives_fsdp_modules(node.value):
-            return {"fsdp"}
+        if isinstance(node, cst.Subscript):
+            is_unit = self._gives_fsdp_modules(node.value)
+            return {"fsdp"} if is_unit else self._kinds_of_items(node.value)
         key = self._key(node)
-        return set() if key is None or index is not None else set(self.facts.get(key, ()))
+        found = set() if key is None or index is not None else set(self.facts.get(key, ()))
+        return set() if found and self._is_before_wrapping(node) else found
+
+    def _kinds_of_items(self, node: cst.BaseExpression) -> set[str]:
+        """Return what items of a list, a dict or a ``ModuleDict`` may be: ``models[name] = FSDP(net)``."""
+        key = self._key(node)
+        return set() if key is None else set(self.facts.get((key[0], f"{key[1]}[]"), ()))
 
     def _kinds_of_call(self, call: cst.Call, index: int | None) -> set[str]:
         if self.is_constructor(call.func):
             return {"fsdp", "other"} if self.index.is_ambiguous(call.func) else {"fsdp"}
         names = self.index.qualified(call.func)
-        if names & _FSDP2 or self._is_partial_of(call.func, _FSDP2):
+        if names & FSDP2 or self._is_partial_of(call.func, FSDP2):
             return {"fsdp2"}
-        if names & _DDP:
+        if names & DDP:
             return {"ddp"}
         first = call.args[0].value if call.args and not call.args[0].star else None
-        if names & _AROUND_MODEL and first is not None:
+        if names & AROUND_MODEL and first is not None:
             return self.kinds(first)
         found: set[str] = set()
+        for name in self._written(call.func, names):
+            found |= self.links.gives.get((name, index), frozenset())
         for function in self.guards.functions(call.func):
             found |= self.returns.get((function, index), set())
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value in _SAME_MODEL:
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
             found |= self.kinds(call.func.value)
         return found
+
+    def _written(self, func: cst.BaseExpression, names: set[str]) -> set[str]:
+        """Return the names under which other files may say what a call gives."""
+        text = dotted(func) if self.links else None
+        owner = self.index.class_of(func) if text is not None and text.startswith(("self.", "cls.")) else None
+        if owner is not None:
+            return {f"{self.index.path_of(owner)}:{text}"}
+        is_free = isinstance(func, cst.Name) and not names and not self.index.bindings_of(func)
+        return {func.value} if is_free and isinstance(func, cst.Name) else names
 
     def is_constructor(self, func: cst.CSTNode) -> bool:
         """Tell whether calling an expression makes an FSDP1 model: the class, a subclass, a partial of it."""
@@ -239,7 +272,7 @@ class Models:
                     if self.index.fsdp1(annotation.annotation) == catalog.FSDP:
                         self._add((scope.node, name), {"fsdp"})
                         self.given.add((scope.node, name))
-                    elif self.index.qualified(annotation.annotation) & _FSDP2:
+                    elif self.index.qualified(annotation.annotation) & FSDP2:
                         self._add((scope.node, name), {"fsdp2"})
 
     def _note_evidence(self) -> None:
@@ -257,6 +290,18 @@ class Models:
             if key is not None and not any(_speaks_of_fsdp(test) for test, _ in self.guards.facts(node)):
                 self._add(key, {"fsdp"})
                 self.evidence.setdefault(key, []).append(node)
+
+    def _note_links(self) -> None:
+        """Note what other files give to the functions and classes of this one."""
+        if not self.links.is_given:
+            return
+        definitions = (self.index.by_kind.get(kind, ()) for kind in (cst.FunctionDef, cst.ClassDef))
+        for node in (self.index.module, *itertools.chain(*definitions)):
+            name = self.index.path_of(node)
+            for (scope, text), kinds in self.links.is_given.items():
+                if scope == name:
+                    self._add((node, text), set(kinds))
+                    self.given.add((node, text))
 
     def _pass(self) -> None:
         for kind in (cst.Assign, cst.AnnAssign, cst.NamedExpr):
@@ -285,15 +330,29 @@ class Models:
             self._add(key, kinds)
             if key is not None and "fsdp" in kinds and target not in self.made.setdefault(key, []):
                 self.made[key].append(target)
+        elif isinstance(target, cst.Subscript):
+            key = self._key(target.value)
+            self._add(None if key is None else (key[0], f"{key[1]}[]"), self.kinds(value, index))
 
     def _follow_loop(self, node: cst.CSTNode) -> None:
-        """Note what ``for m in FSDP.fsdp_modules(model)`` goes through."""
+        """Note what ``for m in FSDP.fsdp_modules(model)``, or ``in models.values()``, goes through."""
         assert isinstance(node, (cst.For, cst.CompFor))
-        if self._gives_fsdp_modules(node.iter):
-            key = self._key(node.target)
-            self._add(key, {"fsdp"})
-            if key is not None:
-                self.given.add(key)
+        target: cst.CSTNode = node.target
+        over = node.iter
+        kinds = {"fsdp"} if self._gives_fsdp_modules(over) else self._kinds_of_items(over)
+        if isinstance(over, cst.Call) and isinstance(over.func, cst.Attribute) and not over.args:
+            if over.func.attr.value in {"items", "values"}:
+                kinds = self._kinds_of_items(over.func.value)
+            if (
+                over.func.attr.value == "items"
+                and isinstance(target, cst.Tuple)
+                and len(target.elements) == 2
+            ):
+                target = target.elements[1].value
+        key = self._key(target)
+        self._add(key, kinds)
+        if key is not None and "fsdp" in kinds:
+            self.given.add(key)
 
     def _gives_fsdp_modules(self, node: cst.BaseExpression) -> bool:
         return isinstance(node, cst.Call) and self.index.fsdp1(node.func) == f"{catalog.FSDP}.fsdp_modules"

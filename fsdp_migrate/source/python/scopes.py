@@ -290,6 +290,12 @@ class Index:
         """Return the innermost function that a node stands in."""
         return next((above for above in self.ancestors(node) if isinstance(above, cst.FunctionDef)), None)
 
+    def path_of(self, node: cst.CSTNode) -> str:
+        """Return the name of a definition, with those that it stands in: ``Trainer.fit``."""
+        kinds = (cst.FunctionDef, cst.ClassDef)
+        names = [each.name.value for each in (node, *self.ancestors(node)) if isinstance(each, kinds)]
+        return ".".join(reversed(names))
+
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the innermost class that a node stands in."""
         return next((above for above in self.ancestors(node) if isinstance(above, cst.ClassDef)), None)

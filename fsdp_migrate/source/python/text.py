@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.contexts import Contexts
+from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.models import Models
 from fsdp_migrate.source.python.nodes import text_of
 from fsdp_migrate.source.python.parsing import parse_module
@@ -18,6 +19,7 @@ from fsdp_migrate.source.python.scopes import Index
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.uses import Need
 
 
@@ -34,6 +36,8 @@ class Source:
 
     code: str
     path: str = "<source>"
+    links: Links = NOTHING
+    """What other files of the project say of this one."""
     module: cst.Module = field(init=False)
     index: Index = field(init=False)
 
@@ -44,7 +48,7 @@ class Source:
     @functools.cached_property
     def models(self) -> Models:
         """Which expressions are FSDP1 models."""
-        return Models(self.index)
+        return Models(self.index, self.links)
 
     @functools.cached_property
     def contexts(self) -> Contexts:
@@ -71,6 +75,15 @@ class Source:
         """Every name whose value is read."""
         names = (node for node in self.index.by_kind.get(cst.Name, ()) if isinstance(node, cst.Name))
         return [name for name in names if self._is_load(name)]
+
+    def readers(self, name: cst.Name) -> list[cst.Name]:
+        """Return the places that read what a name stands for where it is used."""
+        scope = self.index.scopes[name].find(name.value)
+        return [
+            load
+            for load in self.loads
+            if load.value == name.value and self.index.scopes[load].find(load.value) is scope
+        ]
 
     def _is_load(self, name: cst.Name) -> bool:
         above = self.index.parents[name]

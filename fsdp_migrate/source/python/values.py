@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import arguments, code, short
+from fsdp_migrate.source.python.nodes import arguments, code, short, walk_for
 
 
 if TYPE_CHECKING:
@@ -129,7 +129,17 @@ class Values:
         if given is not None:
             values = self._each(given, depth)
             return values.get("module_classes", []) if name == "ModuleWrapPolicy" else values
-        return self._policy(node, depth)
+        made = returned(self.source, node)
+        return self._policy(node, depth) if made is None else self._of_function(node, made, depth)
+
+    def _of_function(self, node: cst.Call, made: cst.BaseExpression, depth: int) -> Any:
+        """Read what a function returns, where all is known: its own names mean nothing where it is called."""
+        before = len(self.unread)
+        value = self._read(made, depth + 1)
+        if len(self.unread) == before:
+            return value
+        del self.unread[before:]
+        return self._unknown(node)
 
     def _each(self, given: Mapping[str, cst.BaseExpression], depth: int) -> dict[str, Any]:
         return {name: self._read(value, depth + 1) for name, value in given.items()}
@@ -188,13 +198,21 @@ def is_only_use(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether nothing else reads a name, so that nothing else sees, or changes, what it holds."""
     if not isinstance(node, cst.Name):
         return False
-    scope = source.index.scopes[node].find(node.value)
-    readers = [
-        load
-        for load in source.loads
-        if load.value == node.value and source.index.scopes[load].find(load.value) is scope
-    ]
-    return readers == [node] and node.value not in _exported(source)
+    return source.readers(node) == [node] and node.value not in _exported(source)
+
+
+def returned(source: Source, call: cst.CSTNode) -> cst.BaseExpression | None:
+    """Return what calling a function of this source gives, where it has one ``return`` and takes nothing."""
+    func = call.func if isinstance(call, cst.Call) and not call.args else None
+    bindings = source.index.bindings_of(func) if isinstance(func, cst.Name) else []
+    made = bindings[0].node if len(bindings) == 1 else None
+    if not isinstance(made, cst.FunctionDef) or made.asynchronous is not None or made.decorators:
+        return None
+    own = [each for each in walk_for(made.body, cst.Return) if source.index.function(each) is made]
+    last = made.body.body[-1] if made.body.body else None
+    is_last = isinstance(last, cst.SimpleStatementLine) and len(own) == 1 and own[0] in last.body
+    makes_more = any(source.index.function(each) is made for each in walk_for(made.body, cst.Yield))
+    return own[0].value if is_last and not makes_more else None
 
 
 def _exported(source: Source) -> set[str]:
@@ -213,6 +231,8 @@ def definition(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
     """Return the expression that a name stands for, as far as it is the only one; or the node itself."""
     for _ in range(_DEEPEST):
         value = last_value(source.index, node) if isinstance(node, cst.Name) else None
+        if value is None and isinstance(node, cst.Call) and is_only_use(source, node.func):
+            value = returned(source, node)
         if value is None:
             break
         node = value

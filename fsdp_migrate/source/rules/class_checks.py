@@ -120,7 +120,10 @@ def _is_fsdp2(source: Source, node: cst.CSTNode) -> bool:
 def _is_about_fsdp1(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether a function says by its name that it is about FSDP1: ``_is_fsdp1_module``."""
     function = source.index.function(node)
-    return function is not None and _FSDP1.search(function.name.value.lower()) is not None
+    if function is None or _FSDP1.search(function.name.value.lower()) is None:
+        return False
+    # One that makes such models, and asks whether it has, asks of those that it makes from now on.
+    return not any(source.models.is_constructor(call.func) for call in walk_for(function, cst.Call))
 
 
 def _is_check(call: cst.Call) -> bool:

@@ -40,6 +40,10 @@ _TORCHS = frozenset(
     }
 )
 _UNSURE = "if this is the sharded model, call fsdp_migrate.runtime.clip_grad_norm_(model, max_norm)."
+_MAYBE_WHOLE = (
+    "where this model is sharded the norm is now that of the whole gradient; under FSDP1 it was that of one "
+    "rank's shards. Take fsdp_migrate.runtime.clip_grad_norm_, and see that max_norm is meant so."
+)
 _WHOLE = "the norm is now that of the whole gradient; under FSDP1 it was that of one rank's shards."
 
 
@@ -50,8 +54,12 @@ def find(source: Source) -> Iterator[Found]:
             yield _renamed(source, call, "FM311")
         elif isinstance(call.func, cst.Attribute) and call.func.attr.value == "clip_grad_norm_":
             yield from _of_method(source, call, call.func.value)
-        if source.index.qualified(call.func) & _TORCHS and _is_given_a_model(source, call):
+        if not source.index.qualified(call.func) & _TORCHS or _is_of_others(source, call):
+            continue
+        if _is_given_a_model(source, call):
             yield _renamed(source, call, "FM326", _WHOLE)
+        elif _may_be_given_one(source, call):
+            yield Found("FM326", call, _MAYBE_WHOLE, "commented")
 
 
 def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> Iterator[Found]:
@@ -78,15 +86,34 @@ def _renamed(source: Source, call: cst.Call, code: str, note: str = "") -> Found
     return Found(code, call, f"{new}(...)", "rewritten", (edit,), (CLIP,), (call.func,), note)
 
 
-def _is_given_a_model(source: Source, call: cst.Call) -> bool:
+def _model_of(call: cst.Call) -> cst.BaseExpression | None:
+    """Return the model whose parameters a call is given: ``model.parameters()``."""
     first = call.args[0].value if call.args else None
     if not isinstance(first, cst.Call) or not isinstance(first.func, cst.Attribute):
+        return None
+    return first.func.value if first.func.attr.value == "parameters" else None
+
+
+def _is_given_a_model(source: Source, call: cst.Call) -> bool:
+    model = _model_of(call)
+    return model is not None and source.models.certainty(model) == "certain"
+
+
+def _may_be_given_one(source: Source, call: cst.Call) -> bool:
+    """Tell whether a model may be sharded: it is asked for that, or one of its name is wrapped here."""
+    model = _model_of(call)
+    if model is None or source.models.is_other_branch(model):
         return False
-    if first.func.attr.value != "parameters" or source.models.certainty(first.func.value) != "certain":
-        return False
-    # Where the class, or a switch such as `use_fsdp`, was asked for, this is the branch of other models.
+    if source.models.certainty(model) is not None or source.models.is_asked(model):
+        return True
+    last = (dotted(model) or "").rpartition(".")
+    return bool(last[1]) and last[2] in source.models.names_made and source.models.is_unknown(model)
+
+
+def _is_of_others(source: Source, call: cst.Call) -> bool:
+    """Tell whether the class, or a switch such as ``use_fsdp``, was asked for: the branch of other models."""
     tests = [above.test for above in source.index.ancestors(call) if isinstance(above, cst.If)]
-    return not any(
+    return any(
         (part in source.references and source.index.fsdp1(part) == catalog.FSDP)
         or (dotted(part) or "").split(".")[-1].lower().find("fsdp") >= 0
         for test in tests

@@ -57,6 +57,7 @@ _HIDDEN = "`**` may hold `fsdp_config`"
 _ELSEWHERE = "these are arguments of the Trainer, which is made in another place"
 _IS_ITEM = re.compile(r"""\[["']fsdp["']\]$""")
 _SHARED = "the dict of `fsdp_config` is used in other places too"
+_MADE = "the function that `fsdp_config` comes from would need names that it has not"
 _FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 _BESIDE = ("bf16", "fp16")
 _CLASS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
@@ -142,8 +143,13 @@ def _reasons(
         return (_HIDDEN,)
     home = definition(source, given["fsdp_config"]) if "fsdp_config" in given else None
     is_dict = home is not None and (isinstance(home, cst.Dict) or is_dict_call(source, home))
-    if is_dict and values.expression(before.get("fsdp_config")) is not None:
+    is_made = isinstance(given.get("fsdp_config"), cst.Call) and not is_dict_call(
+        source, given["fsdp_config"]
+    )
+    if is_dict and not is_made and values.expression(before.get("fsdp_config")) is not None:
         return (_SHARED,)
+    if is_dict and is_made and values.has_unread(converted.after.get("fsdp_config")):
+        return (*converted.reasons, _MADE)
     return converted.reasons
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
 
@@ -44,6 +45,9 @@ def find(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:
 def _is_alias(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether the class only gets another name: ``Wrapper = FSDP``."""
     above = source.index.parents[node]
+    if isinstance(above, cst.AnnAssign):
+        annotation = (dotted(above.annotation.annotation) or "").split(".")[-1]
+        return annotation == "TypeAlias" and isinstance(above.target, cst.Name)
     return isinstance(above, cst.Assign) and all(isinstance(each.target, cst.Name) for each in above.targets)
 
 

@@ -52,12 +52,16 @@ _CLASS = re.compile(
     r"(DDPFullyShardedNativeStrategy|FSDP(Strategy|Precision|MixedPrecisionPlugin|PrecisionPlugin))\b"
 )
 _STRATEGY = re.compile(
-    r"^(?P<package>lightning\.pytorch|pytorch_lightning)\..*\b(DDPFullyShardedNativeStrategy|FSDPStrategy)$"
+    r"^(?P<package>lightning\.pytorch|pytorch_lightning|lightning\.fabric|lightning_fabric)\..*"
+    r"\b(DDPFullyShardedNativeStrategy|FSDPStrategy)$"
 )
 _TRAINER = re.compile(r"^(?:lightning(?:\.pytorch)?|pytorch_lightning)(?:\.\w+)*\.Trainer$")
+_FABRICS = re.compile(r"^(?:lightning(?:\.fabric)?|lightning_fabric)(?:\.\w+)*\.Fabric$")
 _WORD = re.compile(r"^fsdp(_native|_cpu_offload|_native_full_shard_offload)?$")
+_FABRIC_HOME = "lightning.fabric"
 _RANKS = "<number of ranks>"
 _HIDDEN = "`*` and `**` hide arguments"
+_NO_FABRIC = "the Fabric that it is given to, and its precision and number of ranks, are not seen here"
 _NO_TRAINER = "the Trainer that it is given to is not seen here"
 _NO_MODULE = "the LightningModule that the Trainer trains is not in this file, or has a configure_model"
 _TWO = "several strategies would give the LightningModule several hooks"
@@ -77,6 +81,11 @@ class _Asked:
     converted: Converted
     reasons: list[str]
     module: cst.ClassDef | None = None
+
+    @property
+    def is_fabric(self) -> bool:
+        """Whether it is Fabric's strategy, which is given a function, not the Trainer's."""
+        return "fabric" in self.package
 
     @property
     def wanted(self) -> dict[str, Any]:
@@ -104,10 +113,7 @@ def find(source: Source) -> Iterator[Found]:
         for arg in call.args if name in {"Fabric", "Trainer"} else ():
             if arg.keyword is None or arg.keyword.value != "strategy" or not _is_word(source, arg.value):
                 continue
-            if name == "Fabric":
-                yield Found("FM319", arg, _FABRIC, "commented")
-            else:
-                asked.append(_of_word(source, call, arg))
+            asked.append(_of_word(source, call, arg, is_fabric=name == "Fabric"))
     yield from _together(source, asked)
 
 
@@ -142,9 +148,15 @@ def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
     return _asked(source, _Asked(call, call, trainer, package, values, Converted({}, {}), reasons), strategy)
 
 
-def _of_word(source: Source, trainer: cst.Call, arg: cst.Arg) -> _Asked:
-    """Read ``Trainer(strategy="fsdp")``."""
+def _of_word(source: Source, trainer: cst.Call, arg: cst.Arg, *, is_fabric: bool) -> _Asked:
+    """Read ``Trainer(strategy="fsdp")``, or ``Fabric``'s."""
     names = sorted(source.index.qualified(trainer.func))
+    if is_fabric:
+        package = "lightning_fabric" if names and names[0].startswith("lightning_fabric") else _FABRIC_HOME
+        values = Values(source)
+        held = {"cpu_offload": True} if "cpu_offload" in str(values.read(arg.value)) else {}
+        asked = _Asked(arg, None, trainer, package, values, Converted({}, {}), [])
+        return _asked(source, asked, {"class_path": f"{package}.strategies.FSDPStrategy", "init_args": held})
     package = (
         "pytorch_lightning" if names and names[0].startswith("pytorch_lightning") else "lightning.pytorch"
     )
@@ -158,7 +170,7 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
     """Convert a strategy with what the Trainer says, and find the module that is to have the hook."""
     document: dict[str, Any] = {"accelerator": "auto", "strategy": strategy}
     if asked.trainer is None:
-        asked.reasons.append(_NO_TRAINER)
+        asked.reasons.append(_NO_FABRIC if asked.is_fabric else _NO_TRAINER)
     else:
         given = {a.keyword.value: a.value for a in asked.trainer.args if a.keyword is not None}
         hidden = any(arg.star for arg in asked.trainer.args)
@@ -172,7 +184,7 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
     asked.reasons += asked.converted.reasons
     unknown = [each.message for each in asked.converted.findings if each.code == "FM345"]
     asked.reasons += unknown
-    if asked.trainer is not None and not asked.reasons:
+    if asked.trainer is not None and not asked.reasons and not asked.is_fabric:
         asked.module = LightningModules(source).trained_by(asked.trainer)
         asked.reasons += [] if asked.module is not None else [_NO_MODULE]
     return asked
@@ -184,12 +196,7 @@ def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
     above = source.index.parents[call]
     target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
     if isinstance(target, cst.Name):
-        scope = source.index.scopes[target].find(target.value)
-        readers = [
-            load
-            for load in source.loads
-            if load.value == target.value and source.index.scopes[load].find(load.value) is scope
-        ]
+        readers = source.readers(target)
         if len(readers) != 1 or not is_only_use(source, readers[0]):
             return None
         if definition(source, readers[0]) is not call:
@@ -200,7 +207,7 @@ def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
     if not isinstance(arg, cst.Arg) or arg.keyword is None or arg.keyword.value != "strategy":
         return None
     is_trainer = isinstance(trainer, cst.Call) and any(
-        _TRAINER.match(name) for name in source.index.qualified(trainer.func)
+        _TRAINER.match(name) or _FABRICS.match(name) for name in source.index.qualified(trainer.func)
     )
     return trainer if is_trainer and isinstance(trainer, cst.Call) else None
 
@@ -227,8 +234,16 @@ def _left(asked: _Asked) -> Found:
     wanted = {name: _RANKS if value == "auto" else value for name, value in asked.wanted.items()}
     said = in_sentences(asked.reasons)
     if not asked.converted.code:
-        return Found("FM319", asked.node, f"{said} {_MEANT}", "commented")
+        meant = _FABRIC[0].upper() + _FABRIC[1:] if asked.is_fabric else _MEANT
+        return Found("FM319", asked.node, f"{said} {meant}".strip(), "commented")
     shown = asked.values.shown(_arguments(wanted)).replace(f'"{_RANKS}"', _RANKS)
+    if asked.is_fabric:
+        text = (
+            f"{said} Take ModelParallelStrategy(parallelize_fn=parallelize, {shown}) of "
+            f"{asked.package}.strategies, put the function that stands below above it, and make optimizers "
+            "after `model = fabric.setup_module(model)`: FSDP2 replaces the parameters."
+        )
+        return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
     text = (
         f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put what stands "
         "below into the LightningModule. Either without the other does not shard."

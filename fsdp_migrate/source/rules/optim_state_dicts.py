@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted
+from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of
 from fsdp_migrate.source.rules.state_dicts import flag, settings_of_call
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -34,7 +34,7 @@ _LOADERS = {
     "flatten_sharded_optim_state_dict": ("optim_state_dict", "model", "optim"),
 }
 _GETTERS = {
-    "optim_state_dict": ("model", "optim"),
+    "optim_state_dict": ("model", "optim", "optim_state_dict"),
     "full_optim_state_dict": ("model", "optim", "optim_input", "rank0_only"),
     "sharded_optim_state_dict": ("model", "optim"),
 }
@@ -73,7 +73,7 @@ def find(source: Source) -> Iterator[Found]:
 
 
 def _getting(source: Source, call: cst.Call, name: str) -> Found:
-    given = _given(call, _GETTERS[name])
+    given = _without_own_state(_given(call, _GETTERS[name]))
     if given is None or not {"model", "optim"} <= set(given) or set(given) - {"model", "optim", "rank0_only"}:
         return Found("FM309", call, _ODD, "commented", covers=(call.func,))
     flags: dict[str, cst.BaseExpression] = {}
@@ -123,6 +123,15 @@ def _loading(source: Source, call: cst.Call, name: str) -> Found:
         return make_call(source.local_name(_LOAD), new["model"], optim, new["optim_state_dict"], **flags)
 
     return _found(source, call, _LOAD, build)
+
+
+def _without_own_state(given: Given | None) -> Given | None:
+    """Return arguments without ``optim_state_dict=optim.state_dict()``, which is taken anyway."""
+    state = (given or {}).get("optim_state_dict")
+    if given is None or not isinstance(state, cst.Call) or "optim" not in given or state.args:
+        return given
+    is_own = text_of(state.func) == f"{text_of(given['optim'])}.state_dict"
+    return {name: value for name, value in given.items() if name != "optim_state_dict"} if is_own else given
 
 
 def _order(source: Source, call: cst.Call, name: str) -> tuple[str, ...] | None:

@@ -28,6 +28,7 @@ _MEANT = (
     "their own shapes, so this decides differently, without an error. Decide which is meant; a checkpoint of "
     "FSDP1 has the old groups."
 )
+_OWN = ("data.ndim", "dim", "grad.ndim", "ndim", "ndimension", "shape")
 _LISTS = frozenset({"named_parameters", "parameters"})
 
 
@@ -71,8 +72,14 @@ def _is_of_loop(source: Source, test: cst.Comparison) -> bool:
         return False
     bindings = source.index.scopes[below].lookup(below.value)
     loops = (cst.For, cst.CompFor)
+    # Of what a function is given, its own dimensions: not those of `self.device_mesh`.
+    is_whole = (
+        root is not None
+        and dotted(root) in {f"{below.value}.{name}" for name in _OWN}
+        and "mesh" not in below.value
+    )
     return any(
-        binding.kind == "param"
+        (binding.kind == "param" and is_whole)
         or any(isinstance(a, loops) for a in (binding.node, *_two_above(source, binding)))
         for binding in bindings
     )

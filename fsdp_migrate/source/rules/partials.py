@@ -64,12 +64,7 @@ def _is_only_called_with_a_model(source: Source, call: cst.Call) -> bool:
     target = above.targets[0].target
     if not isinstance(target, cst.Name):
         return False
-    scope = source.index.scopes[target].find(target.value)
-    loads = [
-        name
-        for name in source.loads
-        if name.value == target.value and source.index.scopes[name].find(name.value) is scope
-    ]
+    loads = source.readers(target)
     return bool(loads) and all(_gives_a_model_only(source.index.parents[name], name) for name in loads)
 
 

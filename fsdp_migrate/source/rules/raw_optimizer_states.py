@@ -1,12 +1,14 @@
-"""``optimizer.state_dict()`` of a sharded model holds one rank's part, keyed by numbers, as under FSDP1."""
+"""An optimizer's own state, of a sharded model, holds one rank's part, keyed by numbers, as under FSDP1."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from fsdp_migrate.source.python.nodes import text_of, walk_for
+from fsdp_migrate.source.rules.rank_files import file_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -19,25 +21,41 @@ if TYPE_CHECKING:
 NAME = "raw-optimizer-state"
 CODES = ("FM425",)
 
-_MEANT = (
+_SAVED = (
     "this is one rank's part of the state, keyed by numbers, now as DTensors: save "
     "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict."
 )
+_LOADED = (
+    "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit: take "
+    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate, which puts the parts of all ranks together."
+)
+_RANK = re.compile(r"rank(?!0\b|_0\b|_zero)", re.IGNORECASE)
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find these calls in functions that save the state of a sharded model too."""
+    """Find what functions save beside a sharded model's state, and files of ranks that are loaded."""
     for call in source.calls:
         func = call.func
-        if not isinstance(func, cst.Attribute) or func.attr.value != "state_dict" or call.args:
+        if not isinstance(func, cst.Attribute) or not _is_optimizer(func.value):
             continue
-        if _is_optimizer(func.value) and _saves_a_model(source, call):
-            yield Found("FM425", call, _MEANT, "commented")
+        if func.attr.value == "state_dict" and not call.args:
+            if _saves_a_model(source, call) and not _is_given_to_fsdp1(source, call):
+                yield Found("FM425", call, _SAVED, "commented")
+        elif func.attr.value == "load_state_dict" and source.uses_fsdp1:
+            file = file_of(source, call)
+            if file is not None and file.args and _RANK.search(text_of(file.args[0].value)):
+                yield Found("FM425", call, _LOADED, "commented")
 
 
 def _is_optimizer(node: cst.BaseExpression) -> bool:
     last = text_of(node).lower().split(".")[-1]
     return "optim" in last or last in {"opt", "_opt"} or last.endswith("_opt")
+
+
+def _is_given_to_fsdp1(source: Source, call: cst.Call) -> bool:
+    """Tell whether a state is given to a function of FSDP1's, which says itself what becomes of it."""
+    above = source.index.parents[source.index.parents[call]]
+    return isinstance(above, cst.Call) and bool(source.class_function(above))
 
 
 def _saves_a_model(source: Source, call: cst.Call) -> bool:

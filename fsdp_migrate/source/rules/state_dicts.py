@@ -115,12 +115,7 @@ def _configs_no_more(source: Source, context: Context) -> Iterator[Found]:
     contexts = [*source.contexts.every, *source.contexts.setters]
     gone = {name for c in contexts if c.problem is None for name in c.configs}
     for name in context.configs:
-        scope = source.index.scopes[name].find(name.value)
-        readers = [
-            load
-            for load in source.loads
-            if load.value == name.value and source.index.scopes[load].find(load.value) is scope
-        ]
+        readers = source.readers(name)
         # Several contexts may share one variable: the first speaks for it.
         if not all(reader in gone for reader in readers) or readers[0] is not name:
             continue

@@ -209,3 +209,49 @@ TURNED = [
 @pytest.mark.parametrize(("before", "after"), TURNED)
 def test_methods_become_functions(before: str, after: str) -> None:
     assert_turned(before, after)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def f(m):\n    is_fsdp = isinstance(m, FSDP)\n    return is_fsdp and len(m.module.layers)\n",
+        "def f(m):\n    is_fsdp = isinstance(m, FSDP)\n    if is_fsdp:\n        return m.module.layers\n",
+        "def f(m):\n    no = not isinstance(m, FSDP)\n    if no:\n        return m\n    return m.module\n",
+        "def f(m):\n    ok = isinstance(m, FSDP)\n    if not ok:\n        return m\n    return m.module\n",
+    ],
+)
+def test_a_check_whose_answer_a_name_holds_is_followed(body: str) -> None:
+    assert ("FM315", "rewritten") in codes(body)
+
+
+def test_a_name_that_may_hold_another_answer_proves_nothing() -> None:
+    body = (
+        "def f(m, other):\n    is_fsdp = isinstance(m, FSDP)\n    if other:\n        is_fsdp = True\n"
+        "    return is_fsdp and m.module\n"
+    )
+    assert "FM315" not in {code for code, _ in codes(body)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def unwrap(m):\n    if isinstance(m, FSDP):\n        return m.module\n    return m\n",
+        "def unwrap(m):\n    if not isinstance(m, FSDP):\n        return m\n    return m.module\n",
+        "def unwrap(m):\n    if isinstance(m, FSDP) and m:\n        m.clip_grad_norm_(1.0)\n    return m\n",
+    ],
+)
+def test_what_only_fsdp1s_models_reach_stays_beside_fsdp2(body: str) -> None:
+    before = f"from torch.distributed.fsdp import FSDPModule\nfsdp2 = isinstance(other, FSDPModule)\n{body}"
+    after = plain(before)
+    assert [line for line in after.splitlines() if "fsdp-migrate" not in line] == before.splitlines()
+    assert "FM420" in after
+
+
+def test_another_name_of_the_class_with_its_kind_written_beside_it() -> None:
+    body = (
+        "from typing import TypeAlias\nModule1: TypeAlias = FSDP\n\n\n"
+        "def to_fsdp1(m):\n    if not isinstance(m, Module1):\n        m = Module1(m)\n    return m\n"
+    )
+    after = turned(body)
+    assert "if not isinstance(m, FSDPModule):\n        m = prepare_fully_shard(m)" in after
+    assert "fsdp-migrate" not in after

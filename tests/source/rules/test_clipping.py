@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_migrate.source import scan_source
-from tests.source.samples import assert_commented, assert_left_alone, assert_turned
+from tests.source.samples import assert_commented, assert_left_alone, assert_turned, codes
 
 
 pytestmark = pytest.mark.any_torch
@@ -55,3 +55,55 @@ def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
 def test_clipping_by_a_model_that_another_source_has_made_is_said() -> None:
     body = "from wrapping import fsdp_wrapper\n\nmodel = fsdp_wrapper(net)\nmodel.clip_grad_norm_(1.0)\n"
     assert [(use.code, use.action) for use in scan_source(body) if use.line == 4] == [("FM311", "commented")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        (
+            "def f(model):\n    if isinstance(model, FSDP):\n        print()\n"
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        ),
+        (
+            "def f(models, net):\n    generator = FSDP(net)\n"
+            "    torch.nn.utils.clip_grad_norm_(models.generator.parameters(), 1.0)\n"
+        ),
+        (
+            "if one:\n    model = FSDP(net)\nelse:\n    model = torch.nn.DataParallel(net)\n"
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        ),
+    ],
+)
+def test_the_norm_of_what_may_be_sharded_is_said(body: str) -> None:
+    assert ("FM326", "commented") in codes(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        (
+            "def f(model):\n    if isinstance(model, FSDP):\n        return\n"
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        ),
+        "generator = FSDP(net)\ntorch.nn.utils.clip_grad_norm_(models.other.parameters(), 1.0)\n",
+        (
+            "if use_fsdp:\n    model = FSDP(net)\nelse:\n    pass\n"
+            "if not use_fsdp:\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        ),
+    ],
+)
+def test_the_norm_of_other_models_is_not(body: str) -> None:
+    assert "FM326" not in {code for code, _ in codes(body)}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "models['a'].clip_grad_norm_(1.0)\n",
+        "for m in models.values():\n    m.clip_grad_norm_(1.0)\n",
+        "for name, m in models.items():\n    m.clip_grad_norm_(1.0)\n",
+        "x = [m.clip_grad_norm_(1.0) for m in models]\n",
+    ],
+)
+def test_items_of_a_dict_or_a_list_that_are_wrapped(use: str) -> None:
+    assert ("FM311", "rewritten") in codes(f"models = {{}}\nmodels[name] = FSDP(net)\n{use}")

@@ -161,3 +161,43 @@ NO_FRAMEWORKS = [
 @pytest.mark.parametrize("source", NO_FRAMEWORKS)
 def test_other_frameworks_without_fsdp1_are_left_alone(source: str) -> None:
     assert_untouched(source)
+
+
+MADE = 'def make():\n    wrap = "NO_WRAP"\n    return {"auto_wrap_policy": wrap}\n\n\n'
+
+
+def test_a_function_of_the_file_that_returns_the_settings_is_followed() -> None:
+    body = f'{MADE}a = TrainingArguments("out", fsdp="full_shard", fsdp_config=make())\n'
+    after = plain(HF + body, header="")
+    assert f'    return {{"auto_wrap_policy": wrap, {FULL}}}\n' in after
+    assert 'a = TrainingArguments("out", fsdp="full_shard", fsdp_config=make())\n' in after
+
+
+def test_a_function_that_others_call_stays_as_it_is() -> None:
+    body = f'{MADE}print(make())\na = TrainingArguments("out", fsdp="full_shard", fsdp_config=make())\n'
+    after = plain(HF + body, header="")
+    assert MADE in after
+    assert f'fsdp="full_shard", fsdp_config={{"auto_wrap_policy": "NO_WRAP", {FULL}}})\n' in after
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "def make(n=1):\n    if n:\n        return {}\n    return {'min_num_params': 1}\n",
+        "def make():\n    n = ask()\n    return {'min_num_params': n}\n",
+        "def make():\n    yield {'min_num_params': 1}\n    return {}\n",
+        "@cached\ndef make():\n    return {'min_num_params': 1}\n",
+        "async def make():\n    return {'min_num_params': 1}\n",
+    ],
+)
+def test_a_function_that_may_return_another_thing_is_left(made: str) -> None:
+    body = f'{made}a = TrainingArguments("out", fsdp="full_shard", fsdp_config=make())\n'
+    assert last(body, HF) == body
+    assert "FM327" in comments(body, HF)
+
+
+def test_names_do_not_move_into_a_function_that_lacks_them() -> None:
+    given = 'fsdp="full_shard auto_wrap", fsdp_transformer_layer_cls_to_wrap=[layer], fsdp_config=make()'
+    body = f'def make():\n    return {{"xla": False}}\n\n\na = TrainingArguments("out", {given})\n'
+    assert last(body, HF) == body
+    assert "names that it has not" in comments(body, HF)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_commented, assert_left_alone
+from tests.source.samples import assert_commented, assert_left_alone, codes
 
 
 pytestmark = pytest.mark.any_torch
@@ -30,3 +30,17 @@ LEFT_ALONE = [
 @pytest.mark.parametrize("body", LEFT_ALONE)
 def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
     assert_left_alone(body)
+
+
+@pytest.mark.parametrize(
+    ("test", "is_of_parameters"),
+    [
+        ("param.ndim <= 1", True),
+        ("len(param.shape) == 1", True),
+        ("self.device_mesh.ndim == 2", False),
+        ("mesh.ndim == 2", False),
+    ],
+)
+def test_dimensions_of_a_mesh_are_not_those_of_parameters(test: str, is_of_parameters: bool) -> None:
+    body = f"def f(self, mesh, model: FSDP):\n    for param in model.parameters():\n        print({test})\n"
+    assert (("FM318", "commented") in codes(body)) is is_of_parameters

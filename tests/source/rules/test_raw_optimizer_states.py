@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import codes
+from tests.source.samples import codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -31,3 +31,35 @@ def test_it_is_said(body: str) -> None:
 )
 def test_others_are_not(body: str) -> None:
     assert "FM425" not in {code for code, _ in codes(body)}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_of_a_rank"),
+    [
+        ('f"optimizer.{rank:05d}.pth"', True),
+        ("os.path.join(folder, str(dist.get_rank()))", True),
+        ('f"{folder}/{self.local_rank}.pt"', True),
+        ('"optimizer.pt"', False),
+        ('f"rank0-{step}.pt"', False),
+    ],
+)
+@pytest.mark.parametrize(
+    "body", ["optimizer.load_state_dict(torch.load({}))\n", "s = torch.load({})\nopt.load_state_dict(s)\n"]
+)
+def test_files_of_ranks_that_are_loaded_are_said(body: str, path: str, is_of_a_rank: bool) -> None:
+    found = codes(f"model = FSDP(net)\n{body.format(path)}")
+    assert (("FM425", "commented") in found) is is_of_a_rank
+
+
+def test_the_optimizers_own_state_need_not_be_given() -> None:
+    given = "optim_state_dict=self.opt.state_dict()"
+    body = (
+        f"def f(self, model: FSDP):\n    return FSDP.optim_state_dict(model=model, optim=self.opt, {given})\n"
+    )
+    assert "return full_optimizer_state_dict(model, self.opt, rank0_only=False)\n" in turned(body)
+    assert [code for code, action in codes(body) if action == "commented"] == []
+
+
+def test_another_state_is_left_to_a_person() -> None:
+    body = "def f(model: FSDP, opt, state):\n    return FSDP.optim_state_dict(model, opt, state)\n"
+    assert ("FM309", "commented") in codes(body)

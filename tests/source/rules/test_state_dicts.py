@@ -217,3 +217,11 @@ def test_a_load_that_is_left_names_the_line_that_loads() -> None:
         '        model.load_state_dict(torch.load(path / "m.pt")["model"])\n'
     )
     assert 'load_checkpoint(path / "m.pt", model, optimizer) of fsdp_migrate' in turned(body)
+
+
+def test_what_is_moved_before_it_is_wrapped_is_a_plain_model() -> None:
+    body = (
+        "def f(net, other, more):\n    net = net.to(0)\n    other.load_state_dict(net.state_dict())\n"
+        "    if more:\n        net = FSDP(net)\n    return net\n"
+    )
+    assert "other.load_state_dict(net.state_dict())\n" in turned(body)

@@ -1,0 +1,484 @@
+"""FSDP1 models followed over the files of a project: who makes them, and who is given them.
+
+A file is looked at by itself in :mod:`fsdp_migrate.source.python.models`. What that cannot see is said to it
+here: that ``build_model`` of another file returns an FSDP1 model, and that ``train(model)`` is given one.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.project import Definition, Module, Project, bound, calls_of, dotted
+from fsdp_migrate.source.python.links import Links
+from fsdp_migrate.source.python.models import AROUND_MODEL, DDP, FSDP2, SAME_MODEL
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+
+_MAKES = "makes:"
+_IS = "is:"
+_MODELS = frozenset({"fsdp", "ddp", "fsdp2"})
+_EACH = "each:"
+_MAX_PASSES = 8
+_MAX_TUPLE = 8
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+Fact = tuple[str, str]
+
+
+def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
+    """Return what each file should be told of by the others; those of which nothing is known are left out."""
+    project = Project.read(path for path in paths if path.suffix == ".py")
+    if not any(catalog.FSDP in text for text in project.texts.values()):
+        return {}
+    following = _Following(project)
+    following.run()
+    return following.links()
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where an expression stands: its module, and the function or class around it by name."""
+
+    module: Module
+    scope: str
+    line: int = 0
+    loops: tuple[ast.AST, ...] = ()
+    is_typed: bool = False
+    """Whether it stands in a state dict context."""
+
+
+@dataclass(eq=False)
+class _Following:
+    project: Project
+    facts: dict[Fact, set[str]] = field(default_factory=dict)
+    """What a name of a scope may be, by the scope's key and the name."""
+    made: dict[Fact, list[tuple[int, tuple[ast.AST, ...]]]] = field(default_factory=dict)
+    """The lines at which a name is made a model, and the loops around them."""
+    from_others: dict[Fact, set[str]] = field(default_factory=dict)
+    """The part of the facts about parameters and attributes that calls of other files tell."""
+    returns: dict[tuple[str, int | None], set[str]] = field(default_factory=dict)
+    gives: dict[tuple[Path, str, int | None], set[str]] = field(default_factory=dict)
+    looked_at: list[Module] = field(default_factory=list)
+    known: dict[str, Definition] = field(default_factory=dict)
+    types_from: set[Path] = field(default_factory=set)
+    """The files that set state dict types, or give models away in contexts that do."""
+    _names: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
+        self._look_at(path for path, text in self.project.texts.items() if catalog.FSDP in text)
+        for _ in range(_MAX_PASSES):
+            before = self._size()
+            for module in tuple(self.looked_at):
+                self._module(module)
+            self._look_at(self.project.holding(self._makers() - self._names))
+            self._names |= self._makers()
+            if self._size() == before:
+                break
+
+    def _size(self) -> int:
+        tables: tuple[dict[object, set[str]], ...] = (self.facts, self.returns)  # type: ignore[assignment]
+        return len(self.looked_at) + sum(len(found) for table in tables for found in table.values())
+
+    def _look_at(self, paths: Iterable[Path]) -> None:
+        seen = {module.path for module in self.looked_at}
+        for path in paths:
+            module = self.project.module(path) if path not in seen else None
+            if module is not None:
+                self.looked_at.append(module)
+
+    def _makers(self) -> set[str]:
+        """Return what the functions that give models, and the classes that hold them, are called."""
+        gives = {key.rpartition(":")[2] for (key, _), kinds in self.returns.items() if _is_about(kinds)}
+        holds = {
+            key.rpartition(":")[2]
+            for (key, text), kinds in self.facts.items()
+            if text.startswith("self.") and _is_about(kinds)
+        }
+        return {name.split(".")[-1] for name in gives | holds} - {"", "__init__", "main", "forward"}
+
+    # One module.
+
+    def _module(self, module: Module) -> None:
+        self._body(module.tree.body, _Place(module, ""))
+
+    def _body(self, body: Iterable[ast.stmt], place: _Place) -> None:
+        for node in body:
+            here = replace(place, line=node.lineno)
+            if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+                name = f"{place.scope}.{node.name}" if place.scope else node.name
+                self._body(node.body, _Place(place.module, name))
+                continue
+            if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+                here = replace(here, loops=(*place.loops, node))
+            if isinstance(node, ast.With) and any("state_dict_type" in ast.dump(i) for i in node.items):
+                here = replace(here, is_typed=True)
+            self._statement(node, here)
+            for inner in ("body", "orelse", "finalbody"):
+                self._body(getattr(node, inner, ()), here)
+            for handler in getattr(node, "handlers", ()):
+                self._body(handler.body, here)
+
+    def _statement(self, node: ast.stmt, place: _Place) -> None:
+        for call in calls_of(node):
+            self._call(call, place)
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            self._loop(node, place)
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._assign(target, node.value, place, None)
+            for definition in self._called(node.value, place):
+                if definition.module is not place.module:
+                    self._note_gives(node.value, place, definition)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._assign(node.target, node.value, place, None)
+        elif isinstance(node, ast.Return) and node.value is not None and place.scope:
+            self._return(node.value, place)
+
+    def _assign(self, target: ast.expr, value: ast.expr, place: _Place, index: int | None) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for number, element in enumerate(target.elts):
+                self._assign(element, value, place, number if index is None else index)
+            return
+        kinds = self.kinds(value, place, index)
+        if isinstance(target, ast.Subscript):
+            # `models[name] = FSDP(net)`
+            target, kinds = target.value, {f"{_EACH}{kind}" for kind in kinds if kind in _MODELS}
+        text = dotted(target)
+        if text is None or not kinds:
+            return
+        key = self._key(text, place)
+        self.facts.setdefault(key, set()).update(kinds)
+        mark = (place.line, place.loops)
+        if mark not in self.made.setdefault((f"{place.module.path}:{place.scope}", text), []):
+            self.made[f"{place.module.path}:{place.scope}", text].append(mark)
+
+    def _loop(self, node: ast.For | ast.AsyncFor, place: _Place) -> None:
+        """Note what a loop goes through: ``for model in models.values()``."""
+        text = dotted(node.target.elts[-1] if isinstance(node.target, ast.Tuple) else node.target)
+        over = node.iter
+        if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and not over.args:
+            over = over.func.value if over.func.attr in {"items", "values"} else over
+        each = {kind.removeprefix(_EACH) for kind in self.kinds(over, place) if kind.startswith(_EACH)}
+        if text is not None and each:
+            fact = self._key(text, place)
+            self.facts.setdefault(fact, set()).update(each)
+            self.from_others.setdefault(fact, set()).update(each)
+
+    def _key(self, text: str, place: _Place) -> Fact:
+        if text.startswith(("self.", "cls.")):
+            owner = self._class_of(place)
+            if owner is not None:
+                return owner.key, f"self.{text.partition('.')[2]}"
+        return f"{place.module.path}:{place.scope}", text
+
+    def _return(self, value: ast.expr, place: _Place) -> None:
+        key = f"{place.module.path}:{place.scope}"
+        indices: tuple[int | None, ...] = (None,)
+        if isinstance(value, ast.Tuple):
+            indices = tuple(range(len(value.elts)))
+        elif isinstance(value, ast.Call):
+            indices = (None, *range(_MAX_TUPLE))
+        for index in indices:
+            kinds = self.kinds(value, place, index)
+            if kinds:
+                self.returns.setdefault((key, index), set()).update(kinds)
+
+    def _call(self, call: ast.Call, place: _Place) -> None:
+        """Note what a call gives to the parameters of what it calls."""
+        given = [self.kinds(arg, place) for arg in call.args]
+        named = {each.arg: self.kinds(each.value, place) for each in call.keywords if each.arg}
+        is_about = any(map(_is_about, (*given, *named.values())))
+        for definition in self._called(call.func, place):
+            if definition.module is not place.module:
+                self._note_gives(call.func, place, definition)
+            if not is_about:
+                continue
+            self._look_at([definition.module.path])
+            if place.is_typed and definition.module is not place.module:
+                self.types_from.add(place.module.path)
+            made = self._method(definition, "__init__") if isinstance(definition.node, ast.ClassDef) else None
+            for name, kinds in bound(made or definition, call, given, named):
+                if not kinds:
+                    continue
+                fact = self._parameter(made or definition, name)
+                self.facts.setdefault(fact, set()).update(kinds)
+                if not _is_seen_alone(definition, call, place):
+                    self.from_others.setdefault(fact, set()).update(kinds)
+
+    def _parameter(self, definition: Definition, name: str) -> Fact:
+        """Return what a parameter is called: of a class without a constructor of its own, the attribute."""
+        if isinstance(definition.node, ast.ClassDef):
+            return definition.key, f"self.{name}"
+        return definition.key, name
+
+    def _note_gives(self, func: ast.expr, place: _Place, definition: Definition) -> None:
+        """Note what calling a thing of another file gives, by the name that it has here."""
+        text = dotted(func)
+        if text is None:
+            return
+        root, _, rest = text.partition(".")
+        if root in {"self", "cls"}:
+            owner = self._class_of(place)
+            written = f"{owner.name}:{text}" if owner is not None else ""
+        elif root in place.module.imports:
+            written = self._qualified(text, place)
+        else:
+            written = text if not rest else ""  # by `from module import *`
+        for index in (None, *range(_MAX_TUPLE)):
+            found = self.returns.get((definition.key, index), set()) & _MODELS
+            if index is None and isinstance(definition.node, ast.ClassDef) and self._is_subclass(definition):
+                found = found | {"fsdp"}
+            if found and written:
+                self.gives.setdefault((place.module.path, written, index), set()).update(found)
+
+    # What an expression may be.
+
+    def kinds(self, node: ast.expr, place: _Place, index: int | None = None) -> set[str]:
+        """Return what an expression, or the element of its tuple, may be."""
+        if isinstance(node, ast.Call):
+            return self._call_kinds(node, place, index)
+        if isinstance(node, ast.IfExp):
+            return self.kinds(node.body, place, index) | self.kinds(node.orelse, place, index)
+        if isinstance(node, ast.NamedExpr):
+            return self.kinds(node.value, place, index)
+        if isinstance(node, (ast.Tuple, ast.List)):
+            is_there = index is not None and index < len(node.elts)
+            return self.kinds(node.elts[index], place) if is_there and index is not None else set()
+        if isinstance(node, ast.Subscript) and index is None:
+            held = self.kinds(node.value, place)
+            return {kind.removeprefix(_EACH) for kind in held if kind.startswith(_EACH)}
+        if index is not None or not isinstance(node, (ast.Name, ast.Attribute)):
+            return set()
+        text = dotted(node)
+        return set() if text is None else self._text_kinds(text, node, place)
+
+    def _text_kinds(self, text: str, node: ast.expr, place: _Place) -> set[str]:
+        if self._is_before(text, node, place):
+            return set()
+        found = set(self._lookup(text, place))
+        start, _, last = text.rpartition(".")
+        if start and start not in {"self", "cls"}:
+            for kind in self._lookup(start, place):
+                if kind.startswith(_IS):
+                    found |= self._of_class(self.known.get(kind.removeprefix(_IS)), f"self.{last}")
+        known = self._qualified(text, place)
+        if known:
+            found |= _made_by(known)
+        for definition in self._called(node, place):
+            returned = self.returns.get((definition.key, None), set())
+            found |= {f"{_MAKES}{kind}" for kind in returned if kind in _MODELS | {f"{_EACH}fsdp"}}
+            if isinstance(definition.node, ast.ClassDef) and self._is_subclass(definition):
+                found.add(f"{_MAKES}fsdp")
+        return found
+
+    def _is_before(self, text: str, node: ast.expr, place: _Place) -> bool:
+        """Tell whether a name is used above the lines of its function that make it a model."""
+        scope = f"{place.module.path}:{place.scope}"
+        made = self.made.get((scope, text))
+        if not made or self.from_others.get((scope, text)):
+            return False
+        around = set(map(id, place.loops))
+        return not any(line < node.lineno or around & set(map(id, loops)) for line, loops in made)
+
+    def _lookup(self, text: str, place: _Place) -> set[str]:
+        if text.startswith(("self.", "cls.")):
+            owner = self._class_of(place)
+            return self._of_class(owner, f"self.{text.partition('.')[2]}")
+        scope = place.scope
+        while True:
+            found = self.facts.get((f"{place.module.path}:{scope}", text))
+            if found:
+                return found
+            if not scope:
+                return set()
+            scope = scope.rpartition(".")[0]
+
+    def _of_class(self, owner: Definition | None, text: str, depth: int = 0) -> set[str]:
+        """Return what an attribute of a class, or of one that it derives from, may be."""
+        if owner is None or depth > 4:
+            return set()
+        found = set(self.facts.get((owner.key, text), ()))
+        for base in self._bases(owner):
+            found |= self._of_class(base, text, depth + 1)
+        return found
+
+    def _call_kinds(self, call: ast.Call, place: _Place, index: int | None) -> set[str]:
+        text = dotted(call.func)
+        known = self._qualified(text, place) if text is not None else ""
+        if known in {"functools.partial", "partial"} and call.args and index is None:
+            return {kind for kind in self.kinds(call.args[0], place) if kind.startswith(_MAKES)}
+        if known in AROUND_MODEL and call.args:
+            return self.kinds(call.args[0], place)
+        found: set[str] = set()
+        for definition in self._called(call.func, place):
+            if isinstance(definition.node, ast.ClassDef):
+                self.known[definition.key] = definition
+                if index is None and not self._is_subclass(definition):
+                    found.add(f"{_IS}{definition.key}")
+            found |= self.returns.get((definition.key, index), set())
+        if index is None:
+            made = (kind for kind in self.kinds(call.func, place) if kind.startswith(_MAKES))
+            found |= {kind.removeprefix(_MAKES) for kind in made}
+        if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_MODEL:
+            found |= self.kinds(call.func.value, place)
+        return found
+
+    # Names.
+
+    def _qualified(self, text: str, place: _Place) -> str:
+        root, _, rest = text.partition(".")
+        if root in place.module.definitions:
+            return ""
+        written = place.module.imports.get(root, "")
+        return f"{written}.{rest}" if written and rest else written
+
+    def _called(self, func: ast.expr, place: _Place) -> Iterator[Definition]:
+        """Yield the functions and classes of the project that an expression names."""
+        text = dotted(func)
+        if text is None:
+            return
+        root, _, rest = text.partition(".")
+        if root in {"self", "cls", "super()"} and rest:
+            owner = self._class_of(place)
+            found = self._method(owner, rest) if "." not in rest else None
+            own = owner.module.definitions.get(f"{owner.name}.{rest}") if owner is not None else None
+            yield from (each for each in (found or own,) if each is not None)
+            return
+        scope = place.scope
+        while scope:
+            inner = place.module.definitions.get(f"{scope}.{text}")
+            if inner is not None and not isinstance(self._node(place.module, scope), ast.ClassDef):
+                yield inner
+                return
+            scope = scope.rpartition(".")[0]
+        if text in place.module.definitions:
+            yield place.module.definitions[text]
+            return
+        written = self._qualified(text, place)
+        definition = self.project.find(place.module, written) if written else None
+        if definition is None and not rest:
+            definition = self.project.by_star(place.module, text)
+        if definition is not None:
+            yield definition
+            return
+        start, _, last = text.rpartition(".")
+        for kind in self._lookup(start, place) if start else ():
+            if kind.startswith(_IS):
+                method = self._method(self.known.get(kind.removeprefix(_IS)), last)
+                yield from (each for each in (method,) if each is not None)
+
+    @staticmethod
+    def _node(module: Module, name: str) -> ast.AST | None:
+        found = module.definitions.get(name)
+        return found.node if found is not None else None
+
+    def _class_of(self, place: _Place) -> Definition | None:
+        scope = place.scope
+        while scope:
+            found = place.module.definitions.get(scope)
+            if found is not None and isinstance(found.node, ast.ClassDef):
+                return found
+            scope = scope.rpartition(".")[0]
+        return None
+
+    def _method(self, owner: Definition | None, name: str, depth: int = 0) -> Definition | None:
+        if owner is None or depth > 4:
+            return None
+        own = owner.module.definitions.get(f"{owner.name}.{name}")
+        if own is not None:
+            return own
+        found = (self._method(base, name, depth + 1) for base in self._bases(owner))
+        return next((each for each in found if each is not None), None)
+
+    def _bases(self, owner: Definition) -> Iterator[Definition]:
+        assert isinstance(owner.node, ast.ClassDef)
+        for base in owner.node.bases:
+            text = dotted(base)
+            if text is None:
+                continue
+            own = owner.module.definitions.get(text)
+            written = self._qualified(text, _Place(owner.module, ""))
+            found = own or (self.project.find(owner.module, written) if written else None)
+            if found is not None and found is not owner and isinstance(found.node, ast.ClassDef):
+                yield found
+
+    def _is_subclass(self, owner: Definition) -> bool:
+        """Tell whether a class derives from FSDP1's."""
+        assert isinstance(owner.node, ast.ClassDef)
+        texts = filter(None, map(dotted, owner.node.bases))
+        known = (self._qualified(text, _Place(owner.module, "")) for text in texts)
+        return any(catalog.fsdp1_name(each) == catalog.FSDP for each in known)
+
+    # What comes of it.
+
+    def links(self) -> dict[Path, Links]:
+        """Return what each file should be told of by the others."""
+        gives: dict[Path, dict[tuple[str, int | None], frozenset[str]]] = {}
+        given: dict[Path, dict[tuple[str, str], frozenset[str]]] = {}
+        for (path, written, index), kinds in self.gives.items():
+            gives.setdefault(path, {})[written, index] = frozenset(kinds)
+        for (key, text), kinds in self.from_others.items():
+            path, name = _split(key, self.project)
+            if kinds & _MODELS:
+                given.setdefault(path, {})[name, text] = frozenset(kinds & _MODELS)
+        for module in self.looked_at:
+            for (name, text), kinds in self._inherited(module):
+                given.setdefault(module.path, {})[name, text] = frozenset(kinds)
+        setters = {path for path, text in self.project.texts.items() if "set_state_dict_type" in text}
+        types = setters | self.types_from
+        paths = {*gives, *given, *(module.path for module in self.looked_at)}
+        return {p: Links(gives.get(p, {}), given.get(p, {}), bool(types - {p})) for p in paths}
+
+    def _inherited(self, module: Module) -> Iterator[tuple[tuple[str, str], set[str]]]:
+        """Yield the attributes that classes of a module have by classes of others, or by other objects."""
+        for definition in tuple(module.definitions.values()):
+            if not isinstance(definition.node, ast.ClassDef):
+                continue
+            texts = {
+                text
+                for node in ast.walk(definition.node)
+                if isinstance(node, ast.Attribute) and (text := dotted(node)) and text.startswith("self.")
+            }
+            for text in texts:
+                own = self.facts.get((definition.key, text), set())
+                place = _Place(module, definition.name, line=10**9)
+                node = ast.parse(text, mode="eval").body
+                found = self._text_kinds(text, node, place) - own
+                if found & _MODELS:
+                    yield (definition.name, text), found & _MODELS
+                each = {kind.removeprefix(_EACH) for kind in found if kind.startswith(_EACH)}
+                if each & _MODELS:
+                    yield (definition.name, f"{text}[]"), each & _MODELS
+
+
+def _split(key: str, project: Project) -> tuple[Path, str]:
+    path, _, name = key.rpartition(":")
+    return next(each for each in project.texts if str(each) == path), name
+
+
+def _is_seen_alone(definition: Definition, call: ast.Call, place: _Place) -> bool:
+    """Tell whether a call is followed where its file is looked at by itself."""
+    text = dotted(call.func) or ""
+    is_function = not isinstance(definition.node, ast.ClassDef)
+    return definition.module is place.module and is_function and "." not in text.removeprefix("self.")
+
+
+def _is_about(kinds: set[str]) -> bool:
+    """Tell whether FSDP1's models are among what an expression may be."""
+    return bool(kinds & {"fsdp", f"{_MAKES}fsdp", f"{_EACH}fsdp"})
+
+
+def _made_by(known: str) -> set[str]:
+    if catalog.fsdp1_name(known) == catalog.FSDP:
+        return {f"{_MAKES}fsdp"}
+    if known in FSDP2:
+        return {f"{_MAKES}fsdp2"}
+    return {f"{_MAKES}ddp"} if known in DDP else set()

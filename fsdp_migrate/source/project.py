@@ -1,0 +1,241 @@
+"""The modules of a project, parsed as far as they are asked for, and what their imports stand for."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source.files import read_source
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+T = TypeVar("T")
+_DEEPEST = 5
+
+
+@dataclass(eq=False)
+class Definition:
+    """A function or a class of a module, by the name that it has there: ``Trainer.fit``."""
+
+    module: Module
+    name: str
+    node: Function | ast.ClassDef
+
+    @property
+    def key(self) -> str:
+        """What it is called in the whole project."""
+        return f"{self.module.path}:{self.name}"
+
+    @property
+    def owner(self) -> Definition | None:
+        """The class that a method belongs to."""
+        above = self.module.definitions.get(self.name.rpartition(".")[0])
+        return above if above is not None and isinstance(above.node, ast.ClassDef) else None
+
+
+@dataclass(eq=False)
+class Module:
+    """One source of a project."""
+
+    path: Path
+    parts: tuple[str, ...]
+    tree: ast.Module
+    imports: dict[str, str] = field(default_factory=dict)
+    """What names are imported for, as it is written: ``..utils.wrap`` for ``from ..utils import wrap``."""
+    stars: list[str] = field(default_factory=list)
+    definitions: dict[str, Definition] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom):
+                self._note_from(node)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    first = alias.name.split(".")[0]
+                    self.imports[alias.asname or first] = alias.name if alias.asname else first
+        self._note_definitions(self.tree.body, "")
+
+    def _note_from(self, node: ast.ImportFrom) -> None:
+        start = "." * node.level + (node.module or "")
+        for alias in node.names:
+            if alias.name == "*":
+                self.stars.append(start)
+            else:
+                self.imports[alias.asname or alias.name] = f"{start}.{alias.name}"
+
+    def _note_definitions(self, body: Iterable[ast.stmt], before: str) -> None:
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                name = f"{before}{node.name}"
+                self.definitions.setdefault(name, Definition(self, name, node))
+                self._note_definitions(node.body, f"{name}.")
+            else:
+                for inner in ("body", "orelse", "finalbody"):
+                    self._note_definitions(getattr(node, inner, ()), before)
+                for handler in getattr(node, "handlers", ()):
+                    self._note_definitions(handler.body, before)
+
+
+@dataclass(eq=False)
+class Project:
+    """The sources that are looked at together."""
+
+    texts: dict[Path, str]
+    modules: dict[Path, Module | None] = field(default_factory=dict)
+    _by_last: dict[str, list[tuple[tuple[str, ...], Path]]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for path in self.texts:
+            parts = _parts(path)
+            if parts:
+                self._by_last.setdefault(parts[-1], []).append((parts, path))
+
+    @classmethod
+    def read(cls, paths: Iterable[Path]) -> Project:
+        """Read the sources that can be read; what is wrong with the others is said where they are scanned."""
+        texts = {}
+        for path in paths:
+            with contextlib.suppress(SourceError):
+                texts[path] = read_source(path)
+        return cls(texts)
+
+    def module(self, path: Path) -> Module | None:
+        """Return a module, parsed when it is first asked for; None if it is no Python."""
+        if path not in self.modules:
+            self.modules[path] = self._parse(path)
+        return self.modules[path]
+
+    def _parse(self, path: Path) -> Module | None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of escapes that Python does not know
+                return Module(path, _parts(path), ast.parse(self.texts[path]))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+    def holding(self, names: Iterable[str]) -> Iterator[Path]:
+        """Yield the files in whose text one of some names stands."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return
+        pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, wanted))})\b")
+        yield from (path for path, text in self.texts.items() if pattern.search(text))
+
+    def find(self, module: Module, written: str, depth: int = 0) -> Definition | None:
+        """Return the definition that an imported name stands for, through modules that only hand it on."""
+        if depth > _DEEPEST or not written:
+            return None
+        start, _, name = written.rpartition(".")
+        for path in self._paths(module, start):
+            found = self._in(path, name, depth)
+            if found is not None:
+                return found
+        # `from package.module import Class`, and then `Class.method`.
+        owner = self.find(module, start, depth + 1) if start.strip(".") else None
+        return owner.module.definitions.get(f"{owner.name}.{name}") if owner is not None else None
+
+    def _in(self, path: Path, name: str, depth: int) -> Definition | None:
+        module = self.module(path)
+        if module is None:
+            return None
+        if name in module.definitions:
+            return module.definitions[name]
+        if name in module.imports:
+            return self.find(module, module.imports[name], depth + 1)
+        return self.by_star(module, name, depth)
+
+    def by_star(self, module: Module, name: str, depth: int = 0) -> Definition | None:
+        """Return the definition of a name that ``from module import *`` brings."""
+        found = (self.find(module, f"{star}.{name}", depth + 1) for star in module.stars)
+        return next((each for each in found if each is not None), None)
+
+    def _paths(self, module: Module, written: str) -> list[Path]:
+        """Return the files that a module's name, as an import writes it, may be: the nearest first."""
+        level = len(written) - len(written.lstrip("."))
+        names = tuple(filter(None, written.lstrip(".").split(".")))
+        if level:
+            base = module.parts if module.path.stem == "__init__" else module.parts[:-1]
+            # `from . import x` is written as `..x`: with one dot more than it means.
+            for up in (level, level - 1):
+                whole = (*base[: len(base) - up + 1], *names) if up else ()
+                found = (
+                    [path for parts, path in self._by_last.get(whole[-1], ()) if parts == whole]
+                    if whole
+                    else []
+                )
+                if found:
+                    return found
+            return []
+        if not names:
+            return []
+        ending = [(p, path) for p, path in self._by_last.get(names[-1], ()) if p[-len(names) :] == names]
+        return [path for _, path in sorted(ending, key=lambda each: -_common(each[0], module.parts))][:1]
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    """Return the dotted name of a file, as far up as there are folders: ``src.package.module``."""
+    parts = path.absolute().with_suffix("").parts[1:]
+    return parts[:-1] if parts and parts[-1] == "__init__" else parts
+
+
+def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Return how many folders two modules share, from the root."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def dotted(node: ast.expr) -> str | None:
+    """Return ``a.b.c`` for a name or a chain of attributes, or None for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        start = dotted(node.value)
+        return None if start is None else f"{start}.{node.attr}"
+    is_super = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+    return "super()" if is_super else None
+
+
+def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
+    """Yield the calls of a statement, those of the statements in it left out."""
+    todo: list[ast.AST] = [
+        child for child in ast.iter_child_nodes(node) if not isinstance(child, (ast.stmt, ast.ExceptHandler))
+    ]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, ast.Call):
+            yield each
+        todo.extend(ast.iter_child_nodes(each))
+
+
+def bound(
+    definition: Definition, call: ast.Call, given: list[T], named: dict[str, T]
+) -> Iterator[tuple[str, T]]:
+    """Yield the parameters that a call gives something to, with what is known of that."""
+    node = definition.node
+    if isinstance(node, ast.ClassDef):
+        yield from named.items()
+        return
+    order = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+    if definition.owner is not None and order[:1] in (["self"], ["cls"]):
+        order = order[1:]
+    for place, kinds in enumerate(given):
+        if isinstance(call.args[place], ast.Starred):
+            break
+        if place < len(order):
+            yield order[place], kinds
+    known = {*order, *(arg.arg for arg in node.args.kwonlyargs)}
+    yield from ((name, kinds) for name, kinds in named.items() if name in known)

@@ -1,0 +1,34 @@
+"""What the other files of a project say of one: which of its names are FSDP1 models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+Kinds = frozenset[str]
+"""What an expression may be: ``fsdp``, ``ddp``, ``fsdp2``, or nothing that is known."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """What is known of one file's names by the project's others. Processes can be sent it."""
+
+    gives: Mapping[tuple[str, int | None], Kinds] = field(default_factory=dict)
+    """What calling an imported thing gives, by its name as imports write it, and by the place in a tuple."""
+    is_given: Mapping[tuple[str, str], Kinds] = field(default_factory=dict)
+    """What a name of a function, or ``self.name`` of a class, is given: ``("Trainer.fit", "model")``."""
+
+    types_elsewhere: bool = False
+    """Whether another file sets state dict types, or gives models away in contexts that do."""
+
+    def __bool__(self) -> bool:
+        """Whether anything is known."""
+        return bool(self.gives or self.is_given)
+
+
+NOTHING = Links()

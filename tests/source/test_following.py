@@ -1,0 +1,180 @@
+"""Models that one file of a project makes, and others are given: followed over the files, nothing run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import rewrite_paths, scan_paths
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+FSDP = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+WRAP = f"{FSDP}\ndef wrap(net):\n    net = FSDP(net)\n    return net\n"
+CLIPPED = "clip_grad_norm_(model, 1.0)"
+
+
+def after(folder: Path, files: dict[str, str], wanted: str) -> str:
+    """Write files, rewrite all of them, and return what becomes of one; a second rewriting does nothing."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    report = rewrite_paths([folder], write=True)
+    assert report.problems == ()
+    assert rewrite_paths([folder]).changed == ()
+    return (folder / wanted).read_text()
+
+
+LOOP = "def train(model):\n    model.clip_grad_norm_(1.0)\n"
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [
+        "from loop import train\nfrom dist import wrap\nmodel = wrap(net)\ntrain(model)\n",
+        "import loop, dist\nmodel = dist.wrap(net)\nloop.train(model=model)\n",
+        "from loop import *\nfrom dist import *\ntrain(wrap(net))\n",
+        (
+            f"import functools\nfrom loop import train\n{FSDP}make = functools.partial(FSDP, device_id=0)\n"
+            "train(make(net))\n"
+        ),
+        f"from loop import train\n{FSDP}class Own(FSDP):\n    pass\nmodel = Own(net).to(0)\ntrain(model)\n",
+        (
+            "from loop import train\nfrom dist import wrap\ndef build(net):\n    return 1, wrap(net)\n"
+            "number, model = build(net)\ntrain(model)\n"
+        ),
+        (
+            "from loop import train\nfrom dist import wrap\nclass Box:\n    def __init__(self, net):\n"
+            "        self.net = wrap(net)\nbox = Box(net)\ntrain(box.net)\n"
+        ),
+    ],
+)
+def test_a_function_that_another_file_gives_a_model(tmp_path: Path, caller: str) -> None:
+    files = {"dist.py": WRAP, "loop.py": LOOP, "main.py": caller}
+    assert CLIPPED in after(tmp_path, files, "loop.py")
+
+
+@pytest.mark.parametrize(
+    ("package", "imported"),
+    [
+        ({"pkg/dist.py": WRAP}, "from pkg.dist import wrap"),
+        ({"pkg/dist.py": WRAP}, "from .dist import wrap"),
+        ({"pkg/dist.py": WRAP, "pkg/__init__.py": "from .dist import wrap\n"}, "from pkg import wrap"),
+        ({"dist.py": WRAP}, "from ..dist import wrap"),
+        ({"pkg/dist.py": WRAP}, "from . import dist\nwrap = dist.wrap"),
+        (
+            {"pkg/dist.py": WRAP, "other/dist.py": "def wrap(net):\n    return net\n"},
+            "from .dist import wrap",
+        ),
+    ],
+)
+def test_what_another_file_returns(tmp_path: Path, package: dict[str, str], imported: str) -> None:
+    files = {**package, "pkg/main.py": f"{imported}\nmodel = wrap(net)\nmodel.clip_grad_norm_(1.0)\n"}
+    assert CLIPPED in after(tmp_path, files, "pkg/main.py")
+
+
+def test_attributes_of_an_object_and_of_a_base_class(tmp_path: Path) -> None:
+    files = {
+        "dist.py": WRAP,
+        "base.py": "from dist import wrap\nclass Base:\n    def __init__(self, net):\n"
+        "        self.actor = wrap(net)\n    def make(self, net):\n        return wrap(net)\n",
+        "own.py": "from base import Base\nclass Own(Base):\n    def fit(self, net):\n"
+        "        self.actor.clip_grad_norm_(1.0)\n        critic = self.make(net)\n"
+        "        critic.clip_grad_norm_(2.0)\n",
+        "runner.py": "from base import Base\nclass Runner:\n    def __init__(self, net):\n"
+        "        self.base = Base(net)\n    def step(self):\n        self.base.actor.clip_grad_norm_(3.0)\n",
+        "methods.py": "class Loop:\n    def run(self, model):\n        model.clip_grad_norm_(4.0)\n",
+        "main.py": "from methods import Loop\nfrom dist import wrap\nloop = Loop()\nloop.run(wrap(net))\n",
+    }
+    own = after(tmp_path, files, "own.py")
+    assert "clip_grad_norm_(self.actor, 1.0)" in own
+    assert "clip_grad_norm_(critic, 2.0)" in own
+    assert "clip_grad_norm_(self.base.actor, 3.0)" in (tmp_path / "runner.py").read_text()
+    assert "clip_grad_norm_(model, 4.0)" in (tmp_path / "methods.py").read_text()
+
+
+def test_models_in_a_dict(tmp_path: Path) -> None:
+    files = {
+        "dist.py": f"import functools\n{FSDP}def wrapper():\n    return functools.partial(FSDP)\n",
+        "nets.py": "from dist import wrapper\nclass Nets:\n    def shard(self):\n"
+        "        for name in self.nets:\n            self.nets[name] = wrapper()(self.nets[name])\n",
+        "main.py": "from nets import Nets\nmodel = Nets()\nfor net in model.nets.values():\n"
+        "    net.clip_grad_norm_(1.0)\nfor name, net2 in model.nets.items():\n    net2.no_sync()\n",
+    }
+    text = after(tmp_path, files, "main.py")
+    assert "clip_grad_norm_(net, 1.0)" in text
+    assert "no_sync(net2)" in text
+
+
+def test_norms_and_collectives_in_another_file_are_said(tmp_path: Path) -> None:
+    norms = (
+        "import torch\nimport torch.distributed as dist\n\n\ndef norm(model):\n    total = 0\n"
+        "    for p in model.parameters():\n        total += p.grad.norm() ** 2\n"
+        "        dist.all_reduce(p.grad)\n    return total\n"
+    )
+    for name, text in {
+        "norms.py": norms,
+        "main.py": f"{FSDP}from norms import norm\nmodel = FSDP(net)\nnorm(model)\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    found = [use for use in scan_paths([tmp_path]).uses if use.path.endswith("norms.py")]
+    assert [(use.code, use.line) for use in found] == [("FM423", 8), ("FM423", 9)]
+
+
+def test_what_is_given_before_it_is_wrapped_is_a_plain_model(tmp_path: Path) -> None:
+    files = {
+        "dist.py": WRAP,
+        "start.py": "def load(model, state):\n    model.load_state_dict(state)\n",
+        "main.py": "from start import load\nfrom dist import wrap\n\n\ndef main(net, state):\n"
+        "    net = net.to(0)\n    load(net, state)\n    net = wrap(net)\n    return net\n",
+    }
+    assert after(tmp_path, files, "start.py") == files["start.py"]
+
+
+def test_where_it_may_be_ddps_it_is_left_with_a_comment(tmp_path: Path) -> None:
+    files = {
+        "loop.py": LOOP.replace("model.clip_grad_norm_(1.0)", "state = model.state_dict()"),
+        "main.py": f"{FSDP}from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "from loop import train\nif sharded:\n    model = FSDP(net)\nelse:\n    model = DDP(net)\n"
+        "train(model)\n",
+    }
+    text = after(tmp_path, files, "loop.py")
+    assert "# fsdp-migrate: FM333" in text
+    assert "state = model.state_dict()" in text
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)\nsave(model)\n",
+        "with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n    save(model)\n",
+    ],
+)
+def test_state_dict_types_of_another_file_are_not_taken_for_the_default(tmp_path: Path, main: str) -> None:
+    files = {
+        "store.py": "def save(model):\n    return model.state_dict()\n",
+        "main.py": f"{FSDP}from torch.distributed.fsdp import StateDictType\nfrom store import save\n"
+        f"model = FSDP(net)\n{main}",
+    }
+    text = after(tmp_path, files, "store.py")
+    assert "return model.state_dict()" in text
+    assert "# fsdp-migrate: FM308" in text
+
+
+def test_functions_of_the_same_name_elsewhere_stay(tmp_path: Path) -> None:
+    files = {
+        "dist.py": WRAP,
+        "plain.py": "def wrap(net):\n    return net\n",
+        "other.py": "from plain import wrap\nmodel = wrap(net)\nmodel.clip_grad_norm_(1.0)\n",
+        "broken.py": "def wrap(:\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert [file.path.rpartition("/")[2] for file in rewrite_paths([tmp_path]).changed] == ["dist.py"]
