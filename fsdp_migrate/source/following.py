@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.project import Definition, Module, Project, bound, calls_of, dotted
+from fsdp_migrate.source.project import Definition, Module, Place, Project, bound, calls_of, dotted
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.models import AROUND_MODEL, DDP, FSDP2, SAME_MODEL
 
@@ -42,18 +42,6 @@ def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
     return following.links()
 
 
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """Where an expression stands: its module, and the function or class around it by name."""
-
-    module: Module
-    scope: str
-    line: int = 0
-    loops: tuple[ast.AST, ...] = ()
-    is_typed: bool = False
-    """Whether it stands in a state dict context."""
-
-
 @dataclass(eq=False)
 class _Following:
     project: Project
@@ -67,6 +55,8 @@ class _Following:
     gives: dict[tuple[Path, str, int | None], set[str]] = field(default_factory=dict)
     looked_at: list[Module] = field(default_factory=list)
     known: dict[str, Definition] = field(default_factory=dict)
+    holders: set[str] = field(default_factory=set)
+    """The classes whose objects hold models, by their keys."""
     types_from: set[Path] = field(default_factory=set)
     """The files that set state dict types, or give models away in contexts that do."""
     _names: set[str] = field(default_factory=set)
@@ -107,14 +97,14 @@ class _Following:
     # One module.
 
     def _module(self, module: Module) -> None:
-        self._body(module.tree.body, _Place(module, ""))
+        self._body(module.tree.body, Place(module, ""))
 
-    def _body(self, body: Iterable[ast.stmt], place: _Place) -> None:
+    def _body(self, body: Iterable[ast.stmt], place: Place) -> None:
         for node in body:
             here = replace(place, line=node.lineno)
             if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
                 name = f"{place.scope}.{node.name}" if place.scope else node.name
-                self._body(node.body, _Place(place.module, name))
+                self._body(node.body, Place(place.module, name))
                 continue
             if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
                 here = replace(here, loops=(*place.loops, node))
@@ -126,7 +116,7 @@ class _Following:
             for handler in getattr(node, "handlers", ()):
                 self._body(handler.body, here)
 
-    def _statement(self, node: ast.stmt, place: _Place) -> None:
+    def _statement(self, node: ast.stmt, place: Place) -> None:
         for call in calls_of(node):
             self._call(call, place)
         if isinstance(node, (ast.For, ast.AsyncFor)):
@@ -142,7 +132,7 @@ class _Following:
         elif isinstance(node, ast.Return) and node.value is not None and place.scope:
             self._return(node.value, place)
 
-    def _assign(self, target: ast.expr, value: ast.expr, place: _Place, index: int | None) -> None:
+    def _assign(self, target: ast.expr, value: ast.expr, place: Place, index: int | None) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
             for number, element in enumerate(target.elts):
                 self._assign(element, value, place, number if index is None else index)
@@ -156,11 +146,15 @@ class _Following:
             return
         key = self._key(text, place)
         self.facts.setdefault(key, set()).update(kinds)
+        if text.startswith(("self.", "cls.")) and self._is_about(kinds):
+            self.holders.add(key[0])
         mark = (place.line, place.loops)
-        if mark not in self.made.setdefault((f"{place.module.path}:{place.scope}", text), []):
+        if "fsdp" in kinds and mark not in self.made.setdefault(
+            (f"{place.module.path}:{place.scope}", text), []
+        ):
             self.made[f"{place.module.path}:{place.scope}", text].append(mark)
 
-    def _loop(self, node: ast.For | ast.AsyncFor, place: _Place) -> None:
+    def _loop(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
         """Note what a loop goes through: ``for model in models.values()``."""
         text = dotted(node.target.elts[-1] if isinstance(node.target, ast.Tuple) else node.target)
         over = node.iter
@@ -172,14 +166,14 @@ class _Following:
             self.facts.setdefault(fact, set()).update(each)
             self.from_others.setdefault(fact, set()).update(each)
 
-    def _key(self, text: str, place: _Place) -> Fact:
+    def _key(self, text: str, place: Place) -> Fact:
         if text.startswith(("self.", "cls.")):
             owner = self._class_of(place)
             if owner is not None:
                 return owner.key, f"self.{text.partition('.')[2]}"
         return f"{place.module.path}:{place.scope}", text
 
-    def _return(self, value: ast.expr, place: _Place) -> None:
+    def _return(self, value: ast.expr, place: Place) -> None:
         key = f"{place.module.path}:{place.scope}"
         indices: tuple[int | None, ...] = (None,)
         if isinstance(value, ast.Tuple):
@@ -191,11 +185,11 @@ class _Following:
             if kinds:
                 self.returns.setdefault((key, index), set()).update(kinds)
 
-    def _call(self, call: ast.Call, place: _Place) -> None:
+    def _call(self, call: ast.Call, place: Place) -> None:
         """Note what a call gives to the parameters of what it calls."""
         given = [self.kinds(arg, place) for arg in call.args]
         named = {each.arg: self.kinds(each.value, place) for each in call.keywords if each.arg}
-        is_about = any(map(_is_about, (*given, *named.values())))
+        is_about = any(map(self._is_about, (*given, *named.values())))
         for definition in self._called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)
@@ -213,13 +207,26 @@ class _Following:
                 if not _is_seen_alone(definition, call, place):
                     self.from_others.setdefault(fact, set()).update(kinds)
 
+    def _is_about(self, kinds: set[str]) -> bool:
+        """Tell whether FSDP1's models, or objects that hold some, are among what an expression may be."""
+        if _is_about(kinds):
+            return True
+        owners = (self.known.get(kind.removeprefix(_IS)) for kind in kinds if kind.startswith(_IS))
+        return any(owner is not None and self._holds(owner) for owner in owners)
+
+    def _holds(self, owner: Definition, depth: int = 0) -> bool:
+        """Tell whether objects of a class, or of one that it derives from, hold models."""
+        if owner.key in self.holders:
+            return True
+        return depth < 4 and any(self._holds(base, depth + 1) for base in self._bases(owner))
+
     def _parameter(self, definition: Definition, name: str) -> Fact:
         """Return what a parameter is called: of a class without a constructor of its own, the attribute."""
         if isinstance(definition.node, ast.ClassDef):
             return definition.key, f"self.{name}"
         return definition.key, name
 
-    def _note_gives(self, func: ast.expr, place: _Place, definition: Definition) -> None:
+    def _note_gives(self, func: ast.expr, place: Place, definition: Definition) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
         text = dotted(func)
         if text is None:
@@ -241,7 +248,7 @@ class _Following:
 
     # What an expression may be.
 
-    def kinds(self, node: ast.expr, place: _Place, index: int | None = None) -> set[str]:
+    def kinds(self, node: ast.expr, place: Place, index: int | None = None) -> set[str]:
         """Return what an expression, or the element of its tuple, may be."""
         if isinstance(node, ast.Call):
             return self._call_kinds(node, place, index)
@@ -260,10 +267,10 @@ class _Following:
         text = dotted(node)
         return set() if text is None else self._text_kinds(text, node, place)
 
-    def _text_kinds(self, text: str, node: ast.expr, place: _Place) -> set[str]:
-        if self._is_before(text, node, place):
-            return set()
+    def _text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
         found = set(self._lookup(text, place))
+        if self._is_before(text, node, place):
+            found.discard("fsdp")
         start, _, last = text.rpartition(".")
         if start and start not in {"self", "cls"}:
             for kind in self._lookup(start, place):
@@ -279,7 +286,7 @@ class _Following:
                 found.add(f"{_MAKES}fsdp")
         return found
 
-    def _is_before(self, text: str, node: ast.expr, place: _Place) -> bool:
+    def _is_before(self, text: str, node: ast.expr, place: Place) -> bool:
         """Tell whether a name is used above the lines of its function that make it a model."""
         scope = f"{place.module.path}:{place.scope}"
         made = self.made.get((scope, text))
@@ -288,7 +295,7 @@ class _Following:
         around = set(map(id, place.loops))
         return not any(line < node.lineno or around & set(map(id, loops)) for line, loops in made)
 
-    def _lookup(self, text: str, place: _Place) -> set[str]:
+    def _lookup(self, text: str, place: Place) -> set[str]:
         if text.startswith(("self.", "cls.")):
             owner = self._class_of(place)
             return self._of_class(owner, f"self.{text.partition('.')[2]}")
@@ -310,7 +317,7 @@ class _Following:
             found |= self._of_class(base, text, depth + 1)
         return found
 
-    def _call_kinds(self, call: ast.Call, place: _Place, index: int | None) -> set[str]:
+    def _call_kinds(self, call: ast.Call, place: Place, index: int | None) -> set[str]:
         text = dotted(call.func)
         known = self._qualified(text, place) if text is not None else ""
         if known in {"functools.partial", "partial"} and call.args and index is None:
@@ -333,14 +340,14 @@ class _Following:
 
     # Names.
 
-    def _qualified(self, text: str, place: _Place) -> str:
+    def _qualified(self, text: str, place: Place) -> str:
         root, _, rest = text.partition(".")
         if root in place.module.definitions:
             return ""
         written = place.module.imports.get(root, "")
         return f"{written}.{rest}" if written and rest else written
 
-    def _called(self, func: ast.expr, place: _Place) -> Iterator[Definition]:
+    def _called(self, func: ast.expr, place: Place) -> Iterator[Definition]:
         """Yield the functions and classes of the project that an expression names."""
         text = dotted(func)
         if text is None:
@@ -380,7 +387,7 @@ class _Following:
         found = module.definitions.get(name)
         return found.node if found is not None else None
 
-    def _class_of(self, place: _Place) -> Definition | None:
+    def _class_of(self, place: Place) -> Definition | None:
         scope = place.scope
         while scope:
             found = place.module.definitions.get(scope)
@@ -405,7 +412,7 @@ class _Following:
             if text is None:
                 continue
             own = owner.module.definitions.get(text)
-            written = self._qualified(text, _Place(owner.module, ""))
+            written = self._qualified(text, Place(owner.module, ""))
             found = own or (self.project.find(owner.module, written) if written else None)
             if found is not None and found is not owner and isinstance(found.node, ast.ClassDef):
                 yield found
@@ -414,7 +421,7 @@ class _Following:
         """Tell whether a class derives from FSDP1's."""
         assert isinstance(owner.node, ast.ClassDef)
         texts = filter(None, map(dotted, owner.node.bases))
-        known = (self._qualified(text, _Place(owner.module, "")) for text in texts)
+        known = (self._qualified(text, Place(owner.module, "")) for text in texts)
         return any(catalog.fsdp1_name(each) == catalog.FSDP for each in known)
 
     # What comes of it.
@@ -437,26 +444,23 @@ class _Following:
         paths = {*gives, *given, *(module.path for module in self.looked_at)}
         return {p: Links(gives.get(p, {}), given.get(p, {}), bool(types - {p})) for p in paths}
 
-    def _inherited(self, module: Module) -> Iterator[tuple[tuple[str, str], set[str]]]:
-        """Yield the attributes that classes of a module have by classes of others, or by other objects."""
-        for definition in tuple(module.definitions.values()):
-            if not isinstance(definition.node, ast.ClassDef):
-                continue
-            texts = {
-                text
-                for node in ast.walk(definition.node)
-                if isinstance(node, ast.Attribute) and (text := dotted(node)) and text.startswith("self.")
-            }
-            for text in texts:
-                own = self.facts.get((definition.key, text), set())
-                place = _Place(module, definition.name, line=10**9)
-                node = ast.parse(text, mode="eval").body
-                found = self._text_kinds(text, node, place) - own
-                if found & _MODELS:
-                    yield (definition.name, text), found & _MODELS
-                each = {kind.removeprefix(_EACH) for kind in found if kind.startswith(_EACH)}
-                if each & _MODELS:
-                    yield (definition.name, f"{text}[]"), each & _MODELS
+    def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:
+        """Yield the attributes that classes have by classes of other files, or objects have at all."""
+        scopes = [("", module.tree), *((each.name, each.node) for each in module.definitions.values())]
+        for name, scope in scopes:
+            place, key = Place(module, name, line=10**9), f"{module.path}:{name}"
+            is_class = isinstance(scope, ast.ClassDef)
+            texts = {dotted(each) or "" for each in ast.walk(scope) if isinstance(each, ast.Attribute)}
+            for text in texts - {""}:
+                is_own = text.startswith("self.")
+                if is_class is not is_own or not (is_own or self._lookup(text[: text.rindex(".")], place)):
+                    continue
+                own = self.facts.get((key, text), set())
+                found = self._text_kinds(text, ast.parse(text, mode="eval").body, place) - own
+                each_of = {kind.removeprefix(_EACH) for kind in found if kind.startswith(_EACH)}
+                for label, kinds in ((text, found & _MODELS), (f"{text}[]", each_of & _MODELS)):
+                    if kinds:
+                        yield (name, label), kinds
 
 
 def _split(key: str, project: Project) -> tuple[Path, str]:
@@ -464,7 +468,7 @@ def _split(key: str, project: Project) -> tuple[Path, str]:
     return next(each for each in project.texts if str(each) == path), name
 
 
-def _is_seen_alone(definition: Definition, call: ast.Call, place: _Place) -> bool:
+def _is_seen_alone(definition: Definition, call: ast.Call, place: Place) -> bool:
     """Tell whether a call is followed where its file is looked at by itself."""
     text = dotted(call.func) or ""
     is_function = not isinstance(definition.node, ast.ClassDef)

@@ -86,6 +86,18 @@ class Module:
                     self._note_definitions(handler.body, before)
 
 
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where an expression stands: its module, and the function or class around it by name."""
+
+    module: Module
+    scope: str
+    line: int = 0
+    loops: tuple[ast.AST, ...] = ()
+    is_typed: bool = False
+    """Whether it stands in a state dict context."""
+
+
 @dataclass(eq=False)
 class Project:
     """The sources that are looked at together."""

@@ -138,6 +138,26 @@ def test_what_is_given_before_it_is_wrapped_is_a_plain_model(tmp_path: Path) -> 
     assert after(tmp_path, files, "start.py") == files["start.py"]
 
 
+def test_a_model_of_a_class_of_the_project_is_plain_until_it_is_wrapped(tmp_path: Path) -> None:
+    files = {
+        "net.py": "class Net:\n    pass\n",
+        "base.py": "class Base:\n    def load(self, m):\n        m.load_state_dict({})\n        return m\n",
+        "main.py": f"{FSDP}from base import Base\nfrom net import Net\nclass Own(Base):\n"
+        "    def setup(self):\n        model = Net()\n        model = self.load(model)\n"
+        "        model = FSDP(model)\n        return model\n",
+    }
+    assert after(tmp_path, files, "base.py") == files["base.py"]
+
+
+def test_an_object_that_holds_a_model_is_followed(tmp_path: Path) -> None:
+    files = {
+        "nets.py": f"{FSDP}class Nets:\n    def __init__(self, net):\n        self.net = FSDP(net)\n",
+        "loop.py": "def train(nets, steps):\n    nets.net.clip_grad_norm_(1.0)\n",
+        "main.py": "from nets import Nets\nfrom loop import train\ntrain(Nets(net), 3)\n",
+    }
+    assert "clip_grad_norm_(nets.net, 1.0)" in after(tmp_path, files, "loop.py")
+
+
 def test_where_it_may_be_ddps_it_is_left_with_a_comment(tmp_path: Path) -> None:
     files = {
         "loop.py": LOOP.replace("model.clip_grad_norm_(1.0)", "state = model.state_dict()"),

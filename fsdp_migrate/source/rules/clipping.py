@@ -18,7 +18,7 @@ from fsdp_migrate.source.method_calls import (
     sureness,
     unbound,
 )
-from fsdp_migrate.source.python.nodes import dotted, short, walk_for
+from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -110,10 +110,19 @@ def _may_be_given_one(source: Source, call: cst.Call) -> bool:
     return bool(last[1]) and last[2] in source.models.names_made and source.models.is_unknown(model)
 
 
+def _clips_in_its_own_way(source: Source, choice: cst.If, call: cst.Call) -> bool:
+    """Tell whether another branch calls the method that FSDP1's models alone have, on the same model."""
+    model = _model_of(call)
+    wanted = f"{text_of(model)}.clip_grad_norm_" if model is not None else ""
+    others = (each for each in walk_for(choice, cst.Call) if source.index.excludes(each, call))
+    return any(dotted(each.func) == wanted for each in others)
+
+
 def _is_of_others(source: Source, call: cst.Call) -> bool:
     """Tell whether the class, or a switch such as ``use_fsdp``, was asked for: the branch of other models."""
-    tests = [above.test for above in source.index.ancestors(call) if isinstance(above, cst.If)]
-    return any(
+    above = [each for each in source.index.ancestors(call) if isinstance(each, cst.If)]
+    tests = [each.test for each in above]
+    return any(_clips_in_its_own_way(source, each, call) for each in above) or any(
         (part in source.references and source.index.fsdp1(part) == catalog.FSDP)
         or (dotted(part) or "").split(".")[-1].lower().find("fsdp") >= 0
         for test in tests

@@ -85,6 +85,10 @@ def test_the_norm_of_what_may_be_sharded_is_said(body: str) -> None:
             "def f(model):\n    if isinstance(model, FSDP):\n        return\n"
             "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
         ),
+        (
+            "def f(model: FSDP, zero):\n    if zero:\n        model.clip_grad_norm_(1.0)\n    else:\n"
+            "        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        ),
         "generator = FSDP(net)\ntorch.nn.utils.clip_grad_norm_(models.other.parameters(), 1.0)\n",
         (
             "if use_fsdp:\n    model = FSDP(net)\nelse:\n    pass\n"
