@@ -91,7 +91,7 @@ EXPLANATIONS = {
     ),
     "FM276": (
         "Composer's `HuggingFaceModel` keeps the model as its attribute `model`. `from_pretrained` knows the names inside it.",
-        "Nothing. To decide about names yourself, give `--rename`; then fsdp-migrate changes no other names.",
+        "Nothing. To decide about names yourself, give `--rename`; then no other name is changed.",
     ),
     "FM277": (
         "A framework stored its settings as an object of its own class. The values are kept as plain ones, so that no class is needed to load them.",

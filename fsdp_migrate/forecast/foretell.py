@@ -223,7 +223,7 @@ class _Foretelling:
         except ConfigError:
             raise
         except Exception as error:
-            what = "Activations are not counted" if which == "FSDP2" else "FSDP1 is not foretold"
+            what = "Activations are not counted" if which == "FSDP2" else "FSDP1 is not predicted"
             self.notes.append(f"{what}: rehearsed on fake tensors, {which} raised {describe_error(error)}.")
             return None
         if log.unfused_attention:
