@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[Run, dict[str, Any], str]] = {
     "a hook that moved": (
         Run(),
         {"hook": "_apply_fsdp2"},
-        "knows it: `composer.core.state.State._apply_fsdp2` is not there",
+        "expects: `composer.core.state.State._apply_fsdp2` is not there",
     ),
     "a hook that takes something else": (Run(), {"hook": "_apply_fsdp"}, "does not take state"),
     "strict": (Run(callback={"strict": True}), {}, "FindingsError: 1 thing would change"),
