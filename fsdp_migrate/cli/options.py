@@ -215,7 +215,11 @@ KeepCorrupt = Annotated[
     ),
 ]
 Config = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="YAML or JSON: the keyword arguments of FSDP1.")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="FSDP1's arguments: the config of your framework, or keyword arguments as YAML or JSON.",
+    ),
 ]
 SourceConfig = Annotated[
     Path | None,

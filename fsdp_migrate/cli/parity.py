@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fsdp_migrate.cli import torchrun
-from fsdp_migrate.cli.command_help import SOURCE, words_of
+from fsdp_migrate.cli.command_help import SOURCE, TRAINED, words_of
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import MODEL_HELP, All, Config, Html, Json, Markdown, Strict
 
@@ -31,13 +31,18 @@ Model = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option(metavar="PKG.MOD:BATCHES", help="What gives batches. Default: generated to fit the model."),
+    typer.Option(
+        metavar="PKG.MOD:BATCHES",
+        help="What gives batches. Default: generated to fit the model.",
+        rich_help_panel=TRAINED,
+    ),
 ]
 Loss = Annotated[
     str | None,
     typer.Option(
         metavar="PKG.MOD:LOSS",
         help="A function of model and batch that gives the loss. Default: what the model returns.",
+        rich_help_panel=TRAINED,
     ),
 ]
 MakesOptimizer = Annotated[
@@ -47,9 +52,20 @@ MakesOptimizer = Annotated[
         help="A function of the model that gives its optimizer. Default: the factory's, or AdamW.",
     ),
 ]
-Rows = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows of generated batches. Default: 2.")]
+Rows = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Rows of generated batches. Default: 2.",
+        rich_help_panel=TRAINED,
+    ),
+]
 Length = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Tokens of each of these rows. Default: 8.")
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Tokens of each of these rows. Default: 8.", rich_help_panel=TRAINED
+    ),
 ]
 Checkpoint = Annotated[
     str | None,
