@@ -210,9 +210,8 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> TextConve
     text = f"{given.value} is another file, which is not converted with this one."
     hint = f"`fsdp-migrate config {given.value} --from accelerate`, if it has FSDP settings."
     finding = make_finding(*elsewhere(str(given.value), settings, "--config_file", text, hint))
-    return TextConversion(
-        command, command, (BlockReport("accelerate", "--config_file", "unchanged"),), (finding,)
-    )
+    state = "fsdp2" if finding.code == "FM347" else "unchanged"
+    return TextConversion(command, command, (BlockReport("accelerate", "--config_file", state),), (finding,))
 
 
 def _flags_of_tool(framework: str, command: str, runner: str) -> list[Flag]:

@@ -256,9 +256,12 @@ def _convert_block(adapter: Adapter, block: Block, draft: Draft) -> BlockReport:
         )
         draft.say("FM351", block.name, f"Left as it is: {block.unused}.", hint)
         return BlockReport(adapter.name, block.name, "unused")
-    before = draft.edits.asked
+    before, num_said = draft.edits.asked, len(draft.findings)
     adapter.emit(block, config_of(adapter, block, draft), draft)
     state = "converted" if draft.edits.asked > before or block.code else "unchanged"
+    said = {finding.code for finding in draft.findings[num_said:]}
+    if state == "unchanged" and said == {"FM347"}:  # of the file that it names
+        state = "fsdp2"
     return BlockReport(adapter.name, block.name, state, block.code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.finding_codes import FINDING_CODES
@@ -107,7 +108,7 @@ def next_steps(
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     steps += _steps_for_configs(configs, reads_arguments=bool(rewrites))
     steps += _steps_for_launches(launches)
-    return steps + _steps_for_checkpoints(checkpoints)
+    return steps + _steps_for_checkpoints([each for each in checkpoints if not _is_of_model(each, models)])
 
 
 def not_migrated(
@@ -189,6 +190,12 @@ def _steps_for_configs(configs: Sequence[ConfigFound], *, reads_arguments: bool)
 
 def _write_commands(configs: Iterable[ConfigFound]) -> tuple[str, ...]:
     return tuple(f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs)
+
+
+def _is_of_model(checkpoint: CheckpointFound, models: Sequence[str]) -> bool:
+    """Tell whether it is weights alone in the folder of a model, which ``from_pretrained`` reads."""
+    places = {checkpoint.path, str(Path(checkpoint.path).parent)}
+    return checkpoint.is_full and not places.isdisjoint(models)
 
 
 def _steps_for_checkpoints(checkpoints: Sequence[CheckpointFound]) -> list[Step]:

@@ -119,8 +119,12 @@ def test_what_proves_the_run_comes_before_its_config_is_converted(
     Path("models", "tiny").mkdir(parents=True)
     Path("models", "tiny", "config.json").write_text('{"model_type": "qwen2", "architectures": ["Q"]}')
     Path("models", "config.json").write_text('{"model_type": "not of transformers"}')
+    torch.save({"a": torch.ones(1)}, "models/tiny/pytorch_model.bin")
     _, document = run_json("scan", ".")
+    assert [each["path"] for each in document["checkpoints"]] == ["models/tiny/pytorch_model.bin"]
     commands = [command for step in document["steps"] for command in step["commands"]]
+    # Weights of a Hugging Face model are read by from_pretrained, as before.
+    assert not any("pytorch_model" in command for command in commands)
     parity = "fsdp-migrate parity --model transformers:models/tiny --config"
     assert commands[:3] == [
         "fsdp-migrate doctor . --config 'my fsdp.yaml'",

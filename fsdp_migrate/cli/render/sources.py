@@ -14,7 +14,7 @@ from rich.table import Table
 from fsdp_migrate.cli.render.findings import COLOURS, FIDELITIES
 from fsdp_migrate.cli.render.screen import console, escape, print_text
 from fsdp_migrate.finding_codes import FINDING_CODES
-from fsdp_migrate.findings import counted
+from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import MARK, what_they_stop
 from fsdp_migrate.source.uses import ACTIONS
 
@@ -66,16 +66,17 @@ def _show_what_is_left(uses: Sequence[Use]) -> None:
     """Show by hand what has to be done by hand, what matters most first; the rest is counted."""
     out = console()
     by_hand = [use for use in uses if use.action == "commented"]
-    groups: dict[tuple[str, str, str], list[Use]] = {}
+    groups: dict[tuple[str, str], list[Use]] = {}
     for use in sorted(by_hand, key=lambda use: FIDELITIES.index(FINDING_CODES[use.code].fidelity)):
-        groups.setdefault((use.code, use.text, use.becomes), []).append(use)
+        groups.setdefault((use.code, use.becomes), []).append(use)
     if by_hand:
         out.print(f"[bold]To be done by hand: {counted(len(by_hand), 'place')}[/]")
-    for (code, text, becomes), found in groups.items():
+    for (code, becomes), found in groups.items():
         colour = COLOURS[FINDING_CODES[code].fidelity]
         places = ", ".join(use.place for use in found[:_PLACES])
         more = f" and {counted(len(found) - _PLACES, 'more place')}" if len(found) > _PLACES else ""
-        out.print(f"  [bold]{escape(places)}[/]{more}: [{colour}]{code}[/] {escape(text)}", soft_wrap=True)
+        texts = listed(dict.fromkeys(use.text for use in found), _PLACES, between="; ")
+        out.print(f"  [bold]{escape(places)}[/]{more}: [{colour}]{code}[/] {escape(texts)}", soft_wrap=True)
         print_text(out, becomes, indent="    ")
     if by_hand:
         out.print(f"`fsdp-migrate explain {next(iter(groups))[0]}` says what a code means and what to do.\n")
