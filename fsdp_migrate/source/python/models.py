@@ -157,8 +157,15 @@ class Models:
 
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
-        text = text_of(node)
-        return self.guards.is_excluded(node, text, is_fsdp1_class(self.index))
+        if self.guards.holds(node, self._is_ddp_class):
+            return True
+        return self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index))
+
+    def _is_ddp_class(self, asked: cst.CSTNode) -> bool:
+        """Tell whether a check asks for DDP's class, or for several such and no other."""
+        if isinstance(asked, cst.Tuple):
+            return bool(asked.elements) and all(self._is_ddp_class(each.value) for each in asked.elements)
+        return isinstance(asked, (cst.Name, cst.Attribute)) and bool(self.index.qualified(asked) & DDP)
 
     # How facts come about.
 
@@ -177,7 +184,9 @@ class Models:
             return {"fsdp"} if is_unit else self._kinds_of_items(node.value)
         key = self._key(node)
         found = set() if key is None or index is not None else set(self.facts.get(key, ()))
-        return set() if found and self._is_before_wrapping(node) else found
+        if "fsdp" in found and (self._is_before_wrapping(node) or self.is_other_branch(node)):
+            found.discard("fsdp")
+        return found
 
     def _kinds_of_items(self, node: cst.BaseExpression) -> set[str]:
         """Return what items of a list, a dict or a ``ModuleDict`` may be: ``models[name] = FSDP(net)``."""

@@ -255,3 +255,28 @@ def test_another_name_of_the_class_with_its_kind_written_beside_it() -> None:
     after = turned(body)
     assert "if not isinstance(m, FSDPModule):\n        m = prepare_fully_shard(m)" in after
     assert "fsdp-migrate" not in after
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "isinstance(m, torch.nn.parallel.DistributedDataParallel)",
+        "isinstance(m, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel))",
+    ],
+)
+def test_where_a_model_is_ddps_it_is_not_fsdp1s(check: str) -> None:
+    body = f"def f(m: FSDP):\n    if {check}:\n        m = m.module\n    return m\n"
+    assert "        m = m.module\n" in turned(body)
+
+
+def test_where_it_may_be_either_it_may_be_fsdp1s() -> None:
+    body = "def f(m: FSDP):\n    if isinstance(m, (torch.nn.DataParallel, FSDP)):\n        m = m.module\n"
+    assert "m = m.module" not in turned(body)
+
+
+def test_what_a_function_returns_for_other_models_is_none_of_fsdp1s() -> None:
+    body = (
+        "def unwrap(m: FSDP):\n    if isinstance(m, FSDP):\n        return m.inner\n    return m\n\n\n"
+        "def load(m: FSDP, state):\n    inner = unwrap(m)\n    inner.load_state_dict(state)\n"
+    )
+    assert "    inner.load_state_dict(state)\n" in turned(body)
