@@ -90,6 +90,11 @@ _COUNT = (
     "and do not multiply by the number of ranks."
 )
 _RANKS = re.compile(r"world_size|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards")
+_ONE = (
+    "this is a DTensor now, of which this rank holds a part: index it, and give it to what takes plain "
+    "tensors, as .full_tensor() or .to_local(), and put back what is a DTensor."
+)
+_WEIGHTS = frozenset({"bias", "weight"})
 _CLIPPED = "the norm is that of the whole gradient now, the same on each rank: do not sum it over ranks."
 
 
@@ -101,6 +106,24 @@ def find(source: Source) -> Iterator[Found]:
         code = _of_call(source, call)
         if code:
             yield Found("FM423", call, code, "commented")
+    for node in source.attributes:
+        if _is_one_parameters(source, node) and not source.contexts.is_summoned(node):
+            yield Found("FM423", node, _ONE, "commented")
+
+
+def _is_one_parameters(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether an attribute is the gradient, or the values, of a weight: ``model.head.weight.grad``."""
+    above = source.index.parents[node]
+    if node.attr.value not in _VALUES or isinstance(above, (cst.AssignTarget, cst.Del, cst.Comparison)):
+        return False
+    held: cst.BaseExpression = node.value
+    if not isinstance(held, cst.Attribute) or held.attr.value not in _WEIGHTS:
+        return False
+    while isinstance(held, (cst.Attribute, cst.Call, cst.Subscript)):
+        held = held.func if isinstance(held, cst.Call) else held.value
+        if isinstance(held, (cst.Attribute, cst.Name)) and source.models.certainty(held) is not None:
+            return True
+    return False
 
 
 def _is_other_class(call: cst.Call) -> Iterator[bool]:

@@ -59,3 +59,19 @@ def test_a_model_that_is_asked_for_its_class_may_be_one() -> None:
         "    return [p.grad.norm() for p in model.parameters()]\n"
     )
     assert ("FM423", "commented") in codes(body, HEADER)
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("x = m.head.weight.grad\n", True),
+        ("x = m.get_input_embeddings().weight.grad * mask\n", True),
+        ("x = m.layers[0].bias.data[3]\n", True),
+        ("if m.head.weight.grad is None:\n    pass\n", False),
+        ("m.head.weight.grad = None\n", False),
+        ("x = other.head.weight.grad\n", False),
+        ("with FSDP.summon_full_params(m):\n    x = m.head.weight.data[0]\n", False),
+    ],
+)
+def test_the_gradient_of_one_weight(use: str, is_said: bool) -> None:
+    assert (("FM423", "commented") in codes(f"m = FSDP(net)\n{use}")) is is_said
