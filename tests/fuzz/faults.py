@@ -68,7 +68,7 @@ def _gradient(net: Net) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Fault:
-    """A draw that FSDP1 trains otherwise, for a reason, and what is done to ours before each step."""
+    """A draw that FSDP1 may train otherwise, for a reason, and what is done to ours before each step."""
 
     draw: str
     reason: str
@@ -92,13 +92,20 @@ FAULTS = {
     "zeros": Fault(
         "zero=zeros; frozen=frozen later; optimizer=AdamW", "zeros that FSDP1 took", _none_for_zeros
     ),
+    "unused beside what is frozen": Fault(
+        "encoder=yes; policy=custom; frozen=embedding; optimizer=AdamW",
+        "unused beside what is frozen",
+        _one_use_lost,
+    ),
     "torn tie": Fault(
         "blocks=plain + plain; tie=across blocks; strategy=NO_SHARD; originals=no", "FM273", _one_use_lost
     ),
     "tie reduced in part": Fault(
         "blocks=plain + plain; tie=across blocks; strategy=NO_SHARD", "FM123", _of_one_rank
     ),
-    "gradients kept in bfloat16": Fault("precision=bf16 grads kept; microbatches=2", "FM012", _rounded_again),
+    "gradients kept in bfloat16": Fault(
+        "strategy=NO_SHARD; precision=bf16 grads kept", "FM012", _rounded_again
+    ),
 }
 
 

@@ -79,6 +79,13 @@ def _is_recomputed_where_gradients_are(drawn: Draw) -> bool:
     return drawn.route == "recomputed, reentrant" or (drawn.route == "recomputed" and changes)
 
 
+def _has_unused(drawn: Draw) -> bool:
+    """Tell whether some parameters add nothing to the loss in some step."""
+    is_for_nothing = drawn.encoder == "yes" and not {"cross", "nested keyword"}.intersection(drawn.blocks)
+    is_left_out = drawn.route == "one left out" and len(drawn.blocks) > 1
+    return is_for_nothing or is_left_out or bool({"unused", "experts", "passing"}.intersection(drawn.blocks))
+
+
 _REASONS: tuple[tuple[str, Callable[[Draw], bool], float], ...] = (
     (
         "several forwards at once, recomputed in bfloat16: FSDP1's gradients are wrong",
@@ -127,6 +134,11 @@ _REASONS: tuple[tuple[str, Callable[[Draw], bool], float], ...] = (
     (
         "recomputed, after what is frozen: FSDP1 had gradients there",
         lambda d: d.frozen != "nothing" and _is_recomputed_where_gradients_are(d),
+        math.inf,
+    ),
+    (
+        "unused beside what is frozen: FSDP1 had gradients of zeros",
+        lambda d: (d.frozen != "nothing" or "adapter" in d.blocks) and _has_unused(d),
         math.inf,
     ),
     (
