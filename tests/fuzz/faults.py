@@ -37,12 +37,6 @@ def _where_none_is(net: Net) -> None:
     param.grad = torch.full_like(param, 0.01)
 
 
-def _none_for_zeros(net: Net) -> None:
-    """Take the gradients of zeros of what is frozen for none."""
-    for param in net.layers[0].parameters():
-        param.grad = param.grad if param.requires_grad else None
-
-
 def _rounded_again(net: Net) -> None:
     """Let one gradient be another by as much as bfloat16 rounds."""
     _gradient(net).mul_(1 + 2**-8)
@@ -90,7 +84,7 @@ FAULTS = {
         _run_again,
     ),
     "zeros": Fault(
-        "zero=zeros; frozen=frozen later; optimizer=AdamW", "zeros that FSDP1 took", _none_for_zeros
+        "zero=zeros; frozen=frozen later; optimizer=AdamW", "zeros that FSDP1 took", _where_none_is
     ),
     "unused beside what is frozen": Fault(
         "encoder=yes; policy=custom; frozen=embedding; optimizer=AdamW",
