@@ -67,6 +67,7 @@ Length = Annotated[
         min=1, metavar="N", help="Tokens of each of these rows. Default: 8.", rich_help_panel=TRAINED
     ),
 ]
+Where = Annotated[Device, typer.Option(metavar="WHERE", help=f"Where to train: {words_of(Device)}.")]
 Checkpoint = Annotated[
     str | None,
     typer.Option(metavar="CKPT", help="Both start from this checkpoint.", rich_help_panel=SOURCE),
@@ -89,9 +90,7 @@ def parity(
     seq_length: Length = None,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps to train.")] = 4,
     ranks: Annotated[int, typer.Option(min=1, metavar="N", help="How many processes to start.")] = 2,
-    device: Annotated[
-        Device, typer.Option(metavar="WHERE", help=f"Where to train: {words_of(Device)}.")
-    ] = Device.auto,
+    device: Where = Device.auto,
     checkpoint: Checkpoint = None,
     weights_only: WeightsOnly = False,
     seed: Annotated[int, typer.Option(metavar="N", help="The seed of the random numbers.")] = 0,
