@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -25,13 +26,26 @@ from tests.report.test_markdown import rendered
 from tests.scripts import launch_forked
 
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 COMMAND = [sys.executable, "-m", "fsdp_migrate", "demo"]
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextlib.contextmanager
+def start(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a demo, and kill what is left of it: after a failure it would be waited for, however long."""
+    with subprocess.Popen(
         [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                parent = psutil.Process(process.pid)
+                for each in (*parent.children(recursive=True), parent):
+                    with contextlib.suppress(psutil.Error):
+                        each.kill()
 
 
 def test_the_run_goes_on_under_fsdp2(tmp_path: Path) -> None:
@@ -198,13 +212,9 @@ def is_worker(process: psutil.Process) -> bool:
 def wait_for_workers(pid: int) -> list[psutil.Process]:
     """Return the demo's two processes once they have begun to write their output."""
     parent = psutil.Process(pid)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        workers = [
-            child
-            for child in parent.children(recursive=True)
-            if "fsdp_migrate.demo.worker" in child.cmdline()
-        ]
+        workers = [child for child in parent.children(recursive=True) if is_worker(child)]
         if len(workers) == 2:
             time.sleep(0.5)
             return workers
