@@ -30,7 +30,7 @@ from fsdp_migrate.adapters.engine.base import (
     shown,
 )
 from fsdp_migrate.adapters.engine.claims import LIGHTNING
-from fsdp_migrate.adapters.engine.lightning_hook import function_code, hook_code
+from fsdp_migrate.adapters.engine.lightning_hook import SYNC_BATCHNORM, function_code, hook_code
 from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
 from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS
 from fsdp_migrate.adapters.engine.torch_objects import listed, read_objects, target_of
@@ -205,8 +205,11 @@ class LightningAdapter:
         )
         shape = read_objects(_arguments(block).get("device_mesh"))
         is_fabric = block.node is not None and _is_fabric(_target(block.node))
-        write = function_code if is_fabric else hook_code
-        block.code = write(self.parse(block), checkpointing, shape)
+        if is_fabric:
+            block.code = function_code(self.parse(block), checkpointing, shape)
+        else:
+            synced = _sync_batchnorm(block, draft)
+            block.code = hook_code(self.parse(block), checkpointing, shape, sync_batchnorm=synced)
         _say_precision(block, draft)
         if config.mesh != "shard":
             text = "Lightning's mesh is (data, tensor): the hook makes one of its own for this strategy."
@@ -364,16 +367,40 @@ def _hook_references(block: Block, draft: Draft) -> None:
         draft.take(owner_of(block.node, entry), entry, outcome, block.at(name))
 
 
+def _sync_batchnorm(block: Block, draft: Draft) -> bool:
+    """Tell whether the hook is to do what ``sync_batchnorm`` did, and say so."""
+    given = plain_values(_trainer(block)).get("sync_batchnorm")
+    place = _beside_trainer(block, "sync_batchnorm")
+    if isinstance(given, Reference):
+        text = f"{given} is not set in this file. FSDPStrategy heeds it; ModelParallelStrategy does not."
+        draft.say("FM346", place, text, f"If it is true, let the hook begin with `{SYNC_BATCHNORM}`.")
+        return False
+    synced = not words.is_nothing(given) and words.read_bool(given, "sync_batchnorm")
+    if synced:
+        text = f"{shown(given)}: ModelParallelStrategy does not heed it; the hook converts the layers."
+        draft.say("FM355", place, text)
+    return synced
+
+
+def _beside_trainer(block: Block, name: str) -> str:
+    """Return where an argument of the Trainer stands."""
+    return block.beside(name) if _trainer(block) is block.owner else f"trainer.{name}"
+
+
 def _say_precision(block: Block, draft: Draft) -> None:
     trainer = _trainer(block)
     precision = plain_values(trainer).get("precision")
-    place = block.beside("precision") if trainer is block.owner else "trainer.precision"
+    place = _beside_trainer(block, "precision")
     if not is_known(_arguments(block).get("mixed_precision")) and _is_elsewhere(precision, trainer, block):
         text = (
             f"It is {'set elsewhere' if precision else 'not in this file'}. FSDPStrategy takes the "
             "dtypes of `bf16-mixed` and the like from it; the hook casts nothing."
         )
         hint = "Under `bf16-mixed` add `'mixed_precision': 'bfloat16'` to the hook's arguments."
+        if "sync_batchnorm" not in plain_values(trainer) and not (
+            block.node and _is_fabric(_target(block.node))
+        ):
+            hint += f" Under `sync_batchnorm: true` let it begin with `{SYNC_BATCHNORM}`."
         draft.say("FM356", place, text, hint)
         return
     if str(precision) not in {"16", "16-mixed"}:

@@ -8,10 +8,18 @@ from fsdp_migrate.config import AlwaysWrap, ClassWrap, SizeWrap
 
 
 POLICY = "auto_wrap_policy"
+SYNC_BATCHNORM = "torch.nn.SyncBatchNorm.convert_sync_batchnorm(self)"
+"""What the Trainer's ``sync_batchnorm`` did under FSDPStrategy; ModelParallelStrategy does not heed it."""
 _HYBRID = frozenset({"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"})
 
 
-def hook_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: Any = None) -> str:
+def hook_code(
+    arguments: dict[str, Any],
+    checkpointing: Any = None,
+    mesh_shape: Any = None,
+    *,
+    sync_batchnorm: bool = False,
+) -> str:
     """Return ``configure_model`` for FSDP1 arguments, given as words; ``mesh_shape`` is (replicas, shards).
 
     Lightning calls ``training_step`` and its kin, not ``forward``: they are registered, so that parameters
@@ -24,6 +32,8 @@ def hook_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: 
     given, options, imports = _parts(arguments, checkpointing, mesh_shape, "self.device_mesh")
     given = "".join(f"            {line},\n" for line in given.splitlines())
     call = "".join(f"            {each},\n" for each in ("self", "arguments", *options))
+    convert = f"        {SYNC_BATCHNORM}\n" if sync_batchnorm else ""
+    imports = f"    import torch\n{imports}" if sync_batchnorm else imports
     return (
         "def configure_model(self) -> None:\n"
         f"{imports}"
@@ -32,6 +42,7 @@ def hook_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: 
         "    from fsdp_migrate import prepare_fully_shard\n"
         "\n"
         "    if not isinstance(self, FSDPModule):\n"
+        f"{convert}"
         f"        arguments = {{\n{given}        }}\n"
         f"        prepare_fully_shard(\n{call}        )\n"
         '        for name in ("training_step", "validation_step", "test_step", "predict_step"):\n'

@@ -171,6 +171,26 @@ def test_a_precision_in_another_file_is_told(text: str, place: str) -> None:
     assert "mixed_precision" not in (done.blocks[0].code or "")
 
 
+@pytest.mark.parametrize(
+    ("given", "codes", "is_in_hook"),
+    [("true", {"FM355"}, True), ("false", set(), False), ("${sync}", {"FM346"}, False)],
+)
+def test_batch_norms_that_fsdpstrategy_synchronized(given: str, codes: set[str], is_in_hook: bool) -> None:
+    done = convert(f"trainer: {{devices: 2, sync_batchnorm: '{given}', strategy: fsdp}}\n")
+    assert {f.code for f in done.findings if f.subject == "trainer.sync_batchnorm"} == codes
+    code = done.blocks[0].code or ""
+    assert ("SyncBatchNorm.convert_sync_batchnorm(self)\n        arguments" in code) == is_in_hook
+    assert ("\n    import torch\n" in code) == is_in_hook
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"), [(STRATEGY, True), (STRATEGY.replace("pytorch", "fabric"), False)]
+)
+def test_batch_norms_that_another_file_may_synchronize(text: str, is_told: bool) -> None:
+    hints = [f.hint or "" for f in convert(text).findings if f.code == "FM356"]
+    assert ["SyncBatchNorm" in hint for hint in hints] == [is_told]
+
+
 def test_a_precision_that_is_known_is_not_asked_for() -> None:
     for text in (
         "trainer: {accelerator: gpu, devices: 2, strategy: fsdp}\n",

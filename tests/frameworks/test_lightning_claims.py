@@ -34,7 +34,13 @@ found["no_16_mixed"] = found["model_parallel"] and trains("bf16-mixed") and not 
 config = FSDPPrecision("bf16-mixed").mixed_precision_config
 dtypes = {config.param_dtype, config.reduce_dtype, config.buffer_dtype}
 found["precision_casts"] = dtypes == {torch.bfloat16}
-from lightning.pytorch.strategies import StrategyRegistry
+import inspect
+from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
+heeds = [
+    "_layer_sync.apply" in inspect.getsource(inspect.getmodule(strategy))
+    for strategy in (FSDPStrategy, ModelParallelStrategy if found["model_parallel"] else FSDPStrategy)
+]
+found["no_sync_batchnorm"] = heeds == [True, False]
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
 print(json.dumps(found))
 """

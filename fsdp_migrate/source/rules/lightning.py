@@ -174,7 +174,7 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
     else:
         given = {a.keyword.value: a.value for a in asked.trainer.args if a.keyword is not None}
         hidden = any(arg.star for arg in asked.trainer.args)
-        for name in ("devices", "num_nodes", "precision"):
+        for name in ("devices", "num_nodes", "precision", "sync_batchnorm"):
             if name in given:
                 document[name] = asked.values.read(given[name])
             elif hidden:
@@ -182,7 +182,11 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
         document = {name: value for name, value in document.items() if value is not None}
     asked.converted = convert_settings("lightning", {"trainer": document}, asked.values)
     asked.reasons += asked.converted.reasons
-    unknown = [each.message for each in asked.converted.findings if each.code == "FM345"]
+    unknown = [
+        each.message
+        for each in asked.converted.findings
+        if each.code == "FM345" or (each.code == "FM346" and each.subject.endswith("sync_batchnorm"))
+    ]
     asked.reasons += unknown
     if asked.trainer is not None and not asked.reasons and not asked.is_fabric:
         asked.module = LightningModules(source).trained_by(asked.trainer)

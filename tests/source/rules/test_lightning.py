@@ -40,6 +40,11 @@ MODEL_PARALLEL = (
             "'sharding_strategy': 'SHARD_GRAD_OP'",
         ),
         ('"fsdp_cpu_offload"', MODEL_PARALLEL.format(8, False), "'cpu_offload': True"),
+        (
+            '"fsdp", sync_batchnorm=True',
+            f"{MODEL_PARALLEL.format(8, False)}, sync_batchnorm=True",
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(self)",
+        ),
     ],
 )
 def test_lightnings_strategy_comes_with_its_hook(strategy: str, after: str, hook: str) -> None:
@@ -55,6 +60,12 @@ LIT_LEFT = [
     (LIT, 8, "FSDPStrategy(auto_wrap_policy=policy)", "`auto_wrap_policy` is known only when this runs"),
     (LIT, 8, "FSDPStrategy(**more)", "hide arguments"),
     (LIT, 8, 'FSDPStrategy(), precision="16-mixed"', "has no 16-mixed"),
+    (
+        LIT,
+        8,
+        "FSDPStrategy(), sync_batchnorm=flag",
+        "If it is true, let the hook begin with `torch.nn.SyncBatchNorm",
+    ),
     (LIT.replace("training_step", "configure_model"), 8, "FSDPStrategy()", "or has a configure_model"),
     (LIT.replace("L.LightningModule", "Base"), 8, "FSDPStrategy()", "is not in this file"),
     (LIT.replace("model = Lit()", "model = Other()"), 8, '"fsdp"', "is not in this file"),
