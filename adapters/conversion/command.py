@@ -66,6 +66,7 @@ _FILE = re.compile(r"[\w./-]+\.(?:json|ya?ml)\b")
 _FOLDER = re.compile(r"\$\{?\w+\}?/")
 _DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}\Z")
 _FLAG = re.compile(r"--(?:use[-_])?fsdp\b|--fsdp[-_]")
+_NAMES_FSDP = re.compile(r"(?:\A|[_.])fsdp(?:\Z|[_.])")
 BARE_SWITCH = (
     "HF Trainer takes `--fsdp` without a value from transformers 5.10 on, and that is FSDP2 already; older "
     "ones expect a value."
@@ -278,7 +279,7 @@ def _collide(one: Piece, other: Piece) -> bool:
 
 def _with_assignment(finding: Finding, text: str) -> Finding:
     """Say of a variable that the script sets where it does, and to what, with the file that this names."""
-    variable = re.match(r"\$\{?(\w+)", finding.message)
+    variable = re.match(r"\$\{?(\w+)\}?", finding.message)
     is_told = finding.code in {"FM346", "FM356"} and variable is not None
     given = assignment_of(variable.group(1), text) if variable and is_told else None
     if given is None:
@@ -394,7 +395,7 @@ def _own_flags(command: str, runner: str) -> list[Flag]:
     of_script = _flags_of_tool("hf", command, runner)
     if _is_hf({flag.name: flag for flag in of_script}):
         taken |= {flag.start for flag in of_script if flag.name in _HF_FLAGS}
-    named = (flag for flag in read_flags(command) if flag.name.startswith(("fsdp", "use_fsdp")))
+    named = (flag for flag in read_flags(command) if _NAMES_FSDP.search(flag.name))
     return [flag for flag in named if flag.start not in taken]
 
 
@@ -457,6 +458,12 @@ def _as_flags(framework: str, document: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def _end_of(flag: Flag, command: str) -> int:
+    """Return where a flag ends; what follows the switch `--use_fsdp` is the script, in a variable too."""
+    bare = re.compile(r"--use[-_]fsdp(?!=)").match(command, flag.start)
+    return bare.end() if bare else flag.end
+
+
 def _edits(
     command: str, flags: dict[str, Flag], old: dict[str, str], new: dict[str, str]
 ) -> tuple[Piece, ...]:
@@ -480,5 +487,7 @@ def _edits(
     added = "".join(f" --{name} {shlex.quote(value)}" for name, value in new.items() if name not in there)
     if any(name.startswith("parallelism_config") for name in new):
         added += " --use_parallelism_config"
-    last = max(flag.end for flag in flags.values() if flag.name.startswith(("fsdp", "use_fsdp")))
+    last = max(
+        _end_of(flag, command) for flag in flags.values() if flag.name.startswith(("fsdp", "use_fsdp"))
+    )
     return (*pieces, Piece(last, last, added))

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 _NAMED_FILE = re.compile(r"(?:--config_file[ =]\"?|(?=[\w./-]*fsdp))([\w./-]+\.(?:json|ya?ml))\b")
 _OWN_FLAG = re.compile(
-    r"(?<=\s)--(?:enable[-_]fsdp|sharding[-_]strategy|backward[-_]prefetch|limit[-_]all[-_]gathers)\b"
+    r"(?<=\s)--(?:(?!use[-_])\w+[-_]fsdp(?:[-_]\w+)*|sharding[-_]strategy|backward[-_]prefetch"
+    r"|limit[-_]all[-_]gathers)(?![\w.-])"
 )
 _CHOICE = re.compile(
     r"(?<=\s)-{0,2}[\w.+-]+(?:=|[ \t]+|[ \t]*\\\n\s*)[\"']?"
@@ -46,7 +47,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     parts = [f"No command in this script has FSDP flags of HF Trainer or of `accelerate launch`{can}.", said]
     bare = _COMMENT.sub("", text)
     foreign = _foreign(bare)
-    own = list(dict.fromkeys(_OWN_FLAG.findall(bare)))
+    own = [flag for flag in dict.fromkeys(_OWN_FLAG.findall(bare)) if f"`{flag}`" not in said]
     if foreign:
         parts.append(foreign)
     elif own:

@@ -354,7 +354,7 @@ def test_a_value_in_a_variable_that_the_script_sets_is_told() -> None:
     assert said.message == "$W is kept: line 1 sets it to `Block`."
 
 
-@pytest.mark.parametrize("flag", ["--enable_fsdp", "--sharding_strategy"])
+@pytest.mark.parametrize("flag", ["--enable_fsdp", "--low_cpu_fsdp", "--sharding_strategy"])
 def test_own_flags_that_speak_of_fsdp_otherwise_are_told(flag: str) -> None:
     with pytest.raises(ConfigError, match=rf"No command in this script .* `{flag}` must be a script's own"):
         convert_script(f"torchrun t.py --lr 1 \\\n  {flag} full\n")
@@ -411,8 +411,21 @@ def test_a_switch_without_a_value_is_no_fsdp1_of_hf_trainer(flags: str) -> None:
 
 
 def test_flags_of_the_scripts_own_are_named_as_they_are_written() -> None:
-    with pytest.raises(ConfigError, match="`--fsdp-cpu-offload` must be the script's own"):
-        convert_command("python t.py --fsdp-cpu-offload --lr=1")
+    with pytest.raises(ConfigError, match="`--fsdp-cpu-offload`, `--low_cpu_fsdp` must be the script's own"):
+        convert_command("python t.py --fsdp-cpu-offload --low_cpu_fsdp --lr=1")
+
+
+@pytest.mark.parametrize("script", ["$SCRIPT --lr 1", '"${SCRIPT}" "${ARGS[@]}"', "$1", "true.py"])
+def test_no_flag_of_accelerate_lands_behind_the_script(script: str) -> None:
+    after = convert_script(f"accelerate launch --num_processes 2 --use_fsdp {script}\n").text
+    assert after.startswith("accelerate launch --num_processes 2 --use_fsdp --fsdp_version 2 ")
+    assert after.endswith(f" {script}\n")
+
+
+def test_the_whole_path_behind_a_variable_is_named() -> None:
+    script = "C=/work/fsdp.yaml\naccelerate launch --config_file ${C} t.py\n"
+    [said] = [f for f in convert_script(script).findings if f.code == "FM356"]
+    assert "config /work/fsdp.yaml --from" in (said.hint or "")
 
 
 @pytest.mark.parametrize(
