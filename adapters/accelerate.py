@@ -276,7 +276,7 @@ def _runs_by_default(mapping: Mapping) -> bool:
     values = plain_values(mapping)
     kind = values.get("distributed_type")
     given = is_known(kind) and words.bare_word(kind) == "fsdp"
-    return given and values.get("fsdp_config") is None
+    return given and values.get("fsdp_config") in (None, [])
 
 
 def _prefixed(written: str, new: str) -> str:

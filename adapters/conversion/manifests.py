@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.command import convert_script
 from fsdp_migrate.adapters.conversion.text import read_documents
-from fsdp_migrate.adapters.document.nodes import plain
+from fsdp_migrate.adapters.document.nodes import Reference, plain
 from fsdp_migrate.errors import ConfigError
 
 
@@ -53,9 +53,9 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
 
 def _commands(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """Yield each command with FSDP flags and its path; lists of words as one command."""
-    if isinstance(value, str):
-        if _FLAG.search(value):
-            yield ".".join(path), value
+    if isinstance(value, (str, Reference)):  # `${VARIABLE}` in a text is the shell's
+        if _FLAG.search(str(value)):
+            yield ".".join(path), str(value)
     elif isinstance(value, dict):
         names = [name for name in ("entrypoint", "command", "args") if _is_words(value.get(name))]
         words = [str(word) for name in names for word in value[name]]
@@ -73,7 +73,7 @@ def _commands(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str
 
 
 def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, (str, int, float)) for word in value)
+    return isinstance(value, list) and all(isinstance(word, (str, int, float, Reference)) for word in value)
 
 
 def _quoted(word: str) -> str:

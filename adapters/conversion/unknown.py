@@ -11,6 +11,7 @@ from fsdp_migrate.adapters.document.nodes import (
     Alias,
     Mapping,
     Node,
+    Reference,
     Sequence,
     effective,
     key_text,
@@ -34,9 +35,10 @@ FILE = "FILE"
 _FSDP = re.compile(r"fsdp|fully_?sharded", re.IGNORECASE)
 _OFF = frozenset({"", "false", "no", "off", "none", "null", "0"})
 _ARGUMENTS = frozenset(key.name for key in TORCH_KEYS)
-_FLAG = re.compile(r"--(?:use[-_])?fsdp(?:[-_]\w+)*")
+_FLAG = re.compile(r"--(?:use[-_])?fsdp(?:[-_]\w+)*(?![\w.-])")
 _ARGUMENT_FLAG = re.compile(
     r"--(?:sharding_strategy|backward_prefetch|limit_all_gathers|use_orig_params|sync_module_states)\b"
+    r"|--(?:[\w-]+\.)*fsdp(?:_config)?(?:\.[\w-]+)+"
 )
 _MOST_SHOWN = 60
 _LABEL = re.compile(
@@ -118,13 +120,19 @@ def foreign_of(document: Node) -> Foreign | None:
 def off_paths(documents: Many[Node]) -> list[str]:
     """Return the keys that switch FSDP off, where nothing else in the documents names it; or none."""
     found = [(path, value) for document in documents for path, value in _fsdp_like(document)]
-    switches = [(path, value) for path, value in found if _is_switch(path)]
+    switches = [
+        (path, value) for path, value in found if _is_switch(path) or (_is_config(path) and value == [])
+    ]
     off = [path for path, value in switches if _is_off(value)]
     return off if off and len(off) == len(switches) else []
 
 
 def _is_switch(path: str) -> bool:
     return path.rpartition(".")[2].lower().replace("-", "_") in {"fsdp", "use_fsdp", "enable_fsdp", "is_fsdp"}
+
+
+def _is_config(path: str) -> bool:
+    return path.rpartition(".")[2] == "fsdp_config"
 
 
 def _is_off(value: Any) -> bool:
@@ -206,8 +214,8 @@ def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
     if own:
         places = ", ".join(f"`{flag}` in `{path}`" for flag, path in list(own.items())[:3])
         msg = (
-            f"No key in it configures FSDP{whose}. The flags {places} are a script's own, with names of "
-            f"FSDP1's arguments: `fsdp-migrate scan` tells what the script does with them."
+            f"No key in it configures FSDP{whose}. What does is a script's own: {places}. "
+            f"`fsdp-migrate scan` tells what the script does with that."
         )
         return NothingToConvertError(msg, names_fsdp=True)
     msg = f"Nothing in it configures FSDP{whose}: there is nothing to convert."
@@ -237,9 +245,9 @@ def _is_label(path: str) -> bool:
 
 
 def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yield every text in a document that stands as a value, with its path."""
-    if isinstance(value, str):
-        yield ".".join(path) or ".", value
+    """Yield every text in a document that stands as a value, with its path; a command's have `${...}`."""
+    if isinstance(value, (str, Reference)):
+        yield ".".join(path) or ".", str(value)
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield from _texts(inner, (*path, str(name)))

@@ -37,6 +37,14 @@ TWO = "--fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT"
             "run: |\n  cd x\n  accelerate launch --use_fsdp --fsdp_use_orig_params true \\\n    t.py\n",
             f"in `run` becomes `accelerate launch --use_fsdp {TWO}`.",
         ),
+        (
+            "run: |\n  accelerate launch --use_fsdp --num_processes ${RANKS} t.py\n",
+            f"in `run` becomes `accelerate launch --use_fsdp {TWO} --num_processes ${{RANKS}} t.py`.",
+        ),
+        (
+            "args: [accelerate, launch, --use_fsdp, '${SCRIPT}']\n",
+            f"in `args` becomes `accelerate launch --use_fsdp {TWO} ${{SCRIPT}}`.",
+        ),
     ],
 )
 def test_what_a_command_becomes_is_said(tmp_path: Path, text: str, said: str) -> None:

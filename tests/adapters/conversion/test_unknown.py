@@ -161,7 +161,13 @@ def test_no_command_is_named_that_does_not_work() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [{"use_fsdp": False}, {"fsdp": ""}, {"train": {"fsdp": {"enabled": False, "x": 1}}}, {"fsdp": None}],
+    [
+        {"use_fsdp": False},
+        {"fsdp": ""},
+        {"train": {"fsdp": {"enabled": False, "x": 1}}},
+        {"fsdp": None},
+        {"fsdp_config": []},
+    ],
 )
 def test_fsdp_that_is_off_is_an_answer(document: dict[str, Any]) -> None:
     done = convert_text(json.dumps(document))
@@ -226,7 +232,11 @@ def test_settings_of_others_are_named(text: str, whose: str) -> None:
         ("run: |\n  torchrun t.py \\\n    --fsdp full_shard\n", "the command in it does: `--fsdp` in `run`"),
         (
             "command: [torchrun, train.py, --sharding_strategy=full, --lr=1]\nname: fsdp\n",
-            r"flags `--sharding_strategy` in `command.2` are a script's own",
+            r"What does is a script's own: `--sharding_strategy` in `command.2`",
+        ),
+        (
+            "command: |-\n  torchrun t.py ${run} --fsdp.wrapping_strategy=null\n",
+            r"a script's own: `--fsdp.wrapping_strategy` in `command`\. `fsdp-migrate scan`",
         ),
         ("launch: {backend: fsdp}\n", r"nothing to convert. FSDP is named by `launch.backend: fsdp`"),
         (
