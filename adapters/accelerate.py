@@ -120,6 +120,8 @@ def drop_prefetch_policy(value: Any, block: Block) -> Outcome:
     text = (
         f"{shown(value)}: Accelerate {unread} and later do not read this name: their FSDP1 does not prefetch."
     )
+    if block.settings.is_command:
+        text = f"{shown(value)}: Accelerate {unread} and later refuse this flag; older ones prefetched by it."
     if prefetch is None:
         text = f"{shown(value)}: FSDP1 does not prefetch."
     text += " FSDP2 always does, as BACKWARD_PRE: one more unit is held in full; values are the same."

@@ -317,7 +317,8 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         return _told(command, flags, settings or Settings())
     else:
         return None
-    done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=settings)
+    flagged = replace(settings or Settings(), is_command=True)
+    done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=flagged)
     if not done.is_changed:
         # What converts a mapping of a file, by `--key`, converts no command.
         findings = tuple(replace(f, hint=None) if f.code == "FM351" else f for f in done.findings)

@@ -28,8 +28,8 @@ _CHOICE = re.compile(
     r"(?:fsdp1?|fsdp_native|full_shard|shard_grad_op|hybrid_shard|fully_sharded\w*)[\"']?(?=[\s;|&)]|$)",
     re.IGNORECASE,
 )
-_SCRIPT = re.compile(r"[\w./-]*fsdp[\w./-]*\.(?:sh|bash|slurm|sbatch|pbs)\b", re.IGNORECASE)
-_SOURCE = re.compile(r"[\w./-]*fsdp[\w./-]*\.py\b", re.IGNORECASE)
+_SCRIPT = re.compile(r"[\w./${}-]*fsdp[\w./-]*\.(?:sh|bash|slurm|sbatch|pbs)\b", re.IGNORECASE)
+_SOURCE = re.compile(r"[\w./${}-]*fsdp[\w./-]*\.py\b", re.IGNORECASE)
 _FAIRSEQ = re.compile(r"--ddp[-_]backend(?:[ =]|\s*\\\n\s*)[\"']?fully_sharded|\bddp_backend=fully_sharded")
 _SETTINGS = re.compile(r"^\s*[\"']?fsdp(?:_\w+)?[\"']?\s*:", re.MULTILINE)
 FAIRSEQ = "fairseq's `fully_sharded` is fairscale's FSDP, not torch's; fairseq2 runs FSDP2"

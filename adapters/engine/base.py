@@ -35,7 +35,7 @@ class Settings:
     """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
 
     ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it, ``number``
-    which number a word of a command is, or None.
+    which number a word of a command is, or None; ``is_command`` that the keys are flags of a command.
     """
 
     world_size: int | None = None
@@ -43,6 +43,7 @@ class Settings:
     lightning: str | None = None
     is_converted: Callable[[str], bool] = lambda name: False
     number: Callable[[str], int | None] | None = None
+    is_command: bool = False
 
 
 @dataclass

@@ -73,7 +73,9 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
     {
         "fsdp2": Claim("`fsdp_version: 2` runs FSDP2", since="1.6"),
         "full_state_dict": Claim("FSDP2 saves and loads FULL_STATE_DICT", since="1.7"),
-        "prefetch_policy_unread": Claim("`fsdp_backward_prefetch_policy` is not read", since="0.27"),
+        "prefetch_policy_unread": Claim(
+            "`fsdp_backward_prefetch_policy` is not read, and refused as a flag", since="0.27"
+        ),
         "no_prefetch": Claim("FSDP1 does not prefetch in backward unless `fsdp_backward_prefetch` is given"),
         "reshard_unread": Claim("Accelerate's FSDP1 reads `fsdp_sharding_strategy` alone", since="1.6"),
         "precision_by_unit": Claim(

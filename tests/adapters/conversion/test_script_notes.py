@@ -21,6 +21,7 @@ pytestmark = pytest.mark.any_torch
             "`actor_rollout_ref` is of verl",
         ),
         ("srun torchrun src/train_fsdp.py  # fsdp_old.py\n", "It starts `src/train_fsdp.py`: `fsdp-migrate"),
+        ("srun python $R/fsdp_q/train.py\n", "It starts `$R/fsdp_q/train.py`: `fsdp-migrate"),
         ("torchrun t.py --a 1 --mode=fsdp\n", "FSDP is named by `--mode=fsdp`: what that chooses"),
         ("torchrun t.py \\\n  --dist \\\n  FSDP \\\n  --b\n", "FSDP is named by `--dist FSDP`: what"),
         ("python t.py trainer=fsdp\n", "FSDP is named by `trainer=fsdp`: what that chooses"),
