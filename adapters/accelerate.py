@@ -124,7 +124,8 @@ def drop_prefetch_policy(value: Any, block: Block) -> Outcome:
         text = f"{shown(value)}: Accelerate {unread} and later refuse this flag; older ones prefetched by it."
     if prefetch is None:
         text = f"{shown(value)}: FSDP1 does not prefetch."
-    text += " FSDP2 always does, as BACKWARD_PRE: one more unit is held in full; values are the same."
+    held = "" if block.settings.is_command and prefetch is not None else " one more unit is held in full;"
+    text += f" FSDP2 always does, as BACKWARD_PRE:{held} values are the same."
     return Outcome("FM343", text, remove=True)
 
 
