@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _FLAG = re.compile(r"--(?:use[-_])?fsdp")
+_NEEDED = frozenset({"FM356", "FM358"})
+"""Of another file that is to be converted, and of the versions that read what is written."""
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./${}()-]+\Z")
 
 
@@ -48,6 +50,7 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
             ]
             if done.is_changed and lines:
                 said.append(f"The command in `{path}` becomes `{' '.join(lines)}`.")
+                said += [f.message for f in done.findings if f.code in _NEEDED]
     return " ".join(said)
 
 

@@ -45,6 +45,17 @@ TWO = "--fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT"
             "args: [accelerate, launch, --use_fsdp, '${SCRIPT}']\n",
             f"in `args` becomes `accelerate launch --use_fsdp {TWO} ${{SCRIPT}}`.",
         ),
+        (
+            "run: accelerate launch --config_file ${C} --fsdp_sharding_strategy 2 t.py\n",
+            (
+                "becomes `accelerate launch --config_file ${C} --fsdp_reshard_after_forward false t.py`. "
+                "${C} says the rest, which is not converted with this one: nothing is added here."
+            ),
+        ),
+        (
+            "run: torchrun t.py --fsdp full_shard --output_dir x\n",
+            "5.0 to 5.9 save SHARDED_STATE_DICT instead of FULL_STATE_DICT.",
+        ),
     ],
 )
 def test_what_a_command_becomes_is_said(tmp_path: Path, text: str, said: str) -> None:
