@@ -17,6 +17,7 @@ from fsdp_migrate.checkpoint_convert.formats.pickle_reader import Globals, Inert
 from fsdp_migrate.checkpoint_convert.formats.torch_values import Record, TensorValue, record_type
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
+from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
@@ -259,7 +260,8 @@ def _dtensor_box(
     """Return the box at a place in a mesh, as ``torch.chunk`` divides dimension after dimension."""
     if len(placements) != len(sizes):
         raise _contradiction(
-            where, f"it has {len(placements)} placements on a mesh of {len(sizes)} dimensions"
+            where,
+            f"it has {counted(len(placements), 'placement')} on a mesh of {counted(len(sizes), 'dimension')}",
         )
     offsets, lengths = [0] * len(shape), list(shape)
     for axis in _axes_in_order(placements, sizes, where):

@@ -23,6 +23,7 @@ from fsdp_migrate.checkpoint_convert.formats.torch_values import (
 from fsdp_migrate.checkpoint_convert.formats.zip_reader import TorchZip
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError
+from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class _Loader:
             self._place(storage, at + 8, count * itemsize)
             at += 8 + count * itemsize
         if storages:
-            raise self._broken(f"{len(storages)} storages that tensors refer to are missing")
+            raise self._broken(f"it lacks {counted(len(storages), 'storage')} that tensors refer to")
         return self._saved("legacy", value, pickle_size)
 
     def _count(self, at: int) -> int:

@@ -19,7 +19,7 @@ from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan, plan_c
 from fsdp_migrate.checkpoint_convert.sources.read import reading_source
 from fsdp_migrate.checkpoint_convert.targets.frameworks import resolve_target
 from fsdp_migrate.errors import CheckpointMismatchError, ConfigError
-from fsdp_migrate.findings import Finding, raise_on_findings
+from fsdp_migrate.findings import Finding, counted, raise_on_findings
 
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Catalogue:
             tensor = self.tensors.get(entry.key)
             shape = None if tensor is None else (tensor.dtype, tensor.source.shape)
             digest.update(repr((entry.key, shape)).encode("utf-8", "surrogatepass"))
-        return f"{len(files)} files of {sum(files.values())} bytes ({digest.hexdigest()[:12]})"
+        return f"{counted(len(files), 'file')} of {sum(files.values())} bytes ({digest.hexdigest()[:12]})"
 
     def value_bytes(self, key: str) -> bytes:
         """Return a value as an archive of torch.save that was written here, of what the safe reader read.

@@ -41,8 +41,8 @@ def dcp_contents(folder: Folder, files: Mapping[str, int]) -> Contents:
     where = f"{folder.url}/{METADATA_FILE}"
     if METADATA_FILE not in files:
         msg = (
-            f"{where!r} is there, but is not listed among the {len(files)} files of its folder: somebody is "
-            "writing or removing the checkpoint, or the service's lists lag behind. Try again in a minute."
+            f"{where!r} is there, but is not listed among the files of its folder ({len(files)}): somebody "
+            "writes or removes the checkpoint, or the service's lists lag behind. Try again in a minute."
         )
         raise CheckpointReadError(msg, path=where)
     size = files[METADATA_FILE]

@@ -26,7 +26,7 @@ from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at, open_
 from fsdp_migrate.checkpoint_convert.storage.listing import BUSY_FILE
 from fsdp_migrate.checkpoint_convert.storage.opening import unpacked
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError, UnsupportedFeatureError
-from fsdp_migrate.findings import named
+from fsdp_migrate.findings import counted, named
 
 
 if TYPE_CHECKING:
@@ -190,8 +190,8 @@ def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
         msg = f"{url!r} holds {kind}, not a distributed checkpoint. Such folders are not converted as one."
         return UnsupportedFeatureError(msg, feature=kind)
     msg = (
-        f"{url!r} holds no checkpoint: there is no `.metadata` among its {len(files)} files "
-        f"({named(list(files))})."
+        f"{url!r} holds no checkpoint: it has {counted(len(files), 'file')} ({named(list(files))}), none of "
+        "them `.metadata`."
     )
     return CheckpointFormatError(msg, path=url)
 

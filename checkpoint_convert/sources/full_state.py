@@ -26,7 +26,7 @@ from fsdp_migrate.errors import (
     UnsafePickleError,
     UnsupportedFeatureError,
 )
-from fsdp_migrate.findings import Finding, make_finding, named
+from fsdp_migrate.findings import Finding, counted, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def indexed_contents(folder: Folder, index: str, files: Mapping[str, int]) -> Co
     # Files can hold what their index does not list; nothing is left out for that.
     contents.evidence = f"`{index}` lists {_count(names)}"
     if unlisted:
-        contents.evidence += f"; {len(unlisted)} tensors are in them and not in it"
+        contents.evidence += f"; they hold {counted(len(unlisted), 'tensor')} that it does not list"
     contents.files[index] = files[index]
     return contents
 
@@ -221,7 +221,7 @@ def find_pieces(folder_url: str, names: Mapping[str, int]) -> dict[str, dict[str
             counts[stem] = max(counts.get(stem, 0), int(match["count"]))
     for stem, pieces in found.items():
         if len(pieces) != counts[stem]:
-            msg = f"{folder_url!r} holds {len(pieces)} of the {counts[stem]} files of `{stem}`."
+            msg = f"{folder_url!r} holds {len(pieces)} of {counted(counts[stem], 'file')} of `{stem}`."
             raise CheckpointNotFoundError(msg, path=folder_url)
     return {stem: {pieces[n]: names[pieces[n]] for n in sorted(pieces)} for stem, pieces in found.items()}
 

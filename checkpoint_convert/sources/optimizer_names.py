@@ -101,7 +101,8 @@ def _names(
         if len(options.parameter_names) != len(set(numbers)) or len(set(options.parameter_names)) < len(
             numbers
         ):
-            return None, f"{len(options.parameter_names)} names were given for {len(numbers)} numbers"
+            given = counted(len(options.parameter_names), "name")
+            return None, f"{given} given for {counted(len(numbers), 'number')}"
         return dict(zip(sorted(numbers), options.parameter_names, strict=True)), "the names that were given"
     if options.model is not None:
         return _names_of_model(groups, shapes, options.model)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.findings import counted
+
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +82,7 @@ def match_numbers(
     if len(set(numbers)) != total:
         return "a number is in two groups"
     if total > len(model):
-        return f"the optimizer knows {total} parameters, and the model has {len(model)}"
+        return f"the optimizer knows {counted(total, 'parameter')}, and the model has {len(model)}"
     steps = _count_ways(groups, shapes, model)
     if steps is None:
         return "there are too many possible orders to try"

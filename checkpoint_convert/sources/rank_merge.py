@@ -17,7 +17,7 @@ from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, TensorEntry
 from fsdp_migrate.checkpoint_convert.sources.contents import BY_RANK, leaf_entry
 from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError, UnsupportedFeatureError
-from fsdp_migrate.findings import Finding, make_finding, named
+from fsdp_migrate.findings import Finding, counted, make_finding, named
 
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ class _Merger:
         if lost or (expected is None and len(self._states) < count):
             at = f"its part at {lost[0][0]} is in none of them" if lost else "so some are missing"
             msg = (
-                f"`{key}` in {self._folder.url!r} was saved by {count} ranks, and there are files of "
-                f"{len(self._states)} (`{parts[0][0].file}` ...): {at}. All of them are needed."
+                f"`{key}` in {self._folder.url!r} was saved by {counted(count, 'rank')}, and there are "
+                f"files of {len(self._states)} (`{parts[0][0].file}` ...): {at}. All of them are needed."
             )
             if ".lora_" in key:
                 msg += (

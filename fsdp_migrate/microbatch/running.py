@@ -18,6 +18,7 @@ from fsdp_migrate.errors import (
     ProcessGroupError,
     RankError,
 )
+from fsdp_migrate.findings import counted
 from fsdp_migrate.microbatch.rollback import Rollback
 from fsdp_migrate.microbatch.votes import Votes, describe_failure, raise_failures
 from fsdp_migrate.sharding.rank_channel import channel_of
@@ -258,8 +259,9 @@ class Microbatches(Generic[PartT]):
         highest, lowest = votes[1:6], [-number for number in votes[6:]]
         if highest[3:] != lowest[3:]:
             msg = (
-                f"The ranks' models differ: this one has {len(sizes)} units, of up to {max(sizes)} "
-                "parameters, and another has others. Shard the same model in the same way on every rank."
+                f"The ranks' models differ: this one has {counted(len(sizes), 'unit')}, of up to "
+                f"{counted(max(sizes), 'parameter')}, and another has others. Shard the same model in "
+                "the same way on every rank."
             )
             raise MicrobatchError(msg)
         if highest[1:] != lowest[1:]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from fsdp_migrate.errors import BatchOutOfMemoryError, MicrobatchError
+from fsdp_migrate.findings import counted
 from fsdp_migrate.microbatch.running import microbatches
 from fsdp_migrate.sharding.rank_channel import channel_of
 from fsdp_migrate.torch_compat.devices import accelerator_type
@@ -190,8 +191,8 @@ def _slice(value: Any, start: int, end: int, rows: int) -> Any:
     if isinstance(value, torch.Tensor) and value.ndim:
         if len(value) != rows:
             msg = (
-                f"A tensor of the batch has {len(value)} rows and another {rows}, so they cannot be cut "
-                "alike. Pass `split`."
+                f"A tensor of the batch has {counted(len(value), 'row')} and another {rows}, so they "
+                "cannot be cut alike. Pass `split`."
             )
             raise MicrobatchError(msg)
         return value[start:end]

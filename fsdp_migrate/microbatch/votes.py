@@ -20,6 +20,7 @@ from fsdp_migrate.errors import (
     RankError,
     RanksDivergedError,
 )
+from fsdp_migrate.findings import counted
 from fsdp_migrate.sharding.rank_channel import ranks_by_text
 from fsdp_migrate.torch_compat.collectives import watch_collectives
 from fsdp_migrate.torch_compat.param_groups import end_backward, initialise_lazily, parameter_groups
@@ -242,5 +243,5 @@ class Votes:
         group = self._groups[operation.group]
         text = f"{operation.step} of `{group.name}` in {where}"
         if operation.step == "reduction" and not all(operation.used):
-            text += f", {sum(operation.used)} of {len(operation.used)} parameters"
+            text += f", {sum(operation.used)} of {counted(len(operation.used), 'parameter')}"
         return text

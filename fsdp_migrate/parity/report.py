@@ -205,7 +205,7 @@ def what_differs(difference: Difference) -> str:
         return gap.words
     ulps = "" if gap.ulps is None else f", {counted(gap.ulps, 'ulp')} at most"
     index = "" if not gap.index else f" at {list(gap.index)}"
-    return f"{gap.fsdp1!r} / {gap.fsdp2!r}{index}, {gap.count:,} of {gap.numel:,} numbers{ulps}"
+    return f"{gap.fsdp1!r} / {gap.fsdp2!r}{index}, {gap.count:,} of {counted(gap.numel, 'number')}{ulps}"
 
 
 def lines_of(first: Difference) -> Iterator[str]:

@@ -10,6 +10,7 @@ import torch
 
 from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import ModelError, ModelStateError
+from fsdp_migrate.findings import counted
 from fsdp_migrate.runtime.sharded import show_shards, units_of
 from fsdp_migrate.runtime.state_dicts import check_owners
 from fsdp_migrate.sharding.optimizers import as_list
@@ -191,8 +192,9 @@ def _bring_back(memories: list[_Memory], kinds: list[str]) -> None:
         left = [memory for memory in memories if memory.host is not None]
         num_bytes = sum(memory.host.nbytes for memory in left if memory.host is not None)
         msg = (
-            f"`offloaded` could not bring everything back to the device: {num_bytes:,} bytes in {len(left)} "
-            f"pieces are still on the host ({error}). They can be read and saved, not trained with. Let the "
+            f"`offloaded` could not bring everything back to the device: {num_bytes:,} bytes, in "
+            f"{counted(len(left), 'piece')}, are still on the host ({error}). They can be read and "
+            "saved, not trained with. Let the "
             "inference engine free its memory before the context ends."
         )
         raise ModelStateError(msg) from error

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_migrate.errors import ModelError
+from fsdp_migrate.findings import counted
 from fsdp_migrate.sharding.gather_hooks import check_hooks
 from fsdp_migrate.sharding.packed_weights import check_packed
 from fsdp_migrate.torch_compat import module_kinds, tensor_kinds
@@ -101,10 +102,10 @@ def _check_unshared(model: nn.Module) -> None:
     ]
     if shared:
         msg = (
-            f"`{shared[0]}` ({len(shared)} parameters in all) has been sharded already, by a call of "
-            "prepare_fully_shard for another model that shares it, or for a part of this one. A parameter is "
-            "sharded once. Put both models into one module, shard that in one call, and let the auto-wrap "
-            "policy select the shared part as a unit."
+            f"`{shared[0]}` ({counted(len(shared), 'parameter')} in all) has been sharded already, by "
+            "a call of prepare_fully_shard for another model that shares it, or for a part of this one. A "
+            "parameter is sharded once. Put both models into one module, shard that in one call, and let the "
+            "auto-wrap policy select the shared part as a unit."
         )
         raise ModelError(msg, fqn=shared[0])
 

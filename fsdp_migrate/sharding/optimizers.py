@@ -180,8 +180,9 @@ def steps_in_backward(params: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
         yield make_finding("FM110", "_apply_optimizer_in_backward", text)
     if after:
         text = (
-            f"Hooks for the accumulated gradients of {len(after)} parameters, such as `{after[0]}`, are "
-            "called with the sharded parameter, after each reduction. FSDP1 did not call them."
+            f"Hooks for the accumulated gradients of {counted(len(after), 'parameter')}, such as "
+            f"`{after[0]}`, are called with the sharded parameter, after each reduction. FSDP1 called "
+            "none."
         )
         hint = "If they step optimizers that were stepped in another way under FSDP1, remove the hooks."
         yield make_finding("FM111", "register_post_accumulate_grad_hook", text, hint)

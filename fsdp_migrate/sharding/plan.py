@@ -449,9 +449,9 @@ def _strided(params: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
     names = [name for name, param in params.items() if not param.is_contiguous()]
     if names:
         text = (
-            f"{len(names)} parameters, such as `{names[0]}`, are not contiguous (channels-last, transposed). "
-            "FSDP1 kept their strides; here they become contiguous. Values are the same; kernels may sum in "
-            "another order, so that the last bits differ."
+            f"Not contiguous (channels-last, transposed): {counted(len(names), 'parameter')}, such as "
+            f"`{names[0]}`. FSDP1 kept strides; here they become contiguous. Values are the same; "
+            "kernels may sum in another order, so that the last bits differ."
         )
         hint = "Inputs may stay channels-last: convolutions give outputs of their layout."
         yield make_finding("FM109", "the model", text, hint)

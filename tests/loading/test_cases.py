@@ -89,8 +89,8 @@ def test_one_rank_of_each_node_sees_the_files(saved: tuple[Path, Flat], tmp_path
             assert_equal(found, saved[1])
             assert "the ranks [1, 3] do not see it: rank 0 reads" in found["codes"]["FM437"]
         assert other["error"] == "CheckpointMismatchError"
-        assert "ranks [0]: 1 files" in other["said"]
-        assert "ranks [2]: 1 files" in other["said"]
+        assert "ranks [0]: 1 file of" in other["said"]
+        assert "ranks [2]: 1 file of" in other["said"]
         assert alone["error"] in ("CheckpointNotFoundError", "RankError")
         assert other["same"]
         assert alone["same"]

@@ -36,7 +36,7 @@ def test_each_rank_takes_its_own_batches(batches: Any, expected: tuple[int, ...]
     assert fed(nn.Linear(2, 2), batches, rank=1).batches == expected
 
 
-@pytest.mark.parametrize(("batches", "said"), [(range(3), "1 batches for 2 steps"), (7, "gives a int")])
+@pytest.mark.parametrize(("batches", "said"), [(range(3), "1 batch for 2 steps"), (7, "gives a int")])
 def test_too_few_batches_are_refused(batches: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         fed(nn.Linear(2, 2), batches, rank=1)

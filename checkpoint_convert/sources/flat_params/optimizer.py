@@ -19,6 +19,7 @@ from fsdp_migrate.checkpoint_convert.sources.flat_params.tensors import (
 )
 from fsdp_migrate.checkpoint_convert.sources.parameter_numbers import match_numbers
 from fsdp_migrate.checkpoint_convert.sources.rank_merge import same_leaves
+from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _held(optimizer: NumberedOptimizer, number: int, ranks: int, folder: Folder)
                 continue
             numel = math.prod(leaf.shape)
             if sizes[state.rank] not in (0, numel):
-                what = f"`{state.file}` has {numel} elements of `{name}` of number {number}, and "
+                what = f"`{state.file}` has {counted(numel, 'element')} of `{name}` of number {number}, and "
                 raise mismatch(folder, f"{what}{sizes[state.rank]} of another field")
             sizes[state.rank] = numel
     return tuple(sizes)

@@ -21,6 +21,7 @@ from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import FlatGeometry,
 from fsdp_migrate.checkpoint_convert.manifest.keys import Path, join_path, strip_wrappers
 from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, RawElements, Stored, TensorEntry
 from fsdp_migrate.errors import CheckpointMismatchError
+from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
@@ -130,8 +131,8 @@ def _check_units(
         what = f"it should have a unit `{absent[0]}`" if absent else f"it has a unit `{unknown[0]}` too many"
         raise mismatch(
             folder,
-            f"the files hold {len(units)} flat parameters, the model and its FSDP1 arguments give "
-            f"{len(geometry.units)} units, and {what}",
+            f"the files hold {counted(len(units), 'flat parameter')}, the model and its FSDP1 arguments give "
+            f"{counted(len(geometry.units), 'unit')}, and {what}",
         )
 
 
@@ -180,7 +181,8 @@ def flat_tensor(
         if tensor is None:
             if rank < geometry.ways or not tensors:
                 raise mismatch(
-                    folder, f"rank {rank} should hold {piece.numel} elements of `{key}`, and has none"
+                    folder,
+                    f"rank {rank} should hold {counted(piece.numel, 'element')} of `{key}`, and has none",
                 )
             continue
         for chunk in _chunks(key, shape, piece, tensor, folder):
@@ -203,8 +205,8 @@ def _chunks(
     if len(value.shape) != 1 or value.shape[0] < piece.offset + piece.numel:
         raise mismatch(
             folder,
-            f"`{tensor.state.file}` should hold {piece.numel} elements of `{key}` from {piece.offset} on, "
-            f"and has a tensor of shape {list(value.shape)}",
+            f"`{tensor.state.file}` should hold {counted(piece.numel, 'element')} of `{key}` from "
+            f"{piece.offset} on, and has a tensor of shape {list(value.shape)}",
         )
     stored = place_tensor(value, where=where)
     if stored.raw is None or stored.raw.strides is not None:

@@ -154,7 +154,7 @@ def _tree(plan: ShardPlan) -> Tree:
 def _label(unit: UnitPlan) -> str:
     names = " + ".join((*unit.grouped, unit.fqn or "(root)"))
     policy = unit.mp_policy
-    parts = [f"{unit.numel:,} parameters"]
+    parts = [counted(unit.numel, "parameter")]
     if unit.bytes is not None:
         parts.append(f"{decimal(unit.bytes.sharded)} sharded, {decimal(unit.bytes.unsharded)} whole")
     if policy.param_dtype:

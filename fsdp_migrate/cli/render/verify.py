@@ -59,7 +59,7 @@ def show_check(report: CheckReport) -> None:
     if report.hashed_files is None:
         out.print("No SHA256SUMS: files were not compared with checksums of the whole.")
     else:
-        out.print(f"SHA256SUMS lists {report.hashed_files} files, and each was compared with it.")
+        out.print(f"SHA256SUMS lists {counted(report.hashed_files, 'file')}, and each was compared with it.")
     out.print(
         f"Compared with the files: {_entries(report.entries)}; read: {report.items} "
         f"item{'s' * (report.items != 1)}"

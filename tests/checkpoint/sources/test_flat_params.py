@@ -125,7 +125,7 @@ def test_without_the_model_it_is_refused_with_what_to_give(rank_sources: RankSou
     [
         ("plain", {"use_orig_params": False}, "elements in .* were computed"),
         ("flat", {"use_orig_params": True}, "elements in .* were computed"),
-        ("plain", {"auto_wrap_policy": None}, "3 flat parameters.* give 1 units"),
+        ("plain", {"auto_wrap_policy": None}, "3 flat parameters.* give 1 unit,"),
         ("plain", {"auto_wrap_policy": "LayerNorm"}, "3 flat parameters"),
         ("mixed", {"mixed_precision": None}, "were computed"),
         ("flat", {"sharding_strategy": "NO_SHARD"}, "starts at"),

@@ -252,7 +252,7 @@ def test_safetensors_and_its_index(tmp_path: Path) -> None:
     index.unlink()
     assert inspect_checkpoint(folder).entries.keys() == model.keys()
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointNotFoundError, match="1 of the 2 files"):
+    with pytest.raises(CheckpointNotFoundError, match="1 of 2 files"):
         inspect_checkpoint(folder)
 
 

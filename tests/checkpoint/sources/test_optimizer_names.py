@@ -98,7 +98,7 @@ def test_what_is_not_sure_is_refused_and_the_model_or_names_help(tmp_path: Path)
     manifest = inspect_checkpoint(source, options=given_names)
     assert verify_checkpoints(manifest, tmp_path / "named").is_same
     too_few = SourceOptions(parameter_names=names[:2])
-    with pytest.raises(PlanError, match="2 names were given for 4 numbers"):
+    with pytest.raises(PlanError, match="2 names given for 4 numbers"):
         convert_checkpoint(source, tmp_path / "out", options=too_few)
 
 
