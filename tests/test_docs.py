@@ -148,7 +148,11 @@ def test_process_groups_are_ended_by_our_own_function() -> None:
     """Also in what is shown: docstrings, pages, and the scripts that are written as text."""
     name = "destroy_process_group"
     may = {"fsdp_migrate/torch_compat/process_groups.py", "docs/runtime.md", "docs/rules.md", "CHANGELOG.md"}
-    may |= {"fsdp_migrate/doctor/source_faults.py", "docs/known-issues.md", "tests/doctor/test_faults.py"}
+    may |= {
+        "fsdp_migrate/doctor/source_faults.py",
+        "docs/known-issues.md",
+        "tests/doctor/test_source_faults.py",
+    }
     may |= {"tests/rank_scripts/one_after_the_other.py", "tests/rank_bodies/scripts.py", "tests/test_docs.py"}
     folders = [
         path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "build"

@@ -10,10 +10,10 @@ import torch
 
 from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert import CheckpointReader, convert_checkpoint, verify_checkpoints
-from tests.checkpoint.planning.test_mapped import MAP, MAPPED, RULES, New, stacked, state_of
+from tests.checkpoint.execution.test_ranks import torchrun
+from tests.checkpoint.planning.maps import MAP, MAPPED, RULES, New, stacked, state_of
 from tests.checkpoint.samples import assert_nothing_left, contents, save_with_torch
 from tests.checkpoint.test_resume import kill_at
-from tests.checkpoint.test_torchrun import torchrun
 
 
 if TYPE_CHECKING:

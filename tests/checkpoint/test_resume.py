@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -16,16 +13,9 @@ import pytest
 import torch
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint
-from fsdp_migrate.checkpoint_convert.execution import file_writer
-from fsdp_migrate.checkpoint_convert.execution.item_writer import ItemWriter
-from fsdp_migrate.errors import CheckpointError, OutputError, OutputExistsError
-from tests.checkpoint.samples import (
-    PLAIN,
-    assert_nothing_left,
-    contents,
-    copy_of,
-    save_with_torch,
-)
+from fsdp_migrate.errors import OutputExistsError
+from tests.checkpoint.partial import WORK, leave_partial, save_source
+from tests.checkpoint.samples import PLAIN, assert_nothing_left, contents, save_with_torch
 from tests.ranks import ROOT
 
 
@@ -36,14 +26,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 
-WORK = "out.partial-conversion"
-WISHES: list[dict[str, Any]] = [{}, {"overwrite": True}, {"resume": True}]
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    state = {"model": {"a": torch.arange(24.0).reshape(6, 4), "b": torch.ones(3)}, "step": 3}
-    return save_with_torch(state, tmp_path / "source")
+    return save_source(tmp_path)
 
 
 def kill_at(
@@ -142,24 +127,6 @@ def test_killed_at_any_time(tmp_path: Path) -> None:
         assert len(found) == len(wanted)
 
 
-def leave_partial(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-    """Interrupt a conversion that may be resumed, after a few items."""
-    write, count = ItemWriter.write, iter(range(100))
-
-    def stop(self: ItemWriter, item: Any, file: Any) -> None:
-        if next(count) >= 3:
-            raise KeyboardInterrupt
-        write(self, item, file)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ItemWriter, "write", stop)
-        patch.setattr(file_writer, "MARK_BYTES", 1)
-        with pytest.raises(KeyboardInterrupt):
-            convert_checkpoint(source, tmp_path / "out", resume=True, **options)
-    assert (tmp_path / WORK / "journal-0").exists()
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_is_left_is_named_and_not_touched(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,108 +138,3 @@ def test_what_is_left_is_named_and_not_touched(
     assert contents(tmp_path / WORK) == before
     convert_checkpoint(source, tmp_path / "out", world_size=2, overwrite=True)
     assert_nothing_left(tmp_path, "source", "out")
-
-
-def test_only_what_is_missing_is_written(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leave_partial(source, tmp_path, monkeypatch, world_size=3)
-    report = convert_checkpoint(source, tmp_path / "out", world_size=3, resume=True)
-    assert 0 < report.bytes_resumed < report.bytes_written
-    assert_nothing_left(tmp_path, "source", "out")
-
-
-@pytest.mark.parametrize("change", ["plan", "source", "time"])
-def test_another_conversion_is_not_gone_on_with(
-    change: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leave_partial(source, tmp_path, monkeypatch, world_size=3)
-    before = contents(tmp_path / WORK)
-    if change == "source":
-        (source / "notes.txt").write_text("new")
-    if change == "time":
-        os.utime(source / "__0_0.distcp")
-    with pytest.raises(OutputError, match="cannot be continued"):
-        convert_checkpoint(source, tmp_path / "out", world_size=2 + (change != "plan"), resume=True)
-    assert contents(tmp_path / WORK) == before
-    assert not (tmp_path / "out").exists()
-
-
-def test_two_conversions_into_one_output(source: Path, tmp_path: Path) -> None:
-    refused: list[str] = []
-
-    def second(event: object) -> None:
-        del event
-        for options in WISHES:
-            with pytest.raises(OutputError, match="Another conversion is writing") as caught:
-                convert_checkpoint(source, tmp_path / "out", world_size=3, **options)
-            refused.append(str(caught.value))
-
-    convert_checkpoint(source, tmp_path / "out", world_size=3, progress=second)
-    assert refused
-    convert_checkpoint(source, tmp_path / "same", world_size=3)
-    ours, theirs = contents(tmp_path / "out"), contents(tmp_path / "same")
-    assert {n: d for n, d in ours.items() if n != ".metadata"} == {
-        n: d for n, d in theirs.items() if n != ".metadata"
-    }
-    assert_nothing_left(tmp_path, "source", "out", "same")
-
-
-def test_a_lock_ends_with_its_process(source: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from fsdp_migrate.checkpoint_convert import convert_checkpoint\n"
-        "def wait(event): print('writing', flush=True); time.sleep(60)\n"
-        "convert_checkpoint(*sys.argv[1:3], world_size=3, progress=wait)"
-    )
-    command = [sys.executable, "-c", code, str(source), str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"writing\n"
-        with pytest.raises(OutputError, match="Another conversion is writing"):
-            convert_checkpoint(source, tmp_path / "out", world_size=3, resume=True)
-        process.send_signal(signal.SIGKILL)
-    convert_checkpoint(source, tmp_path / "out", world_size=3, resume=True)
-    assert_nothing_left(tmp_path, "source", "out")
-
-
-def test_a_file_system_without_locks(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, how: int) -> None:
-        del fd, how
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    convert_checkpoint(source, tmp_path / "out", world_size=3)
-    assert_nothing_left(tmp_path, "source", "out")
-
-
-def test_something_else_where_the_work_would_be_done(source: Path, tmp_path: Path) -> None:
-    (tmp_path / WORK).mkdir()
-    (tmp_path / WORK / "thesis.tex").write_text("years of work")
-    for options in WISHES:
-        with pytest.raises(OutputExistsError, match="something else is there"):
-            convert_checkpoint(source, tmp_path / "out", world_size=3, **options)
-    assert contents(tmp_path / WORK) == {"thesis.tex": b"years of work"}
-
-
-@pytest.mark.parametrize("how", ["size", "time", "inode", "gone"])
-def test_a_source_that_changes_while_it_is_converted(how: str, tmp_path: Path) -> None:
-    source = copy_of(PLAIN, tmp_path, "source")
-    file = source / "__1_0.distcp"
-
-    def change(event: object) -> None:
-        del event
-        if how == "size":
-            os.truncate(file, file.stat().st_size + 1)
-        elif how == "time":
-            os.utime(file)
-        elif how == "inode":
-            status, data = file.stat(), file.read_bytes()
-            (tmp_path / "new").write_bytes(data)
-            os.utime(tmp_path / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
-            (tmp_path / "new").replace(file)
-        else:
-            file.unlink(missing_ok=True)
-
-    with pytest.raises(CheckpointError, match=r"has changed|is gone|is not there"):
-        convert_checkpoint(source, tmp_path / "out", link="copy", progress=change)
-    assert_nothing_left(tmp_path, "source")

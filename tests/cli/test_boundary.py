@@ -114,39 +114,6 @@ def test_the_document_holds_what_the_error_knows(
     assert error["findings"] == [CHANGED.as_dict()]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["no-such-command"], "No such command"),
-        (["convert"], "Missing argument 'CKPT'"),
-        (["convert", "a", "b", "--world-size", "0"], "--world-size"),
-        (["convert", "a", "b", "--dtype", "fp8"], "--dtype"),
-        (["inspect", "a", "--no-such-option"], "No such option"),
-        (["demo", "--steps", "1"], "--steps"),
-    ],
-)
-def test_wrong_usage_exits_with_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert "--help" in printed.err
-    assert printed.out == ""
-
-
-def test_no_command_shows_the_help_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    printed = capsys.readouterr()
-    assert "convert" in printed.out
-    assert "Error" not in printed.err
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"fsdp-migrate {fsdp_migrate.__version__}\n"
-
-
 def test_the_handlers_of_signals_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     main(["--help"])
@@ -190,14 +157,3 @@ def test_a_reader_that_goes_away_is_no_bug() -> None:
         errors_seen = process.stderr.read()
     assert process.returncode in (0, 1)
     assert errors_seen == ""
-
-
-def test_the_package_runs_as_a_module() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "fsdp_migrate", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=400,
-    )
-    assert result.stdout.startswith("fsdp-migrate ")

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import torch.distributed as dist
 from torch import nn
 
 from fsdp_migrate.cli import main
-from fsdp_migrate.cli.render.parity import show_parity
-from fsdp_migrate.findings import make_finding
 from fsdp_migrate.parity import start
-from fsdp_migrate.parity.report import Collective, Cost, Difference, ParityReport, Step, verdict
-from fsdp_migrate.parity.tensors import Gap
+from fsdp_migrate.parity.report import Difference
+from tests.parity.reports import GRADIENT, report_of
 from tests.report.reading import check_page
 from tests.scripts import launch_forked
 
@@ -77,39 +73,8 @@ def test_a_run_without_a_config_says_that_it_had_the_defaults(monkeypatch: pytes
     assert "FSDP1's defaults: no auto-wrap policy" in found.notes[1]
 
 
-def test_what_a_rank_said_is_told(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsdp_migrate.parity.start.launch_ranks", launch_forked)
-    assert main(["parity", "--model", "tests.models:ConvNet", "--device", "cpu"]) == 1
-    said = capsys.readouterr().err.partition("\n")[2]
-    assert said.startswith("Error: No batches can be made for ConvNet, whose forward takes `tokens`")
-    assert "Traceback" not in said
-
-
 def layer() -> nn.Module:
     return nn.Linear(4, 2)
-
-
-def fail_on_rank_1(model: nn.Module, batch: Any) -> Any:
-    if dist.get_rank() == 1:
-        raise ValueError("only here")
-    return model(batch).sum()
-
-
-def batches() -> list[torch.Tensor]:
-    return [torch.ones(2, 4)] * 8
-
-
-def test_the_rank_that_failed_first_is_told(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks fail too, when they lose it; rank 0's loss of a connection was told in its place."""
-    monkeypatch.setattr("fsdp_migrate.parity.start.launch_ranks", launch_forked)
-    given = [
-        f"--{name}={__name__}:{function}"
-        for name, function in [("loss", "fail_on_rank_1"), ("data", "batches")]
-    ]
-    assert main(["parity", "--model", f"{__name__}:layer", *given, "--device", "cpu"]) == 1
-    said = capsys.readouterr().err.partition("\n")[2]
-    assert "failed in step 1, on rank 1: ValueError" in said
-    assert "only here" in said
 
 
 @pytest.mark.any_torch
@@ -161,75 +126,6 @@ def test_under_torchrun_the_function_is_named(capsys: Capture, monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["parity", "--model", "tests.models:Net"]) == 1
     assert "compare_runs" in capsys.readouterr().err
-
-
-COST = Cost(
-    seconds=0.5,
-    collectives=(Collective(kind="all-gather", dtype="float32", group_size=2, calls=5, bytes=4760),),
-    parameter_bytes=100,
-    gradient_bytes=100,
-    optimizer_bytes=200,
-    buffer_bytes=0,
-)
-
-
-def report_of(*differences: Difference) -> ParityReport:
-    step = Step(
-        number=1,
-        fsdp1_loss=0.25,
-        fsdp2_loss=0.5,
-        compared={"loss": 1, "gradient": 3},
-        different={each.stage: 1 for each in differences},
-        fsdp1=COST,
-        fsdp2=Cost(**{**vars(COST), "collectives": ()}),
-    )
-    return ParityReport(
-        world_size=2,
-        device="cpu",
-        torch_version="2.13.0",
-        steps=(step,),
-        differences=differences,
-        num_differences=len(differences),
-        findings=(make_finding("FM012", "mixed_precision", "Kept."),),
-        notes=("The batches were generated.",),
-    )
-
-
-GRADIENT = Difference(
-    step=1,
-    stage="gradient",
-    name="head.[red]weight",
-    module="head",
-    rank=1,
-    gap=Gap(count=2, numel=4, index=(0, 1), fsdp1=1.0, fsdp2=2.0, largest=1.0, ulps=8388608),
-    clue="every number is 2 times FSDP1's",
-)
-
-
-@pytest.mark.any_torch
-def test_the_first_difference_is_shown_with_all_that_is_known(capsys: Capture) -> None:
-    other = Difference(
-        step=1, stage="buffer", name="scale", module="", rank=0, gap=Gap(words="only under FSDP1")
-    )
-    report = report_of(GRADIENT, other)
-    show_parity(report)
-    shown = capsys.readouterr().out
-    for expected in (
-        "The runs part in step 1, at gradient head.[red]weight (rank 1):",
-        "FSDP1:     1.0",
-        "[0, 1], 2 of 4 numbers, 8,388,608 ulps at most",
-        "clue:      every number is 2 times FSDP1's",
-        "explained: not explained by any finding",
-        "step 1, buffer scale: only under FSDP1",
-        "5 x, 4.8 kB",
-        "none",
-        "The batches were generated.",
-        "Different: 2 of 4 tensors of 1 step on 2 ranks (cpu)",
-    ):
-        assert expected in shown, shown
-    assert (
-        verdict(report_of()) == "Identical: 4 tensors of 1 step on 2 ranks (cpu) are the same, bit for bit."
-    )
 
 
 @pytest.mark.any_torch

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP,
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
-from tests.sharding.unused_bodies import Experts, Mixture
+from tests.torch_compat.pending_gradients_bodies import Experts, Mixture
 
 
 HAS_CUSTOM_COMMUNICATION = hasattr(FSDPModule, "set_custom_all_gather")

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.source import FileReport, scan_paths, scan_source
+from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.files import MAX_BYTES, find_sources
+from tests.source.files import _only, names, write
 
 
 pytestmark = pytest.mark.any_torch
-
-
-CODE = "from torch.distributed.fsdp import FullyShardedDataParallel\nmodel = FullyShardedDataParallel(net)\n"
-
-
-def write(folder: Path, *names: str, text: str = CODE) -> None:
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def names(folder: Path, *patterns: str) -> list[str]:
-    found = find_sources([folder / pattern for pattern in patterns or (".",)])
-    return [path.relative_to(folder).as_posix() for path in found]
 
 
 def test_folders_are_gone_through_without_what_is_not_the_projects(tmp_path: Path) -> None:
@@ -73,11 +58,6 @@ def test_loops_of_links_end(tmp_path: Path) -> None:
     problems = {file.path.rpartition("/")[2]: file.problem for file in report.files if file.problem}
     assert problems.keys() == {"loop.py", "gone.py"}
     assert {use.path for use in report.uses} == {str(tmp_path / "src" / "a.py")}
-
-
-def _only(report: tuple[FileReport, ...]) -> FileReport:
-    (found,) = report
-    return found
 
 
 BROKEN = {
@@ -146,84 +126,3 @@ def test_files_without_permission_are_skipped_with_a_line(
     assert problems["good.py"] is None
     assert "cannot be read: Permission denied" in str(problems["secret.py"])
     assert "a folder that cannot be read" in str(problems["closed"])
-
-
-ENCODED = {
-    "byte order mark": "\ufeff" + CODE,
-    "CRLF": CODE.replace("\n", "\r\n"),
-    "CR": CODE.replace("\n", "\r"),
-    "form feed": CODE.replace("\nmodel", "\n\f\nmodel"),
-    "tabs": "def f():\n\tpass\n" + CODE,
-    "no end of line": CODE.rstrip("\n"),
-    "a newer Python": CODE + "type X = int\n",
-}
-
-
-@pytest.mark.parametrize("case", ENCODED)
-def test_unusual_text_is_read(tmp_path: Path, case: str) -> None:
-    (tmp_path / "a.py").write_bytes(ENCODED[case].encode())
-    report = scan_paths([tmp_path])
-    assert [use.code for use in report.uses if use.rule == "constructor"] == ["FM301"]
-    assert [file.problem for file in report.files] == [None]
-
-
-def notebook(*cells: str) -> str:
-    return json.dumps(
-        {
-            "cells": [
-                {"cell_type": "markdown", "source": ["FullyShardedDataParallel"]},
-                *({"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells),
-            ],
-            "nbformat": 4,
-        }
-    )
-
-
-def test_notebooks_are_read_cell_by_cell(tmp_path: Path) -> None:
-    cells = (
-        "%matplotlib inline\n!ls\nfrom torch.distributed.fsdp import FullyShardedDataParallel as F",
-        "%%bash\necho FullyShardedDataParallel(",
-        "x = 1\n\nmodel = F(net)  # here",
-        "this is no python",
-        "model.no_sync()",
-    )
-    (tmp_path / "a.ipynb").write_text(notebook(*cells))
-    file = _only(scan_paths([tmp_path]).files)
-    assert [(use.cell, use.line, use.code) for use in file.uses if use.rule != "import"] == [
-        (4, 3, "FM301"),
-        (6, 1, "FM312"),
-    ]
-    assert "cells 5 left out" in str(file.problem)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"cells": 3}', '{"cells": [{"fsdp": 1}]}', "fsdp", "{}fsdp"]
-)
-def test_what_is_no_notebook_is_said(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.ipynb").write_text(f"{text} " if "fsdp" in text else text)
-    files = scan_paths([tmp_path]).files
-    assert all("no notebook" in str(file.problem) for file in files)
-    assert bool(files) == ("fsdp" in text), "without a word of FSDP there is nothing to say"
-
-
-@pytest.mark.slow
-def test_several_processes_find_what_one_does(tmp_path: Path) -> None:
-    write(tmp_path, *(f"m{i}.py" for i in range(6)))
-    write(tmp_path, "bad.py", text="fsdp (")
-    assert scan_paths([tmp_path], num_processes=2) == scan_paths([tmp_path], num_processes=1)
-
-
-def test_a_scan_counts_by_rule_and_says_where(tmp_path: Path) -> None:
-    write(tmp_path, "a.py")
-    report = scan_paths([tmp_path])
-    assert report.by_rule["constructor"] == {"rewritten": 1, "kept": 0, "commented": 0, "mentioned": 0}
-    use = next(use for use in report.uses if use.rule == "constructor")
-    assert use.place == f"{tmp_path / 'a.py'}:2:9"
-    document = report.as_dict()
-    assert document["totals"]["rewritten"] == 2
-    assert document["files"][0]["uses"][1]["fidelity"] == "equivalent"
-
-
-@pytest.mark.parametrize("code", ["", "\n", "# nothing", "x = 1\n", "\f\n", "\ufeff"])
-def test_sources_without_fsdp1_have_no_uses(code: str) -> None:
-    assert scan_source(code) == []

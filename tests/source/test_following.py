@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import rewrite_paths, scan_paths
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import CLIPPED, FSDP, LOOP, WRAP, after
 
 
 if TYPE_CHECKING:
@@ -14,25 +15,6 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.any_torch
-
-FSDP = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
-WRAP = f"{FSDP}\ndef wrap(net):\n    net = FSDP(net)\n    return net\n"
-CLIPPED = "clip_grad_norm_(model, 1.0)"
-
-
-def after(folder: Path, files: dict[str, str], wanted: str) -> str:
-    """Write files, rewrite all of them, and return what becomes of one; a second rewriting does nothing."""
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    report = rewrite_paths([folder], write=True)
-    assert report.problems == ()
-    assert rewrite_paths([folder]).changed == ()
-    return (folder / wanted).read_text()
-
-
-LOOP = "def train(model):\n    model.clip_grad_norm_(1.0)\n"
 
 
 @pytest.mark.parametrize(
@@ -59,25 +41,6 @@ LOOP = "def train(model):\n    model.clip_grad_norm_(1.0)\n"
 def test_a_function_that_another_file_gives_a_model(tmp_path: Path, caller: str) -> None:
     files = {"dist.py": WRAP, "loop.py": LOOP, "main.py": caller}
     assert CLIPPED in after(tmp_path, files, "loop.py")
-
-
-@pytest.mark.parametrize(
-    ("package", "imported"),
-    [
-        ({"pkg/dist.py": WRAP}, "from pkg.dist import wrap"),
-        ({"pkg/dist.py": WRAP}, "from .dist import wrap"),
-        ({"pkg/dist.py": WRAP, "pkg/__init__.py": "from .dist import wrap\n"}, "from pkg import wrap"),
-        ({"dist.py": WRAP}, "from ..dist import wrap"),
-        ({"pkg/dist.py": WRAP}, "from . import dist\nwrap = dist.wrap"),
-        (
-            {"pkg/dist.py": WRAP, "other/dist.py": "def wrap(net):\n    return net\n"},
-            "from .dist import wrap",
-        ),
-    ],
-)
-def test_what_another_file_returns(tmp_path: Path, package: dict[str, str], imported: str) -> None:
-    files = {**package, "pkg/main.py": f"{imported}\nmodel = wrap(net)\nmodel.clip_grad_norm_(1.0)\n"}
-    assert CLIPPED in after(tmp_path, files, "pkg/main.py")
 
 
 def test_attributes_of_an_object_and_of_a_base_class(tmp_path: Path) -> None:
@@ -188,18 +151,6 @@ def test_state_dict_types_of_another_file_are_not_taken_for_the_default(tmp_path
     assert "# fsdp-migrate: FM308" in text
 
 
-def test_functions_of_the_same_name_elsewhere_stay(tmp_path: Path) -> None:
-    files = {
-        "dist.py": WRAP,
-        "plain.py": "def wrap(net):\n    return net\n",
-        "other.py": "from plain import wrap\nmodel = wrap(net)\nmodel.clip_grad_norm_(1.0)\n",
-        "broken.py": "def wrap(:\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert [file.path.rpartition("/")[2] for file in rewrite_paths([tmp_path]).changed] == ["dist.py"]
-
-
 def test_a_function_of_another_file_that_returns_the_wrapper(tmp_path: Path) -> None:
     files = {
         "dist.py": f"import functools\n{FSDP}\ndef wrapper():\n    made = functools.partial(FSDP, rank=0)\n"
@@ -218,15 +169,6 @@ def test_an_object_in_an_attribute_is_given_a_model(tmp_path: Path) -> None:
         "    def step(self):\n        self.copies.update(self.model)\n",
     }
     assert CLIPPED in after(tmp_path, files, "copies.py")
-
-
-def test_of_two_files_of_one_name_the_one_nearer_the_root_is_taken(tmp_path: Path) -> None:
-    files = {
-        "a/utils/loop.py": "def train(model):\n    pass\n",
-        "utils/loop.py": LOOP,
-        "train/main.py": f"{FSDP}from utils.loop import train\ntrain(FSDP(net))\n",
-    }
-    assert CLIPPED in after(tmp_path, files, "utils/loop.py")
 
 
 def test_a_list_of_parameters_that_another_file_is_given(tmp_path: Path) -> None:
@@ -313,13 +255,3 @@ def test_a_model_in_a_dict_that_a_function_returns(
         }
     )
     assert CLIPPED in after(tmp_path, files, "main.py")
-
-
-def test_a_file_for_a_newer_python_is_followed(tmp_path: Path) -> None:
-    newer = "type Net = object\n\n\ndef first[T](each: list[T]) -> T:\n    return each[0]\n\n\n"
-    newer += 'f"{1!r} {"a"}"\n\n\n'
-    files = {
-        "loop.py": f"{newer}class Loop[T]:\n    def fit(self, model):\n        model.clip_grad_norm_(1.0)\n",
-        "main.py": f"{FSDP}from loop import Loop\nloop = Loop()\nloop.fit(FSDP(net))\n",
-    }
-    assert CLIPPED in after(tmp_path, files, "loop.py")

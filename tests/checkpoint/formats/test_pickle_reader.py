@@ -6,9 +6,7 @@ import contextlib
 import copyreg
 import os
 import pickle
-import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +19,13 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_values import METADATA_GLOBALS,
 from fsdp_migrate.checkpoint_convert.formats.pickle_reader import load_pickle
 from fsdp_migrate.checkpoint_convert.formats.torch_values import VALUE_GLOBALS, load_value
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
+from tests.checkpoint.formats.attacks import METADATA, MISSING, PROTO, short, stack_global
 from tests.checkpoint.samples import PLAIN, assert_nothing_left, contents, copy_of
 from tests.quick import examples
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-
-def short(text: str) -> bytes:
-    return b"\x8c" + bytes([len(text)]) + text.encode()
-
-
-def stack_global(module: str, name: str) -> bytes:
-    return short(module) + short(name) + b"\x93"
 
 
 def call(function: bytes, *arguments: bytes) -> bytes:
@@ -47,11 +38,6 @@ class _Reduce:
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return self._reduced
-
-
-PROTO = b"\x80\x04"
-METADATA = (PLAIN / ".metadata").read_bytes()
-MISSING = "torch.distributed.checkpoint.metadata"
 
 
 def gadgets(sentinel: Path) -> dict[str, bytes]:
@@ -200,36 +186,6 @@ def test_the_error_names_the_global_and_the_file(tmp_path: Path) -> None:
     assert str(source) in str(caught.value)
 
 
-BOMBS = {
-    "a key so deep that its hash overflows the stack": PROTO + b"})" + b"\x85" * 300_000 + b"Ns.",
-    "a key whose hash takes for ever": PROTO + b"})" + b"2\x86" * 200 + b"Ns.",
-    "the same from the memo": PROTO + b"})\x94" + b"h\x00h\x00\x86q\x00" * 200 + b"Ns.",
-    "the same through a function": PROTO
-    + b"})\x94"
-    + (stack_global("torch", "Size") + b"h\x00h\x00\x86\x85Rq\x00") * 200
-    + b"Ns.",
-    "a set of such keys": PROTO + b"\x8f(" + b")" + b"2\x86" * 200 + b"\x90.",
-    "memo of four billion": PROTO + b"Nr\xff\xff\xff\xff.",
-    "memo by text": PROTO + b"Np4000000000\n.",
-    "bytearray of an exabyte": b"\x80\x05\x96" + struct.pack("<Q", 1 << 60) + b".",
-    "text of four gigabytes": PROTO + b"X\xff\xff\xff\xffabc.",
-    "bytes of an exabyte": PROTO + b"\x8e" + struct.pack("<Q", 1 << 60) + b"a.",
-    "long integer": PROTO + b"\x8b\xff\xff\xff\x7fabc.",
-    "tuple handed over again and again": PROTO
-    + b"("
-    + b"N" * 30_000
-    + b"l\x94"
-    + (stack_global("torch", "Size") + b"h\x00\x85R0") * 3000
-    + b"N.",
-    "dict merged again and again": PROTO
-    + b"}("
-    + b"".join(b"M" + struct.pack("<H", n) + b"N" for n in range(30_000))
-    + b"u\x94"
-    + (stack_global(MISSING, "ChunkStorageMetadata") + b")\x81h\x00b") * 3000
-    + b"N.",
-}
-
-
 NESTED = PROTO + b")\x94" + b"".join(b"h" + bytes([n]) + b"h" + bytes([n]) + b"\x86\x94" for n in range(200))
 """A tuple of 2**200 leaves: harmless to hold, and impossible to show."""
 
@@ -268,39 +224,6 @@ def test_what_cannot_be_shown_is_not_shown(place: str) -> None:
     assert len(str(caught.value)) < 2000
 
 
-@pytest.mark.parametrize("name", sorted(BOMBS))
-def test_a_small_pickle_cannot_take_much_memory(name: str) -> None:
-    code = (
-        "import sys\n"
-        "from fsdp_migrate.checkpoint_convert.formats.pickle_reader import load_pickle\n"
-        "from fsdp_migrate.checkpoint_convert.formats.dcp_values import METADATA_GLOBALS\n"
-        "from fsdp_migrate.errors import CheckpointFormatError\n"
-        "def kilobytes(name):\n"
-        "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith(name))\n"
-        "before = kilobytes('VmRSS')\n"
-        "open('/proc/self/clear_refs', 'w').write('5')\n"
-        "try:\n"
-        "    load_pickle(sys.stdin.buffer.read(), METADATA_GLOBALS, where='bomb')\n"
-        "except CheckpointFormatError as error:\n"
-        "    print('refused')\n"
-        "print(kilobytes('VmHWM') - before)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=BOMBS[name], capture_output=True, check=True, timeout=400
-    )
-    *refused, growth = done.stdout.decode().split()
-    assert refused == ["refused"]
-    assert int(growth) < 50_000
-
-
-def test_tuples_within_tuples_can_be_read() -> None:
-    value = tuple((n, (str(n), ())) for n in range(2000))
-    data = pickle.dumps({value: value, "state": (3, tuple(range(50_000)), None)})
-    assert load_pickle(data, {}, where="x") == pickle.loads(data)
-    with pytest.raises(UnsafePickleError, match="nests"):
-        load_pickle(pickle.dumps(tuple((n,) for n in range(20_000))), {}, where="x")
-
-
 simple = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
@@ -317,14 +240,6 @@ def test_plain_data_reads_as_it_was_written(value: Any, protocol: int) -> None:
         assert read == value
 
 
-@given(st.binary(max_size=200))
-@settings(max_examples=examples(300), deadline=None)
-def test_garbage_is_an_error_and_no_crash(data: bytes) -> None:
-    for start in (b"", PROTO, b"\x80\x02"):
-        with contextlib.suppress(CheckpointFormatError):
-            load_pickle(start + data, METADATA_GLOBALS, where="garbage")
-
-
 @given(st.data())
 @settings(max_examples=examples(150), deadline=None)
 def test_damaged_metadata_is_an_error_and_no_crash(data: st.DataObject) -> None:
@@ -333,10 +248,3 @@ def test_damaged_metadata_is_an_error_and_no_crash(data: st.DataObject) -> None:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CheckpointFormatError):
         load_pickle(bytes(damaged), METADATA_GLOBALS, where="damaged")
-
-
-@pytest.mark.slow
-def test_every_cut_of_a_pickle_is_an_error() -> None:
-    for end in range(0, len(METADATA), 97):
-        with pytest.raises(CheckpointFormatError):
-            load_pickle(METADATA[:end], METADATA_GLOBALS, where="cut")

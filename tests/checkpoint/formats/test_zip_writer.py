@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from fsdp_migrate.checkpoint_convert.formats import zip_writer
-from fsdp_migrate.checkpoint_convert.formats.dcp_items import load_item, tensor_bytes
-from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
 from fsdp_migrate.checkpoint_convert.formats.zip_reader import TorchZip
 from fsdp_migrate.checkpoint_convert.formats.zip_writer import tensor_archive
-from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
-from tests.checkpoint.samples import open_zip, saved
+from tests.checkpoint.formats.raw_items import HERE, raw, sample
+from tests.checkpoint.samples import open_zip
 
 
 if TYPE_CHECKING:
@@ -24,21 +22,6 @@ if TYPE_CHECKING:
 
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (3,), (5, 7), (0, 3), (2, 3, 4, 5), (70_000,)]
-HERE = [name for name in DTYPES if hasattr(torch, name)]
-
-
-def sample(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
-    if tensor.numel():
-        top = 2 if dtype == "bool" else 256
-        raw = tensor.view(-1).view(torch.uint8)
-        raw.copy_(torch.randint(0, top, raw.shape, dtype=torch.uint8))
-    return tensor
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    flat = tensor.contiguous().view(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
 
 
 def write(tensor: torch.Tensor) -> bytes:
@@ -59,18 +42,6 @@ def test_torch_loads_the_tensors_that_we_write(dtype: str, shape: tuple[int, ...
     assert (loaded.shape, loaded.dtype, loaded.stride()) == (shape, tensor.dtype, tensor.stride())
     assert raw(loaded) == raw(tensor)
     assert zipfile.ZipFile(io.BytesIO(item)).testzip() is None
-
-
-@pytest.mark.parametrize("dtype", HERE)
-def test_we_read_the_tensors_that_torch_writes(dtype: str) -> None:
-    tensor = sample(dtype, (5, 7))
-    archive = open_zip(saved(tensor))
-    value = load_item(archive)
-    assert isinstance(value, TensorValue)
-    found = tensor_bytes(archive, value, "f")
-    assert (found.dtype, found.shape, found.strides) == (dtype, (5, 7), None)
-    assert archive.read("data/0") == raw(tensor)
-    archive.check_crc("data/0")
 
 
 @pytest.mark.parametrize("limit", [10, 200, 1000])

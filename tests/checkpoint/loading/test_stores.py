@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import pytest
 import torch
-from torch import nn
 
 from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import write_metadata
@@ -20,11 +16,10 @@ from fsdp_migrate.checkpoint_convert.formats.zip_writer import tensor_archive
 from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue
 from fsdp_migrate.checkpoint_convert.loading.slices import Slice, read_slices
 from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, Stored, TensorEntry
-from fsdp_migrate.checkpoint_convert.storage.block_cache import BLOCK_BYTES
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointReadError
+from tests.checkpoint.loading.stores import MIB, URL, model_and_optimizer, save_run
 from tests.checkpoint.peak_memory import peak, private_bytes
 from tests.checkpoint.s3_service import BUCKET, S3, Answer, Between, Request
-from tests.checkpoint.samples import save_with_torch
 
 
 if TYPE_CHECKING:
@@ -33,103 +28,6 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.slow
-MIB = 1 << 20
-URL = f"s3://{BUCKET}/run"
-
-
-def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(2)))
-    return model, torch.optim.AdamW(model.parameters(), lr=1.0)
-
-
-def save_run(folder: Path, kind: str) -> tuple[Path, nn.Module]:
-    """Save a model of 2 MiB after a step, with its optimizer; ``kind`` is "folder" or that of one file."""
-    model, optimizer = model_and_optimizer()
-    model(torch.ones(1, 512)).sum().backward()
-    optimizer.step()
-    names = [name for name, _ in model.named_parameters()]
-    own = optimizer.state_dict()
-    state = {name: own["state"][number] for number, name in enumerate(names)}
-    groups = [{**own["param_groups"][0], "params": names}]
-    whole = {"model": model.state_dict(), "optimizer": {"state": state, "param_groups": groups}}
-    (folder / "run").mkdir()
-    if kind == "two folders":
-        for name, part in (("pytorch_model_fsdp_0", "model"), ("optimizer_0", "optimizer")):
-            (folder / "run" / name).mkdir()
-            save_with_torch({part: whole[part]}, folder / "run" / name)
-    elif kind != "folder":
-        torch.save(whole, folder / "run" / "state.pt")
-    else:
-        save_with_torch(whole, folder / "run")
-    return folder / "run", model
-
-
-def counted(between: Between) -> dict[str, int]:
-    """Count the bytes that are answered, from here on."""
-    found = {"bytes": 0, "gets": 0, "lists": 0}
-    read: set[str] = set()
-    asked: set[str] = set()
-
-    def pass_on(request: Request, ask: Callable[[], Answer]) -> Answer:
-        answer = ask()
-        found["lists" if request.lists else "gets"] += 1
-        if request.method == "GET" and not request.lists:
-            found["bytes"] += len(answer.body)
-            read.add(request.key)
-            asked.discard(request.key)
-        elif request.method == "HEAD":
-            asked.add(request.key)
-        found["not asked for again"] = len(read - asked)
-        return answer
-
-    between.fault = pass_on
-    return found
-
-
-@pytest.mark.s3
-@pytest.mark.parametrize(
-    ("kind", "at"),
-    [
-        ("folder", "run"),
-        ("folder", "runs/step-4000"),  # could be the name of a rank's file
-        ("file", "run/state.pt"),
-        ("file alone in a folder", "run"),
-        ("two folders", "run/checkpoint-5"),
-    ],
-)
-def test_little_more_is_asked_of_a_store_than_is_needed(
-    kind: str, at: str, s3: S3, between: Between, tmp_path: Path
-) -> None:
-    folder, saved = save_run(tmp_path, kind)
-    s3.put(folder, at.removesuffix("/state.pt"))
-    s3.client.put_object(Bucket=BUCKET, Key="runs/step-3000/.metadata", Body=b"another")
-    url = f"s3://{BUCKET}/{at}"
-    needed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert needed > 6 * MIB
-    counts = counted(between)
-    model, optimizer = model_and_optimizer()
-    report = load_checkpoint(url, model, optimizer)
-    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in model.state_dict().items())
-    assert report.nbytes > 6 * MIB
-    assert counts["bytes"] <= 1.1 * needed
-    # Every request that lists, also those of one entry by which clients ask for a folder.
-    assert counts["lists"] == (3 if kind == "two folders" else 1)
-    assert counts["gets"] <= 40
-    assert counts["not asked for again"] == 0
-    # A rank's half of one tensor.
-    counts.update(bytes=0, gets=0, lists=0)
-    catalogue = Catalogue(url)
-    opened = counts["bytes"]
-    half = torch.empty(256, 512)
-    read_slices(
-        catalogue.folder, [Slice(catalogue.tensors["model.0.weight"].source, ((256, 0), (256, 512)), half)]
-    )
-    catalogue.close()
-    assert torch.equal(half, saved.state_dict()["0.weight"][256:])
-    # What frames the item is in a block of its own or not, as the torch that saved it aligned it. A file into
-    # which nobody has looked yet is read ahead for what frames the small items in it.
-    framing = (8 if kind == "two folders" else 1) * BLOCK_BYTES
-    assert counts["bytes"] - opened <= half.nbytes + framing
 
 
 @pytest.mark.s3
@@ -163,59 +61,6 @@ def test_what_changes_in_a_store_while_it_is_read_is_refused(
     with pytest.raises(CheckpointFormatError, match=f"{how}.*being written"):
         load_checkpoint(URL, model, optimizer)
     assert not optimizer.state
-
-
-@pytest.mark.s3
-def test_ranks_compare_the_versions_of_what_a_store_holds(s3: S3, tmp_path: Path) -> None:
-    """Each looks again only at the files that it read: two saves of one run must not be mixed."""
-    folder, _ = save_run(tmp_path, "folder")
-    s3.put(folder, "run")
-    first = Catalogue(URL)
-    data = (folder / "__0_0.distcp").read_bytes()
-    s3.client.put_object(Bucket=BUCKET, Key="run/__0_0.distcp", Body=data[:-1] + b"?")
-    second = Catalogue(URL)
-    assert first.seen != second.seen
-    assert Catalogue(URL).seen == second.seen
-
-
-def late(ask: Callable[[], Answer]) -> Answer:
-    time.sleep(2)
-    return ask()
-
-
-FAULTS: dict[str, Callable[[Callable[[], Answer]], Answer]] = {
-    "slow down": lambda ask: ask().replaced(503, "SlowDown"),
-    "unavailable": lambda ask: ask().replaced(503, "ServiceUnavailable"),
-    "internal error": lambda ask: ask().replaced(500, "InternalError"),
-    "cut": lambda ask: replace(ask(), is_cut=True),
-    "late": late,
-}
-"""What a service that has no time answers; ``late`` is later than the client of the test waits."""
-
-
-@pytest.mark.s3
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_a_store_has_no_time_for_is_asked_again(
-    fault: str, s3: S3, between: Between, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 1}})
-    folder, saved = save_run(tmp_path, "folder")
-    s3.put(folder, "run")
-    seen: set[tuple[str, str]] = set()
-
-    def once(request: Request, ask: Callable[[], Answer]) -> Answer:
-        if (request.method, request.key) in seen:
-            return ask()
-        seen.add((request.method, request.key))
-        return FAULTS[fault](ask)
-
-    between.fault = once
-    model, optimizer = model_and_optimizer()
-    load_checkpoint(URL, model, optimizer)
-    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in model.state_dict().items())
-    # The list, and each file twice: it is read, and asked for at the end.
-    assert len(seen) == 5
 
 
 @pytest.mark.s3

@@ -94,24 +94,6 @@ def test_what_is_taken_apart_is_what_was_put_together(raw: bool) -> None:
         assert torch.equal(read(part, (1,), raw=raw), TENSORS[name])
 
 
-@pytest.mark.parametrize(
-    ("operations", "given", "targets", "words"),
-    [
-        ([Operation("stack", 0)], [[whole("a", (2,)), whole("b", (3,))]], 1, "shapes differ"),
-        ([Operation("concatenate", 0)], [[whole("a", (2, 3))], [whole("b", (2, 4))]], 1, "shapes differ"),
-        ([Operation("concatenate", 2)], [[whole("a", (2, 3))], [whole("b", (2, 3))]], 1, "no dimension 2"),
-        ([Operation("split", 0)], [[whole("a", (3,))]], 2, "not divided by 2"),
-        ([Operation("transpose", 0, 1)], [[whole("a", (3,))]], 1, "no dimension 1"),
-        ([Operation("stack", 0)], [[whole("a", (3,))], [whole("b", (3,))]], 1, "makes 2 tensors"),
-    ],
-)
-def test_what_does_not_fit(
-    operations: list[Operation], given: list[list[Pieced]], targets: int, words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        carry_out(operations, given, targets)
-
-
 def test_an_empty_tensor_has_a_chunk() -> None:
     empty = TensorEntry("a", None, "float32", (0, 3), (Chunk((0, 0), (0, 3), Stored("file", 5, 7)),))
     tensor = stack([whole("a", (0, 3))], 0)

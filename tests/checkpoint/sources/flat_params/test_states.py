@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,16 +15,9 @@ from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import CheckpointMismatchError, PlanError
 from fsdp_migrate.sharding.outlines import outline_model
-from tests.checkpoint.framework_folders import mmengine_local
 from tests.checkpoint.rank_sources import ARGUMENTS, POLICY, RankSources, assert_loads, flat_options
 from tests.checkpoint.samples import load_with_torch
-from tests.rank_bodies.flat_sources import (
-    TiedApart,
-    groups_of,
-    save_grouped,
-    save_plain_sgd,
-    save_tied_apart,
-)
+from tests.rank_bodies.flat_sources import TiedApart, save_tied_apart
 from tests.rank_bodies.sources import RankNet
 from tests.ranks import run_ranks
 
@@ -59,49 +51,6 @@ def test_torch_loads_what_was_flat(rank_sources: RankSources, tmp_path: Path) ->
     convert_checkpoint(tmp_path / "flat", tmp_path / "flat-3", world_size=3, options=flat_options("flat"))
     chunks = FileSystemReader(tmp_path / "flat-3").read_metadata().state_dict_metadata
     assert len(chunks["model.embed.weight"].chunks) == 3  # type: ignore[union-attr]
-
-
-def test_mmengine_keeps_flat_parameters_beside_named_moments(
-    rank_sources: RankSources, tmp_path: Path
-) -> None:
-    """``epoch_1.pth`` is a folder: LOCAL_STATE_DICT of the model, and FSDP.optim_state_dict."""
-    source = tmp_path / "epoch_1.pth"
-    source.mkdir()
-    mmengine_local(rank_sources, source)
-    with pytest.raises(PlanError, match="FM238"):
-        convert_checkpoint(source, tmp_path / "out")
-    convert_checkpoint(source, tmp_path / "out", options=flat_options("flat"))
-    loaded, expected = load_with_torch(tmp_path / "out"), rank_sources.expected["flat"]
-    found = {f"model.{name}": tensor for name, tensor in loaded["state_dict"].items()}
-    for name, moments in loaded["optimizer"]["state"].items():
-        found.update({f"optimizer.{name}.{moment}": tensor for moment, tensor in moments.items()})
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    assert loaded["meta"] == {"epoch": 1, "seed": 3}
-    assert loaded["param_schedulers"] == [{"last_step": 2}]
-
-
-def test_flat_parameters_that_describe_themselves(rank_sources: RankSources, tmp_path: Path) -> None:
-    source = tmp_path / "olmo"
-    shutil.copytree(rank_sources.folder / "plain" / "olmo", source)
-    report = convert_checkpoint(source, tmp_path / "out")
-    assert "FM240" in [f.code for f in report.findings]
-    loaded = load_with_torch(tmp_path / "out")
-    expected = rank_sources.expected["plain"]
-    parameters = {name for name, _ in RankNet().named_parameters()}
-    assert {*loaded["model"]} == parameters
-    for name in parameters:
-        assert torch.equal(loaded["model"][name], expected[f"model.{name}"])
-        for moment in ("exp_avg", "exp_avg_sq", "step"):
-            assert torch.equal(
-                loaded["optimizer"]["state"][name][moment], expected[f"optimizer.{name}.{moment}"]
-            )
-    assert loaded["optimizer"]["param_groups"][0]["params"] == [n for n, _ in RankNet().named_parameters()]
-    assert loaded["train"] == {"epoch": 3}
-    (source / "model" / "rank1.pt").unlink()
-    shutil.copy(source / "model" / "rank0.pt", source / "model" / "rank1.pt")
-    with pytest.raises(CheckpointMismatchError, match=r"overlap|are in no chunk"):
-        inspect_checkpoint(source)
 
 
 def test_without_the_model_it_is_refused_with_what_to_give(rank_sources: RankSources, tmp_path: Path) -> None:
@@ -195,33 +144,3 @@ def test_a_tie_between_units_was_trained_apart(tmp_path: Path) -> None:
     assert state["optim"]["state"].keys() == wanted["momentum"].keys()
     for name, tensor in wanted["momentum"].items():
         assert torch.equal(state["optim"]["state"][name]["momentum_buffer"], tensor), name
-
-
-@pytest.mark.parametrize("use_orig_params", [True, False])
-def test_sgd_without_momentum_has_numbers_and_no_state(use_orig_params: bool, tmp_path: Path) -> None:
-    """So nothing but the flat parameters beside it tells that its numbers are those of flat parameters."""
-    wanted = run_ranks(save_plain_sgd, str(tmp_path / "source"), use_orig_params)[0]
-    arguments = {"auto_wrap_policy": "Linear", "use_orig_params": use_orig_params}
-    options = SourceOptions(model=outline_model(TiedApart(tied=False), arguments))
-    convert_checkpoint(tmp_path / "source", tmp_path / "out", options=options)
-    state = load_with_torch(tmp_path / "out")
-    for name, tensor in wanted.items():
-        assert torch.equal(state["model"][name], tensor), name
-    (group,) = state["optim"]["param_groups"]
-    assert sorted(group["params"]) == sorted(wanted)
-
-
-@pytest.mark.parametrize("kind", ["Adagrad", "AdamW"])
-def test_groups_and_steps_of_ranks_without_elements(kind: str, tmp_path: Path) -> None:
-    """Sizes cannot tell an order that is not the model's; Adagrad counts no steps without elements."""
-    wanted = run_ranks(save_grouped, str(tmp_path / "source"), kind)[0]
-    model = TiedApart(tied=False)
-    optimizer = torch.optim.SGD(groups_of(model), lr=0.1)
-    arguments = {"auto_wrap_policy": "Linear", "use_orig_params": True}
-    options = SourceOptions(model=outline_model(model, arguments, optimizer=optimizer))
-    convert_checkpoint(tmp_path / "source", tmp_path / "out", options=options)
-    state = load_with_torch(tmp_path / "out")["optim"]["state"]
-    assert state.keys() == wanted.keys()
-    for name, fields in wanted.items():
-        assert state[name].keys() == fields.keys()
-        assert all(torch.equal(state[name][field], value) for field, value in fields.items()), name

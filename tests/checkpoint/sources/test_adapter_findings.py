@@ -9,7 +9,7 @@ import pytest
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.sources.adapter_findings import find_truncated_adapters
 from fsdp_migrate.errors import CheckpointNotFoundError, PlanError
-from tests.checkpoint.sources import adapters_bodies
+from tests.checkpoint.sources import adapter_findings_bodies
 from tests.ranks import run_ranks
 
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module", params=[4, 1])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("adapters")
-    run_ranks(adapters_bodies.save, str(folder), request.param)
+    run_ranks(adapter_findings_bodies.save, str(folder), request.param)
     return request.param, folder
 
 

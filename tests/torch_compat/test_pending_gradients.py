@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.ranks import run_ranks
-from tests.sharding import unused_bodies as unused
 from tests.sharding.test_parity import assert_same
+from tests.torch_compat import pending_gradients_bodies as unused
 
 
 CASES = [

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.ranks import run_ranks
-from tests.sharding import switching_bodies as switching
-from tests.sharding.switching_bodies import Run
+from tests.torch_compat import switched_bodies as switching
+from tests.torch_compat.switched_bodies import Run
 
 
 RUNS = [

@@ -1,0 +1,65 @@
+"""Files of ranks, whatever they are called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from fsdp_migrate.checkpoint_convert import (
+    convert_checkpoint,
+    inspect_checkpoint,
+    verify_checkpoints,
+)
+from fsdp_migrate.errors import UnsupportedFeatureError
+from tests.checkpoint.rank_sources import RankSources, assert_loads
+from tests.checkpoint.writers import put
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+# What a rank calls its file: with its number in it, or the first without one.
+NAMES = {
+    "of": "model-0000{}-of-00002.pt",
+    "rank-of": "rank-0000{}-of-00002-state.pt",
+    "rank-first": "rank_{}_state.pt",
+    "shard": "checkpoint_last-shard{}.pt",
+    "number": "ckpt_{}.pt",
+    "folder": "rank{}/state.pt",
+    "appended": "checkpoint.th.{}",
+}
+
+
+@pytest.mark.parametrize("pattern", NAMES.values(), ids=NAMES)
+def test_files_of_ranks_are_known_whatever_they_are_called(
+    pattern: str, rank_sources: RankSources, tmp_path: Path
+) -> None:
+    source = put(rank_sources, tmp_path / "in", pattern)
+    manifest = inspect_checkpoint(source)
+    assert (manifest.layout, [part.name for part in manifest.parts]) == ("ranks", ["model", "optimizer"])
+    convert_checkpoint(source, tmp_path / "out", to="torch")
+    assert verify_checkpoints(rank_sources.folder / "plain" / "sharded_rank0.pt", tmp_path / "out").is_same
+    if "/" not in pattern:
+        first = pattern.format(0).removesuffix(".0" if ".th" in pattern else "\0")
+        assert inspect_checkpoint(source / first).entries == manifest.entries
+
+
+def test_torch_loads_what_ranks_saved_under_other_names(rank_sources: RankSources, tmp_path: Path) -> None:
+    source = put(rank_sources, tmp_path / "in", NAMES["rank-first"])
+    convert_checkpoint(source, tmp_path / "out", to="torch", world_size=2)
+    assert_loads({tmp_path / "out": rank_sources.expected["plain"]})
+
+
+def test_numbers_of_steps_and_of_pieces_are_not_those_of_ranks(tmp_path: Path) -> None:
+    steps, pieces = tmp_path / "steps", tmp_path / "pieces"
+    for folder in (steps, pieces):
+        folder.mkdir()
+    for number in range(2):
+        torch.save({"model": {"a.weight": torch.full((2, 2), float(number))}}, steps / f"ckpt_{number}.pt")
+        torch.save({f"a.{number}": torch.ones(2)}, pieces / f"model-0000{number}-of-00002.bin")
+    with pytest.raises(UnsupportedFeatureError, match="2 files"):
+        inspect_checkpoint(steps)
+    assert set(inspect_checkpoint(pieces).entries) == {"a.0", "a.1"}

@@ -1,0 +1,89 @@
+"""Known faults that a checkpoint shows: each is seen where it is, and not where it is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fsdp_migrate.checkpoint_convert import Manifest
+from fsdp_migrate.checkpoint_convert.manifest.manifest import (
+    Chunk,
+    GroupOutline,
+    NameList,
+    Stored,
+    TensorEntry,
+)
+from fsdp_migrate.doctor.checkpoint_faults import CHECKPOINT_FAULTS
+from fsdp_migrate.findings import make_finding
+from tests.doctor.sights import assert_seen, seeing
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.doctor import KnownFault, Sight
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def of_tensors(
+    *findings: Any, layout: str = "dcp", portable: bool = True, **shapes: tuple[int, ...]
+) -> Sight:
+    entries = {
+        key.replace("__", "."): TensorEntry(
+            key.replace("__", "."),
+            None,
+            "float32",
+            shape,
+            (Chunk((0,) * len(shape), shape, Stored("a", 0, 1)),),
+        )
+        for key, shape in shapes.items()
+    }
+    manifest = Manifest(
+        "folder", layout, "torch", "", entries, {}, {}, (), findings=findings, is_portable=portable
+    )
+    return seeing(manifest=manifest)
+
+
+def grouped(count: int) -> Sight:
+    sight = of_tensors()
+    assert sight.manifest is not None
+    group = GroupOutline(*([()] * len(GroupOutline._fields)))
+    listed = NameList("optimizer.param_groups", (), groups=(group,) * count)
+    return replace(sight, manifest=replace(sight.manifest, name_lists=(listed,)))
+
+
+EXPERTS: dict[str, Any] = {"layers__0__mlp__experts__0__w": (4, 4), "layers__0__mlp__experts__1__w": (4, 4)}
+
+
+ADAPTER: dict[str, Any] = {"model__q__lora_A__weight": (4, 16), "model__q__lora_B__weight": (16, 8)}
+
+CASES: dict[str, tuple[Sight, Sight]] = {
+    "checkpoint-of-2.15": (of_tensors(portable=False), of_tensors()),
+    "corrupt-full-optimizer": (of_tensors(make_finding("FM217", "a", "equal")), of_tensors()),
+    "optimizer-by-numbers": (of_tensors(make_finding("FM222", "a", "lost")), of_tensors()),
+    "missing-experts": (
+        of_tensors(layers__0__mlp__gate__weight=(4, 4), **EXPERTS),
+        of_tensors(layers__0__mlp__gate__weight=(2, 4), **EXPERTS),
+    ),
+    "truncated-adapters": (
+        of_tensors(**ADAPTER),
+        of_tensors(**{**ADAPTER, "model__q__lora_A__weight": (8, 16)}),
+    ),
+    "fewer-groups-than-saved": (grouped(2), grouped(1)),
+    "state-dict-type-of-another-form": (
+        replace(of_tensors(), settings={"fsdp_state_dict_type": "FULL_STATE_DICT"}),
+        replace(of_tensors(), settings={"fsdp_state_dict_type": "SHARDED_STATE_DICT"}),
+    ),
+    "fused-experts": (of_tensors(**EXPERTS), of_tensors(layers__0__mlp__experts__w=(2, 4, 4))),
+}
+
+
+@pytest.mark.parametrize("fault", CHECKPOINT_FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_seen_where_it_is_and_nowhere_else(fault: KnownFault) -> None:
+    assert_seen(fault, *CASES[fault.name])
+
+
+def test_every_case_is_one_of_a_fault() -> None:
+    assert CASES.keys() == {fault.name for fault in CHECKPOINT_FAULTS}

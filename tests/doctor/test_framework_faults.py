@@ -1,0 +1,70 @@
+"""Known faults that the config of a framework shows: each is seen where it is, and not where it is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.doctor.framework_faults import FRAMEWORK_FAULTS
+from tests.doctor.sights import LOW, assert_seen, of_config
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.doctor import KnownFault, Sight
+
+
+pytestmark = pytest.mark.any_torch
+
+
+HF_2 = {"version": 2, "state_dict_type": "FULL_STATE_DICT"}
+
+CASES: dict[str, tuple[Sight, Sight]] = {
+    "trainer-ignores-version": (
+        of_config("hf", {"transformers": "4.57.0"}, settings=HF_2),
+        of_config("hf", settings=HF_2),
+    ),
+    "trainer-keeps-parameters": (
+        of_config("hf", {"transformers": "5.3.0"}, settings=HF_2),
+        of_config("hf", {"transformers": "5.3.0"}, settings={**HF_2, "reshard_after_forward": True}),
+    ),
+    "trainer-ignores-settings": (
+        of_config("hf", {"transformers": "5.9.0"}, settings=HF_2),
+        of_config("hf", {"transformers": "5.10.0"}, settings=HF_2),
+    ),
+    "trainer-defaults-to-fsdp2": (of_config("hf"), of_config("hf", settings=HF_2)),
+    "trainer-wraps-by-size-no-more": (
+        of_config("hf", settings={"min_num_params": 100}),
+        of_config("hf", settings={"min_num_params": 100, "auto_wrap_policy": "SIZE_BASED_WRAP"}),
+    ),
+    "accelerate-recomputes-children": (
+        of_config("accelerate", settings={"fsdp_activation_checkpointing": True}),
+        of_config("hf", settings={"fsdp_activation_checkpointing": True}),
+    ),
+    "accelerate-shards-no-shard": (
+        of_config("accelerate", sharding_strategy="NO_SHARD"),
+        of_config("accelerate"),
+    ),
+    "accelerate-refuses-forward-prefetch": (
+        of_config("accelerate", forward_prefetch=True),
+        of_config("accelerate"),
+    ),
+    "composer-has-no-hybrid": (
+        of_config("composer", sharding_strategy="HYBRID_SHARD"),
+        of_config("composer"),
+    ),
+    "composer-ignores-strategy": (
+        of_config("composer", sharding_strategy="SHARD_GRAD_OP"),
+        of_config("composer"),
+    ),
+    "buffers-stay": (of_config(**LOW), of_config(mixed_precision={"param_dtype": "bf16"})),
+}
+
+
+@pytest.mark.parametrize("fault", FRAMEWORK_FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_seen_where_it_is_and_nowhere_else(fault: KnownFault) -> None:
+    assert_seen(fault, *CASES[fault.name])
+
+
+def test_every_case_is_one_of_a_fault() -> None:
+    assert CASES.keys() == {fault.name for fault in FRAMEWORK_FAULTS}

@@ -1,0 +1,85 @@
+"""Known faults that sources show: each is seen where it is, and not where it is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.doctor.source_faults import SOURCE_FAULTS
+from fsdp_migrate.source.pins import ExactPin, PinFound
+from tests.doctor.sights import NOW, assert_seen, seeing
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.doctor import KnownFault, Sight
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def of_source(text: str, **versions: str) -> Sight:
+    return replace(seeing(sources={"train.py": text}), versions={**NOW, **versions})
+
+
+LOAD = "dcp.load(state)\n"
+
+CASES: dict[str, tuple[Sight, Sight]] = {
+    "initial-lr-is-lost": (
+        of_source("s = LambdaLR(o, f, last_epoch=step)"),
+        of_source("s = LambdaLR(o, f, last_epoch=-1)\nif last_epoch == 3: pass"),
+    ),
+    "raw-optimizer-state": (
+        of_source('state = {"o": optimizer.state_dict()}\n' + LOAD),
+        of_source('state = {"o": optimizer.state_dict()}\ntorch.save(state)'),
+    ),
+    "unfreezing-later": (
+        of_source("m = fully_shard(m)\nfor p in m.parameters():\n    p.requires_grad_(True)"),
+        of_source("m = fully_shard(m)\nfor p in m.parameters():\n    p.requires_grad_(False)"),
+    ),
+    "checkpoint-errors-slip-through": (
+        of_source(f"try:\n    {LOAD}except Exception:\n    pass"),
+        of_source(f"try:\n    {LOAD}except BaseException:\n    raise"),
+    ),
+    "metadata-is-a-pickle": (of_source(LOAD), of_source(f"# {LOAD}")),
+    "deepcopy-of-shards": (of_source("e = deepcopy(self.model)"), of_source("e = deepcopy(config)")),
+    "sync-stays-off": (
+        of_source("m.set_requires_gradient_sync(False)"),
+        of_source("m.set_requires_gradient_sync(False)\nm.set_requires_gradient_sync(is_last)"),
+    ),
+    "nameless-hybrid-mesh": (
+        of_source('mesh = init_device_mesh("cuda", (2, 4))\nfully_shard(m, mesh=mesh)'),
+        of_source('mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("r", "s"))\nfully_shard(m)'),
+    ),
+    "groups-by-dimensions": (
+        of_source("m = FSDP(m)\ndecayed = [p for p in m.parameters() if p.ndim >= 2]"),
+        of_source("m = FSDP(m)\nassert x.ndim == 4"),
+    ),
+    "old-optimizer-state-functions": (
+        of_source("FSDP.full_optim_state_dict(m, o)"),
+        of_source("FSDP.optim_state_dict(m, o)"),
+    ),
+    "norm-is-a-part": (
+        of_source("norm = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).to_local()", torch="2.12"),
+        of_source("norm = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).full_tensor()", torch="2.12"),
+    ),
+    "ending-a-group-of-gloo": (
+        of_source("dist.init_process_group()\ndist.destroy_process_group()\n"),
+        of_source('dist.init_process_group(backend="nccl")\ndist.destroy_process_group()\n'),
+    ),
+    "requirement-without-fsdp2": (
+        seeing(pins=(PinFound("requirements.txt", 1, "torch", "torch==2.4.1", "2.6"),)),
+        seeing(sources={"train.py": ""}, exact_pins=(ExactPin("requirements.txt", 1, "torch", "2.7.0"),)),
+    ),
+    "optimizer-of-8-bits": (of_source("o = bnb.optim.AdamW8bit(p)"), of_source("o = bnb.optim.AdamW(p)")),
+}
+
+
+@pytest.mark.parametrize("fault", SOURCE_FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_seen_where_it_is_and_nowhere_else(fault: KnownFault) -> None:
+    assert_seen(fault, *CASES[fault.name])
+
+
+def test_every_case_is_one_of_a_fault() -> None:
+    assert CASES.keys() == {fault.name for fault in SOURCE_FAULTS}

@@ -1,0 +1,102 @@
+"""What stands in a context, and what a context shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import IMPORTS, codes, turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def test_a_context_shows_it_too() -> None:
+    body = (
+        "def save(model):\n"
+        "    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n"
+        "        state = model.state_dict()\n"
+        "    model.load_state_dict(state)\n"
+    )
+    after = turned(body)
+    assert "state = get_model_state_dict(model)\n" in after
+    assert "set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))" in after
+
+
+def test_whole_parameters_have_a_whole_state() -> None:
+    body = "with FSDP.summon_full_params(m):\n    state = m.state_dict()\n"
+    assert "state = m.state_dict()" in turned(body)
+
+
+TWICE = """\
+def f(model):
+    c = FullStateDictConfig(True, True)
+    FSDP.optim_state_dict(model)
+    c = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, c):
+        s = model.state_dict()
+"""
+
+
+OF_SELF = """\
+class A:
+    def __init__(self):
+        self.c = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+
+    def f(self, model):
+        with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, self.c):
+            s = model.state_dict()
+"""
+
+
+KIND = """\
+def f(model):
+    kind = StateDictType.FULL_STATE_DICT
+    with FSDP.state_dict_type(model, kind, FullStateDictConfig(True, True)):
+        s = model.state_dict()
+"""
+
+
+IN_ONE_BRANCH = """\
+def f(model):
+    c = FullStateDictConfig()
+    if a:
+        c = FullStateDictConfig(rank0_only=True)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, c):
+        s = model.state_dict()
+"""
+
+
+OPTIONS = "options=StateDictOptions(full_state_dict=True, cpu_offload=True)"
+
+
+@pytest.mark.parametrize("body", [TWICE, OF_SELF, KIND])
+def test_options_that_stand_above_are_known(body: str) -> None:
+    after = turned(body)
+    assert f"s = get_model_state_dict(model, {OPTIONS})" in after
+    assert "FM307" not in after
+
+
+def test_options_of_one_branch_alone_are_not() -> None:
+    assert ("FM307", "commented") in codes(IN_ONE_BRANCH)
+
+
+def test_in_a_context_that_may_be_anothers_nothing_is_turned() -> None:
+    header = f"{IMPORTS}if fairscale:\n    from fairscale.nn import FullyShardedDataParallel as FSDP\n\n"
+    body = (
+        "def save(model):\n"
+        "    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n"
+        "        return model.state_dict()\n"
+    )
+    after = turned(body, header)
+    assert "FM307" in after
+    assert "        return model.state_dict()" in after
+
+
+@pytest.mark.parametrize("call", ["m.encoder(x)", "m.decode(x)", "m.model.embed_tokens(x)"])
+def test_a_part_that_runs_among_whole_parameters_is_said(call: str) -> None:
+    assert ("FM332", "commented") in codes(f"with FSDP.summon_full_params(m):\n    y = {call}\n")
+
+
+def test_whoever_asks_among_whole_parameters_runs_nothing() -> None:
+    body = "with FSDP.summon_full_params(m):\n    y = m.get_input_embeddings(), m.named_parameters()\n"
+    assert ("FM313", "rewritten") in codes(body)
