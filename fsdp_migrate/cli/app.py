@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fsdp_migrate.cli.command_help import REPORT, Command, Group
+from fsdp_migrate.cli.command_help import REPORT, Command, Group, flag
 from fsdp_migrate.cli.config import config
 from fsdp_migrate.cli.convert import convert
 from fsdp_migrate.cli.demo import demo
@@ -45,14 +45,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            help="Show the version.",
-            callback=_show_version,
-            is_eager=True,
-            rich_help_panel=REPORT,
-        ),
+        bool, flag("--version", "Show the version.", REPORT, callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Move a training run from PyTorch FSDP1 to FSDP2, with nothing dropped silently."""

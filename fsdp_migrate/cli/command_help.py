@@ -44,6 +44,16 @@ def words_of(choices: type[Enum]) -> str:
     return f"{', '.join(others)} or {last}"
 
 
+def flag(names: str, says: str, panel: str | None = None, **others: Any) -> Any:
+    """Describe an option that is given or not."""
+    return typer.Option(*names.split(), help=says, rich_help_panel=panel, **others)
+
+
+def option(metavar: str, says: str, panel: str | None = None, *, names: str = "", **others: Any) -> Any:
+    """Describe an option that takes a value; without ``names`` it has the parameter's own."""
+    return typer.Option(*names.split(), metavar=metavar, help=says, rich_help_panel=panel, **others)
+
+
 class Command(TyperCommand):
     """A command whose help is set here."""
 

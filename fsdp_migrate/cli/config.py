@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsdp_migrate.cli.command_help import SOURCE, WRITING, words_of
+from fsdp_migrate.cli.command_help import SOURCE, WRITING, flag, option, words_of
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import All, Json, Overwrite, Strict
 
@@ -41,55 +41,24 @@ File = Annotated[
     Path | None, typer.Argument(metavar="FILE", help="YAML, JSON, or a shell script.", show_default=False)
 ]
 CommandText = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT", help="A shell command with FSDP flags, in place of FILE.", rich_help_panel=SOURCE
-    ),
+    str | None, option("TEXT", "A shell command with FSDP flags, in place of FILE.", SOURCE)
 ]
 OutputFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="OUT", help="Write the outcome to this file.", rich_help_panel=WRITING
-    ),
+    Path | None, option("OUT", "Write the outcome to this file.", WRITING, names="--output -o")
 ]
-Write = Annotated[
-    bool,
-    typer.Option("--write", "-w", help="Replace FILE, and keep a backup beside it.", rich_help_panel=WRITING),
-]
-Check = Annotated[
-    bool,
-    typer.Option("--check", help="Write nothing; exit with 1 if FILE would change.", rich_help_panel=WRITING),
-]
+Write = Annotated[bool, flag("--write -w", "Replace FILE, and keep a backup beside it.", WRITING)]
+Check = Annotated[bool, flag("--check", "Write nothing; exit with 1 if FILE would change.", WRITING)]
 FromFramework = Annotated[
     Framework,
-    typer.Option(
-        "--from",
-        metavar="FRAMEWORK",
-        help=f"The framework of the config: {words_of(Framework)}.",
-        rich_help_panel=SOURCE,
-    ),
+    option("FRAMEWORK", f"The framework of the config: {words_of(Framework)}.", SOURCE, names="--from"),
 ]
 ToWhat = Annotated[
     Outcome,
-    typer.Option(
-        metavar="WHAT",
-        help="`same`: the same framework's FSDP2. `torch`: a call in plain torch, on stdout.",
-        rich_help_panel=WRITING,
-    ),
+    option("WHAT", "`same`: the same framework's FSDP2. `torch`: a call in plain torch, on stdout.", WRITING),
 ]
-Key = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH", help="The mapping to convert, such as `trainer.fsdp`.", rich_help_panel=SOURCE
-    ),
-]
-RankNumber = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="The number of ranks.", rich_help_panel=SOURCE),
-]
-NodeNumber = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="The number of nodes.", rich_help_panel=SOURCE)
-]
+Key = Annotated[str | None, option("PATH", "The mapping to convert, such as `trainer.fsdp`.", SOURCE)]
+RankNumber = Annotated[int | None, option("N", "The number of ranks.", SOURCE, min=1)]
+NodeNumber = Annotated[int | None, option("N", "The number of nodes.", SOURCE, min=1)]
 
 
 def config(

@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from fsdp_migrate.cli.command_help import option
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import Html, Json, Markdown
 
 
 def demo(
     folder: Annotated[
-        Path | None,
-        typer.Option("--dir", metavar="DIR", help="Keep the checkpoints in this new or empty folder."),
+        Path | None, option("DIR", "Keep the checkpoints in this new or empty folder.", names="--dir")
     ] = None,
-    world_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many processes to start.")] = 2,
-    steps: Annotated[int, typer.Option(min=2, metavar="N", help="How many steps to train.")] = 10,
+    world_size: Annotated[int, option("N", "How many processes to start.", min=1)] = 2,
+    steps: Annotated[int, option("N", "How many steps to train.", min=2)] = 10,
     html: Html = None,
     markdown: Markdown = None,
     json: Json = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fsdp_migrate.cli.command_help import REPORT
+from fsdp_migrate.cli.command_help import REPORT, flag, option
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import MODEL_HELP, Html, Json, Markdown
 
@@ -16,24 +16,11 @@ def doctor(
     paths: Annotated[
         list[str] | None, typer.Argument(metavar="PATH...", help="Files, folders and patterns.")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PKG.MOD:FACTORY",
-            help=MODEL_HELP,
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML or JSON with FSDP1's settings.")
-    ] = None,
-    checkpoint: Annotated[str | None, typer.Option(metavar="CKPT", help="A checkpoint.")] = None,
-    world_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="The number of ranks, with --model.")
-    ] = 8,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Exit with 3 if a known fault is there.", rich_help_panel=REPORT),
-    ] = False,
+    model: Annotated[str | None, option("PKG.MOD:FACTORY", MODEL_HELP)] = None,
+    config: Annotated[Path | None, option("FILE", "YAML or JSON with FSDP1's settings.")] = None,
+    checkpoint: Annotated[str | None, option("CKPT", "A checkpoint.")] = None,
+    world_size: Annotated[int, option("N", "The number of ranks, with --model.", min=1)] = 8,
+    strict: Annotated[bool, flag("--strict", "Exit with 3 if a known fault is there.", REPORT)] = False,
     html: Html = None,
     markdown: Markdown = None,
     json: Json = False,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from fsdp_migrate.cli.command_help import flag
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import (
     All,
@@ -20,7 +19,7 @@ from fsdp_migrate.cli.options import (
 
 def inspect(
     source: Checkpoint,
-    deep: Annotated[bool, typer.Option("--deep", help="Also read and check every stored item.")] = False,
+    deep: Annotated[bool, flag("--deep", "Also read and check every stored item.")] = False,
     model: SourceModel = None,
     config: SourceConfig = None,
     trust_pickle: TrustPickle = False,

@@ -11,48 +11,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsdp_migrate.cli.command_help import REPORT, RESULT, SOURCE, TARGET, WRITING, words_of
+from fsdp_migrate.cli.command_help import REPORT, RESULT, SOURCE, TARGET, WRITING, flag, option, words_of
 
 
 if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert import OutputOptions, ParameterMap, SourceOptions
 
 
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Write one JSON document to stdout, not a report.", rich_help_panel=REPORT),
-]
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Exit with 3 if anything would change.", rich_help_panel=REPORT),
-]
-All = Annotated[
-    bool,
-    typer.Option("--all", help="Show everything, also what needs no action.", rich_help_panel=REPORT),
-]
+Json = Annotated[bool, flag("--json", "Write one JSON document to stdout, not a report.", REPORT)]
+Strict = Annotated[bool, flag("--strict", "Exit with 3 if anything would change.", REPORT)]
+All = Annotated[bool, flag("--all", "Show everything, also what needs no action.", REPORT)]
 
 
 Html = Annotated[
-    Path | None,
-    typer.Option(
-        "--html", metavar="FILE", help="Also write the report as one page of HTML.", rich_help_panel=REPORT
-    ),
+    Path | None, option("FILE", "Also write the report as one page of HTML.", REPORT, names="--html")
 ]
 Markdown = Annotated[
-    Path | None,
-    typer.Option(
-        "--markdown",
-        metavar="FILE",
-        help="Also write it as Markdown, for a pull request.",
-        rich_help_panel=REPORT,
-    ),
+    Path | None, option("FILE", "Also write it as Markdown, for a pull request.", REPORT, names="--markdown")
 ]
-Sarif = Annotated[
-    bool,
-    typer.Option(
-        "--sarif", help="Write a SARIF log to stdout, which code hosts show.", rich_help_panel=REPORT
-    ),
-]
+Sarif = Annotated[bool, flag("--sarif", "Write a SARIF log to stdout, which code hosts show.", REPORT)]
 
 
 class Target(str, Enum):
@@ -131,155 +108,89 @@ Checkpoint = Annotated[
     str, typer.Argument(metavar="CKPT", help="A folder, a file or a URL.", show_default=False)
 ]
 RankCount = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Divide tensors as fully_shard on N ranks does.",
-        rich_help_panel=RESULT,
-    ),
+    int | None, option("N", "Divide tensors as fully_shard on N ranks does.", RESULT, min=1)
 ]
 MODEL_HELP = "What makes the model. It is run. Or transformers:FOLDER, a folder with a config.json."
 SourceModel = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        metavar="PKG.MOD:FACTORY",
-        help="What makes the model that was saved, or transformers:FOLDER. It is run.",
-        rich_help_panel=SOURCE,
+    option(
+        "PKG.MOD:FACTORY",
+        "What makes the model that was saved, or transformers:FOLDER. It is run.",
+        SOURCE,
+        names="--model",
     ),
 ]
 Output = Annotated[str | None, typer.Argument(metavar="OUT", help="The folder to make.", show_default=False)]
 ShardSize = Annotated[
     str,
-    typer.Option(
-        metavar="SIZE",
-        help="For hf: how large a file may be, such as 5GB or 512MiB.",
-        callback=_check_size,
-        rich_help_panel=TARGET,
-    ),
+    option("SIZE", "For hf: how large a file may be, such as 5GB or 512MiB.", TARGET, callback=_check_size),
 ]
-OptimizerClass = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="For composer: the class of the optimizer.", rich_help_panel=TARGET),
-]
+OptimizerClass = Annotated[str | None, option("NAME", "For composer: the class of the optimizer.", TARGET)]
 StateDict = Annotated[
     StateDictType,
-    typer.Option(
-        "--state-dict-type",
-        metavar="FORM",
-        help=f"For accelerate: {words_of(StateDictType)}; auto asks a config beside CKPT or OUT.",
-        rich_help_panel=TARGET,
+    option(
+        "FORM",
+        f"For accelerate: {words_of(StateDictType)}; auto asks a config beside CKPT or OUT.",
+        TARGET,
+        names="--state-dict-type",
     ),
 ]
 Rename = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="REGEX=NAME",
-        help="Change names of parameters, as re.sub does; repeatable.",
+    option(
+        "REGEX=NAME",
+        "Change names of parameters, as re.sub does; repeatable.",
+        RESULT,
         callback=_check_renames,
-        rich_help_panel=RESULT,
     ),
 ]
 Map = Annotated[
     str | None,
-    typer.Option(
-        "--map",
-        metavar="MAP",
-        help="Hold parameters as a later model does: transformers-5, transformers-5:TYPE, or a file.",
-        rich_help_panel=RESULT,
+    option(
+        "MAP",
+        "Hold parameters as a later model does: transformers-5, transformers-5:TYPE, or a file.",
+        RESULT,
+        names="--map",
     ),
 ]
-Checksums = Annotated[
-    bool,
-    typer.Option("--checksums", help="Also write SHA256SUMS, which verify checks.", rich_help_panel=WRITING),
-]
-TrustPickle = Annotated[
-    bool,
-    typer.Option(
-        "--trust-pickle",
-        help="Copy objects of unknown classes, unread.",
-        rich_help_panel=SOURCE,
-    ),
-]
-WeightsOnly = Annotated[bool, typer.Option("--weights-only", help="Only the model.", rich_help_panel=RESULT)]
-WithoutOptimizer = Annotated[
-    bool, typer.Option("--without-optimizer", help="Everything but optimizers.", rich_help_panel=RESULT)
-]
+Checksums = Annotated[bool, flag("--checksums", "Also write SHA256SUMS, which verify checks.", WRITING)]
+TrustPickle = Annotated[bool, flag("--trust-pickle", "Copy objects of unknown classes, unread.", SOURCE)]
+WeightsOnly = Annotated[bool, flag("--weights-only", "Only the model.", RESULT)]
+WithoutOptimizer = Annotated[bool, flag("--without-optimizer", "Everything but optimizers.", RESULT)]
 HfConfig = Annotated[
     str | None,
-    typer.Option(
-        "--hf-config",
-        metavar="DIR",
-        help="For hf: the folder that config.json and the tokenizer are taken from.",
-        rich_help_panel=TARGET,
+    option(
+        "DIR",
+        "For hf: the folder that config.json and the tokenizer are taken from.",
+        TARGET,
+        names="--hf-config",
     ),
 ]
 KeepCorrupt = Annotated[
-    bool,
-    typer.Option(
-        "--keep-corrupt-optimizer",
-        help="Copy an optimizer that torch saved corrupt (FM217).",
-        rich_help_panel=RESULT,
-    ),
+    bool, flag("--keep-corrupt-optimizer", "Copy an optimizer that torch saved corrupt (FM217).", RESULT)
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="FSDP1's arguments: the config of your framework, or keyword arguments as YAML or JSON.",
-    ),
+    option("FILE", "FSDP1's arguments: the config of your framework, or keyword arguments as YAML or JSON."),
 ]
 SourceConfig = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="YAML or JSON: the keyword arguments of the FSDP1 that saved it.",
-        rich_help_panel=SOURCE,
+    option(
+        "FILE", "YAML or JSON: the keyword arguments of the FSDP1 that saved it.", SOURCE, names="--config"
     ),
 ]
 
 
-To = Annotated[
-    Target,
-    typer.Option(
-        metavar="WHO",
-        help=f"Which framework will read the output: {words_of(Target)}.",
-        rich_help_panel=RESULT,
-    ),
-]
-ModelDType = Annotated[
-    DType,
-    typer.Option(
-        metavar="DTYPE", help=f"The dtype of model weights: {words_of(DType)}.", rich_help_panel=RESULT
-    ),
-]
-OptimizerDType = Annotated[
-    DType,
-    typer.Option(metavar="DTYPE", help="The dtype of optimizer state.", rich_help_panel=RESULT),
-]
+To = Annotated[Target, option("WHO", f"Which framework will read the output: {words_of(Target)}.", RESULT)]
+ModelDType = Annotated[DType, option("DTYPE", f"The dtype of model weights: {words_of(DType)}.", RESULT)]
+OptimizerDType = Annotated[DType, option("DTYPE", "The dtype of optimizer state.", RESULT)]
 HowToLink = Annotated[
-    Link,
-    typer.Option(
-        metavar="HOW",
-        help=f"How unchanged data files get into OUT: {words_of(Link)}.",
-        rich_help_panel=WRITING,
-    ),
+    Link, option("HOW", f"How unchanged data files get into OUT: {words_of(Link)}.", WRITING)
 ]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace OUT if it exists.", rich_help_panel=WRITING)
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue an interrupted conversion.", rich_help_panel=WRITING)
-]
-Buffer = Annotated[
-    int,
-    typer.Option(min=1, metavar="MIB", help="How many MiB to hold at once.", rich_help_panel=WRITING),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show the plan and write nothing.", rich_help_panel=WRITING)
-]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace OUT if it exists.", WRITING)]
+Resume = Annotated[bool, flag("--resume", "Continue an interrupted conversion.", WRITING)]
+Buffer = Annotated[int, option("MIB", "How many MiB to hold at once.", WRITING, min=1)]
+DryRun = Annotated[bool, flag("--dry-run", "Show the plan and write nothing.", WRITING)]
 
 Paths = Annotated[
     list[str],

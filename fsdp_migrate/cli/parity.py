@@ -5,10 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated
 
-import typer
-
 from fsdp_migrate.cli import torchrun
-from fsdp_migrate.cli.command_help import SOURCE, TRAINED, words_of
+from fsdp_migrate.cli.command_help import SOURCE, TRAINED, flag, option, words_of
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import MODEL_HELP, All, Config, Html, Json, Markdown, Strict
 
@@ -21,63 +19,30 @@ class Device(str, Enum):
     cuda = "cuda"
 
 
-Model = Annotated[
-    str,
-    typer.Option(
-        metavar="PKG.MOD:FACTORY",
-        help=MODEL_HELP,
-        show_default=False,
-    ),
-]
+Model = Annotated[str, option("PKG.MOD:FACTORY", MODEL_HELP, show_default=False)]
 Data = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PKG.MOD:BATCHES",
-        help="What gives batches. Default: generated to fit the model.",
-        rich_help_panel=TRAINED,
-    ),
+    str | None, option("PKG.MOD:BATCHES", "What gives batches. Default: generated to fit the model.", TRAINED)
 ]
 Loss = Annotated[
     str | None,
-    typer.Option(
-        metavar="PKG.MOD:LOSS",
-        help="A function of model and batch that gives the loss. Default: what the model returns.",
-        rich_help_panel=TRAINED,
+    option(
+        "PKG.MOD:LOSS",
+        "A function of model and batch that gives the loss. Default: what the model returns.",
+        TRAINED,
     ),
 ]
 MakesOptimizer = Annotated[
     str | None,
-    typer.Option(
-        metavar="PKG.MOD:OPTIMIZER",
-        help="A function of the model that gives its optimizer. Default: the factory's, or AdamW.",
+    option(
+        "PKG.MOD:OPTIMIZER",
+        "A function of the model that gives its optimizer. Default: the factory's, or AdamW.",
     ),
 ]
-Rows = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Rows of generated batches. Default: 2.",
-        rich_help_panel=TRAINED,
-    ),
-]
-Length = Annotated[
-    int | None,
-    typer.Option(
-        min=1, metavar="N", help="Tokens of each of these rows. Default: 8.", rich_help_panel=TRAINED
-    ),
-]
-Where = Annotated[Device, typer.Option(metavar="WHERE", help=f"Where to train: {words_of(Device)}.")]
-Checkpoint = Annotated[
-    str | None,
-    typer.Option(metavar="CKPT", help="Both start from this checkpoint.", rich_help_panel=SOURCE),
-]
-WeightsOnly = Annotated[
-    bool,
-    typer.Option(
-        "--weights-only", help="Load no optimizer state from the checkpoint.", rich_help_panel=SOURCE
-    ),
-]
+Rows = Annotated[int | None, option("N", "Rows of generated batches. Default: 2.", TRAINED, min=1)]
+Length = Annotated[int | None, option("N", "Tokens of each of these rows. Default: 8.", TRAINED, min=1)]
+Where = Annotated[Device, option("WHERE", f"Where to train: {words_of(Device)}.")]
+Checkpoint = Annotated[str | None, option("CKPT", "Both start from this checkpoint.", SOURCE)]
+WeightsOnly = Annotated[bool, flag("--weights-only", "Load no optimizer state from the checkpoint.", SOURCE)]
 
 
 def parity(
@@ -88,12 +53,12 @@ def parity(
     optimizer: MakesOptimizer = None,
     batch_size: Rows = None,
     seq_length: Length = None,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps to train.")] = 4,
-    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="How many processes to start.")] = 2,
+    steps: Annotated[int, option("N", "How many steps to train.", min=1)] = 4,
+    ranks: Annotated[int, option("N", "How many processes to start.", min=1)] = 2,
     device: Where = Device.auto,
     checkpoint: Checkpoint = None,
     weights_only: WeightsOnly = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="The seed of the random numbers.")] = 0,
+    seed: Annotated[int, option("N", "The seed of the random numbers.")] = 0,
     strict: Strict = False,
     everything: All = False,
     html: Html = None,

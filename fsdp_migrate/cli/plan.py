@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsdp_migrate.cli.command_help import MEMORY, words_of
+from fsdp_migrate.cli.command_help import MEMORY, option, words_of
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import MODEL_HELP, All, Config, Html, Json, Markdown, Strict, Tied
 
@@ -36,65 +36,37 @@ _DEFAULTS = (
     "Without --config these are FSDP1's defaults: no auto-wrap policy, so that the whole model is one unit, "
     "and nothing is cast."
 )
-Model = Annotated[str, typer.Option(metavar="PKG.MOD:FACTORY", help=MODEL_HELP, show_default=False)]
-Ranks = Annotated[int, typer.Option(min=1, metavar="N", help="The number of ranks.", show_default=False)]
-PerNode = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="The ranks of a node, for HYBRID_SHARD.")
-]
-TiedOwner = Annotated[
-    Tied, typer.Option(metavar="WHO", help=f"Who owns a parameter that units would share: {words_of(Tied)}.")
-]
+Model = Annotated[str, option("PKG.MOD:FACTORY", MODEL_HELP, show_default=False)]
+Ranks = Annotated[int, option("N", "The number of ranks.", min=1, show_default=False)]
+PerNode = Annotated[int | None, option("N", "The ranks of a node, for HYBRID_SHARD.", min=1)]
+TiedOwner = Annotated[Tied, option("WHO", f"Who owns a parameter that units would share: {words_of(Tied)}.")]
 Recomputed = Annotated[
     str | None,
-    typer.Option(
-        "--activation-checkpointing",
-        metavar="CLASSES",
-        help="The layers to recompute in backward, by class. Default: as the config says.",
+    option(
+        "CLASSES",
+        "The layers to recompute in backward, by class. Default: as the config says.",
+        names="--activation-checkpointing",
     ),
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(
-        metavar="SIZE",
-        callback=_check_memory,
-        help="Say whether it fits, and exit with 1 if not: 80GB, 80GiB.",
-        rich_help_panel=MEMORY,
+    option(
+        "SIZE", "Say whether it fits, and exit with 1 if not: 80GB, 80GiB.", MEMORY, callback=_check_memory
     ),
 ]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PKG.MOD:BATCHES", help="What gives batches. Default: generated.", rich_help_panel=MEMORY
-    ),
-]
-Loss = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PKG.MOD:LOSS", help="A function of model and batch: the loss.", rich_help_panel=MEMORY
-    ),
-]
+Data = Annotated[str | None, option("PKG.MOD:BATCHES", "What gives batches. Default: generated.", MEMORY)]
+Loss = Annotated[str | None, option("PKG.MOD:LOSS", "A function of model and batch: the loss.", MEMORY)]
 ToOptimize = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="adamw, adam, sgd, sgd-momentum, or PKG.MOD:FUNCTION. Default: the factory's, or adamw.",
-        rich_help_panel=MEMORY,
+    option(
+        "NAME",
+        "adamw, adam, sgd, sgd-momentum, or PKG.MOD:FUNCTION. Default: the factory's, or adamw.",
+        MEMORY,
     ),
 ]
-Rows = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Rows of generated batches.", rich_help_panel=MEMORY),
-]
-Length = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Tokens of each of these rows.", rich_help_panel=MEMORY),
-]
-Accumulate = Annotated[
-    int,
-    typer.Option(
-        min=1, metavar="N", help="Microbatches of a step; only the last one syncs.", rich_help_panel=MEMORY
-    ),
-]
+Rows = Annotated[int | None, option("N", "Rows of generated batches.", MEMORY, min=1)]
+Length = Annotated[int | None, option("N", "Tokens of each of these rows.", MEMORY, min=1)]
+Accumulate = Annotated[int, option("N", "Microbatches of a step; only the last one syncs.", MEMORY, min=1)]
 
 
 def plan(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fsdp_migrate.cli.command_help import WRITING
+from fsdp_migrate.cli.command_help import WRITING, flag
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import (
     Json,
@@ -17,20 +17,10 @@ from fsdp_migrate.cli.options import (
 def rewrite(
     paths: Paths,
     check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Only name what would change; exit with 1 if anything would.",
-            rich_help_panel=WRITING,
-        ),
+        bool, flag("--check", "Only name what would change; exit with 1 if anything would.", WRITING)
     ] = False,
-    diff: Annotated[
-        bool,
-        typer.Option("--diff", help="Show the changes. This is the default.", rich_help_panel=WRITING),
-    ] = False,
-    write: Annotated[
-        bool, typer.Option("--write", help="Change the files, and keep backups.", rich_help_panel=WRITING)
-    ] = False,
+    diff: Annotated[bool, flag("--diff", "Show the changes. This is the default.", WRITING)] = False,
+    write: Annotated[bool, flag("--write", "Change the files, and keep backups.", WRITING)] = False,
     json: Json = False,
 ) -> int:
     """Rewrite FSDP1 code as FSDP2 code, and put a comment above what is not certain.

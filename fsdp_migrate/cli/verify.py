@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsdp_migrate.cli.command_help import RESULT, words_of
+from fsdp_migrate.cli.command_help import RESULT, option, words_of
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import (
     DType,
@@ -35,17 +35,9 @@ def verify(
     rename: Rename = None,
     map: Map = None,
     dtype: Annotated[
-        DType,
-        typer.Option(
-            metavar="DTYPE",
-            help=f"The dtype that A's weights were cast to: {words_of(DType)}.",
-            rich_help_panel=RESULT,
-        ),
+        DType, option("DTYPE", f"The dtype that A's weights were cast to: {words_of(DType)}.", RESULT)
     ] = DType.keep,
-    optimizer_dtype: Annotated[
-        DType,
-        typer.Option(metavar="DTYPE", help="The same for optimizer state.", rich_help_panel=RESULT),
-    ] = DType.keep,
+    optimizer_dtype: Annotated[DType, option("DTYPE", "The same for optimizer state.", RESULT)] = DType.keep,
     weights_only: WeightsOnly = False,
     without_optimizer: WithoutOptimizer = False,
     model: SourceModel = None,
