@@ -33,6 +33,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     drop_prefetch,
     freed,
     frees_after_forward,
+    full_or_sharded,
 )
 from fsdp_migrate.adapters.engine.torch_objects import target_of
 from fsdp_migrate.errors import ConfigError
@@ -111,11 +112,7 @@ def keep_precision(value: Any, block: Block) -> Outcome:
 def keep_state_dict_type(value: Any, block: Block) -> Outcome:
     """Keep ``full`` and ``sharded``; ``local`` Composer has no more."""
     del block
-    word = str(value).strip().lower() if value is not None else "full"
-    if word not in {"full", "sharded"}:
-        near = words.closest(word, ("full", "sharded"))
-        msg = f"`value` is {value!r}; expected full or sharded.{near}"
-        raise ConfigError(msg, field="state_dict_type")
+    full_or_sharded(value)
     return Outcome("FM340", "Kept: it means the same.")
 
 

@@ -32,10 +32,9 @@ from fsdp_migrate.adapters.engine.base import (
 from fsdp_migrate.adapters.engine.claims import LIGHTNING
 from fsdp_migrate.adapters.engine.lightning_hook import SYNC_BATCHNORM, function_code, hook_code
 from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
-from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS
+from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS, full_or_sharded
 from fsdp_migrate.adapters.engine.torch_objects import listed, read_objects, target_of
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.errors import ConfigError
 
 
 if TYPE_CHECKING:
@@ -81,11 +80,7 @@ def in_hook(value: Any, block: Block) -> Outcome:
 def to_save_distributed(value: Any, block: Block) -> Outcome:
     """Turn the type of checkpoints into ``save_distributed_checkpoint``."""
     del block
-    word = str(value).strip().lower() if value is not None else "full"
-    if word not in {"full", "sharded"}:
-        near = words.closest(word, ("full", "sharded"))
-        msg = f"`value` is {value!r}; expected full or sharded.{near}"
-        raise ConfigError(msg, field="state_dict_type")
+    word = full_or_sharded(value)
     text = (
         f"{shown(value)}: a checkpoint is "
         f"{'one file' if word == 'full' else 'a folder with a part of each rank'}."

@@ -121,6 +121,20 @@ def read_state_dict_type(value: Any) -> str:
     return STATE_DICT_TYPES[word]
 
 
+def full_or_sharded(value: Any) -> str:
+    """Read a kind of checkpoints that is one file or a folder, as Composer and Lightning name it.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    word = str(value).strip().lower() if value is not None else "full"
+    if word not in {"full", "sharded"}:
+        near = words.closest(word, ("full", "sharded"))
+        msg = f"`value` is {value!r}; expected full or sharded.{near}"
+        raise ConfigError(msg, field="state_dict_type")
+    return word
+
+
 def keep_state_dict_type(value: Any, block: Block) -> Outcome:
     """Keep FULL and SHARDED; LOCAL, which FSDP2 has no more, becomes SHARDED."""
     del block
