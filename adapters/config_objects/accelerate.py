@@ -53,8 +53,7 @@ def plugin_arguments(plugin: Any) -> dict[str, Any]:
     if getattr(plugin, "activation_checkpointing", False):
         msg = (
             "The plugin has `activation_checkpointing`, which Accelerate does after FSDP. Switch it off in "
-            "the "
-            "plugin, and give `activation_checkpointing=True` to prepare_fully_shard."
+            "the plugin, and give `activation_checkpointing=True` to prepare_fully_shard."
         )
         raise ConfigError(msg, field="activation_checkpointing")
     arguments: dict[str, Any] = {

@@ -28,9 +28,8 @@ _GROUPS: Final = "param_groups"
 # torch.nn.modules.batchnorm: buffers of BatchNorm, SyncBatchNorm and InstanceNorm.
 _STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")
 _REMEDY: Final = (
-    "Give the model (`--model pkg.mod:factory`), or the names in the order of the numbers "
-    "(in Python: `SourceOptions(parameter_names=...)`), or leave the optimizer out with "
-    "`weights_only` (--weights-only)."
+    "Give the model (`--model pkg.mod:factory`), or the names in the order of the numbers (in Python: "
+    "`SourceOptions(parameter_names=...)`), or leave the optimizer out with `weights_only` (--weights-only)."
 )
 
 

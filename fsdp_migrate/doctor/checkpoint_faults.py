@@ -100,9 +100,8 @@ CHECKPOINT_FAULTS = (
     ),
     KnownFault(
         "optimizer-by-numbers",
-        "`optimizer.state_dict()` was saved as it is: every rank saved its part under the same keys, and "
-        "one was "
-        "kept. Moments are lost.",
+        "`optimizer.state_dict()` was saved as it is: every rank saved its part under the same keys, and one "
+        "was kept. Moments are lost.",
         "measured",
         "checkpoint",
         lambda sight: sight.findings("FM222"),
@@ -140,8 +139,7 @@ CHECKPOINT_FAULTS = (
     KnownFault(
         "state-dict-type-of-another-form",
         "`fsdp_state_dict_type` decides which files are looked for: a checkpoint of the other form is not "
-        "found, "
-        "or not read.",
+        "found, or not read.",
         "huggingface/transformers#30491",
         "checkpoint",
         _wants_full,

@@ -99,8 +99,7 @@ FRAMEWORK_FAULTS = (
     KnownFault(
         "trainer-keeps-parameters",
         "HF Trainer takes a missing `reshard_after_forward` for false under `version: 2`: parameters stay "
-        "whole "
-        "after forward, and memory grows.",
+        "whole after forward, and memory grows.",
         _DRIFT,
         "config",
         _in("hf", _version_2_without_reshard),
@@ -142,8 +141,7 @@ FRAMEWORK_FAULTS = (
     KnownFault(
         "accelerate-recomputes-children",
         "Under FSDP2 Accelerate checkpoints the children of a layer, not the layer: more activations are "
-        "kept "
-        "than under FSDP1.",
+        "kept than under FSDP1.",
         "huggingface/accelerate#4172",
         "config",
         _in("accelerate", _recomputes),

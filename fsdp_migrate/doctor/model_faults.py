@@ -138,8 +138,7 @@ MODEL_FAULTS = (
     KnownFault(
         "gloo-averages",
         "gloo's reduce-scatter sums where it is asked to average: FSDP2's gradients on the CPU are as many "
-        "times "
-        "too large as there are ranks. AdamW hides it; SGD, clipping and logged norms do not.",
+        "times too large as there are ranks. AdamW hides it; SGD, clipping and logged norms do not.",
         "pytorch/pytorch#162338",
         "environment",
         _gloo_averages,
@@ -164,8 +163,7 @@ MODEL_FAULTS = (
     KnownFault(
         "offload-without-gloo",
         "With CPU offload gradients are on the CPU, and clipping or gathering them fails where the process "
-        "group "
-        "has NCCL alone: No backend type associated with device type cpu.",
+        "group has NCCL alone: No backend type associated with device type cpu.",
         "pytorch/pytorch#148532",
         "config",
         _offload,
@@ -186,8 +184,7 @@ MODEL_FAULTS = (
     KnownFault(
         "full-precision-in-evaluation",
         "FSDP1 evaluated in the parameters' own precision with FSDP_USE_FULL_PREC_IN_EVAL=1; FSDP2 has no "
-        "such "
-        "switch, and evaluates in low precision: other validation losses.",
+        "such switch, and evaluates in low precision: other validation losses.",
         "measured",
         "config",
         _evaluates_in_full_precision,
@@ -220,18 +217,16 @@ MODEL_FAULTS = (
         "huggingface/accelerate#4171",
         "model",
         _ties_across_units,
-        "`prepare_fully_shard` gives it to the unit above (FM103). Elsewhere leave both modules in the "
-        "root, or shard "
-        "them in one call: `fully_shard([embedding, head])`.",
+        "`prepare_fully_shard` gives it to the unit above (FM103). Elsewhere leave both modules in the root, "
+        "or shard them in one call: `fully_shard([embedding, head])`.",
         (Affected("torch", "2.13"),),
         reproduced=True,
         is_handled=True,
     ),
     KnownFault(
         "uneven-ties",
-        "A tie that is made again after wrapping, with rows that do not divide evenly: the last rank's "
-        "rows are "
-        "silently never updated.",
+        "A tie that is made again after wrapping, with rows that do not divide evenly: the last rank's rows "
+        "are silently never updated.",
         "pytorch/pytorch#176076",
         "model",
         _uneven_ties,
@@ -277,8 +272,7 @@ MODEL_FAULTS = (
     KnownFault(
         "mixed-dtypes-in-a-unit",
         "Trained parameters of several dtypes in one unit fail in the first forward, not before: FSDP "
-        "expects "
-        "uniform original parameter dtype.",
+        "expects uniform original parameter dtype.",
         "huggingface/accelerate#3985",
         "model",
         _mixed_dtypes,
@@ -298,8 +292,7 @@ MODEL_FAULTS = (
     KnownFault(
         "batch-norm-of-one-rank",
         "BatchNorm's running statistics differ between ranks, and a distributed checkpoint keeps those of "
-        "one "
-        "rank, which need not be rank 0.",
+        "one rank, which need not be rank 0.",
         "measured",
         "model",
         lambda sight: "" if _modules(sight, "SyncBatchNorm") else _modules(sight, "_BatchNorm"),
@@ -309,8 +302,7 @@ MODEL_FAULTS = (
     KnownFault(
         "packed-4-bit-weights",
         "4-bit weights of bitsandbytes in a floating-point storage: bytes that spell NaN get another NaN "
-        "when they "
-        "are copied or reduced, and the weights change silently.",
+        "when they are copied or reduced, and the weights change silently.",
         "bitsandbytes-foundation/bitsandbytes#1945",
         "model",
         _packed_weights,

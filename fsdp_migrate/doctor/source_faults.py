@@ -38,9 +38,8 @@ def _has(text: str, pattern: str) -> bool:
 SOURCE_FAULTS = (
     KnownFault(
         "initial-lr-is-lost",
-        "A scheduler that is built with `last_epoch` looks for `initial_lr` in the optimizer, which "
-        "loading a "
-        "distributed checkpoint does not put there: KeyError.",
+        "A scheduler that is built with `last_epoch` looks for `initial_lr` in the optimizer, which loading "
+        "a distributed checkpoint does not put there: KeyError.",
         "pytorch/pytorch#140900",
         "sources",
         _line(r"\blast_epoch\s*=\s*(?!-\s*1\b|None\b|=)"),
@@ -49,9 +48,8 @@ SOURCE_FAULTS = (
     ),
     KnownFault(
         "raw-optimizer-state",
-        "`optimizer.state_dict()` of a new optimizer has no moments, so `dcp.load` loads none: they begin "
-        "at zero, "
-        "silently.",
+        "`optimizer.state_dict()` of a new optimizer has no moments, so `dcp.load` loads none: they begin at "
+        "zero, silently.",
         "KempnerInstitute/KempnerForge#115",
         "sources",
         _line(r"\boptim\w*\.state_dict\(\)", beside=_DCP_LOAD),
@@ -62,8 +60,7 @@ SOURCE_FAULTS = (
     KnownFault(
         "unfreezing-later",
         "A unit whose first forward was all frozen keeps no dtype for its reductions: once it is trained, "
-        "backward "
-        "fails, or reduces in low precision silently.",
+        "backward fails, or reduces in low precision silently.",
         "pytorch/pytorch#186998",
         "sources",
         _line(r"\.requires_grad(?:_\(\s*True|_\(\s*\)|\s*=\s*True)", beside=_WRAPS),
@@ -130,8 +127,7 @@ SOURCE_FAULTS = (
     KnownFault(
         "groups-by-dimensions",
         "FSDP1's parameters were flat, so that `p.ndim >= 2` put all of them into one group; FSDP2's have "
-        "their "
-        "shapes: weight decay changes silently, and old checkpoints' groups do not fit.",
+        "their shapes: weight decay changes silently, and old checkpoints' groups do not fit.",
         "measured",
         "sources",
         _line(r"\.(?:ndim|dim\(\))\s*(?:<|>|>=|<=|==)\s*[12]\b", beside=_WRAPS),
@@ -153,9 +149,8 @@ SOURCE_FAULTS = (
     ),
     KnownFault(
         "norm-is-a-part",
-        "What `torch.nn.utils.clip_grad_norm_` returns of sharded gradients is a DTensor: its local value "
-        "is this "
-        "rank's part of the norm.",
+        "What `torch.nn.utils.clip_grad_norm_` returns of sharded gradients is a DTensor: its local value is "
+        "this rank's part of the norm.",
         "pytorch/pytorch#170862",
         "sources",
         _line(r"=\s*[\w.]*clip_grad_norm_\(.*\)(?:\.to_local\(\)|\._local_tensor)"),
