@@ -29,6 +29,7 @@ from fsdp_migrate.adapters.engine.base import (
     shown,
 )
 from fsdp_migrate.adapters.engine.claims import AXOLOTL_REFUSED_OPTIMIZERS
+from fsdp_migrate.adapters.engine.optimizer_names import say_optimizer
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
@@ -196,6 +197,8 @@ class AxolotlAdapter:
             text = f"{optimizer}: Axolotl refuses it with FSDP2, before the run starts."
             hint = "Axolotl names `adamw_torch_8bit` in its place; what that saved is not read from it."
             draft.say("FM343", block.beside("optimizer"), text, hint)
+        else:
+            say_optimizer(block, draft, "optimizer")
 
 
 def _strip_prefixes(block: Block, draft: Draft) -> None:

@@ -34,6 +34,7 @@ from fsdp_migrate.adapters.engine.base import (
     shown,
 )
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
+from fsdp_migrate.adapters.engine.optimizer_names import say_optimizer
 from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers, may_be_fsdp_config
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
@@ -368,9 +369,9 @@ class HFTrainerAdapter:
         say_unknown_count(block, items, draft, HF_KEYS)
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
-        say_mixed_precision(
-            block, config, draft, "bf16" if config.mp_policy.param_dtype == "bfloat16" else "fp16"
-        )
+        flag = "bf16" if config.mp_policy.param_dtype == "bfloat16" else "fp16"
+        say_mixed_precision(block, config, draft, flag)
+        say_optimizer(block, draft, "optim")
         say_mesh(block, strategy_in_fsdp(block), config, draft)
 
 

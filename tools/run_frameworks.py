@@ -48,7 +48,7 @@ ALONE = frozenset(
 )
 TESTS: dict[str, tuple[str, ...]] = {
     "accelerate": ("test_accelerate_claims.py",),
-    "transformers": ("test_transformers_claims.py", "test_optimizers.py"),
+    "transformers": ("test_transformers_claims.py", "test_optimizers.py", "test_multimodal.py"),
     "lightning": ("test_lightning_claims.py",),
     "axolotl": ("test_axolotl_claims.py",),
     "peft": ("test_peft.py",),

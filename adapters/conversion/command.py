@@ -426,6 +426,8 @@ def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
     for name in ("bf16", "fp16"):
         if name in flags and str(flags[name].value).lower() in {"true", "none", "1"}:
             document[name] = True
+    if "optim" in flags and flags["optim"].value:
+        document["optim"] = flags["optim"].value
     return document
 
 

@@ -98,9 +98,20 @@ def test_hybrid_sharding_gets_its_mesh_or_is_refused() -> None:
 
 
 def test_optimizers_that_axolotl_refuses_are_told() -> None:
-    for name, codes in (("adamw_8bit", ["FM343"]), ("adamw_bnb_8bit", ["FM343"]), ("paged_adamw_8bit", [])):
+    for name in ("adamw_8bit", "adamw_bnb_8bit"):
         done = convert(f"optimizer: {name}\nfsdp: [full_shard]\n")
-        assert [f.code for f in done.findings if f.subject == "optimizer"] == codes
+        (found,) = (f for f in done.findings if f.subject == "optimizer")
+        assert (found.code, "Axolotl refuses it" in found.message) == ("FM343", True)
+
+
+def test_optimizers_that_axolotl_lets_pass_and_that_stop_at_the_first_step_are_told() -> None:
+    for name, why in (("paged_adamw_8bit", "kernels"), ("lion_8bit", "kernels"), ("adafactor", "norms")):
+        done = convert(f"optimizer: {name}\nfsdp: [full_shard]\n")
+        (found,) = (f for f in done.findings if f.subject == "optimizer")
+        assert (found.code, why in found.message) == ("FM343", True)
+    for name in ("adamw_torch_fused", "adamw_torch_8bit", "muon", "${OPTIMIZER}"):
+        done = convert(f"optimizer: {name}\nfsdp: [full_shard]\n")
+        assert not [f for f in done.findings if f.subject == "optimizer"]
 
 
 def test_nothing_is_added_where_all_settings_stand_elsewhere() -> None:

@@ -318,3 +318,21 @@ def test_xla_counts_without_fsdp() -> None:
     assert "FM350" in {finding.code for finding in refused}
     done = convert(f"{HEAD}fsdp_config:\n  xla: false\n")
     assert [(f.code, "reads at most `xla` of it" in f.message) for f in done.findings] == [("FM351", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("adamw_bnb_8bit", "kernels of bitsandbytes take no DTensors"),
+        ("paged_adamw_32bit", "kernels of bitsandbytes take no DTensors"),
+        ("adafactor", "a part of each on a rank"),
+        ("adamw_torch", None),
+        ("adamw_torch_8bit", None),
+    ],
+)
+def test_optimizers_that_stop_at_their_first_step_are_told(name: str, why: str | None) -> None:
+    done = convert(f"{HEAD}optim: {name}\nfsdp: full_shard auto_wrap\n")
+    found = [f for f in done.findings if f.subject == "optim"]
+    assert [f.code for f in found] == (["FM343"] if why else [])
+    assert all(why is not None and why in f.message and "adamw_torch" in (f.hint or "") for f in found)
+    assert loaded(done)["optim"] == name

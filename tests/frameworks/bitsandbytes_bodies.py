@@ -87,3 +87,19 @@ def _steps(model: nn.Module, dtype: torch.dtype) -> list[float]:
 
 def _bytes(value: torch.Tensor) -> bytes:
     return bytes(value.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
+
+
+def classes_of_names() -> dict[str, str]:
+    """Return the module of the class that Hugging Face's Trainer makes for each name of an optimizer."""
+    from transformers import Trainer, TrainingArguments
+    from transformers.training_args import OptimizerNames
+
+    found = {}
+    for name in OptimizerNames:
+        arguments = TrainingArguments("build/none", optim=name, use_cpu=True, report_to=[])
+        try:
+            made = Trainer.get_optimizer_cls_and_kwargs(arguments)[0]
+        except (ImportError, ValueError):
+            continue  # of a package that is not here
+        found[name.value] = made.__module__
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fsdp_migrate.adapters.engine.optimizer_names import OF_BITSANDBYTES
 from tests.frameworks import bitsandbytes_bodies
 from tests.ranks import run_ranks
 
@@ -22,3 +23,9 @@ def test_4_bit_layers_train_as_under_fsdp1_and_keep_every_byte() -> None:
             assert "0.base.weight.quant_state.bitsandbytes__nf4" in frozen
         # The same bytes and the same adapters, sharded or not.
         assert rank["uint8"]["prepared"][0] == rank["float32"]["prepared"][0]
+
+
+def test_names_of_the_trainer_that_are_bitsandbytes() -> None:
+    found = bitsandbytes_bodies.classes_of_names()
+    assert {name for name, module in found.items() if module.startswith("bitsandbytes")} == OF_BITSANDBYTES
+    assert len(found) > len(OF_BITSANDBYTES)

@@ -124,6 +124,9 @@ def _document(given: Given, values: Values) -> dict[str, Any]:
     for name in _BESIDE:
         if name in given and values.read(given[name]) is True:
             document[name] = True
+    optimizer = values.read(given["optim"]) if "optim" in given else None
+    if isinstance(optimizer, str):
+        document["optim"] = optimizer
     return {"fsdp": None, **document}
 
 

@@ -38,6 +38,14 @@ def test_flags_of_hf_trainer() -> None:
     assert text.endswith(" \\\n  --out x")
 
 
+def test_an_optimizer_that_stops_at_its_first_step_is_told() -> None:
+    done = convert_command("python t.py --fsdp full_shard --optim=paged_lion_8bit --bf16")
+    assert [(each.subject, each.code) for each in done.findings if "bitsandbytes" in each.message] == [
+        ("optim", "FM343")
+    ]
+    assert "--optim=paged_lion_8bit" in done.text
+
+
 def test_json_in_a_flag_and_a_strategy_that_fsdp2_lacks() -> None:
     text = convert(
         """python x.py --fsdp='hybrid_shard auto_wrap' --fsdp_config '{"fsdp_use_orig_params": true}'"""

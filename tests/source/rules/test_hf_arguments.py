@@ -57,6 +57,12 @@ def test_arguments_of_the_hf_trainer(name: str, before: str, after: str) -> None
     assert last(f'a = {name}("out", {before})\n', HF) == f'a = {name}("out", {after})\n'
 
 
+def test_an_optimizer_that_stops_at_its_first_step_has_a_comment() -> None:
+    call = 'a = TrainingArguments("out", fsdp="full_shard auto_wrap", optim="{}")\n'
+    assert "FM343 `optim`: adamw_bnb_8bit: the kernels of" in comments(call.format("adamw_bnb_8bit"), HF)
+    assert "FM343" not in comments(call.format("adamw_torch"), HF)
+
+
 def test_a_dict_is_changed_where_it_stands_and_keeps_its_comments() -> None:
     body = (
         "config = dict(\n"

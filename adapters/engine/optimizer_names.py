@@ -1,0 +1,57 @@
+"""Optimizers that Hugging Face's Trainer makes by a name, and that its FSDP2 cannot step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.adapters.engine.base import plain_values
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.adapters.engine.base import Block, Draft
+
+
+OF_BITSANDBYTES = frozenset(
+    {
+        "adamw_bnb_8bit",
+        "adamw_8bit",
+        "ademamix",
+        "ademamix_8bit",
+        "lion_32bit",
+        "lion_8bit",
+        "paged_adamw_32bit",
+        "paged_adamw_8bit",
+        "paged_ademamix_32bit",
+        "paged_ademamix_8bit",
+        "paged_lion_32bit",
+        "paged_lion_8bit",
+        "rmsprop_bnb",
+        "rmsprop_bnb_32bit",
+        "rmsprop_bnb_8bit",
+    }
+)
+"""Trainer's names for what it takes from bitsandbytes; tests/frameworks holds them to that."""
+_KERNELS = (
+    "the kernels of bitsandbytes take no DTensors, which parameters are under FSDP2. The first step of the "
+    "optimizer fails."
+)
+_NORMS = (
+    "it works in place on norms of rows and columns, and FSDP2 has a part of each on a rank. Its first step "
+    "fails; up to torch 2.12 it takes the part for the whole, and says nothing."
+)
+_HINT = (
+    "{instead} trains under FSDP2. The optimizer's state of FSDP1 is not taken over: load the weights alone."
+)
+
+
+def say_optimizer(block: Block, draft: Draft, key: str) -> None:
+    """Say of an optimizer that is named beside FSDP's settings that it stops at its first step."""
+    name = plain_values(block.owner).get(key)
+    if not isinstance(name, str):
+        return
+    if name in OF_BITSANDBYTES:
+        instead = "`adamw_torch_8bit` (of torchao)" if "8bit" in name else "`adamw_torch`"
+        draft.say("FM343", block.beside(key), f"{name}: {_KERNELS}", _HINT.format(instead=instead))
+    elif name == "adafactor":
+        hint = _HINT.format(instead="`adamw_torch`, or `adamw_torch_8bit` (of torchao) with less memory,")
+        draft.say("FM343", block.beside(key), f"{name}: {_NORMS}", hint)
