@@ -46,13 +46,15 @@ ALONE = frozenset(
         "pytorch-optimizer",
     }
 )
+BESIDE = {"bitsandbytes": ("peft",)}
+"""What a package's tests need with it."""
 TESTS: dict[str, tuple[str, ...]] = {
     "accelerate": ("test_accelerate_claims.py",),
     "transformers": ("test_transformers_claims.py", "test_optimizers.py", "test_multimodal.py"),
     "lightning": ("test_lightning_claims.py",),
     "axolotl": ("test_axolotl_claims.py",),
     "peft": ("test_peft.py",),
-    "bitsandbytes": ("test_bitsandbytes.py", "test_optimizers.py"),
+    "bitsandbytes": ("test_bitsandbytes.py", "test_optimizers.py", "test_qlora.py"),
     # Which optimizers are tried follows from what is installed.
     "torchao": ("test_torchao.py", "test_optimizers.py"),
     "lion-pytorch": ("test_optimizers.py",),
@@ -77,7 +79,7 @@ def run(name: str, folder: Path) -> bool:
     package = name.partition("==")[0]
     python = make_venv(folder)
     pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    wanted = [*(["--no-deps"] if package in ALONE else []), name]
+    wanted = [*(["--no-deps"] if package in ALONE else []), name, *BESIDE.get(package, ())]
     upgrade = [] if "==" in name else ["--upgrade"]
     installed = subprocess.run(
         [*pip, *upgrade, *wanted], cwd=folder, capture_output=True, text=True, check=False

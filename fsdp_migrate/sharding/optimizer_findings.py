@@ -34,14 +34,15 @@ _TEXTS = {
     "Rprop": "It sets masked elements of gradients, which DTensor cannot do before torch 2.15.",
     "Muon": (
         "It works on whole matrices here, as on one device. It refused FSDP1's flat parameters, so that "
-        "there is no run to compare with."
+        "there is no run to compare with, but for NO_SHARD with `use_orig_params`, which kept shapes."
     ),
 }
 _NOT_ALONE = (
     "It does not take each element alone: steps on a matrix gave other values than steps on the same "
     "elements as vectors, which is what FSDP1 gave it. Here it gets each parameter with its shape, "
     "as a DTensor. If it sorts parameters by their dimensions, as Muon's classes do, then it had only "
-    "vectors under FSDP1, and stepped all of them as such."
+    "vectors under FSDP1, and stepped all of them as such. NO_SHARD with `use_orig_params`, which one rank "
+    "becomes too, kept shapes: there nothing changes."
 )
 _PARTS_FOR_WHOLE = " This torch may take a rank's part of a norm for the whole, without an error; 2.13 stops."
 _IN_BLOCKS = (

@@ -13,3 +13,5 @@ _TESTS = {
     "torchao": "test_torchao.py",
 }
 collect_ignore = [path for name, path in _TESTS.items() if importlib.util.find_spec(name) is None]
+if any(importlib.util.find_spec(name) is None for name in ("bitsandbytes", "peft")):
+    collect_ignore += ["test_qlora.py"]

@@ -126,13 +126,13 @@ def _steps(model: nn.Module, optimizer: Any, steps: range, *, average: bool = Fa
     return losses
 
 
-def compare_all(folder: str) -> dict[str, dict[str, Any]]:
+def compare_all(folder: str, cases: dict[str, str] = CASES) -> dict[str, dict[str, Any]]:
     """Train by every optimizer."""
     warnings.simplefilter("ignore")
     found = {}
     # What torchao compiles is run as it is written: compiling takes seconds each.
     with torch.compiler.set_stance("force_eager"):
-        for case, end in CASES.items():
+        for case, end in cases.items():
             where = Path(folder, case)
             where.mkdir(parents=True, exist_ok=True)
             dist.barrier()
