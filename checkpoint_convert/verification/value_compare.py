@@ -127,6 +127,11 @@ class _Comparison:
     ) -> str | None:
         if len(left) != len(right):
             return f"{len(left)} and {len(right)} items"
+        ours = [self._names[0].get(each, each) for each in left if isinstance(each, str)]
+        theirs = [self._names[1].get(each, each) for each in right if isinstance(each, str)]
+        if len(ours) == len(left) and ours != theirs and sorted(ours) == sorted(theirs):
+            first = next(at for at, each in enumerate(ours) if each != theirs[at])
+            return f"the same {len(ours)} names in another order, first at [{first}]"
         for number in range(len(left) - 1, -1, -1):
             self._push(left[number], right[number], f"{where}[{number}]")
         return None

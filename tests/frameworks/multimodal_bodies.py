@@ -36,7 +36,7 @@ def _make() -> Any:
         image_seq_length=4,
         vision_feature_layer=-1,
     )
-    return LlavaForConditionalGeneration(config)  # type: ignore[no-untyped-call]
+    return LlavaForConditionalGeneration(config)
 
 
 def _prepared(skipped_units: Any) -> Any:

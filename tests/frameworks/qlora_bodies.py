@@ -29,7 +29,7 @@ def _make(folder: str, storage: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     peft = importlib.import_module("peft")
-    four_bits = BitsAndBytesConfig(
+    four_bits = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,

@@ -72,6 +72,13 @@ def test_each_difference_is_named(path: str, value: Any, found: tuple[str, str],
     assert compare(tmp_path, change(path, value)) == [found]
 
 
+def test_names_in_another_order_are_said_to_be_no_more_than_that(tmp_path: Path) -> None:
+    save_with_torch(state(), tmp_path / "a")
+    save_with_torch(change("nested/names", ["b", "a"]), tmp_path / "b")
+    (difference,) = verify_checkpoints(tmp_path / "a", tmp_path / "b").differences
+    assert difference.message == "the value: the same 2 names in another order, first at [0]"
+
+
 def test_the_first_element_that_differs_is_given(tmp_path: Path) -> None:
     other = state()
     other["model"]["w"][1, 2] = -1
