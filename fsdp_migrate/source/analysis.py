@@ -66,10 +66,13 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     branches: set[cst.CSTNode] = set()
     gone: set[cst.CSTNode] = set()
     checks: set[cst.CSTNode] = set()
+    guards = source.models.guards
     for rule in _in_order():
         for each in rule.find(source):
             if each.node in edited or (each.action == "kept" and each.node in gone):
                 continue
+            if each.action == "commented" and not each.covers and guards.is_without_fsdp(each.node):
+                continue  # the model is not sharded here
             found = _left_alone(source, each, branches) or _below(source, each, checks) or each
             checks.update([found.node] if found.code == "FM420" and rule is class_checks else [])
             edited.update([found.node] if found.edits else [])
@@ -109,7 +112,7 @@ def _left_alone(source: Source, found: Found, branches: set[cst.CSTNode]) -> Fou
 
 def _certain(source: Source, found: Found) -> Found:
     """Return a use as it was found, or for a comment only where its name may stand for something else."""
-    if found.edits and any(
+    if (found.edits or found.action == "commented") and any(
         source.index.is_ambiguous(node) for node in found.covers if node in source.references
     ):
         becomes = f"{_AMBIGUOUS}: where it is torch's, {found.becomes.rstrip('.')}."

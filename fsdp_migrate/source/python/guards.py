@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 _LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 _MAX_DEPTH = 3
+_SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 
 
@@ -45,6 +48,15 @@ class Guards:
     def is_excluded(self, node: cst.CSTNode, text: str, is_class: IsClass) -> bool:
         """Tell whether a place is reached only where an expression was found to be of another class."""
         return any(self._says(test, text, is_class, want=not truth) for test, truth in self.facts(node))
+
+    def is_without_fsdp(self, node: cst.CSTNode) -> bool:
+        """Tell whether a place is reached only where a switch for FSDP is off: ``if not use_fsdp:``."""
+        return self._has_switch and any(_is_off(test, truth=truth) for test, truth in self.facts(node))
+
+    @functools.cached_property
+    def _has_switch(self) -> bool:
+        names = self.index.by_kind.get(cst.Name, ())
+        return any(_SWITCH.match(cst.ensure_type(each, cst.Name).value.lower()) for each in names)
 
     def facts(self, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, bool]]:
         """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
@@ -144,6 +156,17 @@ class Guards:
             for item in owner.body.body if owner is not None else ():
                 if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
                     yield item
+
+
+def _is_off(test: cst.BaseExpression, *, truth: bool) -> bool:
+    """Tell whether a test that is ``truth`` says that a switch for FSDP is off."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return _is_off(test.expression, truth=not truth)
+    if isinstance(test, cst.BooleanOperation):
+        # Of `a and b` that is true both are; of `a or b` that is false neither is. Else one of them is.
+        found = (_is_off(part, truth=truth) for part in (test.left, test.right))
+        return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
+    return not truth and _SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
 
 
 def is_fsdp1_class(index: Index) -> IsClass:

@@ -154,7 +154,7 @@ class Models:
 
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
-        if self.guards.holds(node, self._is_ddp_class):
+        if self.guards.holds(node, self._is_ddp_class) or self.guards.is_without_fsdp(node):
             return True
         return self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index))
 

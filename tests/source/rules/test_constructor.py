@@ -244,3 +244,13 @@ def test_a_name_for_one_of_several_classes_of_torch_gets_a_comment(body: str) ->
     header = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     assert ("FM301", "commented") in codes(header + body)
     assert "prepare_fully_shard(net)\n" not in turned(header + body)
+
+
+def test_a_comment_too_says_that_a_name_may_be_anothers() -> None:
+    source = (
+        "def wrap(net, xla, *given):\n    if xla:\n"
+        "        from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as FSDP\n"
+        "    else:\n        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        "    return FSDP(net, *given)\n"
+    )
+    assert "FM302 this name may stand for something other" in turned(source, header="")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests.source.samples import IMPORTS, codes, plain, turned
@@ -95,3 +97,13 @@ def test_a_name_that_was_just_wrapped_by_ddp_is_ddps() -> None:
     assert ("FM321", "commented") in codes(body.format("pass"))
     assert "FM321" not in {code for code, _ in codes(body.format("model = DDP(model)"))}
     assert ("FM321", "commented") in codes(body.format("if flag: model = DDP(model)"))
+
+
+@pytest.mark.parametrize(
+    ("test", "is_plain"),
+    [("not use_fsdp", True), ("not (args.fsdp or x)", True), ("use_fsdp", False), ("not use_fsdp2", False)],
+)
+def test_where_a_switch_is_off_nothing_is_sharded(test: str, is_plain: bool) -> None:
+    body = f"if {test}:\n    saved = (model.state_dict(), optimizer.state_dict())\n"
+    found = codes("def save(model: FSDP, optimizer):\n" + textwrap.indent(body, "    "))
+    assert (not {"FM308", "FM425"} & {code for code, _ in found}) is is_plain
