@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.asked_methods import asked_for, methods_by_file
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.optimizer_classes import made_beside_models
 from fsdp_migrate.source.project import (
@@ -75,6 +76,7 @@ class _Following:
     """The classes whose objects hold models, by their keys."""
     types_from: set[Path] = field(default_factory=set)
     """The files that set state dict types, or give models away in contexts that do."""
+    methods: set[str] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
 
     def run(self) -> None:
@@ -242,6 +244,7 @@ class _Following:
         given = [self.kinds(arg, place) for arg in call.args]
         named = {each.arg: self.kinds(each.value, place) for each in call.keywords if each.arg}
         is_about = any(map(self._is_about, (*given, *named.values())))
+        self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place))
         for definition in self.called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)
@@ -461,11 +464,13 @@ class _Following:
         names, taken = self.handed_on.names, self.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if _is_about(kinds)}
         optimizers = made_beside_models(self.looked_at, owners, self.called)
-        paths = {*gives, *given, *names, *taken, *optimizers, *(module.path for module in self.looked_at)}
+        methods = methods_by_file(self.project, self.methods)
+        paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, optimizers, methods)
         return {
             p: Links(
                 *(gives.get(p, {}), given.get(p, {}), names.get(p, {})),
                 *(frozenset(taken.get(p, ())), frozenset(optimizers.get(p, ()))),
+                methods=methods.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
             )
             for p in paths

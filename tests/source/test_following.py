@@ -255,3 +255,12 @@ def test_a_model_in_a_dict_that_a_function_returns(
         }
     )
     assert CLIPPED in after(tmp_path, files, "main.py")
+
+
+@pytest.mark.parametrize("name", ["decayed", "other"])
+def test_a_method_of_the_models_class_in_another_file(tmp_path: Path, name: str) -> None:
+    net = (
+        "class Net:\n    def decayed(self):\n        return [p for p in self.parameters() if p.dim() >= 2]\n"
+    )
+    files = {"net.py": net, "main.py": f"{FSDP}from net import Net\nmodel = FSDP(Net())\nmodel.{name}()\n"}
+    assert ("FM318" in after(tmp_path, files, "net.py")) is (name == "decayed")

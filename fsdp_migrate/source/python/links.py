@@ -32,12 +32,14 @@ class Links:
     """The imported names that other files import from this one."""
     optimizers: frozenset[str] = frozenset()
     """The classes of optimizers in this file that others, which shard models, make."""
+    methods: frozenset[str] = frozenset()
+    """Methods of this file's classes that another file calls on sharded models."""
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 
     def __bool__(self) -> bool:
         """Whether anything is known."""
-        return bool(self.gives or self.is_given or self.names or self.optimizers)
+        return bool(self.gives or self.is_given or self.names or self.optimizers or self.methods)
 
 
 NOTHING = Links()

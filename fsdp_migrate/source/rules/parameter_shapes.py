@@ -15,7 +15,7 @@ from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
@@ -41,6 +41,7 @@ def find(source: Source) -> Iterator[Found]:
             assert isinstance(loop, (cst.For, cst.CompFor))
             if isinstance(loop.iter, (cst.Name, cst.Attribute)) and source.models.is_parameters(loop.iter):
                 functions.add(source.index.function(loop) or source.module)
+    functions.update(_asked_elsewhere(source))
     functions |= {called for function in functions for called in _asked(source, function)}
     functions.update(classes_given_parameters(source))
     seen: set[cst.CSTNode] = set()
@@ -81,10 +82,20 @@ def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
     if name in _LISTS:
         yield source.index.function(call) or source.module
         return
-    # A method of the model's own class, which sees the flat parameters as `self.parameters()`.
+    yield from _methods(source, {name})
+
+
+def _asked_elsewhere(source: Source) -> Iterator[cst.FunctionDef]:
+    """Yield the methods that other files of the project call on sharded models."""
+    if source.models.links.methods:
+        yield from _methods(source, source.models.links.methods)
+
+
+def _methods(source: Source, names: Collection[str]) -> Iterator[cst.FunctionDef]:
+    """Yield methods of the model's own class, which see the flat parameters as ``self.parameters()``."""
     for node in source.index.by_kind.get(cst.FunctionDef, ()):
         assert isinstance(node, cst.FunctionDef)
-        if node.name.value == name and source.index.class_of(node) is not None:
+        if node.name.value in names and source.index.class_of(node) is not None:
             own = (dotted(inner.func) for inner in walk_for(node, cst.Call))
             if {"self.named_parameters", "self.parameters"} & set(own):
                 yield node
