@@ -192,7 +192,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM315": FindingCode(
             "equivalent", "`.module` of the wrapper: FSDP2 wraps nothing, so it is the model itself."
         ),
-        "FM316": FindingCode("changed", "Names with `_fsdp_wrapped_module`: FSDP2 puts nothing into names."),
+        "FM316": FindingCode(
+            "changed", "Names with `_fsdp_wrapped_module`, or of FSDP1's class: FSDP2 has none of them."
+        ),
         "FM317": FindingCode(
             "refused",
             "Private to FSDP1, or its wrapper's own: flat parameters, handles, `model.sharding_strategy`.",

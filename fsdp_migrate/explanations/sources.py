@@ -76,8 +76,10 @@ EXPLANATIONS = {
     ),
     "FM316": (
         "FSDP1 put `_fsdp_wrapped_module` into the names of parameters and modules. Under FSDP2 names are those of the model, so that a test for the"
-        " prefix is never true, and a lookup with it fails.",
-        "Use the names without the prefix. Code that only takes the prefix out may stay: it does nothing.",
+        " prefix is never true, and a lookup with it fails. Nor is any class called `FullyShardedDataParallel`: a unit's class is called as its own,"
+        " with `FSDP` before it, so that `type(m).__name__` is another.",
+        "Use the names without the prefix. Code that only takes the prefix out may stay: it does nothing. Instead of a class's name ask"
+        " `isinstance(m, FSDPModule)`.",
     ),
     "FM317": (
         "Flat parameters, handles and the wrapper's attributes are how FSDP1 works inside. FSDP2 has none of them.",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -24,6 +25,14 @@ _NAMES = re.compile(r"_fsdp_wrapped_module|_fpw_module|_flat_param\b")
 _CLEAN = "stays: names are clean already, so there is nothing to take out"
 _LISTED = "stays: one of several parts that names may have, and no name has it any more"
 _MEANT = "FSDP2 puts nothing into names: no name has this part any more."
+_CLASS = (
+    "no FSDP2 model's class has this name: that of a unit is its own class's with FSDP before it. Ask "
+    "isinstance(model, FSDPModule) of torch.distributed.fsdp, and see what depends on it."
+)
+_CLASS_NAME = re.compile(r"FullySharded(DataParallel)?['\"]")
+# What another package's FSDP is, or writes into its checkpoints: fairscale's and torch_xla's.
+_IS_ANOTHERS = re.compile(r"^class FullyShardedDataParallel\b|[\"']flatten_info[\"']", re.MULTILINE)
+_TYPE = re.compile(r"__name__|__class__|__qualname__|\btype\(")
 # Calls that take a part out of a name where it is, and leave the name alone where it is not.
 _HARMLESS = frozenset({"lstrip", "removeprefix", "removesuffix", "replace", "split", "sub", "strip"})
 
@@ -34,7 +43,9 @@ _SAYS = frozenset({"debug", "error", "info", "print", "warn", "warning"})
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find strings with the parts that FSDP1 put into names."""
+    """Find strings with the parts that FSDP1 put into names, and tests for the name of its class."""
+    if _IS_ANOTHERS.search(source.code):
+        return
     for kind in (cst.SimpleString, cst.FormattedStringText):
         for node in source.index.by_kind.get(kind, ()):
             assert isinstance(node, (cst.SimpleString, cst.FormattedStringText))
@@ -48,6 +59,21 @@ def find(source: Source) -> Iterator[Found]:
                 yield Found("FM316", node, _LISTED, "kept")
             else:
                 yield Found("FM316", node, _MEANT, "commented")
+
+    for test in source.index.by_kind.get(cst.Comparison, ()):
+        assert isinstance(test, cst.Comparison)
+        if _asks_for_class_name(source, test):
+            yield Found("FM316", test, _CLASS, "commented")
+
+
+def _asks_for_class_name(source: Source, test: cst.Comparison) -> bool:
+    """Tell whether a test asks for FSDP1's class by its name: ``type(m).__name__ == "Fully..."``."""
+    texts = [text.value for text in walk_for(test, cst.SimpleString)]
+    if not any(_CLASS_NAME.search(text) for text in texts):
+        return False
+    sides = [test.left, *(each.comparator for each in test.comparisons)]
+    values = [last_value(source.index, each) for each in sides if isinstance(each, (cst.Name, cst.Attribute))]
+    return any(_TYPE.search(text_of(each)) for each in (*sides, *values) if each is not None)
 
 
 def _is_docstring(source: Source, node: cst.CSTNode) -> bool:

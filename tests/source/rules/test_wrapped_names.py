@@ -67,3 +67,29 @@ def test_a_part_that_is_asked_for_and_taken_out() -> None:
     assert {action for code, action in codes(body) if code == "FM316"} == {"kept"}
     body = f"if key.startswith({part}):\n    continue\n"
     assert ("FM316", "commented") in codes(f"for key in keys:\n    {body[:-13]}    {body[-13:]}")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        'type(m).__name__ == "FullyShardedDataParallel"',
+        '"FullyShardedDataParallel" in str(type(m))',
+        'kind in ("DistributedDataParallel", "FullyShardedDataParallel")',
+    ],
+)
+def test_the_class_is_asked_for_by_its_name(test: str) -> None:
+    code = f"def f(m):\n    kind = m.__class__.__name__\n    return {test}\n"
+    assert [use.action for use in scan_source(code) if use.code == "FM316"] == ["commented"]
+
+
+def test_the_word_in_a_setting_is_no_class() -> None:
+    assert ("FM316", "commented") not in codes('ok = args.strategy == "FullyShardedDataParallel"\n')
+
+
+@pytest.mark.parametrize(
+    "theirs", ["class FullyShardedDataParallel(Module):\n    pass\n", 'info = part["flatten_info"]\n']
+)
+def test_the_names_of_another_packages_fsdp_are_its_own(theirs: str) -> None:
+    name = 'full = prefix + "_fsdp_wrapped_module." + name\n'
+    assert "FM316" not in {use.code for use in scan_source(theirs + name)}
+    assert "FM316" in {use.code for use in scan_source(name)}
