@@ -14,7 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.source.lightning_modules import LightningModules, with_hook
 from fsdp_migrate.source.python.items import changed_call
-from fsdp_migrate.source.python.nodes import dotted, walk
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
 from fsdp_migrate.source.settings_in_python import (
     SAID,
@@ -57,6 +57,11 @@ _STRATEGY = re.compile(
 )
 _TRAINER = re.compile(r"^(?:lightning(?:\.pytorch)?|pytorch_lightning)(?:\.\w+)*\.Trainer$")
 _FABRICS = re.compile(r"^(?:lightning(?:\.fabric)?|lightning_fabric)(?:\.\w+)*\.Fabric$")
+_IMPORTS = re.compile(r"^\s*(from|import) (lightning|pytorch_lightning|lightning_fabric)\b", re.MULTILINE)
+_WRITTEN = (
+    "this names Lightning's FSDP1 strategy for a Trainer: give it ModelParallelStrategy() instead, and call "
+    "prepare_fully_shard(self, {...}) in the module's configure_model."
+)
 _WORD = re.compile(r"^fsdp(_native|_cpu_offload|_native_full_shard_offload)?$")
 _FABRIC_HOME = "lightning.fabric"
 _RANKS = "<number of ranks>"
@@ -115,6 +120,36 @@ def find(source: Source) -> Iterator[Found]:
                 continue
             asked.append(_of_word(source, call, arg, is_fabric=name == "Fabric"))
     yield from _together(source, asked)
+    read = {arg.node for arg in asked}
+    yield from (Found("FM319", node, _WRITTEN, "commented") for node in _words_apart(source, read))
+
+
+def _words_apart(source: Source, read: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+    """Yield the words for the strategy that reach a Trainer by a dict, or by a name: ``kw["strategy"]``."""
+    if not _IMPORTS.search(source.code):
+        return
+    for node in source.index.by_kind.get(cst.SimpleString, ()):
+        assert isinstance(node, cst.SimpleString)
+        if not _WORD.match(node.value.strip("'\"")):
+            continue
+        below: cst.CSTNode = node
+        above = source.index.parents[node]
+        while isinstance(above, cst.IfExp) and below is not above.test:
+            below, above = above, source.index.parents[above]
+        if above not in read and _is_of_strategy(above):
+            yield node
+
+
+def _is_of_strategy(above: cst.CSTNode) -> bool:
+    """Tell whether what holds a value is called ``strategy``: an argument, an item, or a name."""
+    if isinstance(above, cst.Arg):
+        return above.keyword is not None and above.keyword.value == "strategy"
+    if isinstance(above, cst.DictElement):
+        return isinstance(above.key, cst.SimpleString) and above.key.value.strip("'\"") == "strategy"
+    if not isinstance(above, cst.Assign):
+        return False
+    targets = [each.target for each in above.targets]
+    return any(re.search(r"(^|[.\[_'\"])strategy['\"]?\]?$", text_of(target)) for target in targets)
 
 
 def _meant(source: Source, node: cst.CSTNode, names: set[str]) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 NAME = "model-methods"
-CODES = ("FM321", "FM322", "FM323", "FM324")
+CODES = ("FM303", "FM317", "FM321", "FM322", "FM323", "FM324")
 
 _METHODS = {
     "register_comm_hook": (
@@ -36,12 +36,31 @@ _METHODS = {
 _APPLY = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.apply_activation_checkpointing"
 # Functions of other sources that do so, by what they are called.
 _CHECKPOINTS = re.compile(r"^(apply|enable|set|wrap)_\w*checkpointing|^apply_(ac|activation_checkpoint)$")
+_TE = "transformer_engine.pytorch.distributed.prepare_te_modules_for_fsdp"
+_TRL = "trl.models.prepare_fsdp"
 _FUNCTIONS = {
     "copy.deepcopy": (
         "FM323",
         (
             "an FSDP2 model cannot be copied: copy it before it is sharded, or take "
             "fsdp_migrate.runtime.clone_parameters(model)."
+        ),
+    ),
+    _TE: (
+        "FM317",
+        (
+            "this takes FSDP1's wrapper alone, to shard what TransformerEngine keeps for the backward pass, "
+            "and raises for any other model: leave it out."
+        ),
+    ),
+    **dict.fromkeys(
+        (_TRL, "trl.models.utils.prepare_fsdp"),
+        (
+            "FM303",
+            (
+                "this makes FSDP1's model: call prepare_fully_shard(model, {...}) instead, with the plugin's "
+                "arguments, or take a TRL whose function looks at fsdp_version."
+            ),
         ),
     ),
     _APPLY: (
@@ -69,7 +88,11 @@ def find(source: Source) -> Iterator[Found]:
                 yield Found("FM324", call, _FUNCTIONS[_APPLY][1], "commented")
         for name in source.index.qualified(func) & set(_FUNCTIONS):
             known = first is not None and source.models.certainty(first) is not None
-            if known or (name == _APPLY and _comes_after_wrapping(source, call)):
+            if (
+                known
+                or name.endswith(".prepare_fsdp")
+                or (name == _APPLY and _comes_after_wrapping(source, call))
+            ):
                 code, meant = _FUNCTIONS[name]
                 yield Found(code, call, meant, "commented")
 

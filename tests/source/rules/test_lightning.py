@@ -126,3 +126,20 @@ NO_FRAMEWORKS = [
 @pytest.mark.parametrize("source", NO_FRAMEWORKS)
 def test_other_frameworks_without_fsdp1_are_left_alone(source: str) -> None:
     assert_untouched(source)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ('given["strategy"] = "fsdp"', True),
+        ('given = {"strategy": "fsdp_native"}', True),
+        ('given = dict(strategy="fsdp")', True),
+        ('strategy = "fsdp" if many else "auto"', True),
+        ('given["name"] = "fsdp"', False),
+        ('is_sharded = strategy == "fsdp"', False),
+    ],
+)
+def test_the_word_reaches_the_trainer_another_way(line: str, is_said: bool) -> None:
+    code = f"import pytorch_lightning as pl\n{line}\ntrainer = pl.Trainer(**given)\n"
+    assert [use.code for use in scan_source(code)] == ["FM319"] * is_said
+    assert scan_source(code.replace("pytorch_lightning", "other")) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_commented, assert_left_alone
+from tests.source.samples import assert_commented, assert_left_alone, codes
 
 
 pytestmark = pytest.mark.any_torch
@@ -13,6 +13,10 @@ pytestmark = pytest.mark.any_torch
 COMMENTED = [
     ("model.register_comm_hook(state, hook)\n", "FM321"),
     ("model.apply(initialise)\n", "FM322"),
+    (
+        "import transformer_engine.pytorch.distributed as te\nte.prepare_te_modules_for_fsdp(model)\n",
+        "FM317",
+    ),
     ("import copy\ncopied = copy.deepcopy(model)\n", "FM323"),
     (
         (
@@ -27,6 +31,11 @@ COMMENTED = [
 @pytest.mark.parametrize(("body", "code"), COMMENTED)
 def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
     assert_commented(body, code)
+
+
+def test_what_makes_fsdp1s_model_in_another_package() -> None:
+    code = "from trl.models import prepare_fsdp\nreference = prepare_fsdp(net, accelerator)\n"
+    assert ("FM303", "commented") in codes(code)
 
 
 LEFT_ALONE = [
