@@ -57,6 +57,10 @@ _MEANT = (
 _UNKNOWN = "`fsdp` is known only when this runs."
 _HIDDEN = "`**` may hold `fsdp_config`"
 _ELSEWHERE = "these are arguments of the Trainer, which is made in another place"
+_AXOLOTL = (
+    "this is a config of Axolotl's, which takes FSDP2 by fsdp_version: 2 and fsdp_config without prefixes: "
+    "`fsdp-migrate config FILE --from axolotl` turns one in a file."
+)
 _IS_ITEM = re.compile(r"""\[["']fsdp["']\]$""")
 _SHARED = "the dict of `fsdp_config` is used in other places too"
 _MADE = "the function that `fsdp_config` comes from would need names that it has not"
@@ -266,6 +270,11 @@ def _says_so(source: Source, node: cst.BaseExpression) -> bool:
 
 def _stated(source: Source, given: Given, place: cst.CSTNode) -> Iterator[Found]:
     values = Values(source)
+    if "base_model" in given:
+        is_fsdp2 = "fsdp_version" in given
+        text = _ALREADY if is_fsdp2 else _AXOLOTL
+        yield Found("FM327", place, text, "kept" if is_fsdp2 else "commented")
+        return
     names = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE)
     held = {name: values.read(given[name]) for name in names if name in given}
     yield from _commented(held, values, place, _ELSEWHERE)

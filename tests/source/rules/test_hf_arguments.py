@@ -207,3 +207,11 @@ def test_names_do_not_move_into_a_function_that_lacks_them() -> None:
     body = f'def make():\n    return {{"xla": False}}\n\n\na = TrainingArguments("out", {given})\n'
     assert last(body, HF) == body
     assert "names that it has not" in comments(body, HF)
+
+
+@pytest.mark.parametrize(("version", "action"), [("", "commented"), ('"fsdp_version": 2, ', "kept")])
+def test_a_config_of_axolotls_is_not_the_trainers(version: str, action: str) -> None:
+    code = f'cfg = Dict({{"base_model": "m", {version}"fsdp": ["full_shard"], "fsdp_config": {{}}}})\n'
+    found = [use for use in scan_source(code) if use.code == "FM327"]
+    assert [use.action for use in found] == [action]
+    assert ("Axolotl" in found[0].becomes) is (action == "commented")
