@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.manifest.classify import find_parts
 from fsdp_migrate.errors import CheckpointFormatError, CheckpointNotFoundError
+from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
@@ -158,8 +159,8 @@ def _checked(stem: str, members: Mapping[int, str], where: str) -> RankFamily:
     if missing:
         shown = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
         msg = (
-            f"{where!r} holds `{stem}` of {len(members)} ranks, expected {count}: those of rank {shown} are "
-            "missing. Each rank saved a part of every tensor, so all of them are needed."
+            f"{where!r} holds `{stem}` of {counted(len(members), 'rank')}, expected {count}: those of rank "
+            f"{shown} are missing. Each rank saved a part of every tensor, so all of them are needed."
         )
         raise CheckpointNotFoundError(msg, path=f"{where}/{stem.replace('*', str(missing[0]))}")
     return RankFamily(stem, {rank: members[rank] for rank in range(count)})

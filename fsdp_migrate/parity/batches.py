@@ -108,8 +108,8 @@ def _of_user(batches: Any, *, steps: int, rank: int, world_size: int) -> tuple[A
     )
     if len(found) < steps:
         msg = (
-            f"`data` gives rank {rank} {counted(len(found), 'batch', 'batches')} for "
-            f"{counted(steps, 'step')}. Give at least {steps * every}, or fewer `steps`."
+            f"`data` has {counted(len(found), 'batch', 'batches')} for {counted(steps, 'step')} of rank "
+            f"{rank}. Give at least {steps * every}, or fewer `steps`."
         )
         raise ConfigError(msg, field="data")
     return found

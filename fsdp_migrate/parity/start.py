@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from fsdp_migrate.config_files import read_config_file
 from fsdp_migrate.config_notes import framework_notes, refuse_fsdp2
 from fsdp_migrate.errors import ConfigError, RankError
+from fsdp_migrate.findings import counted
 from fsdp_migrate.launch import launch_ranks
 from fsdp_migrate.parity.report import ParityReport, read_report
 
@@ -71,7 +72,9 @@ def run_parity(
         read_config_file(recipe.config)  # what is wrong with it is told before anything is started
         refuse_fsdp2(recipe.config)
     if on_phase is not None:
-        on_phase(f"{ranks} processes train {recipe.steps} steps under FSDP1 and under FSDP2, in turns")
+        on_phase(
+            f"{ranks} processes train {counted(recipe.steps, 'step')} under FSDP1 and under FSDP2, in turns"
+        )
     with tempfile.TemporaryDirectory(prefix="fsdp-migrate-parity-") as temporary:
         folder = Path(temporary)
         (folder / RECIPE).write_text(json.dumps(asdict(recipe)))

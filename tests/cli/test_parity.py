@@ -56,7 +56,7 @@ def test_a_config_of_transformers_is_enough(tmp_path: Path, capsys: Capture) -> 
     ]
     assert len([each for each in tree.find("span") if "at rest" in each.text]) == 2
     assert "3 rows of 4 random tokens of 11" in " ".join(document["notes"])
-    assert "2 processes train 1 steps" in shown.err
+    assert "2 processes train 1 step under" in shown.err
     assert main(["plan", *given, "--world-size", "4", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["units"]) == 2
 

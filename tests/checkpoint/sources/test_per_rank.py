@@ -77,7 +77,7 @@ def test_verl_keeps_model_and_the_rest_apart(rank_sources: RankSources, tmp_path
     assert [f.code for f in report.findings if f.code == "FM237"]
     assert (tmp_path / "out" / "fsdp_config.json").exists()
     (source / "model_world_size_2_rank_1.pt").unlink()
-    with pytest.raises(CheckpointNotFoundError, match=r"of 1 ranks, expected 2: those of rank 1"):
+    with pytest.raises(CheckpointNotFoundError, match=r"of 1 rank, expected 2: those of rank 1"):
         inspect_checkpoint(source)
 
 
