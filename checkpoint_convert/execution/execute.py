@@ -154,6 +154,7 @@ def execute_plan(
                 ranks.on_failure(lambda error: output.abort(keep=_is_kept(run, error, ranks)))
             return _Execution(run, output, work, ranks).run()
         except BaseException as error:
+            # With ranks `on_failure` does that, once all of them have stopped: one may still be writing.
             for output in opened if ranks is None else ():
                 output.abort(keep=_is_kept(run, error, None))
             raise
@@ -195,6 +196,8 @@ class _Execution:
         linked = [] if self._plan.link == "copy" else list(placement.taken)
         check_unchanged(self._plan.manifest, self._source, linked)
         closing = closing_files(self._plan, placement, self._output)
+        # The metadata is made before the first byte is written: what cannot be written down fails here, and
+        # its bytes tell this conversion from others.
         identity = conversion_identity(
             self._plan, placement, b"".join(closing.values()), checksums=self._run.checksums
         )
@@ -225,6 +228,7 @@ class _Execution:
         # Links first: a file that cannot be linked is copied, and the ranks divide that work too.
         outcome.linked = self._share_files(placement, outcome.copied)
         files = _all_files(self._run, placement, outcome.copied)
+        # Before any rank opens a file: through a link that was made earlier it would write to the source.
         self._output.prepare(files)
         before = [self._output.written(s.file, s.part) for s in self._work.segments(files)]
         outcome.resumed = sum(written.nbytes for written in before)
@@ -251,6 +255,7 @@ class _Execution:
         for name, data in closing.items():
             with self._output.create(name) as file:
                 file.write(data)
+        # Without the times of change of linked files' inodes: making the links has set them.
         linked = [name for name in placement.taken if name not in outcome.copied]
         check_unchanged(self._plan.manifest, self._source, linked)
         return outcome

@@ -56,6 +56,7 @@ class FileWriter:
             advance(before.nbytes)
             self.results[name, part] = before
             return
+        # A checksum begins with the first byte: where what is there cannot be read, all is written again.
         if before.is_done or (with_digest and not self._output.reads_back):
             before = Written(0, 0)
         advance(before.nbytes)
@@ -65,6 +66,7 @@ class FileWriter:
                 digest.update(data)
         with self._output.create(name, before.nbytes, part, segment.nbytes) as file:
             written = self._write_items(segment, items, before, file, digest, advance)
+        # After the file is closed, and so on the disk.
         self._output.record(name, written, part)
         self.results[name, part] = written
 
@@ -88,6 +90,7 @@ class FileWriter:
         for number, item in enumerate(items[before.items :], before.items + 1):
             writer.write(item, target)
             nbytes += item.length
+            # Synced before it is noted: a note must not be on the disk before the bytes that it speaks of.
             if nbytes - marked >= MARK_BYTES and number < len(items) and file.sync():
                 marked = nbytes
                 mark = Written(

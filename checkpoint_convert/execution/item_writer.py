@@ -115,6 +115,7 @@ class ItemWriter:
         for block in self._tensors.read(entry, item.box):
             data = block if caster is None else caster.cast(block)
             if has_crc:
+                # What is known is the checksum of the bytes that were read; a cast makes others of them.
                 known = self._tensors.block_crc if caster is None else None
                 crc = crc32(data, crc) if known is None else crc32_combine(crc, known, len(data))
             file.write(data)

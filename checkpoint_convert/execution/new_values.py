@@ -82,6 +82,7 @@ def _new_value(entry: PlannedValue, source: Folder) -> bytes:
         found = pick_value(read_value(source, stored, where=where), entry.pick, where=where)
         stored = replace(stored, inline=InlineValue(found))
     archive = open_value(source, stored, where=where)
+    # Only texts in the pickle change: tensors in it, and objects of classes on no list, keep their bytes.
     contents = {name: archive.read(name) for name in archive.records}
     contents["data.pkl"] = replace_strings(contents["data.pkl"], entry.names, where=where)
     return small_archive(contents)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan
 
 
+# What changes in a relinked checkpoint gets a file of its own: the linked ones are the source's, too.
 _NAMES_FILE: Final = "__names_0.distcp"
 _COPY_BYTES: Final = 64 << 20
 _LINKED: Final = ".linked.distcp"
@@ -316,6 +317,7 @@ class _Placer:
     def _whole_chunks(self, entry: PlannedTensor) -> dict[Box, Stored]:
         """Return the items of the source by their boxes; kept, because boxes of a tensor come in a row."""
         if self._last is None or self._last[0] is not entry:
+            # Elements in a file of torch.save, and views of an item, are no archives that can be copied.
             items = [c for c in entry.source.chunks if c.stored.raw is None and c.stored.view is None]
             self._last = (entry, {(c.offsets, c.sizes): c.stored for c in items})
         return self._last[1]

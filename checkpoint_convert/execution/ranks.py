@@ -71,6 +71,7 @@ def join_ranks() -> Ranks:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise RankError(f"torchrun's store at {where} cannot be reached: {error}") from error
     store, rank, world_size = found
+    # torchrun restarts ranks with the same store: what the attempt before said there is not of this one.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Ranks(PrefixStore(f"fsdp-migrate/{attempt}", store), rank, world_size)
 
@@ -262,6 +263,7 @@ class Ranks:
             return
         with contextlib.suppress(RuntimeError):
             # The others end later: torchrun kills all that are left when one ends with an error.
+            # The one that leads waits as long before it cleans up; 24 s and 3 s are less than torchrun's 30.
             self._pause(lambda: self._store.check(["over"]), 2 * _STOP_SECONDS)
             self._pause(lambda: self._store.check(["spoken"]), _SPEAK_SECONDS)
 
@@ -269,6 +271,7 @@ class Ranks:
         """Tell whether this is the lowest rank that is still there."""
         if self.rank == 0 or self._gone != 0:
             return self.rank == 0
+        # A lower rank that is still there says within a moment that it has stopped; if none does, this leads.
         lower = [f"stopped/{rank}" for rank in range(1, self.rank)]
         return not self._pause(
             lambda: any(self._store.check([topic]) for topic in lower), 1.0 if lower else 0

@@ -45,6 +45,7 @@ def is_what_stands(
     own = open_folder_at(place)
     try:
         found = own.files()
+        # The cheapest first: names and sizes, then what is small, then every byte.
         if (checksums and CHECKSUMS_FILE not in found) or any(found.get(n) != sizes[n] for n in sizes):
             return False
         if any(own.read(name, 0, len(data)) != data for name, data in closing.items()):

@@ -168,6 +168,7 @@ class Work:
         progress, check = self.progress, None
         if self.ranks is not None:
             mine = divide_segments(tasks, self.ranks.world_size)[self.ranks.rank]
+            # Ranks count on from round to round; of this round is what is added from here on.
             self._before = self.ranks.done_bytes, self.ranks.others_done
             progress, check = self._report, self.ranks.check
         run_workers(

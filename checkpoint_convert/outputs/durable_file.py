@@ -64,6 +64,7 @@ class DurableFile:
     def __init__(self, path: Path, shown: Path, keep: int, part: int | None, *, is_direct: bool) -> None:
         self._shown = shown
         self._is_direct = False
+        # An anonymous mapping begins at a page, and O_DIRECT takes memory only that is aligned so.
         self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
         start = (part or 0) + keep
         # Where the stage lies in the file, and which bytes of it wait to be written.
@@ -104,6 +105,8 @@ class DurableFile:
     def _flush(self) -> None:
         """Write what waits. A last page that is not full stays, to be written again once it is."""
         first, end = self._first, self._end
+        # Three pieces: bytes up to the next whole block, which a neighbour began; whole blocks; and a last
+        # block that is not full yet.
         head = min(first + -first % _ALIGNMENT, end)
         body = max(end - end % _ALIGNMENT, head)
         self._put(first, head, is_direct=False)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Raised with every change of what a line says: nothing here reads lines of an earlier format.
 _FORMAT: Final = 4
 
 

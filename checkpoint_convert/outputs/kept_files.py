@@ -49,6 +49,7 @@ def take_over_others(old: Path, new: Path, written: Collection[str]) -> list[str
     """
     found: list[str] = []
     for base, folders, names in os.walk(old):
+        # os.walk has links to folders among the folders, and does not go into them.
         links = [name for name in folders if Path(base, name).is_symlink()]
         for path in (Path(base, name) for name in (*names, *links)):
             name = path.relative_to(old).as_posix()
@@ -56,8 +57,10 @@ def take_over_others(old: Path, new: Path, written: Collection[str]) -> list[str
                 continue
             target = new / name
             target.parent.mkdir(parents=True, exist_ok=True)
+            # A process that was killed, and is gone on with, may have brought it.
             target.unlink(missing_ok=True)
             try:
+                # A link and no move: the old folder stays whole until the new one takes its place.
                 os.link(path, target, follow_symlinks=False)
             except OSError:
                 shutil.copy2(path, target, follow_symlinks=False)

@@ -43,10 +43,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
+# Linux's `ioctl(FICLONE)`; Python's fcntl has a name for it from 3.12 on only.
 _FICLONE: Final = 0x40049409
 _SAFETENSORS: Final = (".safetensors", ".safetensors.index.json")
+# RENAME_EXCHANGE and AT_FDCWD of renameat2(2), for which Python has neither a function nor names.
 _EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
+# What says that the kernel, or the file system, knows no exchange; any other error is one.
 _NO_EXCHANGE: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 
 
@@ -144,6 +147,7 @@ class LocalOutput:
         # A file of two names may be the source's own.
         is_own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
         end = (part or 0) + found.nbytes
+        # A part says nothing of the file's length: other parts, perhaps written by others, lie behind it.
         is_whole = status.st_size == end if found.is_done and part is None else status.st_size >= end
         return found if is_own and is_whole else NOTHING
 
@@ -191,6 +195,7 @@ class LocalOutput:
             else:
                 self._appear()
         with contextlib.suppress(OSError):
+            # The output stands by now, and an error would say that it does not.
             _sync_folder(self.path.parent)
         self._finish()
 
@@ -249,6 +254,7 @@ class LocalOutput:
 
     def _appear(self) -> None:
         try:
+            # rename(2) puts a folder in the place of an empty one, and refuses any other.
             self._work.content.rename(self.path)
         except OSError as error:
             # Somebody else was faster.
@@ -263,6 +269,7 @@ class LocalOutput:
         try:
             self.path.rename(self._work.replaced)
             self._work.content.rename(self.path)
+        # Also an interrupt between the two renames: the old output goes back.
         except BaseException:
             self._work.recover()
             raise
@@ -343,11 +350,14 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _clone_or_link(old: Path, new: Path) -> bool:
     """Share the bytes of a file, as a copy-on-write clone or a hard link; False where neither is possible."""
+    # link(2) of Linux links a symbolic link itself, and a snapshot in the hub's cache consists of those.
     real = old.resolve()
+    # A clone first: what is written into it later does not reach the source, and into a hard link it would.
     with contextlib.suppress(OSError), real.open("rb") as source, new.open("xb") as target:
         fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
         os.fsync(target.fileno())
         return True
+    # Where cloning failed, the empty file that was made for it is in the way of the link.
     new.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         os.link(real, new)

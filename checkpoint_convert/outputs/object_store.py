@@ -295,6 +295,7 @@ class FsspecOutput(_Writer):
         """Look at what is there; return whether it is a checkpoint that is to be replaced."""
         self._fs.invalidate_cache()
         beside = self._root + SUFFIX
+        # Beside first: while an old output is replaced both have the file, and only that one says who.
         left_at = next((path for path in (beside, self._root) if self._busy(path) is not None), None)
         if left_at is not None:
             self._left = self._busy(left_at)

@@ -68,6 +68,7 @@ class RemoteFile:
         with contextlib.suppress(Exception):
             self._file.discard()
         with contextlib.suppress(AttributeError):
+            # fsspec's files are closed once nobody refers to them, and that would make a file of it.
             self._file.closed = True
 
 

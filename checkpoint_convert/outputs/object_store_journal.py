@@ -87,12 +87,14 @@ def read_notes(fs: Any, path: str, identity: str) -> dict[str, Note]:
         if (found["format"], found["identity"]) != (_FORMAT, identity):
             return {}
         return {name: Note.from_dict(note) for name, note in found["files"].items()}
+    # Notes that cannot be read are none: what they spoke of is written again.
     except (ValueError, KeyError, TypeError):
         return {}
 
 
 def stamp_of(fs: Any, path: str) -> str:
     """Return what tells a file from one that takes its place later; nothing where it is not there."""
+    # A list that fsspec keeps may be older than the file.
     fs.invalidate_cache(path.rpartition("/")[0])
     try:
         info = fs.info(path)
@@ -100,4 +102,5 @@ def stamp_of(fs: Any, path: str) -> str:
         return ""
     tags = [f"{field}={info[field]}" for field in _TAGS if info.get(field) is not None]
     times = [f"{field}={info[field]}" for field in _TIMES if info.get(field) is not None]
+    # Times only where there is no version, as in `storage/fsspec.py`.
     return ":".join([str(info["size"]), *(tags or times)])

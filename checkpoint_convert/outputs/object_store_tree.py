@@ -60,6 +60,7 @@ def create_alone(fs: Any, path: str, data: bytes) -> None:
     except (TypeError, NotImplementedError):  # an fsspec, or a service, without that
         if kind_at(fs, path) is not None:
             raise FileExistsError(path) from None
+        # Two that ask at once both come here; the one that is written over is stopped before `.metadata`.
         fs.pipe_file(path, data)
 
 
@@ -122,6 +123,7 @@ def remove_folder(fs: Any, folder: str, keep: str = "") -> None:
     remove_files(fs, folder, (path for path in files_below(fs, folder) if path != keep))
     if is_flat(fs) or kind_at(fs, folder) is None:
         return
+    # The files are gone by now: what is left are folders, where the service has any.
     for path in fs.ls(folder, detail=False) if keep else [folder]:
         if path != keep:
             fs.rm(path, recursive=True)

@@ -59,6 +59,7 @@ class WorkFolder:
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir()
                 is_made = True
+            # Before the lock is made in it: a user's own folder may have this name.
             self._check_own()
             lock = _Lock()
             try:
@@ -92,6 +93,7 @@ class WorkFolder:
 
     def clear(self) -> None:
         """Remove what an earlier conversion left."""
+        # First: `replaced` may hold the only copy of the old output.
         self.recover()
         for path in self.path.iterdir():
             if path.name != _LOCK:
@@ -133,6 +135,7 @@ class WorkFolder:
     def _check_own(self) -> None:
         """Check that nothing is in the folder that this package does not put there."""
         try:
+            # A link is never ours: `clear` would remove what lies behind it.
             names = set() if self.path.is_symlink() else set(os.listdir(self.path))  # noqa: PTH208
             known = (_LOCK, _CONTENT, _REPLACED)
             is_own = all(n in known or n.startswith(_JOURNAL) for n in names) and not self.path.is_symlink()
