@@ -26,6 +26,7 @@ class CopiedArchive:
     """
 
     def __init__(self, archive: TorchZip, file: str) -> None:
+        # What is copied unread would else carry a torn header along: its checksums are of records alone.
         check_structure(archive)
         self._file = file
         found = [

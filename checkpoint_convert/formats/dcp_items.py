@@ -157,6 +157,7 @@ def place_tensor(value: TensorValue, *, where: str, takes_views: bool = False) -
     if count == 0:
         return Stored(file, position, 0, RawElements())
     last = value.start + sum((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True))
+    # `count` too: with strides of 0 the last element of an expanded tensor is near, however many there are.
     if max(last + 1, count) * itemsize > size:
         is_expanded = any(n > 1 and s == 0 for n, s in zip(value.shape, value.strides, strict=True))
         reason = (

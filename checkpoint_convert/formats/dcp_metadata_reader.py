@@ -151,6 +151,7 @@ class _Builder:
         places = self._places(storage)
         if self.problems:
             return {}
+        # Its items are taken over. A million of them are let go before as many chunks are made.
         storage.clear()
         paths = self._paths()
         entries: dict[str, Entry] = {}
@@ -264,6 +265,7 @@ class _Builder:
                 what = "is listed twice" if found else "has no stored data"
                 self.problems.append(f"`{key}`: the chunk at {offsets} {what}")
                 return None
+            # By identity: `_Sizes` keeps one of equal sizes, and the record keeps it alive.
             nbytes = needed.get(id(sizes))
             if nbytes is None:
                 nbytes = needed[id(sizes)] = math.prod(sizes) * itemsize

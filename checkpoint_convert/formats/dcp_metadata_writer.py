@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _FRAME: Final = 64 << 10
 _MAX_KEPT: Final = 1 << 16
+# What torch has written from 2.9 on (`Metadata.version`).
 _VERSION: Final = "1.0.0"
 _METADATA: Final = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
@@ -52,6 +53,7 @@ def _framed(pieces: Iterable[bytes]) -> Iterator[bytes]:
         if size >= _FRAME:
             yield b"\x95" + struct.pack("<Q", size) + b"".join(block)
             block, size = [], 0
+    # One more: STOP, which `write_metadata` appends, is in the last frame.
     yield b"\x95" + struct.pack("<Q", size + 1) + b"".join(block)
 
 
@@ -204,6 +206,7 @@ class _MetadataPickler:
             self._text("checkpoint_id") + self._text(checkpoint_id),
             self._text("save_id") + self._text(save_id),
             self._text("load_id") + b"N",
+            # Without `modules` torch from 2.7 on makes a StorageMeta that cannot even be printed.
             self._text("modules") + b"]ub",
         ]
         return b"".join(parts)

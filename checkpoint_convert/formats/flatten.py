@@ -81,6 +81,7 @@ def flatten_state(value: object, *, pickle_size: int, where: str) -> dict[str, t
         {'a': (('a',), {})}
     """
     walk = _Walk(max(pickle_size, _FEWEST), where)
+    # A pickle refers to a long text by a few bytes, as often as it likes: so the sum of lengths is bounded.
     left = max(_KEY_BYTES * pickle_size, _FEWEST * _MAX_NAME // 4)
     leaves: dict[str, tuple[Path, object]] = {}
     for path, leaf in walk.leaves((), value, 0):

@@ -43,6 +43,7 @@ def replace_strings(data: bytes, names: Mapping[str, str], *, where: str) -> byt
             continue
         if opcode.name in _TEXT and argument in names:
             text = names[str(argument)].encode("utf-8", "surrogatepass")
+            # The opcode with four bytes of length holds any name, however long the old one's was.
             parts.append(b"X" + struct.pack("<I", len(text)) + text)
         else:
             parts.append(data[start:end])

@@ -46,6 +46,7 @@ def pickle_value(value: object, *, where: str) -> tuple[bytes, list[TensorValue]
     """
     pickler = _Pickler(where)
     pickler.save(value, 0)
+    # Protocol 2, as torch.save. It has no opcode for bytes: they are text for `_codecs.encode`.
     return b"\x80\x02" + b"".join(pickler.parts) + b".", pickler.tensors
 
 
@@ -168,6 +169,7 @@ class _Pickler:
             _global("torch", kind.storage) if kind.storage else _global("torch.storage", "UntypedStorage")
         )
         self._emit(_global("torch._utils", rebuild), b"((", _text("storage"), storage)
+        # As in `zip_writer`: an untyped storage counts bytes.
         numel = count if kind.storage else count * kind.itemsize
         self._emit(_text(str(number)), _text("cpu"), _scalar(numel), b"tQ", _scalar(0))
         for numbers in (value.shape, row_major_strides(value.shape)):

@@ -73,6 +73,7 @@ def read_safetensors(folder: Folder, name: str, size: int) -> tuple[list[TensorE
         raise _broken(where, "its `__metadata__` is no object of text")
     start = 8 + length
     entries = [_entry(key, described, name, start, size, where) for key, described in header.items()]
+    # The library wants tensors to follow each other without a gap, in whatever order the header names them.
     entries.sort(key=lambda entry: entry.chunks[0].stored.offset)
     end = start
     for entry in entries:

@@ -76,5 +76,6 @@ def _header(tensors: Sequence[PlannedTensor]) -> bytes:
         )
         msg = f"safetensors cannot hold {feature}. Give it another one with `renames` (--rename)."
         raise UnsupportedFeatureError(msg, feature=feature) from error
+    # Spaces, as the library fills up: they belong to the JSON, and its length counts them.
     text += b" " * (-len(text) % _ALIGNMENT)
     return struct.pack("<Q", len(text)) + text

@@ -171,6 +171,7 @@ def local_shards(value: ShardedValue, *, where: str) -> LocalShards:
 
 def _of_sharded_tensor(value: ShardedValue, where: str) -> LocalShards:
     state: Any = value.state
+    # What `ShardedTensor.__getstate__` gives: local shards, metadata, process group, and two more.
     shards, metadata, group = state[0], _fields(state[1]), _fields(state[2])
     shape = _shape(metadata["size"])
     dtype = str(metadata["tensor_properties"].dtype)
@@ -215,6 +216,7 @@ def _of_dtensor(value: ShardedValue, where: str) -> LocalShards:
         return LocalShards("DTensor", dtype, shape, (), (), ranks, None)
     if len(coordinate) != len(sizes) or any(not 0 <= c < n for c, n in zip(coordinate, sizes, strict=True)):
         raise _contradiction(where, f"its place {show(tuple(coordinate))} is not in a mesh of {list(sizes)}")
+    # A DTensor does not say which elements it holds: placements and the rank's place in the mesh do.
     box = _dtensor_box(shape, spec["placements"], sizes, coordinate, where)
     _check_local(local, box[1], dtype, where)
     rank = _mesh_rank(mesh, sizes, coordinate)

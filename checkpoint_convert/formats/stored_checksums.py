@@ -129,6 +129,7 @@ class StoredChecks:
         Raises:
             CheckpointFormatError: A record that was read whole between them is not what was written.
         """
+        # By their starts, the longest first of two that begin at one byte: it reaches what comes next.
         self.resume(sorted(runs, key=lambda run: (run.start, -run.end)))
         unknown = 0
         for (file, record), found in list(self._open.items()):
@@ -163,6 +164,7 @@ class _Runs:
 
     def put(self, start: int, end: int, crc: int) -> None:
         """Add a part, and join it to those before and behind it."""
+        # Parts are joined only where they meet: of parts that overlap no checksum of the whole can be made.
         before = self._ends.pop(start, None)
         if before is not None:
             start, crc = before[0], crc32_combine(before[1], crc, end - start)

@@ -117,6 +117,8 @@ class _Loader:
         return self._saved("zip", value, len(data))
 
     def read_legacy(self) -> SavedFile:
+        # Pickles one behind the other: the magic number, the protocol, the machine, the state, the keys of
+        # its storages. Then each storage in that order, with its number of elements in eight bytes before it.
         at = len(LEGACY_START)
         protocol, at = self._next_pickle(at)
         if protocol != _LEGACY_PROTOCOL:
@@ -129,6 +131,7 @@ class _Loader:
         value, at = self._next_pickle(at)
         pickle_size = at - begin
         storages = self._storages
+        # The list of keys is read by the same loader, and could name storages of its own.
         self._storages = {}
         keys, at = self._next_pickle(at)
         if not isinstance(keys, list) or not all(type(key) is str for key in keys):
@@ -171,6 +174,7 @@ class _Loader:
             except CutOffError:
                 if len(data) < window or window >= _MAX_PICKLE:
                     raise
+                # Four times as much each time: what is read again is then a third of the last window.
                 window *= 4
                 continue
             return self._load(data[:end]), at + end

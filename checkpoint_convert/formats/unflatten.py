@@ -125,6 +125,7 @@ def nest(leaves: Iterable[tuple[Path, object]]) -> dict[object, object]:
 
 def _with_lists(value: dict[object, object]) -> dict[object, object] | list[object]:
     made = {key: _with_lists(item) if type(item) is dict else item for key, item in value.items()}
+    # Integers are places in lists. A mapping's keys that were numbers are `NumberKey`, which is text.
     if made and all(type(key) is int for key in made):
         return [made[key] for key in sorted(made)]  # type: ignore[type-var]  # all are numbers
     return {key.key if isinstance(key, NumberKey) else key: item for key, item in made.items()}

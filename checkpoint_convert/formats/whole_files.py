@@ -70,5 +70,6 @@ def _begins_later(folder: Folder, name: str, size: int, tail: bytes) -> bool:
         return False
     directory, offset = struct.unpack_from("<II", tail, at + 12)
     end = size - len(tail) + at
+    # What the offset of the directory is too small by is what stands before the archive.
     starts = (end - directory - offset - between for between in (0, _ZIP64_BYTES))
     return any(start > 0 and folder.read(name, start, len(ZIP_START)) == ZIP_START for start in starts)

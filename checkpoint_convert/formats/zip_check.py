@@ -89,6 +89,7 @@ def _check_record(archive: TorchZip, record: ZipRecord, following: int) -> None:
     full_name = archive.read_at(record.header + _LOCAL.size, fields[9])
     if full_name != record.full_name or fields[1:6] != record.shared:
         raise archive.broken(f"the header of the record `{name}` and the directory differ")
+    # The flag 0x08: checksum and sizes are zeros in the header, and stand behind the record.
     is_behind = bool(record.shared[1] & 8)
     said = (0, 0, 0) if is_behind else (record.crc, record.size, record.size)
     wide = tuple(min(_MAX32, n) for n in said)

@@ -90,6 +90,7 @@ class TorchZip:
         if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
             raise self.broken(f"the record `{name}` does not start where the directory says")
         fields = _LOCAL.unpack(header)
+        # Lengths of this header, not of the directory: torch pads by the extra field here alone.
         start = record.header + _LOCAL.size + fields[9] + fields[10]
         if start + record.size > self.end:
             raise self.broken(f"the record `{name}` reaches beyond the item")
@@ -232,6 +233,7 @@ class TorchZip:
             raise UnsupportedFeatureError(msg, feature="compressed records")
         if header + size > self._length:
             raise self.broken(f"the record `{name}` reaches beyond the item")
+        # The first part is the archive's own name, whatever the file is called now.
         short = name.partition("/")[2] or name
         return ZipRecord(short, header, size, crc, full_name, fields[2:7]), extra_end + fields[12]
 

@@ -25,6 +25,7 @@ _FLAGS: Final = 0x0808  # the checksum follows the record; names are UTF-8
 _ALIGNMENT: Final = 64
 _LIMIT32: Final = 0xFFFFFFFF
 _PREFIX: Final = "archive/"
+# The first two came with torch 2.7; older ones read records by name, and never ask for these.
 FIXED_RECORDS: Final = {
     ".format_version": b"1",
     ".storage_alignment": b"64",
@@ -43,6 +44,7 @@ class _Record:
 
     @property
     def end(self) -> int:
+        # Behind it a mark, the checksum, and two sizes: of 4 bytes each, or from 4 GiB on of 8.
         return self.data + self.size + (24 if self.is_wide else 16)
 
     @property
@@ -185,6 +187,7 @@ def _lay_out(names: Sequence[str], sizes: Sequence[int]) -> list[_Record]:
     at = 0
     for name, size in zip(names, sizes, strict=True):
         encoded = (_PREFIX + name).encode()
+        # 30 bytes of header, the name, and the head of the field that pads up to the next multiple of 64.
         data = at + 30 + len(encoded) + 4
         data += -data % _ALIGNMENT
         records.append(_Record(encoded, size, at, data))
@@ -193,6 +196,7 @@ def _lay_out(names: Sequence[str], sizes: Sequence[int]) -> list[_Record]:
 
 
 def _header(record: _Record) -> bytes:
+    # Zeros for checksum and sizes: by the flag 0x08 they stand in the descriptor behind the record.
     padding = record.data - record.header - 30 - len(record.name) - 4
     header = struct.pack(
         "<4s5H3I2H", b"PK\x03\x04", 0, _FLAGS, 0, 0, 0, 0, 0, 0, len(record.name), padding + 4
@@ -208,6 +212,8 @@ def _descriptor(record: _Record, crc: int) -> bytes:
 def _directory(records: Sequence[_Record], crcs: Sequence[int]) -> bytes:
     entries = b"".join(map(_entry, records, crcs))
     start, size, count = records[-1].end, len(entries), len(records)
+    # torch asks miniz for 64-bit records whatever the sizes. 44 is the length of what follows in it, 0x031E
+    # and 0x2D are the versions that miniz writes: made by 3.0 on Unix, 4.5 needed.
     end64 = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 0x031E, 0x2D, 0, 0, count, count, size, start)
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, start + size, 1)
     end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, size, min(start, _LIMIT32), 0)
@@ -215,6 +221,7 @@ def _directory(records: Sequence[_Record], crcs: Sequence[int]) -> bytes:
 
 
 def _entry(record: _Record, crc: int) -> bytes:
+    # Of the 64-bit values only those stand there that do not fit, in this order.
     wide = [n for n in (record.size, record.size, record.header) if n >= _LIMIT32]
     extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     size = min(record.size, _LIMIT32)
@@ -233,6 +240,7 @@ def _tensor_pickle(dtype: str, shape: Shape, count: int) -> bytes:
     kind = DTYPES[dtype]
     rebuild = "_rebuild_tensor_v2" if kind.storage else "_rebuild_tensor_v3"
     storage = f"torch\n{kind.storage}" if kind.storage else "torch.storage\nUntypedStorage"
+    # Untyped storages count bytes, typed ones elements. torch has no typed storage for its newer types.
     numel = count if kind.storage else count * kind.itemsize
     parts = [
         b"\x80\x02",

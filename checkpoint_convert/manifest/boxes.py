@@ -30,6 +30,7 @@ def chunk_rows(rows: int, parts: int) -> list[tuple[int, int]]:
     """
     if rows == 0:
         return [(0, 0)]
+    # As many rows for each but the last: 5 rows for 4 ranks are 2, 2 and 1, and the fourth has none.
     size = -(-rows // parts)
     return [(start, min(size, rows - start)) for start in range(0, rows, size)]
 
@@ -111,6 +112,7 @@ def _find_overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
         if not box[0]:
             return (box, boxes[1]) if len(boxes) > 1 else None
         start = box[0][0]
+        # Sorted by rows: only boxes that reach into those of this one can share an element with it.
         active = [other for other in active if other[0][0] + other[1][0] > start]
         for other in active:
             if intersect(box, other) is not None:
@@ -129,6 +131,7 @@ def blocks(box: Box, max_elements: int) -> Iterator[Box]:
         [((0, 0), (1, 3)), ((0, 3), (1, 1)), ((1, 0), (1, 3)), ((1, 3), (1, 1))]
     """
     offsets, sizes = box
+    # The dimensions from `dim` on fit into one block together; the one before them is cut.
     dim, below = len(sizes), 1
     while dim > 0 and below * sizes[dim - 1] <= max_elements:
         dim -= 1
@@ -162,6 +165,7 @@ def paired_runs(part: Box, source: Box, target: Box) -> Iterator[tuple[int, int,
     """
     sizes = part[1]
     whole = len(sizes)
+    # Dimensions at the end that are whole in both make one run, together with the one before them.
     while whole > 0 and sizes[whole - 1] == source[1][whole - 1] == target[1][whole - 1]:
         whole -= 1
     single = max(whole - 1, 0)

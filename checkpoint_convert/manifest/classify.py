@@ -62,6 +62,8 @@ def guess_path(key: str) -> Path:
         ('state', 'optimizers', 'AdamW', 'state', 'up.weight', 'exp_avg')
     """
     names = key.split(".")
+    # Composer's names have one level more: `state.model.<name>`,
+    # `state.optimizers.<class>.state.<name>.<field>`.
     if names[0] == _STATE and len(names) > 2 and names[1] in ("model", "optimizers"):
         depth = 2 if names[1] == "model" else 3
         return (*names[: depth - 1], *guess_path(".".join(names[depth - 1 :])))
@@ -217,6 +219,7 @@ def _find_models(
 def _in_list(prefix: Path, paths: Mapping[str, Path]) -> set[Path]:
     """Return the paths of the models in a list of them, or the path of one that is in none."""
     below = {path[len(prefix)] for path in paths.values() if path[: len(prefix)] == prefix != path}
+    # A list of models: torch has a number where a mapping has a name.
     is_list = bool(prefix) and all(isinstance(item, int) for item in below)
     return {(*prefix, item) for item in below} if is_list else {prefix}
 

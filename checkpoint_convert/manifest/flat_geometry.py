@@ -86,6 +86,8 @@ def place_parameters(unit: FlatUnit, ways: int) -> tuple[dict[str, int], int]:
     starts: dict[str, int] = {}
     total = 0
     for name, shape in unit.parameters.items():
+        # Only with `use_orig_params=True` does torch pad the flat parameter itself. Otherwise it ends with
+        # its last element, and each rank pads its own part.
         if unit.alignment:
             total += -total % unit.alignment
         starts[name] = total
@@ -161,6 +163,7 @@ def _boxes(shape: Shape, start: int, end: int, index: Shape, before: int) -> Ite
         offsets = (start,) if len(shape) == 1 else (0,) * len(shape)
         yield ((*index, *offsets), (*ones, *sizes)), before
         return
+    # A part of the first row, whole rows, a part of the last: boxes in the order of the elements.
     row = math.prod(shape[1:])
     first, last = start // row, end // row
     if start % row:

@@ -90,6 +90,7 @@ def parse_rename(text: str) -> RenameRule:
         'layers.3.up'
     """
     check_arguments(TEXT, rename=text)
+    # The last one: an expression may hold `(?=`, a replacement has no use for it.
     pattern, equals, replacement = text.rpartition("=")
     if not equals or not pattern:
         raise ConfigError(f"`rename` is {text!r}; expected 'regex=replacement'.", field="rename")

@@ -204,6 +204,7 @@ def _viewed(stored: Stored, view: ItemView, itemsize: int) -> Stored:
     """Return where the elements of a view of an item lie; of an archive only opening it will tell."""
     if is_whole(view):
         return stored
+    # Dimensions of a view of a view are not composed here: a map is applied once.
     if stored.view is not None:
         raise AssertionError("A map was applied to what a map had made.")
     raw = stored.raw
