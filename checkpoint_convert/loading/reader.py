@@ -157,6 +157,7 @@ class CheckpointReader(StorageReader):
         return Metadata(
             state_dict_metadata={entry.key: _describe(entry) for entry in catalogue.plan.entries},
             planner_data=paths or None,
+            # The planner asks for tensors by name alone: where they lie is this reader's own matter.
             storage_data={},
         )
 
@@ -190,6 +191,7 @@ class CheckpointReader(StorageReader):
             catalogue.check_unchanged()
         finally:
             self.close()
+        # torch waits for a future; here all is read by now.
         future: Future[None] = Future()
         future.set_result(None)
         return future

@@ -228,6 +228,7 @@ def _moved(view: _View, entry: Entry, name: str) -> Entry:
         name = f"module.{name}"
     below = path[start:]
     if view.part.kind == "model":
+        # A model's parameter is one name with dots in it, or a name for each level, as the source has it.
         new: Path = (name,) if len(below) == 1 else tuple(name.split("."))
     elif len(below) == 1:
         head, _, rest = str(below[0]).partition(".")

@@ -142,6 +142,7 @@ def _follow(
     by: tuple[MapRule, int] | None = None
     for rule, matcher in rules:
         if rule.operations:
+            # Once: a parameter that is joined is no parameter any more that another rule could join.
             match = None if by is not None else matcher(made[0])
             if match is not None:
                 by, made = (rule, match.pattern), match.names

@@ -238,6 +238,7 @@ def plan_conversion(
     casts = {kind: resolve_cast(cast, field=field) for kind, (cast, field) in asked.items()}
     left = ("other", "optimizer") if weights_only else ("optimizer",) if without_optimizer else ()
     if output_options is not None and output_options.map is not None:
+        # First: all that follows, renames too, speaks of the parameters that the map makes.
         manifest = map_wanted(manifest, output_options.map, left)
     parts = [part for part in manifest.parts if part.kind not in left]
     if to != "hf":
@@ -346,6 +347,7 @@ def _plan_boxes(entry: TensorEntry, world_size: int | None, *, shard_whole: bool
     if world_size is None or not (shard_whole or len(old) > 1):
         return old
     new = tuple(shard_boxes(entry.shape, world_size))
+    # HSDP's chunks stand in any order: they are the same division, and nothing has to be moved.
     return old if set(new) == set(old) else new
 
 
@@ -370,6 +372,8 @@ def _choose_action(target: Target, arrangement: Arrangement, left_out: Sequence[
     manifest, entries = target.manifest, arrangement.entries
     tensors = [entry for entry in entries if isinstance(entry, PlannedTensor)]
     is_changed = any(entry.is_cast or entry.is_rechunked for entry in tensors)
+    # From the costliest down: whatever changes or moves bytes of tensors is a rewrite; new names, folders or
+    # values are new metadata beside the old data; and what is left changes nothing.
     is_linkable = manifest.is_relinkable and target.is_distributed and not _shares_files(entries)
     is_streamed = any(file.planned for file in arrangement.files)
     is_joined = manifest.mapped is not None and bool(manifest.mapped.joined)
@@ -385,6 +389,7 @@ def _choose_action(target: Target, arrangement: Arrangement, left_out: Sequence[
 
 def _takes_up_space(manifest: Manifest, left_out: Sequence[str]) -> bool:
     """Tell whether it matters that what is left out would stay in linked files, where nothing names it."""
+    # torchtitan leaves a few lists of names out, for which nobody wants gigabytes written again.
     nbytes = sum(stored.length for key in left_out for stored in manifest.entries[key].items)
     return nbytes * _UNNAMED_SHARE > sum(manifest.files.values())
 

@@ -130,6 +130,7 @@ def _kind_of_file(folder: Folder, url: str, name: str, size: int) -> str:
     if name == METADATA_FILE or name.endswith(".distcp"):
         msg = f"{url!r} is one file of a distributed checkpoint. Name its folder instead: {folder.url!r}."
         raise CheckpointFormatError(msg, path=url)
+    # By its bytes first: a file of torch.save may have any name, one that ends in .safetensors too.
     start = folder.read(name, 0, min(size, 16))
     if is_saved_file(start):
         return "saved"

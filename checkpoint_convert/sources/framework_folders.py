@@ -140,6 +140,7 @@ def refuse_tensor_parallel(names: Iterable[str], where: str) -> None:
         match = _TENSOR_PARALLEL.fullmatch(name.rpartition("/")[2])
         if match is None:
             continue
+        # `-of-01` and the number 0 are what a size of 1 writes, which cuts nothing; more tells of others.
         numbers = (int(match["count"] or 0), int(match["last"] or 0) + 1, int(match["rank"] or 0) + 1)
         if max(numbers) > 1:
             count = match["count"].lstrip("0") if match["count"] else "several"
@@ -164,12 +165,15 @@ def find_components(files: Mapping[str, int]) -> list[Component]:
     folders = [name.rpartition("/")[0] for name in files if name.endswith(f"/{METADATA_FILE}")]
     found = [*_matching(folders, _FOLDERS), *_matching(files, _FILES), *_cookbook(files)]
     distributed = [component for component in found if component.name in folders]
+    # One more, under a name that is no framework's: the folder holds several checkpoints, and is none itself.
     if any(name not in {component.name for component in distributed} for name in folders):
         return []
     found = _without_copies(found)
     roles = {component.role for component in found}
     is_one = {"model", "optimizer"} <= roles or any(c.framework == "accelerate" for c in distributed)
+    # The model is in numbered pieces, whose names are no framework's own; its optimizer's is, as torchtune's.
     is_tuned = "optimizer" in roles and bool(find_indexes(files) or _pieces(files))
+    # OLMo's `model_and_optim` is both in one, and counts as the model here.
     if not is_one and not is_tuned and not (distributed and found[0].framework == "olmo"):
         return []
     order = {"model": 0, "optimizer": 1, "other": 2}
@@ -182,6 +186,7 @@ def _without_copies(found: list[Component]) -> list[Component]:
     kept = [name for name in names if name.startswith("pytorch_model")]
     kept = [name for name in kept if name.startswith("pytorch_model_fsdp")] or kept
     kept = kept or [name for name in names if not _is_adapter(name)] or names
+    # Without one of these names two files of weights are two models, as Accelerate numbers them.
     is_twice = any(name.startswith("pytorch_model_fsdp") or _is_adapter(name) for name in names)
     return [c for c in found if c.role != "model" or c.name in kept or not is_twice]
 
@@ -347,6 +352,7 @@ def _placed(entries: Mapping[str, Entry], prefix: Path) -> list[Entry]:
         return [_unwrapped(entry, prefix) for entry in entries.values()]
     if prefix and prefix[-1] in tops and not any(not part.prefix for part in parts):
         return list(entries.values())
+    # Accelerate calls each model `model` in its folder: only the folder's number tells the second one.
     numbered = prefix and str(prefix[-1])[-1:].isdigit()
     if numbered and parts and parts[0].prefix:
         return [_unwrapped(entry, prefix, top=parts[0].prefix[0]) for entry in entries.values()]

@@ -78,6 +78,7 @@ def saved_file_contents(folder: Folder, name: str, size: int) -> Contents:
     contents.torch_hint = "before 1.6, or with its format" if saved.form == "legacy" else ""
     contents.findings += plain_findings(saved.value, name)
     leaves = flatten_state(saved.value, pickle_size=saved.pickle_size, where=where)
+    # A run of one rank saves sharded tensors, too; of those of more ranks the merge says what is missing.
     if any(isinstance(leaf, ShardedValue) for _, leaf in leaves.values()):
         merged = merge_states(folder, [RankState(rank_of(name) or 0, name, leaves)])
         settle(merged, folder)

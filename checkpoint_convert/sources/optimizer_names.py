@@ -93,6 +93,8 @@ def _names(
     """Return the name of each number and what told it, or None and why nothing did."""
     numbers = [number for group in groups for number in group]
     shapes = _moment_shapes(part, entries)
+    # From what is surest: the optimizer's own names, names that the user gives, the user's model; and last
+    # the models in the checkpoint, of which one and no more may fit.
     own = _own_names(part, numbers, entries)
     if own is not None:
         return own, "the names that the optimizer keeps itself"
@@ -102,6 +104,7 @@ def _names(
         ):
             given = counted(len(options.parameter_names), "name")
             return None, f"{given} given for {counted(len(numbers), 'number')}"
+        # By number, whatever the groups' order is: so the help says to give them.
         return dict(zip(sorted(numbers), options.parameter_names, strict=True)), "the names that were given"
     if options.model is not None:
         return _names_of_model(groups, shapes, options.model)
@@ -145,6 +148,7 @@ def _names_together(
     shapes: dict[int, Shape] = {}
     places: dict[int, tuple[Part, int]] = {}
     for part, groups in numbered.items():
+        # Each optimizer counts from 0: all of them together get numbers of their own.
         own = {number: len(places) + at for at, number in enumerate(n for group in groups for n in group)}
         places.update({new: (part, number) for number, new in own.items()})
         every += [[own[number] for number in group] for group in groups]
@@ -204,6 +208,7 @@ def _candidates(model: Part, entries: Mapping[str, Entry]) -> dict[str, Shape]:
         seen.add(place)
         name = ".".join(map(str, entry_path(entry)[len(model.prefix) :]))
         is_trainable = entry.is_float or entry.dtype.startswith("complex")
+        # The shape of no state begins with -1, so only a number without state can stand for it.
         found[strip_wrappers(name)] = entry.shape if is_trainable else (-1, *entry.shape)
     return found
 

@@ -102,6 +102,7 @@ def _held(entries: Mapping[str, Entry]) -> dict[str, set[str]]:
 
 
 def _counts(name: str) -> list[str]:
+    # `-of-4` counts pieces or ranks; only other numbers, of epochs or steps, must agree.
     return re.findall(r"\d+", _OF.sub("", name.replace("*-of-", "0-of-")))
 
 

@@ -89,6 +89,7 @@ def match_numbers(
     final = tuple(map(len, groups))
     if not steps[-1].get(final):
         return f"no order of the model's {len(model)} names fits the shapes of its {total} parameters"
+    # The earliest and the latest choice everywhere: if these two ways name all alike, all ways do.
     one, other = (_walk_back(steps, groups, shapes, model, first=first) for first in (True, False))
     if one != other:
         # Where the two differ at all, they differ in a number that both of them name.

@@ -101,7 +101,9 @@ def rank_contents(
         [read_rank(folder, name, sizes[name], rank) for rank, name in family.files.items()]
         for family in families
     ]
+    # Before the ranks are compared: packed pieces differ on each, and that would be called a contradiction.
     contents.findings += [found for states in every for found in leave_packed_out(states)]
+    # Over all families: OLMo describes flat parameters in `model/`, and their optimizer is in `optim/`.
     described = describe_flat(every, folder)
     for family, states in zip(families, every, strict=True):
         flat = take_flat(states, described, options, folder)

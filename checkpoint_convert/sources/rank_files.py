@@ -130,6 +130,7 @@ def find_counted(names: Iterable[str]) -> list[RankFamily]:
     """
     found: dict[tuple[str, bool], dict[int, str]] = {}
     own = [name for name in names if "/" not in name and rank_of(name) is None]
+    # Where `x.1` is there, `x` is rank 0's, and no number in its own name counts.
     firsts = {match["head"] for name in own if (match := _APPENDED.match(name)) and match["rank"]}
     for name in own:
         match = _NUMBERED.match(name) or _SHARD.match(name)

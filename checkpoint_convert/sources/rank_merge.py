@@ -169,6 +169,7 @@ class _Merger:
 
     def _check_complete(self, key: str, parts: Sequence[tuple[RankState, LocalShards]]) -> None:
         """Check that no rank's part is missing, by what the others say."""
+        # A ShardedTensor lists the boxes of all ranks; of a DTensor only the number of ranks is known.
         count = max(shards.ranks for _, shards in parts)
         held = {box for _, shards in parts for box in shards.boxes}
         expected = parts[0][1].expected
@@ -235,6 +236,7 @@ def settle(merged: Merged, folder: Folder) -> None:
     Raises:
         CheckpointMismatchError: A parameter is missing on a rank, or optimizers are not the same.
     """
+    # Without what is kept by rank: that is what ranks need not agree in.
     common = {key: entry for key, entry in merged.entries.items() if entry_path(entry)[0] != BY_RANK}
     for part in find_parts(common):
         for key in part.keys if part.kind != "other" else ():

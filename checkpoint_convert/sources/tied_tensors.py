@@ -139,6 +139,7 @@ def _checksums(folder: Folder, entry: TensorEntry) -> tuple[int, ...] | None:
         except (CheckpointFormatError, UnsupportedFeatureError):
             return None
         crcs += [record.crc for name, record in records.items() if name.startswith("data/")]
+    # 0 may say that there is no checksum (`TorchZip.stored_crc`), and would make all of these alike.
     return tuple(crcs) if len(crcs) == len(entry.chunks) and all(crcs) else None
 
 
@@ -174,6 +175,7 @@ def _sample(folder: Folder, entry: TensorEntry) -> bytes | None:
         sample = bytes(next(TensorSource(folder, _SAMPLE).read(entry, box)))
     except (CheckpointFormatError, UnsupportedFeatureError):
         return None
+    # Zeros, or any one number, say nothing: two matrices can begin so without being tied.
     return sample if len(set(sample)) > _FEWEST_BYTES else None
 
 

@@ -96,6 +96,7 @@ def _is_ours(error: Exception) -> bool:
         return True
     if type(error).__module__ != "builtins" or isinstance(error, OSError):
         return False
+    # The last frame is where it was raised: a mistake of this package if that is its code.
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith(f"{_PACKAGE}.")
 

@@ -233,6 +233,7 @@ class LocalFolder:
         try:
             while len(buffer):
                 with self._reading(name, offset):
+                    # Linux hands out at most 2 GiB at once, and fewer bytes whenever it likes.
                     count = os.preadv(opened.fd, [buffer], offset)
                 if count == 0:
                     msg = f"{self._at(name)} ends at byte {offset}, {len(buffer)} bytes too early."

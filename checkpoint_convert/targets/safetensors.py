@@ -83,6 +83,7 @@ class HfTarget(Target):
         kept = [
             e
             for e in entries
+            # The library refuses two names for one memory: of tied parameters one is written.
             if e.source.key in own and isinstance(e, PlannedTensor) and e.source.key not in ties
         ]
         lost = [e.source.key for e in entries if e.source.key in own and not isinstance(e, PlannedTensor)]

@@ -137,6 +137,7 @@ class _Flattener:
             for name in self._groups[part.prefix, number]:
                 for field in group.fields:
                     if field != _PARAMS:
+                        # Before torch 2.4 all groups are one value, of which this setting is a part.
                         picked = replace(entry, pick=(number, field))
                         yield _at(picked, (*self._place, f"{_GROUPS}.{name}.{field}"))
                 if lacks_newer(group.fields):

@@ -80,6 +80,7 @@ def read_described(states: Sequence[RankState], folder: Folder) -> Described | N
 def _pieces(state: RankState, folder: Folder) -> Iterator[_Piece]:
     handles: dict[tuple[object, ...], dict[str, object]] = {}
     modules: dict[tuple[object, ...], str] = {}
+    # `modules, number, "handles", number, "flat_param.<field>"`, and beside it `modules, number, "name"`.
     for path, leaf in state.leaves.values():
         if path[0] == _MODULES and len(path) == 5:
             handles.setdefault(path[:4], {})[str(path[4]).removeprefix("flat_param.")] = leaf
@@ -112,9 +113,11 @@ def _held(fields: Mapping[str, Any], count: int) -> Iterator[tuple[int, FlatSlic
     if "_shard_param_infos" in fields:
         for index, info in enumerate(fields["_shard_param_infos"]):
             values: Any = info.arguments if isinstance(info, Record) else info
+            # `_ShardParamInfo`: in_shard, offset_in_shard, numel_in_shard, intra_param_start_idx, ...
             if values[0]:
                 yield index, FlatSlice(int(values[3]), int(values[2]), int(values[1]))
         return
+    # Before torch 2.1: first and last parameter of the shard, and first and last element of each of them.
     first, _ = fields["_shard_indices"]
     offset = 0
     for index, (start, last) in zip(range(first, count), fields["_shard_param_offsets"], strict=False):

@@ -235,6 +235,7 @@ def parameters_of(owner: str, geometry: FlatGeometry) -> tuple[tuple[str, ...], 
     """Return the parameters behind a unit's or a parameter's name, and where ranks hold their elements."""
     if owner in geometry.units and owner not in geometry.shapes:
         return geometry.units[owner], geometry
+    # The state of one parameter holds its elements alone, where the flat parameter has others before them.
     slices = {rank: piece._replace(offset=0) for rank, piece in geometry.slices.get(owner, {}).items()}
     return (owner,), replace(geometry, slices={owner: slices})
 

@@ -125,6 +125,7 @@ def _by_model(
     folder: Folder,
 ) -> FlatStates:
     ranks = len(states)
+    # No file has the size of HYBRID_SHARD's groups: each divisor of the ranks is tried, and one may fit.
     ways = {"all": [ranks], "one": [1]}.get(outline.sharding)
     candidates = ways or [n for n in range(1, ranks + 1) if ranks % n == 0]
     found: list[FlatStates] = []

@@ -179,6 +179,7 @@ def flat_tensor(
     for rank, piece in geometry.slices[name].items():
         tensor = tensors.get(rank)
         if tensor is None:
+            # Ranks beyond the first group hold replicas: without theirs nothing is missing.
             if rank < geometry.ways or not tensors:
                 raise mismatch(
                     folder,
