@@ -212,6 +212,7 @@ class AccelerateAdapter:
     def parse(self, block: Block) -> dict[str, Any]:
         """Return the FSDP1 arguments that the block means; mixed precision stands beside it."""
         values = bare_values(block.node, self.keys)
+        # Without FSDP2's key, which Accelerate's FSDP1 does not read: `reshard_as_it_ran` says what ran.
         read = {name: value for name, value in values.items() if name != "reshard_after_forward"}
         arguments = shard_config(block, read)
         precision = plain_values(block.owner).get("mixed_precision")
@@ -233,6 +234,7 @@ class AccelerateAdapter:
             return
         node = block.node
         names = set(effective(node))
+        # Flags of the launcher stand among others of its own, which are no keys of FSDP's.
         ignored = (
             frozenset(name for name in names if not name.startswith("fsdp_"))
             if node is block.owner

@@ -258,6 +258,7 @@ class ComposerAdapter:
         precision = plain_values(block.owner).get("precision")
         given = None if isinstance(precision, Reference) or precision is None else precision
         if given is None and not isinstance(values.get("mixed_precision"), dict):
+            # DEFAULT and PURE take their dtypes from the precision and cannot be read without; FULL can.
             values["mixed_precision"] = "FULL"
         config = composer_fsdp1_config(values, precision=given).config
         return {name: getattr(config, name) for name in config.model_fields_set}

@@ -178,6 +178,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
     def init(self, state: State, logger: Logger) -> None:
         """Replace the FSDP1 config in the state, before the Trainer shards the model."""
         self._logger = logger
+        # Before the first collective: a rank without the callback would never join it.
         require_on_every_rank()
         config: Any = None
         mapping: ComposerMapping | None = None
@@ -197,6 +198,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
         self._config = config
         mapping = self._mapping = _with_mesh(mapping, state)
         fsdp2, _ = map_config(mapping.config)
+        # At INIT the Trainer has neither chosen a scaler nor sharded; for both it looks at this config.
         state.fsdp_config = MigratedConfig(
             mapping.settings,
             driver=self,
@@ -293,6 +295,7 @@ class FSDP2Migration(Callback):  # type: ignore[misc,unused-ignore]
             reshard_after_forward=self._reshard,
             companions=[*state.algorithms, *state.callbacks],
         )
+        # Now: FSDP2 does not let what is sharded be copied.
         self._verifier.outline(state, self._config, _device(state))
         self.findings = (*self.findings, *shard_composer_model(request))
         self._verifier.sharded(state)

@@ -180,6 +180,7 @@ class LightningAdapter:
         dtype = PRECISIONS.get(str(precision))
         if known.get("mixed_precision") is None and dtype is not None:
             known["mixed_precision"] = dtype
+        # FSDPStrategy sets it, where FSDP1's own default is false.
         known.setdefault("use_orig_params", True)
         return {name: v for name, v in known.items() if not words.is_nothing(v) and v != {}}
 
@@ -328,6 +329,7 @@ def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
     is_fabric = _is_fabric(target)
     saved = "a folder" if is_fabric else "one file"
     if node is None or "state_dict_type" not in effective(node):
+        # FSDPStrategy saves one file under the Trainer, and a part for each rank under Fabric.
         wanted["save_distributed_checkpoint"] = is_fabric
     if node is None:
         text = f"FSDP2 over all ranks, no tensor parallelism, {saved} for a checkpoint, as FSDP1 did."
@@ -353,6 +355,7 @@ def _hook_references(block: Block, draft: Draft) -> None:
         value = read_objects(plain_values(block.node)[name])
         if name not in _TO_HOOK or not isinstance(plain_values(block.node)[name], Reference):
             continue
+        # The table kept the reference, and said so: what is done here takes the place of that.
         draft.findings[:] = [finding for finding in draft.findings if finding.subject != block.at(name)]
         if isinstance(value, Reference):
             text = f"{value} is not set in this file: removed, and not in the hook."

@@ -99,6 +99,7 @@ class CheckpointLoader:
         arguments["path"], self.scaler_names = found.path, found.scaler_names
         self.findings.extend(found.findings)
         if found.kind is not None:
+            # Composer wraps later where it expects a file that rank 0 alone loads; this one needs shards.
             if found.kind == "sharded" and shard is not None and not state.fsdp_enabled:
                 shard()
             config.state_dict_type = found.kind  # whatever is to be saved later

@@ -314,6 +314,7 @@ def install() -> None:
         "get_model_context_manager": _wrap_ema,
     }
     for hook in HOOKS:
+        # Once in a process, for all Trainers: each wrapper asks whose run it is in.
         if hook.name in wrappers and hook not in _installed:
             original = getattr(hook.owner, hook.name)
             _installed[hook] = original
@@ -388,6 +389,7 @@ def _wrap_load_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
+        # The driver looks at arguments that the Trainer leaves at their defaults, too.
         bound.apply_defaults()
         driver = driver_of(bound.arguments["state"])
         if driver is None:

@@ -107,6 +107,7 @@ def look_in_store(
         return Found(path, "full")
     metadata = read_metadata(data, _AnyFile(), where=f"{name}/{METADATA_FILE}")
     paths = [entry.path for entry in metadata.entries.values() if entry.path is not None]
+    # What torch before 2.15 cannot read, and optimizers at the root, as Composer saved with torch before 2.3.
     if metadata.property_sizes - {_PROPERTIES} or any(each[:1] == _OPTIMIZERS for each in paths):
         return _read_behind(store, name, read)
     tensors = [each for each in metadata.entries.values() if isinstance(each, TensorEntry)]

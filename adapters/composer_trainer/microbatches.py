@@ -53,6 +53,7 @@ class MicrobatchDriver:
         """Show Composer's search for a microbatch size the switch, where it looks for FSDP1's hooks."""
         if state.auto_microbatching:
             state.fsdp_modules = {"": self.switch}
+            # `print` is never called: the switch takes any hook, and looks at none.
             state.automicrobatch_fsdp_hook_handles = [self.switch.register_full_backward_hook(print)]
 
     @contextmanager

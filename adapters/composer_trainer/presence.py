@@ -34,6 +34,7 @@ def require_on_every_rank() -> None:
     if not _needs_agreement():
         return
     store, key = default_store(), _key()
+    # The last one to count itself speaks for all. A rank that has none writes the same key.
     if store.add(f"{key}/with", 1) == dist.get_world_size():
         store.set(f"{key}/said", "all")
     try:
@@ -74,6 +75,7 @@ def _key() -> str:
 
 def _refuse(store: dist.Store, key: str, cause: Exception | None = None) -> None:
     try:
+        # To add nothing reads the counter: `get` would wait for a key that nobody may set.
         others = store.add(f"{key}/with", 0)
     except RuntimeError:  # the store has gone with the rank that held it
         return

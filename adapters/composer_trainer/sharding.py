@@ -92,6 +92,7 @@ class GroupMaker:
         ranks = group.ranks_of(dist.get_rank(), dist.get_world_size(), self._local_world_size)
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, ranks)
+        # Every rank makes every group, in one order: `new_group` waits for ranks that are in none of it, too.
         for members in sorted(set(every)):
             if members not in self._made:
                 made = dist.new_group(list(members))
@@ -138,6 +139,7 @@ def shard_composer_model(request: ShardRequest) -> tuple[Finding, ...]:
     plans = {name: _agree(request, children.sharded[name], config) for name, config in configs.items()}
     # Before sharding, for the optimizers, which hold these parameters.
     names = parameter_names(model)
+    # Before sharding, too: recomputing changes a layer in place, and its unit is made of what it is then.
     _checkpoint_layers(request, layers)
     for name, plan in plans.items():
         groups = groups_of(configs[name], None, children.sharded[name])

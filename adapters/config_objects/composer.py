@@ -142,6 +142,7 @@ mean `sharding_strategy`?
     whole = Given({**DEFAULTS, **known}, frozenset(known), read_precision(precision), mesh)
     arguments: dict[str, Any] = {}
     settings: dict[str, Any] = {}
+    # Each once: fields that decide something together share a function, which would say it for each of them.
     for mapper in dict.fromkeys(MAPPERS.values()):
         part = mapper(whole)
         arguments.update(part.arguments)

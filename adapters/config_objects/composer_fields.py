@@ -115,6 +115,7 @@ def read_precision(value: Any) -> str | None:
 def map_sharding_strategy(given: Given) -> FieldPart:
     """Map the strategy, changed to fit the mesh as Composer changes it: two dimensions are hybrid."""
     strategy = words.read_strategy(given.values["sharding_strategy"], "sharding_strategy")
+    # Groups take precedence over the degrees, which alone make a strategy hybrid or plain.
     if not words.is_nothing(given.values["process_group"]):
         return _argument(given, "sharding_strategy", strategy)
     replicated = not words.is_nothing(given.values["data_parallel_replicate_degree"])

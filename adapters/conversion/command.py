@@ -490,6 +490,7 @@ def _edits(
     added = "".join(f" --{name} {shlex.quote(value)}" for name, value in new.items() if name not in there)
     if any(name.startswith("parallelism_config") for name in new):
         added += " --use_parallelism_config"
+    # Behind the last of them: what follows may be the script, and flags of its own.
     last = max(
         _end_of(flag, command) for flag in flags.values() if flag.name.startswith(("fsdp", "use_fsdp"))
     )

@@ -234,6 +234,7 @@ def commands_of(text: str) -> Iterator[tuple[int, int]]:
         elif char == "\n" and heredocs and not depth:
             yield from _trimmed(text, start, index)
             index = start = _after_heredoc(text, index, heredocs.pop(0))
+        # Within parentheses nothing ends a command: they hold an array, or a command of its own.
         elif (char == "\n" and not depth) or (_ends_command(text, index) and not depth):
             yield from _trimmed(text, start, index)
             index = start = index + 1
@@ -257,6 +258,7 @@ def _closed(text: str, index: int) -> int:
     quote = text[index]
     index += 1
     while index < len(text) and text[index] != quote:
+        # Within single quotes the shell knows no escapes.
         index += 2 if text[index] == "\\" and quote == '"' else 1
     return index + 1
 

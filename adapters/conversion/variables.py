@@ -73,6 +73,7 @@ class Expanded:
         """Append a text of the script; its comments become spaces."""
         if start < end:
             at = len(self.text)
+            # Comments become spaces, so that each character keeps its distance from the part's start.
             self.text += without_comments(script[start:end])
             self.parts.append(_Part(at, at + end - start, start, quote))
 
@@ -82,6 +83,7 @@ class Expanded:
 
     def placed(self, piece: Piece) -> Piece | None:
         """Return a change of this command as a change of the script; None where it cannot be made there."""
+        # By the last character of what changes; what is only added belongs to what stands before it.
         at = max(piece.start, piece.end - 1, 0) if piece.end > piece.start else max(piece.start - 1, 0)
         part = next((part for part in self.parts if part.start <= at < part.end), None)
         if part is None or (part.quote and _UNSAFE.search(piece.new)):

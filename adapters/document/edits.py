@@ -223,6 +223,7 @@ class Edits:
             pieces.append(_Piece(entries[0].key.start, _end_of_line(self.text, last), 0, body))
         elif new:
             at = _end_of_line(self.text, _content_end(self.text, kept[-1].value, kept[-1].key.end))
+            # Where blocks end in one line the inner one's new lines come first: the deepest column.
             pieces.append(_Piece(at, at, -column, "".join(newline + line for line in new)))
         return pieces
 
@@ -323,6 +324,7 @@ class Edits:
                 pieces += self._replaced(mapping, change) if change else []
             else:
                 self._refuse_anchor(entry.value)
+        # With a line's end in it each key has a line of its own, and so do those that are added.
         lead = self.text[self.text.index("{", mapping.start) + 1 : entries[0].key.start] if entries else ""
         quoted = self.is_json or any(_is_double_quoted(entry.key) for entry in entries)
         written = [
@@ -343,6 +345,7 @@ class Edits:
                 pieces.append(_Piece(start, end, 0, ""))
         last = _end(kept[-1])
         text = "".join(between + word for word in written)
+        # One piece for what goes behind the last one that stays, with its comma, and for what is new.
         pieces.append(_Piece(last, _end(entries[-1]), -1, text))
         return pieces
 

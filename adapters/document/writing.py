@@ -32,7 +32,9 @@ def scalar_text(value: Any, *, json_style: bool, like: Scalar | None = None) -> 
         )
     plain = isinstance(value, Reference) or text == "???" or text.startswith("${")
     if not plain and _PLAIN.match(text):
+        # Read once more: `yes`, `null` or `12` without quotes would be something else.
         plain = scalar_value(Scalar(0, len(text), text, text, quoted=False)) == text
+    # A text of JSON is one of YAML, too.
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 

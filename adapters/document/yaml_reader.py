@@ -112,6 +112,7 @@ class _Composer:
     def __init__(self, text: str, masked: str) -> None:
         self.text = text
         self.masked = masked
+        # Events and no values: they know their places in the text, and nothing is made of tags.
         self.events: Iterator[Any] = YAML(typ="safe", pure=True).parse(masked)
         self.anchors: dict[str, Node] = {}
         # How many nodes each node stands for, aliases written out; a node that is not closed yet has none.

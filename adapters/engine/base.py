@@ -247,6 +247,7 @@ class Draft:
         entry = effective(mapping).get(key)
         if entry is None:
             self.add(mapping, key, value, subject, message)
+        # For Python 1 is True and 0 is False; in the file they are not the same.
         elif plain(entry.value) != value or isinstance(plain(entry.value), bool) != isinstance(value, bool):
             self.edits.change(owner_of(mapping, entry), Change(entry, value=value, has_value=True))
             self.say("FM341", subject, message)

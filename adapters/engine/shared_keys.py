@@ -224,6 +224,7 @@ LIMIT_ALL_GATHERS = Key(
 def shard_config(block: Block, values: dict[str, Any]) -> dict[str, Any]:
     """Return the FSDP1 arguments of a block with Accelerate's keys, by their bare names."""
     arguments: dict[str, Any] = {}
+    # The first that is given: where both stand FSDP1 reads the strategy's own key.
     for name in ("sharding_strategy", "reshard_after_forward"):
         if is_known(values.get(name)):
             arguments["sharding_strategy"] = strategy_of(values[name], block.at(name))
@@ -238,6 +239,7 @@ def shard_config(block: Block, values: dict[str, Any]) -> dict[str, Any]:
     for name, argument in plain_ones.items():
         if is_known(values.get(name)):
             arguments[argument] = values[name]
+    # None without the key: these frameworks hand FSDP1 no prefetch then, whose own default is BACKWARD_PRE.
     prefetch = values.get("backward_prefetch")
     arguments["backward_prefetch"] = prefetch if is_known(prefetch) else None
     policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
