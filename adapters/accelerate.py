@@ -272,6 +272,7 @@ def _are_launch_flags(path: tuple[str, ...], mapping: Mapping) -> bool:
     known = by_name(ACCELERATE_KEYS)
     named = bool(path) and path[-1] in {"accelerate_launch_args", "accelerate_args"}
     names = set(effective(mapping))
+    # The launcher's keys alone: settings of a project's own have `use_fsdp` among others.
     given = "use_fsdp" in names and all(name.startswith(_LAUNCH_GROUPS) or name in _LAUNCH for name in names)
     return (named or given) and any(name.removeprefix("fsdp_") in known for name in flags)
 

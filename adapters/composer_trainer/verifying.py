@@ -83,8 +83,6 @@ class StepVerifier:
         self._settings: list[dict[str, Any]] = []
         self._running: SideBySide | None = None
 
-    # When the model is sharded
-
     def outline(self, state: Any, config: Any, device: torch.device) -> None:
         """Copy the outline of the model before it is sharded, unless something stands against it."""
         if not self._is_wanted:
@@ -104,8 +102,6 @@ class StepVerifier:
         if self._prepared is not None:
             self._prepared.adopt(state.optimizers[0])
             self._settings = [settings_of(group) for group in state.optimizers[0].param_groups]
-
-    # In each batch
 
     @contextmanager
     def batch(self, state: Any, findings: Sequence[Finding], mesh: Any) -> Iterator[None]:
@@ -197,8 +193,6 @@ class StepVerifier:
             return True
         self.give_up(reason)
         return False
-
-    # The end
 
     def give_up(self, reason: str) -> None:
         """Say why there is no comparison, or no more, and go on."""

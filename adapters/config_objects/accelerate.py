@@ -59,11 +59,9 @@ def plugin_arguments(plugin: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         name: getattr(plugin, name) for name in _AS_THEY_ARE if hasattr(plugin, name)
     }
+    # No prefetching is written as None; of the others None says that nothing was given.
     arguments = {
-        # No prefetching is written as None; of the others None says that nothing was given.
-        name: value
-        for name, value in arguments.items()
-        if value is not None or name == "backward_prefetch"
+        name: value for name, value in arguments.items() if value is not None or name == "backward_prefetch"
     }
     strategy = getattr(plugin, "sharding_strategy", None) or getattr(plugin, "reshard_after_forward", None)
     if strategy is not None:

@@ -356,6 +356,7 @@ def _flags_of_tool(framework: str, command: str, runner: str) -> list[Flag]:
     is_accelerate = framework == "accelerate"
     if is_accelerate and not runner and _is_hf({flag.name: flag for flag in flags}):
         return []  # such as an array of the arguments for HF Trainer's script
+    # Behind another runner, or none, `--fsdp_*` are flags of the script's own.
     if runner != "accelerate" and is_accelerate and (runner or script_at is not None):
         return []
     if script_at is not None and runner == "accelerate":

@@ -43,6 +43,7 @@ def told_by_environment(
         >>> told_by_environment("FSDP_CONFIG=a.json")
         ((), ())
     """
+    # Comments are known by the space before them, which the first line has not.
     bare = without_comments(f"\n{text}")[1:]
     found = list(_GIVEN.finditer(bare))
     given = {match[1]: match[2].strip("\"'") for match in found if match[1] == SWITCH or match[1] in _KEYS}

@@ -164,6 +164,8 @@ def nothing_found(
         return ConfigError(f"There is no mapping at `{key}`.{words.closest(key, paths)}", field=key)
     like = [found for document in documents for found in _fsdp_like(document)]
     seen = list(dict.fromkeys(path for path, _ in like))
+    # From what is surest to what only looks alike: a record of W&B, another framework's settings, what may be
+    # ours, arguments of torch, and words.
     if seen and all(
         "_wandb" in effective(document) for document in documents if isinstance(document, Mapping)
     ):

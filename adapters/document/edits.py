@@ -193,8 +193,6 @@ class Edits:
                 )
                 raise UnsupportedFeatureError(msg, feature="shared anchors")
 
-    # one below the other
-
     def _block(
         self, mapping: Mapping, changes: dict[int, Change], added: list[tuple[str, Any]]
     ) -> list[_Piece]:
@@ -309,8 +307,6 @@ class Edits:
                 text = text[:low] + "".join("\n" if c == "\n" else "x" for c in text[low:high]) + text[high:]
         found = [match.group(1).strip() for line in text.splitlines() if (match := _COMMENT.search(line))]
         return [f"{key_text(entry)}: {comment}" for comment in found if comment]
-
-    # in braces
 
     def _flow(
         self, mapping: Mapping, changes: dict[int, Change], added: list[tuple[str, Any]]

@@ -84,6 +84,7 @@ def _parts(
         names = '("replicate", "shard")'
         shape = tuple(mesh_shape)
         options.append(f"mesh=init_device_mesh({mesh}.device_type, {shape}, mesh_dim_names={names})")
+    # Lightning's mesh is (data, tensor); for strategies with replicas prepare_fully_shard makes one.
     elif str(arguments.get("sharding_strategy", "")).rpartition(".")[2].upper() not in _HYBRID:
         options.append(f'mesh={mesh}["data_parallel"]')
     if checkpointing is not None:

@@ -208,6 +208,7 @@ class _Execution:
             files = _all_files(self._run, placement, outcome.copied)
             outcome.resumed = sum(item.length for items in files.values() for item in items)
             self._tell("begin", {"is_done": True})
+            # Nothing was begun: this lets go of the lock, and leaves what stands.
             self._output.abort()
             self._tell("end", asdict(outcome))
             return _report(self._run, placement, outcome, self._output.url)

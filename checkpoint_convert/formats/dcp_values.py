@@ -220,6 +220,7 @@ _PATH_TYPES: Final = {
     for name in ("Path", "PosixPath", "PurePath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
 }
 DTYPE_GLOBALS: Final[dict[tuple[str, str], object]] = {("torch", name): DTypeName(name) for name in DTYPES}
+# Python 3.13 has its classes of paths in `pathlib._local`, and pickles them from there.
 PATH_GLOBALS: Final[dict[tuple[str, str], object]] = {
     (module, name): kind for module in ("pathlib", "pathlib._local") for name, kind in _PATH_TYPES.items()
 }

@@ -160,6 +160,7 @@ class OrderedDictValue(dict[Any, Any], metaclass=InertType):
 
 def _rebuild_tensor(storage: Any, start: Any, shape: Any, strides: Any, *rest: Any) -> TensorValue:
     """Stand for ``_rebuild_tensor`` and ``_rebuild_tensor_v2``."""
+    # Behind the strides stand requires_grad, backward hooks and, from v2 on, what marks a lazy view.
     grad, views = bool(rest) and rest[0] is True, _views(rest[2:3])
     return _tensor(storage, storage.dtype, start, shape, strides, grad=grad, views=views)
 

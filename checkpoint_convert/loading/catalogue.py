@@ -114,6 +114,7 @@ class Catalogue:
         self.values: Mapping[str, PlannedValue] = {
             entry.key: entry for entry in self.plan.entries if isinstance(entry, PlannedValue)
         }
+        # So that it is closed, too, where its owner only lets go of it.
         self._closes = weakref.finalize(self, self._stack.close)
 
     @property

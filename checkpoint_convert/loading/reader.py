@@ -187,6 +187,7 @@ class CheckpointReader(StorageReader):
         """
         catalogue = self._catalogue()
         try:
+            # In this order: of a file that was replaced meanwhile something else was read than was checked.
             self._read(catalogue, plan, planner)
             catalogue.check_unchanged()
         finally:

@@ -117,6 +117,7 @@ def thread_count(folder: Folder) -> int:
     if is_url(folder.url):
         return _REMOTE_THREADS
     cores = len(os.sched_getaffinity(0))
+    # All cores of the node, which its ranks share. A launcher that binds a process gives it cores of its own.
     if cores == (os.cpu_count() or 1):
         cores = cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(min(_THREADS_PER_CORE * cores, _MAX_THREADS), 1)
@@ -153,6 +154,7 @@ def _direct_runs(source: TensorSource, one: Slice) -> list[_Run] | None:
     """Return the runs of a slice whose bytes go into its tensor as they are; None where they do not."""
     dtype = getattr(torch, one.entry.dtype)
     target = one.target
+    # Located all the same, here and below: what is damaged is to show before the first tensor is changed.
     if target.device.type != "cpu" or target.dtype != dtype or not target.is_contiguous():
         for chunk in source.chunks_near(one.entry, one.box):
             if intersect(one.box, (chunk.offsets, chunk.sizes)) is not None:

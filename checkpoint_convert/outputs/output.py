@@ -112,6 +112,7 @@ def writing(path: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # These are OSErrors, too, and say already what is wrong.
         if isinstance(error, OutputError | OutputExistsError):
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -158,6 +158,7 @@ def _refusals(
         joints = {id(joint): joint for name in names if (joint := change.joint(name)) is not None}
         for joint in joints.values():
             held = {name for name in names if change.joint(name) is joint}
+            # All in one group: what they become has one learning rate and one decay.
             if len(held) != len(joint.every):
                 yield _apart(joint, held, place, change)
                 return

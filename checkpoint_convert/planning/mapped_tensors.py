@@ -112,6 +112,7 @@ def _join_field(
 ) -> None:
     entries = [members[name] for name in joint.every]
     tensors = {name: entry for name, entry in members.items() if isinstance(entry, TensorEntry)}
+    # Of an optimizer only state in its parameter's shape: one value for each element moves as weights do.
     is_alike = len(tensors) == len(members) and (
         is_model or all(entry.shape == shapes.get(name) for name, entry in tensors.items())
     )

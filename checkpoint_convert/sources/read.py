@@ -34,11 +34,13 @@ def reading_source(src: Location, options: SourceOptions | None = None) -> Itera
     source, options = open_source(src), options or SourceOptions()
     folder = source.folder
     try:
+        # Before the manifest is made: what changes from here on differs from these.
         stamps, changes = folder.stamps(source.files), folder.changes(source.files)
         with paused_gc():
             manifest = replace(_read(source, options), stamps=stamps, changes=changes, outline=options.model)
             ties, findings = find_tied_keys(folder, manifest)
             manifest = replace(manifest, ties=ties, findings=(*manifest.findings, *findings))
+        # Of the files that it consists of. Others that lead outside are left out of the output, and named.
         refuse_links(folder, manifest.files)
         yield folder, manifest
     finally:

@@ -45,6 +45,7 @@ def writing_to(url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # That a file exists is an answer: of two conversions that begin at once, one gets it.
         if _is_ours(error) or isinstance(error, FileExistsError):
             raise
         wrapped = OutputError(_say(url, "written", error), path=url)

@@ -135,6 +135,7 @@ class FsspecFolder:
         wanted = set(names)
         if each:
             return self._stamps_of_each(sorted(wanted))
+        # Once, the list that was made on opening will do: whoever asks again asks for what has changed since.
         found, self._listed = self._listed, None
         with reading_from(self.url):
             if found is None:

@@ -116,6 +116,7 @@ def _full_file(name: str, entries: Sequence[PlannedEntry]) -> PlannedFile:
 
 
 def _leaf(entry: PlannedEntry) -> tuple[Path, PlannedEntry]:
+    # The file is the model or the optimizer itself, without that name above it.
     path = (entry.path or guess_path(entry.key))[1:]
     if not isinstance(entry, PlannedTensor):
         return path, entry

@@ -48,6 +48,7 @@ class ComposerTarget(Target):
         if part.kind == "model":
             return Place(_MODEL)
         if part.kind == "optimizer":
+            # Without the class it is refused (FM254), so that no output has `?`.
             return Place((*_OPTIMIZERS, self.options.optimizer_class or "?"))
         return None
 

@@ -86,8 +86,10 @@ def align_checkpoints(
     parts = [[part for part in m.parts if _is_wanted(part, requested)] for m in manifests]
     is_alike = _places(one, parts[0]) == _places(other, parts[1])
     kinds = [sum(part.kind == "optimizer" for part in found) for found in parts]
+    # By numbers where both have as many optimizers. Otherwise several become one, as plain torch joins them.
     kind = UnchangedTarget if is_alike else _Numbered if kinds[0] == kinds[1] else TorchTarget
     targets = [kind(m, found) for m, found in zip(manifests, parts, strict=True)]
+    # Where one is flattened both are: that forgets the groups, so that there is no way back.
     flat = not is_alike and any(map(_is_flattened, targets))
     left = _side(targets[0], folders[0], requested.rules or _implied_rules(*manifests), flat=flat)
     right = _side(targets[1], folders[1], flat=flat)

@@ -100,6 +100,7 @@ def check_items(folder: Folder, manifest: Manifest, progress: Progress | None) -
         progress=progress,
     )
     result = check.result(tasks)
+    # Moments are read for this, which damage would end with an error.
     if not result.damages:
         result.findings += _equal_moments(folder, manifest)
         items = counted(result.items, "item or file", "items and files")
@@ -169,6 +170,7 @@ class _Check:
                 self._sizes.append(self._item(task, step))
         except FSDPMigrateError as error:
             self._damages.append((task, error))
+        # What a damaged item has not read counts as done: progress would not come to its end otherwise.
         advance(max(task.nbytes - done, 0))
 
     def result(self, tasks: list[_Task]) -> ItemsCheck:
