@@ -218,6 +218,7 @@ class ComposerAdapter:
             key = "fsdp_config"
             if node is None and path and path[-1] == "parallelism_config":
                 node, key = mapping_at(mapping, "fsdp"), "fsdp"
+            # HF Trainer and Axolotl have an `fsdp_config` too, beside an `fsdp` with words of theirs.
             if node is None or has_hf_words(mapping):
                 continue
             inner = set(effective(node))

@@ -410,6 +410,7 @@ def _as_written(flag: Flag, command: str) -> str:
 
 
 def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
+    # `output_dir` is by what the adapter knows the Trainer's arguments.
     document: dict[str, Any] = {"output_dir": "", "fsdp": _words(flags["fsdp"])}
     given = flags.get("fsdp_config")
     text = given.value if given is not None else None

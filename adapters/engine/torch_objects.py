@@ -44,6 +44,7 @@ def read_objects(value: Any) -> Any:
 def _instance(target: str, arguments: dict[str, Any], positional: list[Any] | None = None) -> Any:
     """Return what a call or an object stands for: its name, its only argument, or its arguments."""
     name = target.rpartition(".")[2]
+    # Resolvers, which look a name up: the last text that they are given is that name.
     if name in {"get", "getattr", "get_object", "get_class", "get_attr", "resolve_dtype"}:
         given = [item for item in (positional or [*arguments.values()]) if isinstance(item, str)]
         return given[-1] if given else target

@@ -128,12 +128,14 @@ def _is_extra(extra: bytes) -> bool:
 
 def _check_end(archive: TorchZip) -> None:
     """Hold the records at the end against each other and against what lies before them."""
+    # An end record may carry a comment of 64 KiB, which torch never writes, and a damaged length can claim.
     tail_at = max(archive.length - _END.size - (1 << 16), archive.end, 0)
     tail = archive.read_at(tail_at, archive.length - tail_at)
     at = tail.rfind(b"PK\5\6")
     fields = _END.unpack_from(tail, at)
     size, count = archive.directory_size, len(archive.records)
     wanted = (count, count, size, archive.end)
+    # Each number as it is, or all ones where only the 64-bit record has it.
     narrow = (min(count, _MAX16), min(count, _MAX16), min(size, _MAX32), min(archive.end, _MAX32))
     if fields[1:3] != (0, 0) or tail_at + at + _END.size + fields[7] != archive.length:
         raise archive.broken("its end record is damaged")

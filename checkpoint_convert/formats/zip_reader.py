@@ -255,6 +255,7 @@ def _wide_fields(extra: bytes, values: tuple[int, int, int]) -> tuple[int, int, 
         if kind == 1:
             field = extra[at + 4 : at + 4 + size]
             numbers = list(struct.unpack_from(f"<{len(field) // 8}Q", field))
+            # In this order, and only those that the directory has no room for.
             wide = [numbers.pop(0) if v == _MAX32 and numbers else v for v in values]
             return (wide[0], wide[1], wide[2])
         at += 4 + size

@@ -202,10 +202,12 @@ def _find_models(
     trained = [names for names in trained if names]
     below, plain, direct = _find_candidates(paths, entries, optimizers, with_names=bool(trained))
     found = _outermost({prefix for prefix in below if plain[prefix] and _is_model_place(prefix, optimizers)})
+    # No model by name has all that an optimizer trains: the path that has all of these names is its model.
     for wanted in trained:
         if not any(wanted <= below[prefix] for prefix in found):
             fitting = {prefix for prefix, names in below.items() if wanted <= names}
             found |= {prefix for prefix in _trained(_outermost(fitting)) if not _overlaps(prefix, found)}
+    # At the root a number may stand beside the tensors: a bare state dict with an epoch is still one.
     dicts = {prefix for prefix in direct if not prefix or plain[prefix]}
     if found:
         named = {prefix for prefix in dicts if prefix and _has_namesake(prefix, optimizers)}

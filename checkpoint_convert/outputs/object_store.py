@@ -350,6 +350,7 @@ class FsspecOutput(_Writer):
     def _check_idle(self) -> None:
         """Refuse to go on with, or to remove, what a process of this machine is at work on."""
         left = self._left or {}
+        # Nobody can ask another machine whether a process runs: the user says so, by `resume` or `overwrite`.
         if left.get("host") != socket.gethostname():
             return
         pid = left.get("pid")
@@ -401,6 +402,7 @@ class FsspecOutput(_Writer):
             if self._about["phase"] != _REPLACING:
                 remove_folder(self._fs, old)
                 copy_folder(self._fs, self._root, old)
+                # Only now: from here on the old one may go, because a whole copy of it is there.
                 self._set_phase(_REPLACING)
             try:
                 with self._half() as busy:
@@ -445,6 +447,7 @@ class FsspecOutput(_Writer):
         """Say meanwhile, in a file whose path is given, that what is in the output's place is not whole."""
         busy = f"{self._root}/{BUSY_FILE}"
         self._fs.pipe_file(busy, b"{}")
+        # No `finally`: after an error what is there is still not whole.
         yield busy
         self._fs.rm_file(busy)
 

@@ -280,6 +280,7 @@ def _map_outline(
     return replace(
         outline,
         parameters={name: shapes.get(name, shape) for name, shape in keyed(outline.parameters).items()},
+        # Only reading a source needs these, and that is done.
         units=(),
         numbered=(),
         aliases=tied(outline.aliases),

@@ -124,6 +124,7 @@ def _whole(one: NameList, change: _Change) -> tuple[list[Any], NameList]:
     outlines: list[GroupOutline] = []
     for group in one.value.value if isinstance(one.value.value, list | tuple) else ():
         names = [str(name) for name in group.get(_PARAMS, ())] if isinstance(group, dict) else []
+        # A copy: the value is the manifest's too, which a map does not change.
         changed = copy.copy(group)
         if names and change.names(names) != names:
             changed[_PARAMS] = change.names(names)

@@ -364,6 +364,7 @@ def _is_extra_state(entry: TensorEntry) -> bool:
 
 def plan_dtype(entry: TensorEntry, cast: str | None) -> str:
     """Return the type that a tensor gets where ``cast`` was asked for; None asks for none."""
+    # A step is a count: bfloat16 has no odd number above 256.
     is_kept = entry_path(entry)[-1] == "step" or _is_extra_state(entry)
     return entry.dtype if cast is None or is_kept or entry.dtype not in CASTABLE else cast
 

@@ -140,6 +140,7 @@ def _join(whole: Contents, own: Contents, role: str | None, stem: str = "") -> N
         elif key in kept or entry_path(entry)[0] == BY_RANK:
             new = moved_entry(entry, (role,)) if is_bare else entry
         else:
+            # Under a name of its own: beside its state each of the two files may have an `epoch`.
             new = moved_entry(entry, (f"{role}_info",)) if role != "model" or is_bare else entry
         whole.entries[new.key] = new
     whole.files.update(own.files)

@@ -196,6 +196,7 @@ def same_leaves(folder: Folder, key: str, one: object, other: object) -> bool:
     if isinstance(one, TensorValue) or isinstance(other, TensorValue):
         return False
     try:
+        # As they would be written: so 1 is not True, and objects are compared that are only names here.
         (first, tensors), (second, others) = (pickle_value(value, where=key) for value in (one, other))
     except UnsupportedFeatureError:
         return False  # what cannot be compared is kept of every rank

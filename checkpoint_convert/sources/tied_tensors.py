@@ -71,6 +71,7 @@ def find_tied_keys(folder: Folder, manifest: Manifest) -> tuple[dict[str, str], 
         if manifest.outline is not None:
             firsts = {a: b for a, b in manifest.outline.aliases.items() if {a, b} <= names.keys()}
             ties.update({names[alias].key: names[first].key for alias, first in firsts.items()})
+        # Where some share their bytes the file tells all ties: what else is alike only looks so.
         elif shared or not listed:
             ties.update({entry.key: group[0].key for group in shared for entry in group[1:]})
         else:

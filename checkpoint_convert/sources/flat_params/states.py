@@ -106,6 +106,7 @@ def take_flat(
     numbered = find_numbered(states, flat=bool(parts.units))
     if not parts.units and not numbered:
         return FlatStates(states)
+    # OLMo's optimizer, in files of its own: those of the model said who holds what.
     if described is not None and not parts.units:
         flat = FlatStates(_without(states, {key for optimizer in numbered for key in optimizer.keys}))
         for optimizer in numbered:
