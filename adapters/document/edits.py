@@ -74,6 +74,7 @@ class Edits:
             UnsupportedFeatureError: Two blocks share the entry and would change it in different ways.
         """
         self.asked += 1
+        # By identity: blocks that merge one anchor have the very same entry.
         before = self._changes.get(id(change.entry))
         if before is not None and before[1] != change:
             msg = (

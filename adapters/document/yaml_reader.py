@@ -147,6 +147,7 @@ class _Composer:
         else:
             assert isinstance(event, SequenceStartEvent)
             node = Sequence(start, end, bool(event.flow_style), anchor=event.anchor)
+        # Before it is filled: an alias within it is found, and can be refused.
         if event.anchor:
             self.anchors[event.anchor] = node
         if not isinstance(node, Scalar):

@@ -128,7 +128,7 @@ def _is_extra(extra: bytes) -> bool:
 
 def _check_end(archive: TorchZip) -> None:
     """Hold the records at the end against each other and against what lies before them."""
-    # An end record may carry a comment of 64 KiB, which torch never writes, and a damaged length can claim.
+    # Behind the end record zip allows a comment of up to 64 KiB.
     tail_at = max(archive.length - _END.size - (1 << 16), archive.end, 0)
     tail = archive.read_at(tail_at, archive.length - tail_at)
     at = tail.rfind(b"PK\5\6")

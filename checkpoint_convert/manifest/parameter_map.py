@@ -125,8 +125,7 @@ def carry_out(
         >>> carry_out([Operation("stack", 0), Operation("concatenate", 1)], [gate, up], 1)[0].shape
         (2, 8, 3)
     """
-    # The tensors of each pattern. `stack` leaves one for each, `concatenate` one in all; `split` makes one
-    # for each target.
+    # Tensors by pattern: `stack` leaves one for each, `concatenate` one in all, `split` one for each target.
     held = [list(tensors) for tensors in given]
     for operation in operations:
         dim = operation.dim

@@ -61,6 +61,7 @@ def plan_renames(
             mapping = {n: asked.rename(clean_name(n, module=module)) for n in listed}
             names[found.key] = {old: new for old, new in mapping.items() if old != new}
         findings += _findings(part, paths, own_lists, names, module=module, asked=asked)
+    # After all parts: a rule may be for one of them.
     asked.check()
     return Renames(paths, names, (*findings, *asked.findings()), _parameters(manifest, parts, asked))
 

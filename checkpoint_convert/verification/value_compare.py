@@ -132,8 +132,7 @@ class _Comparison:
         if len(ours) == len(left) and ours != theirs and sorted(ours) == sorted(theirs):
             first = next(at for at, each in enumerate(ours) if each != theirs[at])
             return f"the same {len(ours)} names in another order, first at [{first}]"
-        # From the last: what is put down first is taken up last, and the first difference is to be found
-        # first.
+        # From the last: the stack gives back the first one, and the first difference is to be told.
         for number in range(len(left) - 1, -1, -1):
             self._push(left[number], right[number], f"{where}[{number}]")
         return None
