@@ -52,6 +52,7 @@ class MicrobatchDriver:
     def attach(self, state: Any) -> None:
         """Show Composer's search for a microbatch size the switch, where it looks for FSDP1's hooks."""
         if state.auto_microbatching:
+            # Composer's `_readd_fsdp_sync_hooks` gives what is no FSDP1 module a full backward hook alone.
             state.fsdp_modules = {"": self.switch}
             # `print` is never called: the switch takes any hook, and looks at none.
             state.automicrobatch_fsdp_hook_handles = [self.switch.register_full_backward_hook(print)]

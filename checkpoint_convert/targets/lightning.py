@@ -52,6 +52,7 @@ class LightningTarget(Target):
 
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
         """Put what is neither model nor optimizer into ``meta.pt``."""
+        # Lightning's own folder, whose file comes along as it is.
         if META_FILE in self.manifest.extra_files:
             return Arrangement(tuple(entries))
         if self.manifest.framework == "lightning":
@@ -73,6 +74,7 @@ class LightningTarget(Target):
         counters = {name: find_counter(self.manifest, name) for name in ("epoch", "global_step")}
         leaves += [((name,), entry or InlineValue(0)) for name, entry in counters.items()]
         moved: set[str] = set()
+        # Lightning asks for `lr_schedulers` even if there are none, and no leaf's path tells of the list.
         lists: list[Path] = [] if schedulers else [("lr_schedulers",)]
         for number, scheduler in enumerate(schedulers):
             head = ("lr_schedulers", number)
