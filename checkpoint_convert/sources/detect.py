@@ -12,14 +12,18 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA
 from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
 from fsdp_migrate.checkpoint_convert.sources.dcp import dcp_contents
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import FolderFiles, find_layout
-from fsdp_migrate.checkpoint_convert.sources.framework_folders import find_components, refuse_tensor_parallel
+from fsdp_migrate.checkpoint_convert.sources.framework_folders import (
+    find_components,
+    is_slice,
+    refuse_tensor_parallel,
+)
 from fsdp_migrate.checkpoint_convert.sources.full_state import (
     INDEX_SUFFIX,
     safetensors_contents,
     saved_file_contents,
 )
 from fsdp_migrate.checkpoint_convert.sources.per_rank import find_rank_files, rank_contents
-from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, rank_of
+from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, stem_of
 from fsdp_migrate.checkpoint_convert.sources.symlinks import follow_symlink_file
 from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location, is_url, local_path
 from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at, open_parent
@@ -101,7 +105,11 @@ def _named_family(src: Location) -> Source | None:
     refuse_tensor_parallel([name], url)
     folder = open_parent(parent or ".")
     files = folder.files(0)
-    ranked = {found: size for found, size in files.items() if rank_of(found) is not None}
+    # The first slice alone could be a model: those beside it tell.
+    refuse_tensor_parallel(filter(is_slice, files) if is_slice(name) else (), url)
+    # Of another family a file may be missing.
+    stem = stem_of(name)
+    ranked = {found: size for found, size in files.items() if stem is not None and stem_of(found) == stem}
     if name not in ranked:
         counted = [f for f in find_counted(files) if name in f.files.values()]
         ranked = {found: files[found] for family in counted for found in family.files.values()}

@@ -130,6 +130,16 @@ class Component:
         return (f"{self.role}_{self.number}" if self.number else self.role,)
 
 
+def is_slice(name: str) -> bool:
+    """Tell whether a file has a name that ranks of tensor parallelism give to their slices.
+
+    Example:
+        >>> is_slice("consolidated.00.pth"), is_slice("model.pth")
+        (True, False)
+    """
+    return _TENSOR_PARALLEL.fullmatch(name.rpartition("/")[2]) is not None
+
+
 def refuse_tensor_parallel(names: Iterable[str], where: str) -> None:
     """Refuse what ranks of tensor parallelism saved each for itself, as LLaMA2-Accessory does.
 

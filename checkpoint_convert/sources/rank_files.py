@@ -87,6 +87,27 @@ def rank_of(name: str) -> int | None:
     return None if match is None else int(match["rank"])
 
 
+def stem_of(name: str) -> str | None:
+    """Return a rank's file with ``*`` for the rank, or None if its name says nothing of ranks.
+
+    Example:
+        >>> stem_of("actor/model_world_size_8_rank_3.pt"), stem_of("train/rank3/state.pt"), stem_of("a.pt")
+        ('actor/model_world_size_8_rank*.pt', 'train/rank*/state.pt', None)
+    """
+    found = _stem_and_rank(name)
+    return None if found is None else found[0]
+
+
+def _stem_and_rank(name: str) -> tuple[str, int] | None:
+    folder, slash, base = name.rpartition("/")
+    match = _RANK_FILE.match(base)
+    if match is not None:
+        stem = f"{folder}{slash}{match['head']}rank*{match['of'] or ''}{match['tail']}"
+        return stem, int(match["rank"])
+    match = _RANK_FOLDER.match(name)
+    return None if match is None else (f"{match['head']}rank*{match['tail']}", int(match["rank"]))
+
+
 def find_families(names: Iterable[str], *, where: str) -> list[RankFamily]:
     """Return the families among the files of a folder whose names say that they are of ranks.
 
@@ -100,17 +121,11 @@ def find_families(names: Iterable[str], *, where: str) -> list[RankFamily]:
     """
     found: dict[str, dict[int, str]] = {}
     for name in names:
-        folder, slash, base = name.rpartition("/")
-        match = _RANK_FILE.match(base)
-        if match is not None:
-            stem = f"{folder}{slash}{match['head']}rank*{match['of'] or ''}{match['tail']}"
-        else:
-            match = _RANK_FOLDER.match(name)
-            if match is None:
-                continue
-            stem = f"{match['head']}rank*{match['tail']}"
+        its = _stem_and_rank(name)
+        if its is None:
+            continue
+        stem, rank = its
         members = found.setdefault(stem, {})
-        rank = int(match["rank"])
         if rank in members:
             msg = f"{where!r} holds two files of rank {rank}: `{members[rank]}` and `{name}`."
             raise CheckpointFormatError(msg, path=where)

@@ -86,8 +86,13 @@ def test_composers_files_of_ranks(rank_sources: RankSources, tmp_path: Path) -> 
     source.mkdir()
     for rank in range(2):
         shutil.copy(rank_sources.folder / "plain" / f"ep0-ba2-rank{rank}.pt", source)
+    incomplete = source / "other_world_size_2_rank_0.pt"
+    shutil.copy(source / "ep0-ba2-rank0.pt", incomplete)
     manifest = inspect_checkpoint(source / "ep0-ba2-rank0.pt")
     assert (manifest.framework, manifest.layout) == ("composer", "ranks")
+    with pytest.raises(CheckpointNotFoundError, match="expected 2"):
+        inspect_checkpoint(incomplete)
+    incomplete.unlink()
     convert_checkpoint(source, tmp_path / "out", to="torch")
     assert_loads({tmp_path / "out": rank_sources.expected["plain"]})
 
