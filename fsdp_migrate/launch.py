@@ -106,6 +106,7 @@ def _quiet_launcher() -> Iterator[None]:
 @contextlib.contextmanager
 def _signals_restored() -> Iterator[None]:
     """Put back the handlers that the launcher replaces and leaves replaced."""
+    # Python sets handlers of signals in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

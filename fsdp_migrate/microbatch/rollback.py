@@ -51,6 +51,7 @@ class Rollback:
         sharded = [param for group in groups for param in group.sharded_parameters]
         self._gradients = [
             (param, param.grad, None if param.grad is None else _local(param.grad).clone())
+            # Both: a unit that is gathered shows whole parameters, and what is ignored is in no unit.
             for param in dict.fromkeys([*sharded, *model.parameters()])
         ]
         self._buffers = [
@@ -69,6 +70,7 @@ class Rollback:
             param.grad = grad
         for module, name, buffer, values in self._buffers:
             buffer.copy_(values)
+            # A forward may have put another tensor in its place.
             setattr(module, name, buffer)
         self._random.restore()
 

@@ -139,6 +139,7 @@ def _agree_on_size(
     votes = channel_of(model).maximum(own)
     if problem is not None:
         raise MicrobatchError(problem)
+    # Of a number and its negative the maxima cancel out only where all ranks have the same.
     if votes[0] or votes[2] != -votes[3] or votes[4] != -votes[5]:
         msg = (
             f"The ranks cannot begin with the same microbatch: here size={size}, min_size={min_size}, and "

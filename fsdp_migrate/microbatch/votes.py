@@ -105,6 +105,7 @@ class Votes:
             for number, group in enumerate(self._groups)
             for place, parameter in enumerate(group.parameters)
         }
+        # Every vote has room for the widest unit: an all-reduce needs as many numbers on every rank.
         self._width = max(len(group.parameters) for group in self._groups)
         self._watching = ExitStack()
         self._prepared: _Operation | None = None
@@ -161,6 +162,7 @@ class Votes:
                         self._raise_unexpected(group, unexpected)
                 else:
                     group.join_all_gather()
+            # No backward ran here, so that nothing calls what FSDP2 has queued for the end of one.
             end_backward(self._model)
         finally:
             self._is_following = False

@@ -89,6 +89,7 @@ def clip_grad_norm_(
             "They are left as they are. `error_if_nonfinite=False` scales them all the same."
         )
         raise ModelStateError(msg)
+    # The constant is FSDP1's and torch's.
     _scale(grads, (limit / (norm + 1e-6)).clamp(max=1.0), one_by_one=foreach is False)
     return norm.to(functools.reduce(torch.promote_types, [grad.dtype for grad in grads]))
 

@@ -90,6 +90,7 @@ def _check_reset(fqn: str, module: nn.Module) -> None:
     """Call ``reset_parameters`` on a copy, on the meta device, and see what it does not write to."""
     twin = module_kinds.meta_twin(module)
     tensors = dict(own_tensors(twin))
+    # What is drawn here would shift the random numbers of the real initialisation, which are to be FSDP1's.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         written = tensor_kinds.written_tensors(twin.reset_parameters, tensors)  # type: ignore[arg-type]
     if written is None:

@@ -145,6 +145,7 @@ def move_steps_in_backward(
         found = [each for hook in hooks for each in parameter_hooks.optimizers_of_hook(hook)]
         for optimizer in (*parameter_hooks.optimizers_in_backward(old), *found):
             optimizers[id(optimizer)] = optimizer
+        # torch registers no hook for the gradient of what needs none.
         if new.requires_grad:
             parameter_hooks.move_optimizers_in_backward(old, new)
             parameter_hooks.move_hooks_after_accumulation(old, new)
@@ -208,6 +209,7 @@ def watch_replaced(
     for param, (name, *_) in names.items():
         if sharded[name] is not param:
             setattr(param, _REPLACED, name)
+    # An optimizer that was right may hold parameters that were replaced just now.
     _checked.clear()
     _watch_steps()
 
@@ -222,6 +224,7 @@ def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Check an optimizer before its step; all ranks that run the same code fail alike."""
     del args, kwargs
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    # By the number: `add_param_group` may have brought others since.
     if _checked.get(optimizer) == len(params):
         return
     old = [name for param in params if (name := getattr(param, _REPLACED, None)) is not None]
@@ -267,8 +270,10 @@ def _shard_like(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
         if rows is not None:
             chunks = local.chunk(new.device_mesh.size(dim), rows)
             mine = new.device_mesh.get_local_rank(dim)
+            # Of few rows torch.chunk makes fewer parts than there are ranks; the last ranks hold none.
             local = chunks[mine] if mine < len(chunks) else local.narrow(rows, 0, 0)
     return DTensor.from_local(
+        # Memory of its own: a chunk is a view, which would keep the whole state alive.
         local.to(new.to_local().device).contiguous().clone(),
         new.device_mesh,
         new.placements,

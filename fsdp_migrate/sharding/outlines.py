@@ -152,8 +152,10 @@ def _alignment(own: Mapping[str, nn.Parameter], unit: WrapUnit, given: FSDP1Conf
             msg = f"`{name}` is not contiguous; how FSDP1 flattened it is not recomputed."
             raise ModelError(msg, fqn=name)
     own_config = given.updated(**unit.overrides) if unit.overrides else given
+    # FSDP1 aligns parameters in the flat one under `use_orig_params` only.
     if not own_config.use_orig_params:
         return 0
+    # By the size of an element in which the flat parameter is gathered.
     mixed = None if unit.full_precision else own_config.mixed_precision
     first = next(iter(own.values()))
     word = mixed.param_dtype if mixed is not None else None

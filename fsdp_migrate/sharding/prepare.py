@@ -192,6 +192,7 @@ def prepare_fully_shard(
         apply_checkpoint_plan(model, plan.checkpointing)
     shard_as_planned(model, plan, groups, mesh=mesh)
     set_communication(model, communication)
+    # For `load_checkpoint`: a checkpoint of flat parameters is taken apart by the arguments that made it.
     _arguments[model] = fsdp1_config
     repoint_optimizers(every, names, dict(model.named_parameters(remove_duplicate=False)))
     _log_findings(plan)
@@ -280,6 +281,7 @@ def apply_plan(
         uncast_here = {model.get_parameter(name) for name in unit.parameters if name in packed}
         modules = _shard_unit(model, unit, unit_mesh, ignored, uncast_here)
         if unit.fqn in experts:
+            # An expert gets tokens of every data-parallel rank, also of those that are not in its own mesh.
             device_meshes.set_gradient_divisor(modules, unit_mesh, root_mesh.size())
         if not unit.config.backward_prefetch:
             fsdp2.stop_backward_prefetch(modules)
@@ -287,11 +289,16 @@ def apply_plan(
     keep_packed(model, packed)
     # Only now that all units are there: when one may be reduced is decided by the forwards of all of them.
     param_groups.reduce_as_fsdp1(model, tell_once_where_only_frozen_is_used())
+    # After sharding, for it is the units that are told (torch 2.8); and on every rank, for gloo is asked by a
+    # collective.
     for each in meshes:
         cpu_mends.mend_gloo_averaging(each, units)
     if plan.config.forward_prefetch and plan.skipped_units is None:
         ForwardPrefetch(model, units)
+    # Hooks that run after FSDP2's: FSDP1 registered its own so that they run after all others.
     apply_full_precision_casts(model, plan)
+    # Only now: FSDP1 cast buffers in its first forward, after it had filled and broadcast them in their own
+    # dtype.
     apply_buffer_dtype(model, plan)
     return {unit.fqn: meshes.of(unit.config) for unit in plan.units}
 

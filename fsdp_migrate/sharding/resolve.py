@@ -181,6 +181,7 @@ def make_mesh(config: FSDP2Config, mesh: DeviceMesh | None = None) -> DeviceMesh
 def _mesh_of_mesh(kind: MeshKind, mesh: DeviceMesh) -> DeviceMesh:
     if kind == "replicate" and mesh.ndim == 1:
         return _replicating_mesh(mesh.get_group(), mesh.device_type)
+    # FSDP1 took such a mesh; FSDP2 asserts that two dimensions have names.
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         groups = [mesh.get_group(0), mesh.get_group(1)]
         return device_meshes.mesh_of_groups(groups, mesh.device_type, mesh.mesh, (REPLICATE, SHARD))
@@ -197,6 +198,7 @@ def _mesh_of_groups(kind: MeshKind, groups: Any, device_type: str) -> DeviceMesh
     mine = torch.tensor(dist.get_process_group_ranks(shard_group))
     device = torch.device(device_type)
     rows = [torch.empty_like(mine, device=device) for _ in range(dist.get_world_size(replicate_group))]
+    # A rank knows the ranks of its own shard group; those of the other rows are told by its replicas.
     dist.all_gather(rows, mine.to(device), group=replicate_group)
     ranks = torch.stack(rows).cpu()
     names = (REPLICATE, SHARD)
@@ -204,6 +206,8 @@ def _mesh_of_groups(kind: MeshKind, groups: Any, device_type: str) -> DeviceMesh
 
 
 def _replicating_mesh(group: dist.ProcessGroup, device_type: str) -> DeviceMesh:
+    # NO_SHARD: sharded over one rank, averaged over all. torch's `replicate` on FSDP2 would leave parameters
+    # that a step does not use without gradients, where FSDP1 had zeros.
     ranks = torch.tensor(dist.get_process_group_ranks(group)).view(-1, 1)
     groups = [group, process_groups.group_of_this_rank_alone()]
     return device_meshes.mesh_of_groups(groups, device_type, ranks, (REPLICATE, SHARD))

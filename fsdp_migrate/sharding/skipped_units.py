@@ -123,6 +123,7 @@ class Agreement:
     def before(self, kind: CollectiveKind, parameters: Sequence[Any]) -> None:
         """Agree that this is what all ranks do next."""
         number = self._numbers.get(id(parameters[0])) if parameters else None
+        # To join calls torch's own functions, which are watched as well.
         if number is not None and not self._is_joining:
             if not JOINS_REENTRANT and kind == "all-gather" and self.units[number].is_new_in_backward:
                 msg = (
@@ -161,6 +162,7 @@ class Agreement:
     def _vote(self, own: _Operation, *, is_new: bool) -> tuple[_Operation, bool]:
         code = _STEPS.index(own.step) * len(self.units) + own.unit
         place = self._places[own.unit]
+        # The maximum is done first: in forward the unit that runs first, in backward the one that ran last.
         rank = place if self._where == "backward" else _PLACES - 1 - place
         first = (_STEPS.index(own.step) * _PLACES + rank) * len(self.units) + own.unit
         phase = self._forwards * len(_WHERE) + _WHERE.index(self._where)
@@ -202,6 +204,8 @@ class Agreement:
     def _learn(self, order: Sequence[int]) -> None:
         """Agree on an order that holds on all ranks; or, where there is none, go on with the first one."""
         places = self._places
+        # A unit moves behind those that run before it on any rank. Where the orders make no circle this comes
+        # to rest within as many rounds as there are units.
         for _ in range(len(places)):
             own = list(places)
             for before, after in itertools.pairwise(order):

@@ -68,6 +68,7 @@ def structure_fault(model: object) -> ModelError | None:
 
 def _levels(model: Any) -> int:
     """Return how deeply the modules are nested; every one of them is checked once."""
+    # A loop, not a recursion: of too many levels there is to be an error with words, not a RecursionError.
     below: dict[int, int] = {}
     path: list[tuple[str, Any, Iterator[tuple[str, Any]]]] = [("", model, _checked_children("", model))]
     above = {id(model): ""}

@@ -113,6 +113,7 @@ def plan_units(
     for decision in resolved.decisions:
         _check_decision(decision, selected)
         _check_settings(decision, given, selected)
+    # A module that is grouped bears the name of another, and one that was given up none.
     kept = [unit for unit in selected if resolved.names.get(unit.module) == unit.fqn]
     units, own = _with_parameters(model, given, kept, request, resolved.grouped)
     planned = {fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}

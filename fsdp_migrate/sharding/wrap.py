@@ -132,6 +132,8 @@ def _select(
     if selected is None:
         asked = _as_callable(policy)
         return {key: {} for key in _recurse(model, partial(_ask, asked, mixed, unmixed), request)}
+    # Policy objects do not know of mixed precision; FSDP1 adds the classes that it ignores to what they
+    # select.
     for module in model.modules():
         if isinstance(module, unmixed) and module not in ignored:
             selected.setdefault(module, {})
@@ -179,6 +181,7 @@ def _ask(
     nonwrapped_numel: int,
 ) -> bool:
     """Ask the policy as FSDP1 does: under mixed precision, or-ed with "wrap the ignored classes"."""
+    # Yes to every `recurse`: what FSDP1 puts beside the policy (`_wrap_module_cls_individually`) enters all.
     if mixed and (recurse or isinstance(module, unmixed)):
         return True
     try:
@@ -205,6 +208,7 @@ def _recurse(root: nn.Module, ask: Callable[..., bool], request: WrapRequest) ->
 
     def visit(module: nn.Module, only_children: bool) -> int:
         numel = sum(p.numel() for p in module.parameters() if p not in request.ignored_params)
+        # FSDP1 asks with all elements first, and then with what inner units left: size policies go by both.
         if not ask(module=module, recurse=True, nonwrapped_numel=numel):
             return 0
         taken = 0

@@ -70,10 +70,13 @@ _originals: dict[str, Any] = {}
 
 def _install() -> None:
     groups, collectives = fsdp2_internals("_fsdp_param_group"), fsdp2_internals("_fsdp_collectives")
+    # `_fsdp_param_group` has imported both by name: in the module that defines them nobody would see a
+    # change.
     kinds: dict[str, CollectiveKind] = {"foreach_all_gather": "all-gather", "foreach_reduce": "reduction"}
     for name, kind in kinds.items():
         _originals[name] = getattr(groups, name)
         setattr(groups, name, _watched(_originals[name], kind))
+    # Of that module alone: what the model's own forward sends by `torch.distributed` is not FSDP2's affair.
     _originals["dist"] = collectives.dist
     collectives.dist = _WatchedDistributed()
 
@@ -122,6 +125,7 @@ def _tell_of_sending() -> None:
 
 def _told(value: Any) -> Any:
     """Return a user's own collective (torch 2.9: ``set_custom_all_gather``) as one that is told of, too."""
+    # torch's own objects stand in the module whose `dist` is replaced, and are told of by that.
     torchs = fsdp2_internals("_fsdp_collectives").__name__
     return _OwnCollective(value) if _is_collective(value) and type(value).__module__ != torchs else value
 

@@ -55,8 +55,10 @@ def _is_gloo(group: dist.ProcessGroup, device_type: str) -> bool:
 
 def _sums_instead_of_averaging(group: dist.ProcessGroup) -> bool:
     size = dist.get_world_size(group)
+    # Over one rank a sum is the mean: what is left to go wrong is that gloo refuses.
     if size == 1:
         return _refuses_averages(group)
+    # The mean of ones is 1, and their sum the number of ranks.
     output = torch.empty(1)
     # By the name of torch 2.13 on, where the older one warns every user that it is deprecated.
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -91,6 +93,7 @@ def _replace_division() -> None:
         if chosen[0] is not None or shard_group.group_name not in _SUMMING_GROUPS:
             return chosen  # float16 is divided before and after a sum already
         size = shard_group.size() * (1 if replicate_group is None else replicate_group.size())
+        # Two Nones would mean AVG. These mean a sum that is divided by 1 before, and by all ranks afterwards.
         return 1.0, float(size)
 
     def reduce_without_event(*args: Any, **kwargs: Any) -> Any:

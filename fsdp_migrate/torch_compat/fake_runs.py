@@ -34,6 +34,8 @@ def fake_world(world_size: int) -> Iterator[None]:
     # Either module registers what it is named after: the backend, and what collectives do to fake tensors.
     importlib.import_module("torch.testing._internal.distributed.fake_pg")
     importlib.import_module("torch.distributed._tools.fake_collectives")
+    # What mends gloo looks for groups of gloo, and the backend `fake` is none. But the CPU's missing event,
+    # on which torch 2.6 and 2.7 insist for replicas, is met here too.
     mend_replicas_on_cpu()
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=world_size)
     try:
@@ -52,6 +54,7 @@ def make_fake_mode() -> Any:
 def fake_copy(model: ModelT, mode: Any) -> ModelT:
     """Return a copy of a model, on any device, whose parameters and buffers are fake ones on the CPU."""
     tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    # What stands in the memo counts as copied: no number is read, and ties stay ties.
     return copy.deepcopy(model, {key: _fake(each, mode) for key, each in tensors.items()})
 
 

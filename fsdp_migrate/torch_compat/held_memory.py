@@ -137,6 +137,7 @@ class MemoryLog(TorchDispatchMode):
         for number, (held, delta) in enumerate(self._events):
             if held.kind not in skipped:
                 now += delta
+            # One earlier: what is held when the phase begins, before anything is made in it, counts as well.
             if number >= first - 1 and now > best:
                 best, place = now, number
         return self._moment(place, skipped)
@@ -157,6 +158,8 @@ class MemoryLog(TorchDispatchMode):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it comes again, with local tensors
         name = func._schema.name
+        # A fake tensor holds no number, and torch raises where one is read. Optimizers read such as their
+        # count of steps, of which no size depends.
         if self.steps_optimizer and name == _READS_A_NUMBER and isinstance(args[0], FakeTensor):
             return _one(args[0])
         if name.startswith(_FUSED_ATTENTION) and not name.endswith("backward"):
@@ -223,11 +226,14 @@ class MemoryLog(TorchDispatchMode):
             self._tell(handle.flat_param.grad, "reducing")
             return reduce_grad(state, handle)
 
+        # To operators FSDP1's whole gradient is what any activation is; that it waits for a reduction is
+        # known here.
         fsdp1._reduce_grad = reduced
         try:
             with self, self._attention:
                 yield self
         finally:
+            # What is freed after this is freed by the end of the rehearsal, and by no run.
             self._is_on = False
             hook.remove()
             fsdp1._reduce_grad = reduce_grad

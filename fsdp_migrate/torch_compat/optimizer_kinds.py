@@ -84,6 +84,7 @@ def refuses_dtensors(error: BaseException) -> bool:
 
 def as_dtensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor as a DTensor of a mesh of this rank alone, which has nobody to talk to."""
+    # Without groups of its own: making one is a call of all ranks, and each rank tries for itself.
     mesh = DeviceMesh("cpu", [dist.get_rank()], _init_backend=False)
     # Up to torch 2.7 a reduction asks for the group's name, also where a mesh is one rank.
     if not hasattr(mesh, "_dim_group_infos"):

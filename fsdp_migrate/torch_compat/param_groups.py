@@ -153,6 +153,8 @@ class ParameterGroup:
         waits = group._partial_reduce_output is not None or any(map(has_pending_gradient, self.parameters))
         if waits and group.reduce_grads:
             group.post_backward()
+            # post_backward() leaves this, and the wait for its collectives, to the callback that ends a
+            # backward. Here that has been, or there was no backward.
             group._training_state = type(group._training_state).IDLE
             group.finalize_backward()
 
@@ -233,6 +235,8 @@ class _WholeReduction:
     def fill(self) -> None:
         """Give gradients of zeros to the trained parameters without one, if others have one."""
         group = self._group
+        # Before dtypes are compared: gradients of a module that its own forward casts (routers of experts)
+        # have another one than those of the rest.
         undo_casts(group.fsdp_params)
         drop_empty_gradients(group.fsdp_params)
         if not group.reduce_grads:
@@ -343,6 +347,8 @@ def reduce_as_fsdp1(model: nn.Module, when_only_frozen: Callable[[str], None] = 
     _add_up_before_rounding(groups)
     reduce_when_passed(groups)
     keep_switches(groups)
+    # After `keep_switches`, whose methods call those of the class: these wrap what stands on the instances,
+    # and would be lost under them.
     gather_outside_inference(groups)
     hook_all_outputs(_states(model))
     show_whole_units(model, groups)
@@ -381,6 +387,7 @@ def recover_before_forward(model: nn.Module) -> None:
             reset_after_failure(module)
 
     if states:  # the root's comes first, and all share what is asked for
+        # Before FSDP2's own hook, which would take this forward for a recomputation of the broken step.
         model.register_forward_pre_hook(torch.compiler.disable(recover), prepend=True)
 
 

@@ -53,6 +53,7 @@ def move_optimizers_in_backward(old: nn.Parameter, new: nn.Parameter) -> None:
     def step(parameter: torch.Tensor) -> None:
         for optimizer in optimizers:
             optimizer.step()
+        # So does torch's own hook: what was stepped must not be added to by the next backward.
         parameter.grad = None
 
     new.register_post_accumulate_grad_hook(step)

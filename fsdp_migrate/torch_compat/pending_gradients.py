@@ -41,6 +41,7 @@ def drop_empty_gradients(params: Iterable[Any]) -> None:
 
 def accumulates_apart(param: Any) -> bool:
     """Tell whether gradients that wait in another dtype than theirs have a place of their own (to 2.14)."""
+    # Statically: `getattr` would give the property's value, and not tell that it is one (2.15).
     return not isinstance(inspect.getattr_static(param, "unsharded_accumulated_grad", None), property)
 
 
@@ -49,6 +50,7 @@ def set_zero_gradient(param: Any, dtype: torch.dtype | None) -> None:
     whole = param._unsharded_param
     if not accumulates_apart(param):
         whole.grad = plain_zeros(whole, whole.grad_dtype)
+    # A parameter's own `.grad` takes no other dtype than its data; what waits in another has its own place.
     elif dtype in {None, whole.dtype}:
         whole.grad = plain_zeros(whole)
     else:

@@ -80,10 +80,13 @@ def _wait_until_threads_rest() -> bool:
     first = before = _look_at_threads()
     resting: set[str] = set()
     while time.monotonic() < deadline:
+        # Longer than Python's switch interval: a thread that waits for the lock asks for it again within that
+        # time, and so has been awake between two looks.
         time.sleep(0.001 + sys.getswitchinterval())
         now = _look_at_threads()
         first = now | first
         for thread, (sleeps, awakenings) in now.items():
+            # A thread of Python that computes wakes up too, each time it gets the lock: it does not rest.
             loops = thread not in of_python and awakenings - first[thread][1] >= _ROUNDS_OF_A_LOOP
             if loops or (sleeps and before.get(thread) == (sleeps, awakenings)):
                 resting.add(thread)

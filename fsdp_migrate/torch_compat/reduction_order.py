@@ -32,6 +32,7 @@ def reduce_when_passed(groups: Iterable[Any]) -> None:
     order = _Order()
     for group in groups:
         span = _Span(group, order)
+        # On the instances: models that plain `fully_shard` has sharded keep torch's own methods.
         group._register_post_backward_hook = span.enter
         group.post_forward = span.leave
         group.pre_backward = span.begin_backward

@@ -58,9 +58,12 @@ class JoinableUnit:
         """
         group = self._group
         ahead = in_backward and group.unshard_in_backward  # otherwise torch sends nothing in backward
+        # torch asks the state on which stream to gather; and in PRE_BACKWARD it sends nothing where
+        # `unshard_in_backward` is off, though others wait.
         with group.use_training_state(TrainingState.PRE_BACKWARD if ahead else TrainingState.FORWARD):
             group.wait_for_unshard()  # of a prefetch
             was_whole = group.is_unsharded
+            # torch's unshard() sends nothing for what is gathered, and others wait for this rank's part.
             if was_whole:
                 group._to_sharded()
             group.unshard(False)
@@ -139,5 +142,7 @@ def watch_passes(model: nn.Module, units: Iterable[JoinableUnit], passes: Passes
 
 
 def _end_backward(state: Any, passes: Passes) -> None:
+    # Before torch's own, which reduces what is left in the order of its states: ranks that ran other units
+    # would reduce other ones at the same time.
     passes.reduce_rest()
     type(state)._root_post_backward_final_callback(state)

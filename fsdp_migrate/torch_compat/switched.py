@@ -83,6 +83,7 @@ class _Switches:
         undo_casts(params)
         self._trained = [param.sharded_param.requires_grad for param in params]
         for param in params:
+            # For the check of optimizers at their step: one that holds whole parameters would train nothing.
             setattr(param._unsharded_param, _GATHERED, param._param_fqn or param._module_info.param_name)
 
     def to_sharded(self) -> None:
@@ -102,6 +103,7 @@ class _Switches:
             whole, shard, before = param._unsharded_param, param.sharded_param, self._trained[index]
             if before == whole.requires_grad == shard.requires_grad:
                 continue
+            # Whichever differs from before was set since. If both do they agree: there are two values only.
             trained = whole.requires_grad if whole.requires_grad != before else shard.requires_grad
             for each in (whole, shard):
                 each.requires_grad_(trained)

@@ -110,6 +110,7 @@ class _Writes(TorchDispatchMode):
         written = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}
         for name, value in [*zip(names, args, strict=False), *(kwargs or {}).items()]:
             if name in written and isinstance(value, torch.Tensor):
+                # Not by `data_ptr()`, which is 0 for every tensor of the meta device.
                 self.storages.add(value.untyped_storage()._cdata)
         return func(*args, **(kwargs or {}))
 

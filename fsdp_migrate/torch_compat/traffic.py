@@ -37,6 +37,7 @@ _COLLECTIVES: tuple[tuple[str, Kind, int], ...] = (
     ("all_reduce", "all-reduce", 0),
     ("broadcast", "broadcast", 0),
 )
+# The same arguments by keyword: 0 is what is gathered into, or sent and received in place; 1 what is reduced.
 _NAMES = {
     "output": 0,
     "output_tensor": 0,

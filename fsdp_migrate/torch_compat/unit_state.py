@@ -73,6 +73,8 @@ def _local_gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]
         for param in group["params"]:
             if param.grad is None:
                 continue
+            # As torch's scaler does for float16: values that stand at one index are added up first, and may
+            # overflow only then.
             if param.grad.is_sparse:
                 param.grad = param.grad.coalesce()
                 yield param.grad._values()
