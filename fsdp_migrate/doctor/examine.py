@@ -94,6 +94,7 @@ def examine(sight: Sight, faults: Iterable[KnownFault] = FAULTS) -> Diagnosis:
     every = tuple(faults)
     looked_at = what_is_there(sight)
     wanted = [each for each in every if each.looks_at in looked_at]
+    # A requirement that keeps FSDP2 out is a fault of its own; what its version does is not asked then.
     without = {pin.package for pin in sight.pins}
     pinned = tuple(pin for pin in _pinned(sight) if pin.package not in without)
     symptoms = [Symptom(each, seen) for each in wanted if (seen := _see_here_or_there(each, sight, pinned))]

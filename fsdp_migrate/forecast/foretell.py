@@ -198,6 +198,7 @@ class _Foretelling:
                 around=lambda: mode,
             )
         except ConfigError as error:
+            # That none can be made up is no fault of the user's; that theirs cannot be used is to be told.
             if batches is not None:
                 raise
             self.notes.append(f"Activations are not counted: {error}")

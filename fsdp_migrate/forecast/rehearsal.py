@@ -134,6 +134,7 @@ def _without_reduction(model: Any, *, is_on: bool) -> Iterator[None]:
         with model.no_sync() if is_on else contextlib.nullcontext():
             yield
         return
+    # Set for each microbatch: nothing puts this setting of FSDP2's back.
     model.set_requires_gradient_sync(not is_on)
     yield
 
@@ -170,6 +171,7 @@ def _prepared(part: Part, model: nn.Module, config: FSDP1Config) -> nn.Module:
     plan = plan_fully_shard(model, config, **part.options)
     if plan.checkpointing is not None:
         apply_checkpoint_plan(model, plan.checkpointing)
+    # Without groups, for there is no other rank that could agree.
     apply_plan(model, plan, [])
     return model
 

@@ -85,6 +85,7 @@ def plan_model(wanted: Wanted, found: Fit) -> ModelPlan:
             plan.rest[name] = torch.empty_like(value)
             plan.jobs.append(Job(leaf, place_of(plan.rest[name])))
             continue
+        # Shards without elements have one address, and are different tensors all the same.
         key = (*_memory(value), tuple(value.shape)) if place.local.numel() else (0, len(seen), ())
         if key not in seen:
             seen.add(key)
@@ -101,6 +102,7 @@ def _memory(tensor: torch.Tensor) -> tuple[int, int]:
 def load_rest_of_model(model: nn.Module, plan: ModelPlan) -> None:
     """Give a model what is not in its parameters and buffers, such as what ``set_extra_state`` takes."""
     if plan.rest:
+        # Not strict: the parameters and buffers are not in it, they were read into their own memory.
         set_model_state_dict(model, dict(plan.rest), options=StateDictOptions(strict=False))
 
 

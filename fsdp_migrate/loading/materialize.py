@@ -46,11 +46,13 @@ def materialize(model: nn.Module, optimizers: Sequence[Optimizer], missing: Coll
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
         if not tensor.is_meta
     }
+    # Of all tensors, also of those with values: these were kept above.
     model.to_empty(device=_device_of(model))
     restore_ties(model, [Tie(names, ()) for names in before.values() if len(names) > 1])
     now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for module in unset:
         cast("Any", module).reset_parameters()
+    # After `reset_parameters`, which fills all that a module has.
     for name, value in kept.items():
         now[name].copy_(value)
     fresh = dict(model.named_parameters(remove_duplicate=False))

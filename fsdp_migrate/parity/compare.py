@@ -187,6 +187,7 @@ class _Comparison:
 
     def _do_step(self, batch: Any) -> Step:
         comparison = self.comparison
+        # The same for both runs, and another one for each step and rank.
         seed = (self.request.seed * 7919 + comparison.step) * 1009 + dist.get_rank()
         losses, seconds, peaks = [], [], []
         expected = None

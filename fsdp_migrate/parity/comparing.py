@@ -83,7 +83,9 @@ class Comparison:
         for name, (one, other) in losses.items():
             self._count("loss")
             if (gap := find_gap(one, other)) is not None:
+                # No ulps: the loss came as a Python float, so that those of float64 would mean nothing.
                 self.pending.append(self._make("loss", name, "", replace(gap, ulps=None), costs))
+        # After the loss, as in the step itself: this is computed in backward.
         for parted in recorder.parted:
             if parted.stage == "recomputed":
                 self.pending.append(self._make(parted.stage, parted.name, parted.module, parted.gap))
@@ -246,6 +248,7 @@ def merge(every: Iterable[Iterable[Difference]]) -> list[Difference]:
     """Return what ranks found in one step, each thing once, in the order in which a step comes to it."""
     placed = [(number, each) for found in every for number, each in enumerate(found)]
     placed.sort(key=lambda each: (_PLACES[each[1].stage], each[0], each[1].rank))
+    # A dict keeps the last of equal keys, and the first difference counts: so it is filled from behind.
     return list({(each.stage, each.name): each for _, each in reversed(placed)}.values())[::-1]
 
 

@@ -40,6 +40,7 @@ def settle_config(config: FSDP1Config, device: torch.device) -> tuple[FSDP1Confi
             notes.append(f"`device_id` is {config.device_id}; both ran on {device.type}.")
     if config.sharding_strategy in _HYBRID and config.process_group is None and config.device_mesh is None:
         ranks = dist.get_world_size()
+        # Two replicas where that goes: 2 x 2 ranks add up in one order, and so compare bit for bit.
         replicas = 2 if ranks % 2 == 0 and ranks > 2 else 1
         changes["device_mesh"] = init_device_mesh(device.type, (replicas, ranks // replicas))
         notes.append(f"{config.sharding_strategy} ran as {replicas} x {ranks // replicas} ranks.")

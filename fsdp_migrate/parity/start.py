@@ -70,6 +70,8 @@ def run_parity(
             raise ConfigError(f"`{name}` must be at least 1, but is {value}.", field=name)
     if recipe.config is not None:
         read_config_file(recipe.config)  # what is wrong with it is told before anything is started
+        # A converted config was taken for FSDP1's, and `Identical` then said nothing of the run that there
+        # was.
         refuse_fsdp2(recipe.config)
     if on_phase is not None:
         on_phase(

@@ -99,6 +99,8 @@ def _ulps(one: torch.Tensor, other: torch.Tensor) -> int | None:
 def _steps(tensor: torch.Tensor) -> torch.Tensor:
     """Number the representable values: neighbours differ by one, both zeros are 0."""
     bits = tensor.contiguous().view(_INTEGERS[tensor.element_size()]).to(torch.int64)
+    # The bits of negative numbers grow while the numbers fall: mirrored, so that neighbours differ by one
+    # there too.
     lowest = -(1 << (8 * tensor.element_size() - 1))
     return torch.where(bits < 0, lowest - bits, bits)
 

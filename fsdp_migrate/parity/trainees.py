@@ -221,6 +221,8 @@ class UnderFSDP1(Trainee):
         """Return the optimizer's state, whole, by the names of parameters."""
         groups = self.optimizer.param_groups
         places = {param: place for place, group in enumerate(groups, 1) for param in group["params"]}
+        # The number of its group goes with the state of each parameter: FSDP1 knows the names, the optimizer
+        # the groups.
         states = {
             param: {
                 **self.optimizer.state.get(param, {}),

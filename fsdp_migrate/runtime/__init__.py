@@ -182,6 +182,7 @@ def _find_method(model: nn.Module, path: str) -> tuple[nn.Module, nn.Module, str
 def _register_through(owner: nn.Module, module: nn.Module, name: str) -> None:
     """Run a method of a module that is no unit as a method of its unit, which gathers the parameters."""
     method = getattr(module, name)
+    # Several modules below one unit may have a method of this name.
     through = f"_{name}_of_{id(module):x}"
     setattr(owner, through, method)
     register_fsdp_forward_method(owner, through)

@@ -176,6 +176,7 @@ def _put_back(
     for item in summoned:
         current = item.found()
         item.put(item.sharded)
+        # Said at the end: whatever is wrong with one parameter, all are sharded again first.
         if item.whole is None or not writeback:
             continue
         problem = _problem(item, current)

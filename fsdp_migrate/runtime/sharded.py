@@ -106,6 +106,7 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
         local = local.to(mesh.device_type)
     on_mesh = _with_shard(on_mesh, local)
     whole = on_mesh.full_tensor()
+    # Over one rank torch gives the shard itself.
     return whole.clone() if _memory(whole) & _memory(local_of(on_mesh)) else whole
 
 

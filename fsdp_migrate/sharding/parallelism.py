@@ -143,6 +143,8 @@ def _data_ranks(root: FSDP2Config, mesh: DeviceMesh | None) -> frozenset[int]:
 
 
 def _is_expert(parameter: Any, data_ranks: frozenset[int]) -> bool:
+    # Tensor parallelism joins ranks of the same data, one of which is among these; experts join ranks of
+    # other data.
     return len(_ranks(parameter.device_mesh) & data_ranks) > 1
 
 

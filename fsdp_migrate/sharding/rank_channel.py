@@ -41,6 +41,7 @@ class RankChannel:
         has_gloo = dist.is_gloo_available()
         self.ranks = ranks
         self.device = torch.device("cpu" if has_gloo else groups[0].device_type)
+        # Otherwise a call of all ranks that there are, and some may have another model.
         self.group = dist.new_group(
             list(ranks), backend="gloo" if has_gloo else None, use_local_synchronization=True
         )

@@ -69,6 +69,7 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     guards = source.models.guards
     for rule in _in_order():
         for each in rule.find(source):
+            # The first edit of a node counts. And what another rule takes away is not said to stay.
             if each.node in edited or (each.action == "kept" and each.node in gone):
                 continue
             if each.action == "commented" and not each.covers and guards.is_without_fsdp(each.node):

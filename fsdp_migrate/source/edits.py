@@ -74,6 +74,8 @@ class _Applier(cst.CSTTransformer):
             if text:
                 statement = self._source.index.statement(item.node)
                 if not _has_comment(self._source.module, statement):
+                    # One comment for each code above a statement, whatever else there would be to say with
+                    # it.
                     key = (item.code, text if item.is_of_its_own else "")
                     self._comments.setdefault(statement, {}).setdefault(key, text)
 

@@ -98,6 +98,7 @@ def _expand(text: str, suffixes: frozenset[str]) -> list[Path]:
 
 
 def _glob(pattern: str) -> Iterator[Path]:
+    # `Path.glob` takes no pattern that begins with `/`.
     path = Path(pattern)
     return Path(path.anchor).glob(str(path.relative_to(path.anchor)))
 

@@ -50,6 +50,8 @@ class HandedOn:
             known = self._origin(module, written, 0)
             if known is not None:
                 self._note(module, written, known)
+                # From here on as if it were torch's own import: so those who import it from this file are
+                # found in turn.
                 module.imports[local] = known
                 continue
             # `import utils`, and then `utils.FSDP`.

@@ -131,6 +131,7 @@ def _check(after: str, path: Path) -> None:
 
 
 def _write(file: Rewritten) -> Rewritten:
+    # The file that a link leads to: a replaced link would leave that as it was.
     path = Path(os.path.realpath(file.path))
     try:
         data = path.read_bytes()

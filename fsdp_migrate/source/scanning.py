@@ -83,6 +83,7 @@ def _scan_notebook(text: str, name: str) -> FileReport:
         line += code.count("\n") + 1
     uses = []
     broken = [number for number, code in cells if not is_python(code)]
+    # The lines of a broken cell stay, as empty ones: those of all cells behind it are counted from the start.
     text = "\n".join("\n" * code.count("\n") if number in broken else code for number, code in cells)
     for use in scan_source(text + "\n", name):
         start, number = max(each for each in starts if each[0] <= use.line)

@@ -28,6 +28,7 @@ def has_forward(module: nn.Module) -> bool:
 def meta_twin(module: nn.Module) -> nn.Module:
     """Copy a module without what is below it, with parameters and buffers of its own on the meta device."""
     twin = copy.copy(module)
+    # A shallow copy shares its tables: what is set on the twin would be set on the module.
     for table in ("_parameters", "_buffers"):
         vars(twin)[table] = dict(vars(module)[table])
     for name, tensor in list(twin.named_parameters(recurse=False)):

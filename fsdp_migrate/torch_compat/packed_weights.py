@@ -27,6 +27,7 @@ CAN_KEEP_DTYPES = any(field.name == _OVERRIDE for field in fields(MixedPrecision
 
 def is_packed(parameter: object) -> bool:
     """Tell whether a parameter is a ``Params4bit``, or what :func:`keep_packed` made of its shards."""
+    # By name: nothing is imported for a package that may not be there.
     kinds = type(parameter).__mro__
     return any(kind.__name__ == "Params4bit" for kind in kinds) or hasattr(parameter, "bnb_quantized")
 

@@ -303,6 +303,7 @@ class _PartialSums:
         union = [param for param in group.fsdp_params if param in reduced or param in waiting]
         if len(union) > len(waiting):
             stream = group.comm_ctx.reduce_scatter_stream
+            # torch adds partial sums up on this stream, and goes on with them there.
             stream.wait_stream(group.device_handle.current_stream())
             with torch.no_grad(), group.device_handle.stream(stream):
                 group._partial_reduce_output = _laid_out(group._partial_reduce_output, waiting, union)

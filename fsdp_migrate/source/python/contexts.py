@@ -102,6 +102,7 @@ class Contexts:
         if any(c.problem is not None and self.source.index.function(c.call) is not own for c in self.every):
             return None  # the call may run in a context that stands elsewhere
         if not self.setters:
+            # What another file sets may hold here: it is not guessed.
             return None if self.source.links.types_elsewhere else DEFAULT
         order = self.source.index.order
         before = self.setters

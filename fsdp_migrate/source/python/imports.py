@@ -91,6 +91,8 @@ def unneeded(source: Source, gone: set[cst.CSTNode]) -> set[tuple[cst.CSTNode, s
     gone_names = {_root(node) for node in gone}
     for scope in set(source.index.scopes.values()):
         for name, bindings in scope.bindings.items():
+            # In a string the name stands for itself, as in `__all__`; and other files may import it from
+            # here.
             is_taken = scope is source.index.scope and name in source.links.taken
             if name in strings or is_taken or not all(map(_is_fsdp1_import, bindings)):
                 continue

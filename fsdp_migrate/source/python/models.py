@@ -63,6 +63,8 @@ class Models:
         self._note_evidence()
         self._note_links()
         before = -1
+        # Each pass may make known what an earlier line depends on. Facts only grow, so one that adds none is
+        # the last.
         for _ in range(_MAX_PASSES):
             self._pass()
             size = sum(map(len, self.facts.values())) + sum(map(len, self.returns.values()))
@@ -98,6 +100,7 @@ class Models:
         for statement in made:
             if self.index.function(statement) is not function or self.index.order[statement] < place:
                 return False
+            # What stands above the wrapping in the same loop comes after it in the next round.
             loops = {a for a in self.index.ancestors(statement) if isinstance(a, (cst.For, cst.While))}
             if any(above in loops for above in self.index.ancestors(node)):
                 return False
@@ -433,6 +436,7 @@ class Models:
         if isinstance(node.value, cst.Tuple):
             places = list(range(len(node.value.elements)))
         elif isinstance(node.value, cst.Call):
+            # What another function returns may be a tuple, whose size is not seen here.
             places += range(4)
         each: dict[int | str | None, set[str]] = {place: self.kinds(node.value, place) for place in places}
         for name, kinds in (*each.items(), *self._named_items(node.value)):

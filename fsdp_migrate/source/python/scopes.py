@@ -151,6 +151,7 @@ class Index:
 
     def qualified(self, node: cst.CSTNode, depth: int = 0) -> set[str]:
         """Return the dotted names that an expression may stand for, as its imports say."""
+        # Not kept: within a chain of aliases the search ends sooner, so that less may be found.
         if depth:
             return self._qualified(node, depth)
         known = self._known.get(node)
@@ -170,6 +171,7 @@ class Index:
             if binding.qualified is not None:
                 found.add(binding.qualified)
             elif isinstance(binding.value, (cst.Name, cst.Attribute)) and binding.index is None:
+                # `FSDP = FSDP`, as in a class, would lead to itself.
                 alias = dotted(binding.value) != node.value
                 found |= self.qualified(binding.value, depth + 1) if alias else set()
         # `import *` gives what nothing else binds; a name that is bound anywhere else is that.
@@ -204,6 +206,7 @@ class Index:
         """Yield each ``if`` above a node, in its function and its loop, with the branch that it stands in."""
         below = node
         for above in self.ancestors(node):
+            # In another round of a loop the other branch may have run.
             if isinstance(above, (cst.FunctionDef, cst.For, cst.While, cst.Lambda)):
                 return
             if isinstance(above, cst.If) and below in {above.body, above.orelse}:

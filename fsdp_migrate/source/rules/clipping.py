@@ -64,6 +64,7 @@ def find(source: Source) -> Iterator[Found]:
 
 def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> Iterator[Found]:
     first = call.args[0].value if call.args else None
+    # FSDP1's method takes max_norm first. What is given parameters is another's, such as an Accelerator's.
     if isinstance(first, cst.Call) and (dotted(first.func) or "").endswith("parameters"):
         return
     sure = sureness(source, receiver)

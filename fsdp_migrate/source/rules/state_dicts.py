@@ -173,6 +173,7 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     if is_given or last in _NOT_MODELS or "tokenizer" in last or source.contexts.around(call) is not None:
         return
     certainty = _certainty(source, call, asked)
+    # A part of a sharded model has a sharded state, too.
     while certainty is None and isinstance(asked, cst.Attribute) and asked.attr.value != "module":
         asked = asked.value
         certainty = _certainty(source, call, asked)
