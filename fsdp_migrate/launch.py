@@ -93,6 +93,7 @@ def _quiet_launcher() -> Iterator[None]:
     before = [logger.propagate for logger in loggers]
     handler = logging.NullHandler()
     for logger in loggers:
+        # Without a handler Python's logging prints warnings by its last resort.
         logger.addHandler(handler)
         logger.propagate = False
     try:

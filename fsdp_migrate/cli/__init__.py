@@ -86,11 +86,14 @@ def _explain(error: BaseException) -> tuple[str, int]:
         return f"Interrupted. {_NOTHING_LEFT}", 130
     if isinstance(error, SystemExit):
         return _explain_exit(error)
+    # Ours first: each is also the builtin that a caller would expect, such as an OSError.
     if isinstance(error, FSDPMigrateError):
         code = 3 if isinstance(error, FindingsError) and error.strict else 1
         return f"Error: {error}", code
+    # By name: torch is not loaded to ask.
     if type(error).__name__ == "CheckpointException":
         return f"Error: {_first_failure(error)}", 1
+    # Before the system's errors, some of which say so.
     if is_out_of_memory(error):
         text = "there is not enough memory. Give the process more, or lower `--buffer` where it is an option."
         return f"Error: {text} {_NOTHING_LEFT}", 1

@@ -132,6 +132,7 @@ def plan(
     given = None if config is None else str(config)
     pages.write(lambda: plan_report(shard_plan, forecast, model=model, config=given, notes=notes), aside=json)
     raise_on_findings(shard_plan.findings, strict=strict)
+    # Also where it is not known (None): 0 says that it fits.
     return 1 if forecast is not None and forecast.limit is not None and not forecast.fits else 0
 
 

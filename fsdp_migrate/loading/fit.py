@@ -171,6 +171,7 @@ def _fit_optimizers(found: Fit, offer: Offer, wanted: Wanted) -> None:
             text = f"`{name}` has optimizer state in the checkpoint, and is in no group of the optimizers"
             found.problem("FM431", name, text)
     for name in own:
+        # Not of a parameter that is not loaded: it would be the state of other weights.
         if name in state and not (name in wanted.model and name in found.missing):
             found.state[name] = state[name]
     without = [name for name in own if name not in state]
@@ -188,6 +189,7 @@ def _fit_settings(found: Fit, offer: Offer, wanted: Wanted, aliases: Mapping[str
         text = f"`{doubled[0]}` is one parameter in the model, and several in the checkpoint's optimizer"
         found.problem("FM434", doubled[0], text)
     matched = [_match(group, stored) for group in wanted.groups]
+    # Groups may stand in another order, and parameters within one.
     if None in matched or sorted(map(sorted, stored)) != sorted(map(sorted, wanted.groups)):
         found.problem("FM434", "param_groups", _groups_text(stored, wanted.groups))
     for number, settings in zip(matched, wanted.settings, strict=True):

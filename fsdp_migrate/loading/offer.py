@@ -174,6 +174,8 @@ def _add_optimizer(offer: Offer, catalogue: Catalogue, part: OfferedPart, known:
         if steps[0] != "param_groups":
             continue
         leaf = _leaf(catalogue, key)
+        # torch up to 2.3 stores the list of groups whole, later ones group by group; where the state was
+        # flattened, settings stand by parameter.
         if len(steps) == 1 and isinstance(leaf, StoredValue):
             whole = [_group_of(dict(group)) for group in leaf.load()]
         elif len(steps) > 2 and steps[1].isdigit():

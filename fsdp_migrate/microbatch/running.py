@@ -234,6 +234,7 @@ class Microbatches(Generic[PartT]):
             self._parts = list(self._given)
         except Exception as error:
             failure = error
+        # Also after a failure: the others wait for this rank's numbers.
         self._count(channel, failure)
         if self._agree or self._shortest < self._longest:
             self._votes = Votes(self._model, channel)
@@ -305,6 +306,8 @@ class Microbatches(Generic[PartT]):
         is_last = self._index == self._longest - 1
         has_followers = self._index >= self._shortest
         for group in self._groups:
+            # In a dtype narrower than the parameters' each microbatch would round the sum that waits for the
+            # replicas.
             defers = self._comms == "every" or group.sums_in_full_precision
             group.reduces = (is_last, is_last) if self._comms == "last" else (True, is_last or not defers)
         if self._votes is not None and (self._agree or has_followers):

@@ -222,6 +222,7 @@ def _candidates(model: nn.Module, shape: Shape) -> Iterator[Maker]:
     rows, length = shape.rows or _ROWS, shape.length or _LENGTH
     if hasattr(model, "main_input_name") and hasattr(model, "config"):
         yield from _for_transformers(model, taken, shape)
+    # The first layer that tells what it takes: inputs go into it.
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             most = module.num_embeddings

@@ -157,6 +157,7 @@ def _reduced(param: torch.Tensor) -> torch.Tensor:
 def _over_ranks(part: torch.Tensor, order: float, mesh: DeviceMesh, dims: tuple[int, ...]) -> torch.Tensor:
     """Combine the norms of what each rank holds, on the mesh's own device: shards may be on the CPU."""
     biggest = math.isinf(order)
+    # A copy: the all-reduce writes into it, and the zero of those that hold nothing is shared.
     value = part.to(mesh.device_type, copy=True)
     if not biggest:
         value = torch.pow(value, order)

@@ -272,6 +272,7 @@ def _agreed(bucket: Sequence[_Entry], groups: Groups) -> list[_Gather]:
 def _given(bucket: Sequence[_Entry], gathers: list[_Gather]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a bucket's tensors; each is put together when it is asked for."""
     by_entry = {id(entry): each for each in gathers for entry in each.entries}
+    # Nothing else may hold their buffers: a bucket is to be gone when its last tensor has been asked for.
     gathers.clear()
     for entry in bucket:
         gathered = by_entry.pop(id(entry), None)

@@ -92,6 +92,8 @@ def load_optimizers(
                     key: receive_value(value, param, None if own is None else own[key])
                     for key, value in outline.state[name].items()
                 }
+        # Its own groups first: whose parameters they are, and by which kernels they are stepped, is not in
+        # the outline.
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict(
             {"state": loaded, "param_groups": [{**group, **next(settings)} for group in groups]}

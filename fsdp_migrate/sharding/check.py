@@ -119,6 +119,7 @@ def check_parameters(
         ModelError: One is not materialised, sparse, freed, a scalar, quantised in another way than packed, of
             integers, of a scripted module, or hidden by an attribute.
     """
+    # First: what is lazy has no shape, which all the rest asks for.
     check_not_lazy(model, ignored, skipped)
     for prefix, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(p not in ignored for p in module.parameters()):

@@ -95,6 +95,7 @@ def estimate_unit(
     for parameter in parameters:
         shape_here = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape
         local = -(-shape_here[0] // shards) * math.prod(shape_here[1:])
+        # Packed weights are never cast: their bytes are no numbers of that dtype.
         cast = None if is_packed(parameter) else resolve_dtype(policy.param_dtype)
         gathered = cast or parameter.dtype
         sharded += local * parameter.dtype.itemsize

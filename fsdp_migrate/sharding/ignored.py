@@ -43,6 +43,7 @@ def resolve_ignored(
     modules = {child for state in states if isinstance(state, nn.Module) for child in state.modules()}
     params = {state for state in states if isinstance(state, nn.Parameter)}
     params.update(param for module in modules for param in module.parameters())
+    # FSDP1 passed over what is not in the model (FM108).
     modules &= set(model.modules())
     params &= set(model.parameters())
     return frozenset(modules), frozenset(params)

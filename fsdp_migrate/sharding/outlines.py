@@ -97,6 +97,7 @@ def _outline_target(model: nn.Module, optimizer: Optimizer | None, outline: Mode
         groups = tuple(tuple(name for name in group if name is not None) for group in own)
     return replace(
         outline,
+        # Buffers that are not persistent are in no checkpoint.
         buffers={name: tuple(tensors[name].shape) for name in buffers if name in tensors},
         dtypes={name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
         trainable=tuple(name for parameter, name in names.items() if parameter.requires_grad),

@@ -293,6 +293,7 @@ def _mesh_shape(
         groups = config.process_group
         _check_groups(groups)
         if isinstance(groups, (tuple, list)):
+            # FSDP1's pair is (shard, replicate).
             return dist.get_world_size(groups[1]), dist.get_world_size(groups[0])
         size = dist.get_world_size(groups)
         return (size, 1) if config.mesh == "replicate" else (1, size)

@@ -360,8 +360,10 @@ def _shard_unit(
         "mp_policy": uncast(resolve.resolve_mp_policy(unit.mp_policy), packed),
         "offload_policy": resolve.resolve_offload_policy(unit.config.offload_policy),
     }
+    # Up to torch 2.7 None is no value for it, and later it is the default.
     if unit.reshard_after_forward is not None:
         arguments["reshard_after_forward"] = unit.reshard_after_forward
+    # torch 2.6 has no such argument.
     if ignored:
         arguments["ignored_params"] = ignored
     modules = [model.get_submodule(fqn) for fqn in (*unit.grouped, unit.fqn)]

@@ -55,6 +55,7 @@ def resolve_offload_policy(policy: OffloadPolicy | None) -> TorchOffloadPolicy:
     """Return torch's policy; memory is pinned where there is an accelerator, unless the config says."""
     if policy is None:
         return TorchOffloadPolicy()
+    # torch's own default pins, which fails where there is no accelerator.
     pin = policy.pin_memory
     return CPUOffloadPolicy(pin_memory=devices.accelerator_type() is not None if pin is None else pin)
 

@@ -134,6 +134,7 @@ def report(path: str, source: Source, found: list[tuple[str, Found]], cell: int 
         where, text = source.position(item.node), short(item.node)
         use = Use(path, *where, name, item.code, text, item.becomes, item.action, cell)
         uses.append(replace(use, is_marked=is_commented and line in marked))
+    # A comment of an earlier rewriting is to be settled also where no rule finds anything below it any more.
     for line, text, code, becomes in left:
         if code in FINDING_CODES and (code, line) not in statements:
             use = Use(path, line, 1, mentions.NAME, code, text[:60], becomes, "commented", cell)

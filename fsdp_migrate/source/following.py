@@ -88,6 +88,7 @@ class _Following:
                 self._module(module)
             self._look_at(self.project.holding(self._makers() - self._names))
             self._names |= self._makers()
+            # By imports alone: a function called `train` returns a Trainer in many projects.
             self._look_at(self.project.importing(self._givers() - self._names))
             if self._size() == before:
                 break
@@ -117,8 +118,6 @@ class _Following:
         """Return what the functions that give objects which hold models are called."""
         held = {key for (key, _), kinds in self.returns.items() if self._is_about(kinds)}
         return {key.rpartition(":")[2].split(".")[-1] for key in held} - {"", "__init__", "main", "forward"}
-
-    # One module.
 
     def _module(self, module: Module) -> None:
         self._body(module.tree.body, Place(module, ""))
@@ -220,6 +219,7 @@ class _Following:
         if isinstance(value, ast.Tuple):
             indices = tuple(range(len(value.elts)))
         elif isinstance(value, ast.Call):
+            # What another function returns may be a tuple, whose size is not known yet.
             indices = (None, *range(_MAX_TUPLE))
         each: dict[int | str | None, set[str]] = {index: self.kinds(value, place, index) for index in indices}
         for part, kinds in (*each.items(), *self._named_items(value, place)):
@@ -265,6 +265,8 @@ class _Following:
                     self.holders.add(definition.key)  # a dataclass
                 fact = self._parameter(made or definition, name)
                 self.facts.setdefault(fact, set()).update(kinds)
+                # What a file shows by itself counts there by its place, above or below the wrapping; what it
+                # is told of counts everywhere.
                 if not is_seen_alone(definition, call, place):
                     self.from_others.setdefault(fact, set()).update(kinds)
 
@@ -311,8 +313,6 @@ class _Following:
                 found = found | {"fsdp"}
             if found and written:
                 self.gives.setdefault((place.module.path, written, index), set()).update(found)
-
-    # What an expression may be.
 
     def kinds(self, node: ast.expr, place: Place, index: int | None = None) -> set[str]:
         """Return what an expression, or the element of its tuple, may be."""
@@ -398,6 +398,7 @@ class _Following:
         for definition in self.called(call.func, place):
             if isinstance(definition.node, ast.ClassDef):
                 self.known[definition.key] = definition
+                # A subclass of FSDP1's is no object that holds a model: a call of it makes one.
                 if index is None and not self.project.is_subclass(definition):
                     found.add(f"{_IS}{definition.key}")
             found |= self.returns.get((definition.key, index), set())
@@ -411,8 +412,6 @@ class _Following:
         elif text in SAME_PARAMETERS:
             found |= {kind for arg in call.args for kind in self.kinds(arg, place) if kind == "params"}
         return found
-
-    # Names.
 
     def called(self, func: ast.expr, place: Place) -> Iterator[Definition]:
         """Yield the functions and classes of the project that an expression names."""
@@ -443,8 +442,6 @@ class _Following:
             if kind.startswith(_IS):
                 method = self.project.method(self.known.get(kind.removeprefix(_IS)), last)
                 yield from (each for each in (method,) if each is not None)
-
-    # What comes of it.
 
     def links(self) -> dict[Path, Links]:
         """Return what each file should be told of by the others."""

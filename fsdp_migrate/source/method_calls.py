@@ -31,6 +31,7 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
     """
     if source.models.is_fsdp2(receiver) or source.models.is_guarded_fsdp2(receiver):
         return "no"
+    # What a check says of this very place counts before what is known of the name elsewhere.
     if source.models.is_guarded(receiver):
         return "sure"
     if source.models.is_other_branch(receiver):

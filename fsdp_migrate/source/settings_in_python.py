@@ -121,6 +121,7 @@ def item_changes(
 
 
 def _same(one: object, other: object) -> bool:
+    # To Python True and 1 are equal; in a config they are two values.
     return one == other and type(one) is type(other)
 
 

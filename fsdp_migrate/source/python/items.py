@@ -205,6 +205,7 @@ def _merged(before: Gap, after: Gap, name: str, *, is_first: bool, is_last: bool
     new = after if isinstance(after, cst.ParenthesizedWhitespace) else None
     if old is None and new is None:
         return after if is_last and not is_first else before
+    # What stands above an item, and behind it on its line, is about it.
     own = [line.comment.value for line in (old.empty_lines if old else ()) if line.comment is not None]
     if new is not None and new.first_line.comment is not None:
         own.append(new.first_line.comment.value)

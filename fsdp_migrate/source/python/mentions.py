@@ -23,6 +23,7 @@ _WORDS = re.compile(
     r"|\b(?:FULL|SHARDED|LOCAL)_STATE_DICT\b|\bShardingStrategy\b|\b(?:full|sharded)_optim_state_dict\b"
 )
 _LEFT = re.compile(rf"^{MARK}(FM\d+) (.*)$")
+# From Python 3.12 on the text within an f-string is a token of its own.
 _FSTRING = getattr(tokenize, "FSTRING_MIDDLE", -1)
 
 

@@ -287,7 +287,6 @@ class Models:
         """Tell whether calling an expression makes an FSDP1 model: the class, a subclass, a partial of it."""
         if self.index.fsdp1(func) == catalog.FSDP:
             return True
-        # A subclass, or a partial, of this source.
         if not isinstance(func, cst.Name) or func not in self.index.scopes:
             return False
         return any(makes_fsdp(self.index, each) for each in self.index.scopes[func].lookup(func.value))

@@ -168,6 +168,7 @@ class Values:
             if (owner in _ENUMS and member) or known in _POLICIES:
                 return member or known
         value = last_value(self.source.index, node)
+        # What else reads a dict or a list may change it, so that its value here is not known.
         if value is not None and (not _is_mutable(self.source, value) or is_only_use(self.source, node)):
             return self._read(value, depth + 1)
         return self._class_name(node) or self._unknown(node)

@@ -124,6 +124,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
     values = Values(source)
     held, findings, reasons = _held(source, given, values)
+    # A source does not say how many nodes there will be.
     document = {"distributed_type": "FSDP", "num_machines": "${NODES}", "fsdp_config": held}
     word = held.pop("mixed_precision_policy", None)
     if word is None and "mixed_precision_policy" not in given:
@@ -134,6 +135,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     if converted.is_fsdp2:
         yield Found("FM320", call, _ALREADY, "kept")
         return
+    # `_held` has said so (FM355): a call that asks for it is rewritten all the same.
     reasons += [reason for reason in converted.reasons if "HYBRID_SHARD" not in reason]
     if any(arg.star or arg.keyword is None for arg in call.args):
         reasons.insert(0, _HIDDEN)
@@ -185,6 +187,7 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
         else:
             held[_KEYS.get(name, name)] = value
     strategy = str(held.get("sharding_strategy", held.get("reshard_after_forward"))).upper()
+    # In torch's enum of strategies 4 and 5 are the hybrid ones.
     if "HYBRID_SHARD" in strategy or strategy in {"4", "5"}:
         findings.append(make_finding("FM355", "sharding_strategy", *_HYBRID))
     if "state_dict_type" not in held:

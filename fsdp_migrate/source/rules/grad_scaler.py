@@ -57,6 +57,7 @@ def _of_call(source: Source, call: cst.Call, node: cst.BaseExpression) -> Found:
     new = source.local_name(SCALER)
 
     def build(updated: cst.Call) -> cst.Call:
+        # Ours takes all but the device by its name.
         args = [
             arg
             if arg.keyword is not None or place == 0

@@ -89,6 +89,7 @@ def _is_of_the_trainer(source: Source, call: cst.Call) -> bool:
 
 def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+    # `"full_shard" if use_fsdp else ""` is how projects switch it off: what counts is where it is on.
     given |= {name: when_on(node) for name, node in given.items() if name in {"fsdp", "fsdp_config"}}
     if "fsdp" not in given:
         yield from _of_stars(source, call)

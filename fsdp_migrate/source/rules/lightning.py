@@ -212,11 +212,13 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
         for name in ("devices", "num_nodes", "precision", "sync_batchnorm"):
             if name in given:
                 document[name] = asked.values.read(given[name])
+            # What `**` may hold is known only when this runs; the adapter takes such a word for that.
             elif hidden:
                 document[name] = f"${{{name}}}"
         document = {name: value for name, value in document.items() if value is not None}
     asked.converted = convert_settings("lightning", {"trainer": document}, asked.values)
     asked.reasons += asked.converted.reasons
+    # ModelParallelStrategy does not heed `sync_batchnorm`: the hook converts the layers, and has to know.
     unknown = [
         each.message
         for each in asked.converted.findings

@@ -45,6 +45,7 @@ def _rewritten(source: Source, call: cst.Call, first: cst.BaseExpression) -> Fou
     prepare = source.local_name(PREPARE)
 
     def build(updated: cst.Call) -> cst.Call:
+        # The class stands where a call of it has the model.
         changed = dict_argument(updated, ("class",))
         tight = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
         config = changed.args[1].with_changes(keyword=cst.Name("fsdp1_config"), equal=tight)

@@ -57,11 +57,13 @@ def find(source: Source) -> Iterator[Found]:
         if saves and not _is_given_to_fsdp1(source, call):
             saved.add(text_of(func.value))
             yield Found("FM425", call, _SAVED if saves == "certain" else _MAYBE, "commented")
+    # Without either nothing here says that a model is sharded.
     for call in _of_optimizers(source, "load_state_dict") if source.uses_fsdp1 or saved else ():
         func = cst.ensure_type(call.func, cst.Attribute)
         file = file_of(source, call)
         if file is None:
             continue
+        # A path that names a rank or a shard is one of several files, each with one rank's part.
         if source.uses_fsdp1 and file.args and _RANK.search(_path_of(source, file.args[0].value)):
             yield Found("FM425", call, _LOADED, "commented")
         elif text_of(func.value) in saved or _is_of_a_model(source, func.value):

@@ -209,6 +209,7 @@ def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
     assert isinstance(call.func, cst.Attribute)
     if call.func.attr.value == "load_state_dict":
         return _loading(source, call, settings)
+    # torch has one option for both: with `cpu_offload` rank 0 alone gets the full state.
     plain = isinstance(settings.offload, bool) and isinstance(settings.rank0, bool)
     if settings.kind == "sharded" or (plain and settings.offload == settings.rank0):
         return _getting(source, call, settings)

@@ -90,6 +90,7 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
         args: list[cst.Arg] = []
         for place, given in enumerate(updated.args):
             arg = given
+            # Ours takes all but the model by its name.
             name = _ORDER[place] if arg.keyword is None else arg.keyword.value
             if name == "module":
                 arg = arg.with_changes(keyword=None, equal=cst.MaybeSentinel.DEFAULT)
