@@ -134,6 +134,7 @@ def _first_failure(error: BaseException) -> str:
 @contextlib.contextmanager
 def _end_on_signals() -> Iterator[None]:
     """Turn a request to end into an exception, so that unfinished output is removed on the way out."""
+    # Python sets handlers of signals in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -94,6 +94,7 @@ class KnownFault:
     @property
     def url(self) -> str:
         """The address of the thread; empty if it is our own finding."""
+        # Where the number is a pull request's, GitHub leads from here to that.
         repository, hash_sign, thread = self.link.partition("#")
         return f"https://github.com/{repository}/issues/{thread}" if hash_sign else ""
 

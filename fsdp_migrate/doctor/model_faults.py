@@ -97,6 +97,8 @@ def _mixed_dtypes(sight: Sight) -> str:
         (tuple(params),) if sight.plan is None else (unit.parameters for unit in sight.plan.units)
     )
     for names in units:
+        # FSDP2 asserts in its first forward that what is trained has one dtype; what is frozen may have
+        # others.
         trained = [params[name] for name in names if params[name].requires_grad]
         dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in trained})
         if len(dtypes) > 1:

@@ -48,6 +48,7 @@ def read_jobs(catalogue: Catalogue, jobs: Sequence[Job], progress: Progress | No
         for job in jobs
     ]
     counts = read_slices(catalogue.folder, slices, progress=progress)
+    # Afterwards: what changes while it is read is found in no other way.
     catalogue.check_unchanged()
     return counts
 

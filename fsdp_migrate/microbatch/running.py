@@ -194,6 +194,7 @@ class Microbatches(Generic[PartT]):
     def _guarded(self, work: Callable[[], ResultT]) -> ResultT:
         try:
             return work()
+        # Ctrl-C as well: settings are put back whatever ends the loop.
         except BaseException as error:
             self._break_off(error)
             raise

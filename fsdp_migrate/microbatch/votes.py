@@ -148,6 +148,7 @@ class Votes:
             BatchError: Always: the error that all of them raise.
         """
         self.stop()
+        # As many numbers as in every vote: it is the next one of the others.
         self._channel.maximum([1, *[_SILENT] * (2 + 2 * self._width)])
         raise_failures(self._channel, describe_failure(error))
 

@@ -109,6 +109,7 @@ def make_pair(request: ComparisonRequest) -> Pair:
     def maker(model: nn.Module, own: Optimizer | None) -> Callable[[nn.Module], Optimizer]:
         return optimizer_maker(request.optimizer, model, own, default)
 
+    # Before it is wrapped: the recorder's hooks are to run within those of FSDP1, which gather.
     fsdp1 = UnderFSDP1(plain, request.device)
     arguments, fsdp1_notes = fsdp1_arguments(config, plain, request.device)
     state = _load_plain(request, plain, maker(plain, made))

@@ -330,6 +330,7 @@ class _Gather:
         for entry in self.entries:
             self._offsets[id(entry)] = end
             end += math.prod(self._room(entry)) * entry.dtype.itemsize
+            # Not where there is one alone: its parts then lie as its rows do, and `whole` needs no copy.
             if len(self.entries) > 1:
                 end += -end % _ALIGNMENT
         self._stride = end

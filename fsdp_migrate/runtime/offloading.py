@@ -170,6 +170,7 @@ def _tensors(model: nn.Module, optimizers: list[Optimizer]) -> list[torch.Tensor
 
     for optimizer in optimizers:
         map_leaves(collect, list(optimizer.state.values()))
+        # Settings can be tensors as well, such as a learning rate.
         map_leaves(collect, [{**group, "params": []} for group in optimizer.param_groups])
     return found
 

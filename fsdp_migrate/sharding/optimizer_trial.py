@@ -141,6 +141,7 @@ def _train(
                 for param, part in zip(params, cut(gradient), strict=True):
                     param.grad = as_dtensor(part.clone()) if sharded else part.clone()
                 twin.step()
+        # What it raises is all that is asked for.
         if sharded:
             return None
         after = torch.cat([param.detach().flatten() for param in params])

@@ -77,6 +77,7 @@ def _check_state(whose: str, name: str, param: torch.Tensor, state: Mapping[str,
         for tensor in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(tensor, torch.Tensor) or tensor.numel() <= 1:
                 continue
+            # `_shard_like` cuts plain tensors alone: what stands in a list would stay whole.
             if tensor.shape == param.shape and not is_made_of_tensors(tensor) and tensor is value:
                 continue
             msg = (

@@ -78,6 +78,7 @@ def apply_buffer_dtype(model: nn.Module, plan: ShardPlan) -> None:
 
 def _of_nearest(fqn: str, values: dict[str, torch.dtype | None]) -> torch.dtype | None:
     """Return the value of the unit that a module belongs to: itself, or the nearest one above."""
+    # It ends at the root, whose name is empty.
     while fqn not in values:
         fqn = fqn.rpartition(".")[0]
     return values[fqn]

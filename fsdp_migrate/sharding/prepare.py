@@ -161,6 +161,7 @@ def prepare_fully_shard(
         refuse_unsettled()
         check_is_module(model)
         check_arguments(FLAG, strict=strict)
+        # Here, and not above: what is none on one rank is to be an error on all.
         every.extend(as_list(optimizers))
         plan = plan_fully_shard(
             model,

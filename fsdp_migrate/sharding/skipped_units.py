@@ -164,7 +164,9 @@ class Agreement:
         place = self._places[own.unit]
         # The maximum is done first: in forward the unit that runs first, in backward the one that ran last.
         rank = place if self._where == "backward" else _PLACES - 1 - place
+        # The step weighs most, then the place in the order; the unit only tells what is meant.
         first = (_STEPS.index(own.step) * _PLACES + rank) * len(self.units) + own.unit
+        # A rank that is in another forward, or in backward already, cannot be joined.
         phase = self._forwards * len(_WHERE) + _WHERE.index(self._where)
         # With the negatives the maximum is the minimum, too: one collective, not two.
         votes = self._channel.maximum([first, int(is_new), phase, -phase, code, -code])

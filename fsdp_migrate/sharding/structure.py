@@ -55,6 +55,7 @@ def structure_fault(model: object) -> ModelError | None:
         levels = _levels(model)
     except ModelError as error:
         return error
+    # Those who call this have taken some of the frames already.
     limit = sys.getrecursionlimit() - _frames() - _HEADROOM
     if levels > limit:
         msg = (

@@ -105,6 +105,7 @@ def resolve_ties(
     # One at a time: a unit that is given up or grouped changes which units hold the others.
     while (crossing := _first_crossing(model, names, ignored)) is not None:
         paths = [units_above(model, name, names) for name in crossing.names]
+        # The units on the way to every name; the last one is the nearest above them all.
         shared = [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]
         side_by_side = all(len(path) == len(shared) + 1 for path in paths)
         if tied == "group" and side_by_side:

@@ -56,6 +56,7 @@ def find_units(model: nn.Module, request: WrapRequest) -> list[WrapUnit]:
         WrapPolicyError: A class name fits no module, or the policy itself fails.
     """
     classes = request.full_precision_classes
+    # Not required: FSDP1 names BatchNorm by default, also for models that have none.
     unmixed = () if classes is None else resolve_classes(classes, model, required=False)
     inner = {} if request.policy is None else _select(model, request, classes is not None, unmixed)
     units = [

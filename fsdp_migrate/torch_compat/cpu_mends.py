@@ -100,6 +100,7 @@ def _replace_division() -> None:
         # A CPU stream records no event, and torch asserts that there is one wherever it keeps the
         # all-reduce's input alive. On the CPU the collective is over: nothing needs to be kept.
         results = list(foreach_reduce(*args, **kwargs))
+        # The fifth result is the all-reduce's event, the fourth its input.
         if results[4] is None:
             results[3] = None
         return tuple(results)

@@ -53,6 +53,7 @@ def read_checkpoint_wrapper(wrapper: Any) -> dict[str, Any] | None:
     """Return the options in a ``checkpoint_wrapper``, ``offload_wrapper`` or partial of one; else None."""
     bound: dict[str, Any] = {}
     while isinstance(wrapper, partial):
+        # What the outer partial says counts, as when it is called.
         bound = {**wrapper.keywords, **bound}
         wrapper = wrapper.func
     if wrapper is offload_wrapper:

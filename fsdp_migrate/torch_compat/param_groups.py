@@ -166,6 +166,7 @@ class ParameterGroup:
         its gradient was lost and came up in the next batch.
         """
         if _has_replicas(self._group) and not hasattr(self._group, "_partial_reduce_output_layout"):
+            # A prepared model has `reduce_whole` in this place already, and goes on having it from within.
             whole = getattr(vars(self._group).get("post_backward"), "__self__", None)
             self._group.post_backward = _PartialSums(self._group, whole).post_backward
 

@@ -77,6 +77,7 @@ def count_forward(groups: Iterable[Any]) -> None:
     Where ranks run different units in each, another unit is passed first on each rank.
     """
     for order in {id(span.order): span.order for span in map(_span_of, groups) if span is not None}.values():
+        # A backward has begun since the last forward: this one is the first of another step.
         order.forwards = 1 if order.has_begun else order.forwards + 1
         order.defers = order.forwards > 1
 
@@ -169,6 +170,8 @@ class _Span:
         """Reduce the units that backward has passed, and gather this one."""
         order = self.order
         self.release()
+        # In a backward that is so under `create_graph` alone: another one may come, through the graph of this
+        # one.
         if torch.is_grad_enabled():
             self.keep()
         order.has_begun = True

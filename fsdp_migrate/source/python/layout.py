@@ -29,6 +29,7 @@ def dict_argument(call: cst.Call, names: Sequence[str]) -> cst.Call:
         return call.with_changes(args=[_positional(model)])
     spread = call.args[-1] if call.args[-1] is not model else items[-1][1]
     only = items[0][1]
+    # `**kwargs` alone is a dict already.
     if len(items) == 1 and only.star == "**":
         return call.with_changes(args=_two(_positional(model), only.with_changes(star=""), spread))
     exploded = _is_exploded(call)
