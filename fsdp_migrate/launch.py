@@ -66,6 +66,7 @@ def launch_ranks(module: str, arguments: list[str], *, world_size: int, logs: Pa
         except ChildFailedError as error:
             raise RankError(_describe(error.failures)) from error
         except SignalException as error:
+            # As Python itself would have ended: the command's exit codes go by that.
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from error
             raise SystemExit(128 + error.sigval) from error

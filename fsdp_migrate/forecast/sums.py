@@ -18,6 +18,7 @@ def gathered_and_reduced(plan: ShardPlan, which: Which, *, accumulates: bool) ->
     those of all units.
     """
     units = [unit.bytes for unit in plan.units if unit.bytes is not None]
+    # FSDP2 gathers into a buffer, and copies out of it.
     buffer = max((unit.unsharded for unit in units if unit.all_gathered_per_step), default=0)
     reduced = [max(unit.reduce_scattered_per_step, unit.all_reduced_per_step) for unit in units]
     whole = [min(unit.unsharded, size) for unit, size in zip(units, reduced, strict=True)]

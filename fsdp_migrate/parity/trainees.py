@@ -134,6 +134,7 @@ class UnderFSDP1(Trainee):
 
     def units(self) -> set[str]:
         """Return the names of the units that hold parameters."""
+        # FSDP1 wraps modules without any parameters as well.
         return {
             clean_name(name)
             for name, each in self.model.named_modules()

@@ -78,6 +78,7 @@ def main() -> None:
     except FSDPMigrateError as error:
         cause = error.__cause__
         more = "" if cause is None else "\n" + "".join(traceback.format_exception(cause)[-6:])
+        # Told in place of the launcher's own report, which is a traceback.
         leave(f"{error}{more}".rstrip())
         raise
     if rank == 0:

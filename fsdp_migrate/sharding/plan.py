@@ -306,6 +306,7 @@ def _mesh_shape(
 def _devices_per_node(config: FSDP2Config) -> int:
     """Count the devices of this machine, unless it stands for none of those that will train."""
     device_type = resolve.resolve_device_type(config)
+    # A laptop that plans for a cluster would make each rank a node, without a word.
     if device_type == "cpu" and config.device_id is None and not dist.is_initialized():
         msg = (
             "HYBRID_SHARD makes one shard group of each node, and this machine, without an accelerator, does "
@@ -476,6 +477,7 @@ def _full_precision_evaluation(config: FSDP2Config) -> Iterator[Finding]:
 def _check_reshard(number: bool | int, shards: int) -> None:
     if isinstance(number, bool):
         return
+    # torch takes 1 for False, with a warning, and the number of all shards for True.
     if number < 2 or number >= shards or shards % number:
         msg = (
             f"`reshard_after_forward` is {number}; as a number it must divide the {shards} shards, and be "

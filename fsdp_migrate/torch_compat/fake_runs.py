@@ -40,6 +40,7 @@ def fake_world(world_size: int) -> Iterator[None]:
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=world_size)
     try:
         with _fsdp1_on_fakes(), warnings.catch_warnings():
+            # FSDP1 compares the addresses of its flat parameters, and fake ones have none.
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             yield
     finally:

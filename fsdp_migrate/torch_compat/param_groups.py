@@ -137,6 +137,8 @@ class ParameterGroup:
             group.unshard(False)  # sharded over one rank: nothing is sent
             group.wait_for_unshard()
         unexpected = []
+        # Zeros are made in the dtype of what waits here: in bf16 sums of earlier microbatches have another
+        # one.
         dtypes = pending_dtypes(self.parameters)
         for param, is_used in zip(self.parameters, used, strict=True):
             if pending_gradient(param) is not None:
@@ -413,6 +415,7 @@ def _roots(model: nn.Module) -> list[Any]:
 
 def initialise_lazily(model: nn.Module) -> None:
     """Do what the first forward would: find the root, on a rank that may never run one."""
+    # The model's own comes first, and makes those below it no roots.
     for state in _states(model):
         if state._is_root is None:
             state._lazy_init()

@@ -50,12 +50,14 @@ def undo_casts(params: Iterable[Any]) -> None:
         if not hasattr(param, "_unsharded_param") or len(param.all_gather_outputs) != 1:
             continue
         whole, gathered = param._unsharded_param, param.all_gather_outputs[0]
+        # What the hooks of a weight's class make, and DTensors of tensor parallelism, are no plain views.
         if type(whole.data) is not torch.Tensor:
             continue
         gradient = whole.grad
         if whole.dtype != gathered.dtype:
             param.was_cast = True
             whole.grad = None  # it may not be of another dtype than the data
+            # As torch's `init_unsharded_param` makes it, in the first gather alone.
             whole.data = torch.as_strided(gathered, param._orig_size, param._contiguous_orig_stride, 0)
         # torch 2.15 sets None for the time of a backward: what waits from earlier ones is of a wider dtype.
         expected = getattr(whole, "grad_dtype", whole.dtype)
