@@ -68,8 +68,8 @@ class UnitPlan:
     @property
     def reshard_after_forward(self) -> bool | int | None:
         """What ``fully_shard`` is told; None: torch's default, which keeps the root's parameters."""
-        # FSDP1 never freed the root after forward. torch 2.6 and 2.7 keep it whatever they are told; from 2.8
-        # on True would free it, and None is what keeps it.
+        # FSDP1 never freed the root after forward, and nor does torch where it is told None. Told True, newer
+        # releases free it, and older ones keep it all the same.
         return self.config.root_reshard_after_forward if self.is_root else self.config.reshard_after_forward
 
     @property
