@@ -103,6 +103,7 @@ def _of_user(batches: Any, *, steps: int, rank: int, world_size: int) -> tuple[A
         msg = f"`data` gives a {type(given).__name__}; expected batches that can be iterated over."
         raise ConfigError(msg, field="data")
     first = rank if every > 1 else 0
+    # Not all of them: what gives batches may have no end.
     found: tuple[Any, ...] = _by_user(
         lambda: tuple(itertools.islice(given, first, first + steps * every, every))
     )

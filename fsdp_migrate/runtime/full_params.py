@@ -161,6 +161,7 @@ def _show(item: _Summoned, device: str | None, with_grads: bool, visible: bool) 
     whole = gather(item.sharded)
     grad = gather(item.sharded.grad) if with_grads and item.sharded.grad is not None else None
     if visible:
+        # Gathered on the mesh's device, which is another one than the shard's where shards are offloaded.
         item.whole = nn.Parameter(whole.to(device or item.sharded.device), item.sharded.requires_grad)
         item.whole.grad = None if grad is None else grad.to(item.whole.device)
         item.put(item.whole)

@@ -255,6 +255,7 @@ def _stream(
     finally:
         # Left in the midst: the others learn of it when they come to the next bucket.
         if waits and left and groups and dist.is_initialized():
+            # Its own error is meant for the others, and these may be gone.
             with suppress(RuntimeError):
                 together(_stop, groups, "", ModelStateError)
 

@@ -99,6 +99,7 @@ def _settings(unit: UnitPlan) -> dict[str, str]:
     """Return a unit's settings, by the FSDP1 arguments that they come from."""
     config: FSDP2Config = unit.config
     precision = config.mp_policy
+    # By the root: what the call gives as `reshard_after_forward` is for the other units alone.
     frees = config.root_reshard_after_forward is None
     return {
         "sharding_strategy": _STRATEGIES.get((config.mesh, frees), "NO_SHARD"),

@@ -245,6 +245,7 @@ def _check_experts(
         )
         raise ModelError(msg, fqn=others[0])
     for name, parameter in experts.items():
+        # The ranks of its own mesh have other data each, and the unit's mesh averages over more of them.
         reached = mesh.size() * len(_ranks(parameter.device_mesh) & data_ranks)
         if reached != len(data_ranks):
             msg = (

@@ -172,10 +172,12 @@ class _Applier(cst.CSTTransformer):
         after, last = self._splice(module.body[self._anchor :])
         new: list[Any] = list(imports.statements(self._source, self._new))
         if new:
+            # What stood above an import that went away stands above the new ones.
             new[0] = new[0].with_changes(leading_lines=left)
         elif after and left:
             after[0] = _preceded(left, after[0])
         body = [*before, *new, *after]
+        # Where nothing was imported before, an empty line parts the imports from the code.
         if new and self._anchor == 0 and after:
             body[len(new)] = _preceded([cst.EmptyLine()], body[len(new)])
         return module.with_changes(body=body, footer=[*last, *module.footer])

@@ -149,6 +149,7 @@ def _change(
     for offset, item in enumerate(new):
         row.insert(place + offset, item)
     fresh = set(map(id, new))
+    # From behind: to remove one moves all that follow it.
     for n, item in reversed(list(enumerate(row.items))):
         change = None if id(item) in fresh else changes.get(_name(item) or "")
         if change is not None and change.remove:

@@ -81,6 +81,7 @@ def _is_deep(tree: ast.AST) -> bool:
 
 
 def _looks_deep(code: str) -> bool:
+    # Of what CPython does not parse there is no tree to measure: brackets are counted.
     depth = deepest = 0
     for sign in re.findall(r"[][(){}]", code):
         depth += 1 if sign in _OPENING else -1

@@ -145,6 +145,7 @@ class Index:
     @functools.cached_property
     def order(self) -> dict[cst.CSTNode, int]:
         """The place of each node in the order of the source."""
+        # Nodes were entered as they were met, from the top of the source.
         return {node: place for place, node in enumerate(self.scopes)}
 
     # What a name stands for.
@@ -197,6 +198,7 @@ class Index:
 
     def excludes(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether two nodes stand in the two branches of one ``if``, so that never both are run."""
+        # What stands in another function runs at another time, whatever branch it stands in.
         if self.function(one) is not self.function(other):
             return False
         side = dict(self._branches(other))
