@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import RankError, UnsupportedFeatureError
 from fsdp_migrate.sharding.consensus import exchange, share, together
 from fsdp_migrate.sharding.structure import structure_fault
+from fsdp_migrate.torch_compat.device_meshes import meshes_of
 
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class Peers:
         self.rank = 0 if self.is_alone else dist.get_rank()
         # What is no model, or none that can be walked, is told to all ranks, later.
         known = model.parameters() if isinstance(model, nn.Module) and structure_fault(model) is None else ()
-        meshes = {param.device_mesh for param in known if isinstance(param, DTensor)}
-        groups = [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
+        groups = [mesh.get_group(dim) for mesh in meshes_of(known) for dim in range(mesh.ndim)]
         self._groups: Groups = groups or [None]
         self.ranks: list[int] = [0] if self.is_alone else exchange(self.rank, self._groups)
 

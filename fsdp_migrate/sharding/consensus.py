@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.sharding.facts import differing, facts_of
 from fsdp_migrate.sharding.structure import structure_fault
+from fsdp_migrate.torch_compat.device_meshes import meshes_of
 
 
 if TYPE_CHECKING:
@@ -60,10 +60,7 @@ def groups_of(fsdp1_config: Any, mesh: DeviceMesh | None, model: object) -> list
             raise ConfigError(_not_a_member("mesh", chosen.mesh.flatten().tolist()), field="mesh")
         # What is no model, or none that can be walked, is told to all ranks, later.
         known = model.parameters() if isinstance(model, nn.Module) and structure_fault(model) is None else ()
-        others = {param.device_mesh for param in known if isinstance(param, DTensor)}
-        # Sorted: a set has another order on each rank, and all ranks must go through groups in one order.
-        meshes = [chosen, *sorted(others, key=lambda other: str(other.mesh_dim_names))]
-        return [each.get_group(dim) for each in meshes for dim in range(each.ndim)]
+        return [each.get_group(dim) for each in (chosen, *meshes_of(known)) for dim in range(each.ndim)]
     groups = given("process_group")
     several = groups if isinstance(groups, (tuple, list)) else [groups]
     # What `dist.new_group` returns to ranks that it was not given.

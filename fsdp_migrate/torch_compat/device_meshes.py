@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from fsdp_migrate.torch_compat.cpu_mends import averages_by_sum
@@ -47,6 +47,16 @@ OPTIONS_OF_ONE_MESH: tuple[str, ...] = (
     () if MAX_PARALLEL_DIMS > 1 else ("fused",) if HAS_GRADIENT_DIVISOR else ("foreach", "fused")
 )
 """Kinds of optimizers that do not take DTensors of several meshes (run on 2.6, 2.7, 2.9, 2.13 and 2.15)."""
+
+
+def meshes_of(parameters: Iterable[torch.Tensor]) -> list[DeviceMesh]:
+    """Return the meshes that parameters lie on, by their names, then as they come: in one order on all ranks.
+
+    All ranks must go through the groups in that order. A set has another one in each process, because names
+    are hashed with a seed of its own.
+    """
+    found = dict.fromkeys(param.device_mesh for param in parameters if isinstance(param, DTensor))
+    return sorted(found, key=lambda mesh: str(mesh.mesh_dim_names))
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
