@@ -191,11 +191,20 @@ def keep_time(pid: int, stack: IO[str]) -> None:
         limit, name = json.loads(lines[-1])
         since = time.monotonic()
     os.kill(pid, _STACK_SIGNAL)
-    time.sleep(1)
+    _wait_for_stack(Path(stack.name))
     number = end_with_descendants(pid)
     said = f"\n{name} took longer than {limit:g} s. It was ended, with all that it had started: {number}."
     sys.stderr.write(f"{said}\n{stack.read()}\n")
     stack.write(said)
+
+
+def _wait_for_stack(stack: Path) -> None:
+    """Wait until the stack is written, however loaded the machine is; one that never begins is not there."""
+    deadline = time.monotonic() + 30
+    size = -1
+    while time.monotonic() < deadline and (size < 1 or size != stack.stat().st_size):
+        size = stack.stat().st_size
+        time.sleep(1)
 
 
 if __name__ == "__main__":
