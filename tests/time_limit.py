@@ -191,19 +191,22 @@ def keep_time(pid: int, stack: IO[str]) -> None:
         limit, name = json.loads(lines[-1])
         since = time.monotonic()
     os.kill(pid, _STACK_SIGNAL)
-    _wait_for_stack(Path(stack.name))
+    _wait_for_stack(stack.fileno())
+    shown, took = stack.read(), f"\n{name} took longer than {limit:g} s."
+    # Before the end: pytest-xdist reads the file as soon as the process is gone.
+    stack.write(took)
+    stack.flush()
     number = end_with_descendants(pid)
-    said = f"\n{name} took longer than {limit:g} s. It was ended, with all that it had started: {number}."
-    sys.stderr.write(f"{said}\n{stack.read()}\n")
-    stack.write(said)
+    sys.stderr.write(f"{took} It was ended, with all that it had started: {number}.\n{shown}\n")
 
 
-def _wait_for_stack(stack: Path) -> None:
+def _wait_for_stack(stack: int) -> None:
     """Wait until the stack is written, however loaded the machine is; one that never begins is not there."""
+    # By its number: a process that hangs at its end has removed the name.
     deadline = time.monotonic() + 30
     size = -1
-    while time.monotonic() < deadline and (size < 1 or size != stack.stat().st_size):
-        size = stack.stat().st_size
+    while time.monotonic() < deadline and (size < 1 or size != os.fstat(stack).st_size):
+        size = os.fstat(stack).st_size
         time.sleep(1)
 
 

@@ -36,11 +36,11 @@ def no_metadata(folder: Path) -> None:
 
 
 def truncated_data(folder: Path) -> None:
-    os.truncate(folder / "__0_0.distcp", 1000)
+    os.truncate(_data_files(folder)[0], 1000)
 
 
 def missing_data(folder: Path) -> None:
-    (folder / "__1_0.distcp").unlink()
+    _data_files(folder)[-1].unlink()
 
 
 def no_pickle(folder: Path) -> None:
@@ -48,7 +48,13 @@ def no_pickle(folder: Path) -> None:
 
 
 def outside(folder: Path) -> None:
-    _edit(folder, b"__0_0.distcp", b"../../secret")
+    name = _data_files(folder)[0].name
+    _edit(folder, name.encode(), b"../".ljust(len(name), b"x"))
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Return the files of data, which torch and a conversion call otherwise."""
+    return sorted(folder.glob("*.distcp"))
 
 
 def _edit(folder: Path, old: bytes, new: bytes) -> None:
@@ -93,10 +99,10 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     missing: "source",
     empty: "source",
     no_metadata: ".metadata",
-    truncated_data: "__0_0.distcp",
-    missing_data: "__1_0.distcp",
+    truncated_data: ".distcp",
+    missing_data: ".distcp",
     no_pickle: ".metadata",
-    outside: "secret",
+    outside: "../xxx",
     gadget: "system",
     torch_file: "state dict",
     overlap: "model.0.linear.weight",
