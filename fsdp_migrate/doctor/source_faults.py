@@ -184,6 +184,22 @@ SOURCE_FAULTS = (
         looked_up="2026-11-23",
     ),
     KnownFault(
+        "trainer-arguments-without-version",
+        "HF Trainer runs FSDP2 where `TrainingArguments` asks for FSDP and `fsdp_config` has no `version`; "
+        "before 5.10 it ran FSDP1.",
+        "huggingface/transformers#45640",
+        "sources",
+        _line(
+            r"\bfsdp\s*=\s*(?:True\b|\[?\s*[\"'](?:full_shard|shard_grad_op|hybrid_shard\w*|no_shard)\b)",
+            without=r"[\"'](?:fsdp_)?version[\"']\s*:|\bversion\s*=\s*[12]\b|\bfsdp_config\s*=\s*[\"'][^\"'\n]+\.json",
+            beside=r"TrainingArguments|(?:SFT|DPO|GRPO|Reward)Config",
+        ),
+        "Write the `version` that you mean: 1 for FSDP1, as the run was. `fsdp-migrate rewrite` writes 2.",
+        (Affected("transformers", "5.10"),),
+        harm="silent",
+        looked_up="2026-11-22",
+    ),
+    KnownFault(
         "optimizer-of-8-bits",
         "Optimizers of bitsandbytes, of 8 bits, of 32 and paged, stop at DTensors; old versions quantise "
         "them wrongly.",

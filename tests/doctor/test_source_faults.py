@@ -72,6 +72,10 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         seeing(pins=(PinFound("requirements.txt", 1, "torch", "torch==2.4.1", "2.6"),)),
         seeing(sources={"train.py": ""}, exact_pins=(ExactPin("requirements.txt", 1, "torch", "2.7.0"),)),
     ),
+    "trainer-arguments-without-version": (
+        of_source('a = TrainingArguments(fsdp="full_shard auto_wrap", fsdp_config={"min_num_params": 1})'),
+        of_source('a = TrainingArguments(fsdp="full_shard auto_wrap", fsdp_config={"version": 1})'),
+    ),
     "optimizer-of-8-bits": (of_source("o = bnb.optim.AdamW8bit(p)"), of_source("o = bnb.optim.AdamW(p)")),
 }
 
