@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _CONVERTED = "fsdp2"
 _NUMBER = re.compile(r"\d+")
+_COUNTED = re.compile(r"(?:^|.*[-_=.])\d+")
 _SHORTEST_NAME = 4
 _MOST_PLACES = 5
 
@@ -43,17 +44,22 @@ def target_of(path: str, taken: set[str]) -> str:
     """Return where the conversion of a checkpoint belongs: in a folder beside that of the run.
 
     A name beside the source, such as ``step-10-fsdp2``, would be the newest of the old run for whoever looks
-    for ``step-*``.
+    for ``step-*``. A file in such a folder takes the folder with it.
 
     Example:
         >>> target_of("runs/step-10", set()), target_of("step-10.pt", set())
         ('runs-fsdp2/step-10', 'fsdp2/step-10')
+        >>> target_of("runs/step-10/state.pt", set())
+        'runs-fsdp2/step-10/state'
     """
     source = Path(path)
-    parent = source.parent
+    step = source.parent
+    is_counted = not _NUMBER.search(source.stem) and _COUNTED.fullmatch(step.name)
+    parent = step.parent if is_counted else step
     folder = (
         parent / _CONVERTED if parent.name in {"", ".."} else parent.with_name(f"{parent.name}-{_CONVERTED}")
     )
+    folder = folder / step.name if is_counted else folder
     name = source.stem if source.suffix and not source.is_dir() else source.name
     target = str(folder / name)
     if target in taken:

@@ -16,6 +16,7 @@ import torch
 from ruamel.yaml import YAML
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.source.checkpoint_runs import target_of
 from fsdp_migrate.source.surroundings import find_configs
 from tests.cli.conftest import CODE
 from tests.ranks import ROOT
@@ -328,6 +329,19 @@ def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_t
     assert again == {"runs/exp/step-10": True, "runs/exp/step-10.pt": False, "runs/exp/step-9": False}
     commands = [command for step in document["steps"] for command in step["commands"]]
     assert not any("runs/exp/step-10 " in command for command in commands)
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("runs/step-10/state.pt", "runs-fsdp2/step-10/state"),
+        ("step-10/state.pt", "fsdp2/step-10/state"),
+        ("runs/exp-1/step-10", "runs/exp-1-fsdp2/step-10"),
+        ("runs/llama-7b/state.pt", "runs/llama-7b-fsdp2/state"),
+    ],
+)
+def test_a_folder_that_counts_is_not_made_anew_beside_the_others_of_its_run(path: str, target: str) -> None:
+    assert target_of(path, set()) == target
 
 
 def test_people_see_the_latest_and_how_large_it_is(trainer: Path, capsys: pytest.CaptureFixture[str]) -> None:
