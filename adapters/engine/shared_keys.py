@@ -261,8 +261,8 @@ def say_mixed_precision(
     text = (
         f"{dtype}: Accelerate's FSDP2 leaves buffers in their own dtype where FSDP1 casts them, casts the "
         "inputs of "
-        f"every unit where FSDP1 casts the root's, and casts outputs to {dtype}. Parameters and gradients "
-        "are cast alike."
+        f"every unit where FSDP1 casts the root's, and casts outputs to {dtype}, the loss that a model "
+        "returns too. Parameters and gradients are cast alike."
     )
     hint = (
         "Where buffers matter, such as rotary frequencies, the new run is the more exact one. A model that "

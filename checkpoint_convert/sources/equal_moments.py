@@ -57,6 +57,6 @@ def find_equal_moments(
                 "FM217",
                 part.name,
                 f"{len(same)} of {counted(len(pairs), 'parameter')}, such as `{same[0]}`: {how} torch does "
-                "that to a full optimizer state on CPU with offload_to_cpu=True.",
+                "that to a full optimizer state on CPU with offload_to_cpu=True, its default.",
                 _REMEDY,
             )
