@@ -200,6 +200,18 @@ SOURCE_FAULTS = (
         looked_up="2026-11-22",
     ),
     KnownFault(
+        "accelerate-prepares-apart",
+        "Under FSDP2 Accelerate prepares a model and its optimizer in one call only. For FSDP1 it once "
+        "advised to prepare the model alone, before the optimizer was made.",
+        "huggingface/accelerate#3394",
+        "sources",
+        _line(r"\baccelerator\.prepare\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*\)"),
+        "Make the optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`; "
+        "other objects may go along.",
+        (Affected("accelerate", "1.6"),),
+        looked_up="2026-11-25",
+    ),
+    KnownFault(
         "optimizer-of-8-bits",
         "Optimizers of bitsandbytes, of 8 bits, of 32 and paged, stop at DTensors; old versions quantise "
         "them wrongly.",

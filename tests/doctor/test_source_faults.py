@@ -76,6 +76,12 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         of_source('a = TrainingArguments(fsdp="full_shard auto_wrap", fsdp_config={"min_num_params": 1})'),
         of_source('a = TrainingArguments(fsdp="full_shard auto_wrap", fsdp_config={"version": 1})'),
     ),
+    "accelerate-prepares-apart": (
+        of_source("model = self.accelerator.prepare(self.model)"),
+        of_source(
+            "model, optimizer = accelerator.prepare(model, optimizer)\na = accelerator.prepare(loader)"
+        ),
+    ),
     "optimizer-of-8-bits": (of_source("o = bnb.optim.AdamW8bit(p)"), of_source("o = bnb.optim.AdamW(p)")),
 }
 
