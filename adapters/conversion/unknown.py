@@ -181,7 +181,10 @@ def nothing_found(
         for path in _argument_paths(documents)
         if converts(path or ".")
     ]
-    of_torch = f"Arguments of FullyShardedDataParallel for code of its own: {' or '.join(commands)}."
+    of_torch = (
+        f"Arguments of FullyShardedDataParallel for code of its own: {' or '.join(commands)}. Leave them "
+        "where a rewritten source reads them: prepare_fully_shard takes FSDP1's arguments."
+    )
     if uncertain:
         msg = " ".join([_uncertain(uncertain), *([of_torch] if commands else [])])
         return NothingToConvertError(msg, names_fsdp=True)

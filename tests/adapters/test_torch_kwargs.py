@@ -111,7 +111,8 @@ def test_hydras_objects_stay_objects() -> None:
 )
 def test_a_whole_document_in_words_of_a_projects_own_is_asked_for(text: str, after: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"code of its own: `fsdp-migrate config FILE --from torch --key \.`"
+        ConfigError,
+        match=r"code of its own: `fsdp-migrate config FILE --from torch --key \.`. Leave them where",
     ):
         convert_text(text)
     done = convert_text(text, framework="torch")
