@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 _MAX_DEPTH = 3
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
+_DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
+_FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
+_SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 
 
@@ -50,13 +53,32 @@ class Guards:
         return any(self._says(test, text, is_class, want=not truth) for test, truth in self.facts(node))
 
     def is_without_fsdp(self, node: cst.CSTNode) -> bool:
-        """Tell whether a place is reached only where a switch for FSDP is off: ``if not use_fsdp:``."""
-        return self._has_switch and any(_is_off(test, truth=truth) for test, truth in self.facts(node))
+        """Tell whether a place is reached only without FSDP: ``if not use_fsdp:``, ``if mode == "ddp":``."""
+        if self._has_switch and any(
+            _is_off(t, truth=v, says_all=self._says_all) for t, v in self.facts(node)
+        ):
+            return True
+        return self._has_match and any(map(_is_ddps_case, self.index.ancestors(node)))
 
     @functools.cached_property
     def _has_switch(self) -> bool:
         names = self.index.by_kind.get(cst.Name, ())
-        return any(_SWITCH.match(cst.ensure_type(each, cst.Name).value.lower()) for each in names)
+        is_named = any(_SWITCH.match(cst.ensure_type(each, cst.Name).value.lower()) for each in names)
+        return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts)
+
+    @functools.cached_property
+    def _texts(self) -> frozenset[str]:
+        texts = self.index.by_kind.get(cst.SimpleString, ())
+        return frozenset(cst.ensure_type(each, cst.SimpleString).value.strip("'\"").lower() for each in texts)
+
+    @functools.cached_property
+    def _says_all(self) -> bool:
+        """Whether what is not ``"fsdp"`` is not sharded: there is no other word for it, as ``"hsdp"``."""
+        return not any(_SHARDED.match(text) and not _FSDP.match(text) for text in self._texts)
+
+    @functools.cached_property
+    def _has_match(self) -> bool:
+        return bool(self.index.by_kind.get(cst.Match))
 
     def facts(self, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, bool]]:
         """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
@@ -158,15 +180,39 @@ class Guards:
                     yield item
 
 
-def _is_off(test: cst.BaseExpression, *, truth: bool) -> bool:
+def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
     """Tell whether a test that is ``truth`` says that a switch for FSDP is off."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        return _is_off(test.expression, truth=not truth)
+        return _is_off(test.expression, truth=not truth, says_all=says_all)
     if isinstance(test, cst.BooleanOperation):
         # Of `a and b` that is true both are; of `a or b` that is false neither is. Else one of them is.
-        found = (_is_off(part, truth=truth) for part in (test.left, test.right))
+        found = (_is_off(part, truth=truth, says_all=says_all) for part in (test.left, test.right))
         return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
+    if isinstance(test, cst.Comparison):
+        is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
+        return is_fsdps or _is_word(test, _DDP, truth=truth)
     return not truth and _SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
+
+
+def _is_ddps_case(node: cst.CSTNode) -> bool:
+    """Tell whether a node is a branch for DDP's word: ``case "ddp":``."""
+    pattern = node.pattern if isinstance(node, cst.MatchCase) else None
+    each = [part.pattern for part in pattern.patterns] if isinstance(pattern, cst.MatchOr) else [pattern]
+    values = [part.value for part in each if isinstance(part, cst.MatchValue)]
+    texts = [str(value.evaluated_value) for value in values if isinstance(value, cst.SimpleString)]
+    return len(texts) == len(each) and all(_DDP.match(text.lower()) for text in texts)
+
+
+def _is_word(test: cst.Comparison, word: re.Pattern[str], *, truth: bool) -> bool:
+    """Tell whether a comparison that is ``truth`` says a word: ``backend == "ddp"``."""
+    if len(test.comparisons) != 1:
+        return False
+    asked = test.comparisons[0]
+    kinds = (cst.Equal, cst.Is) if truth else (cst.NotEqual, cst.IsNot)
+    sides = [each for each in (test.left, asked.comparator) if isinstance(each, cst.SimpleString)]
+    return isinstance(asked.operator, kinds) and any(
+        word.match(str(e.evaluated_value).lower()) for e in sides
+    )
 
 
 def is_fsdp1_class(index: Index) -> IsClass:

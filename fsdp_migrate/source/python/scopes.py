@@ -197,21 +197,22 @@ class Index:
         return known
 
     def excludes(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether two nodes stand in the two branches of one ``if``, so that never both are run."""
+        """Tell whether two nodes stand in two branches of one ``if``, or ``match``: never both are run."""
         # What stands in another function runs at another time, whatever branch it stands in.
         if self.function(one) is not self.function(other):
             return False
         side = dict(self._branches(other))
         return any(side.get(choice, branch) is not branch for choice, branch in self._branches(one))
 
-    def _branches(self, node: cst.CSTNode) -> Iterator[tuple[cst.If, cst.CSTNode]]:
-        """Yield each ``if`` above a node, in its function and its loop, with the branch that it stands in."""
+    def _branches(self, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+        """Yield each choice above a node, in its function and its loop, with the branch that it stands in."""
         below = node
         for above in self.ancestors(node):
             # In another round of a loop the other branch may have run.
             if isinstance(above, (cst.FunctionDef, cst.For, cst.While, cst.Lambda)):
                 return
-            if isinstance(above, cst.If) and below in {above.body, above.orelse}:
+            is_choice = isinstance(above, cst.If) and below in {above.body, above.orelse}
+            if is_choice or (isinstance(above, cst.Match) and isinstance(below, cst.MatchCase)):
                 yield above, below
             below = above
 

@@ -29,3 +29,47 @@ def test_and_nothing_of_the_other_branch() -> None:
         "        state = model.state_dict()\n"
     )
     assert "state = model.state_dict()" in turned(body)
+
+
+SWITCHED = [
+    (
+        "def save(model, mode):\n"
+        "    match mode:\n"
+        "        case 'fsdp':\n"
+        "            state = FSDP.optim_state_dict(model, optimizer)\n"
+        "        case 'ddp':\n"
+        "            state = model.module.state_dict()\n"
+    ),
+    (
+        "def save(model, mode):\n"
+        "    match mode:\n"
+        "        case 'torch_ddp' | 'ddp':\n"
+        "            state = model.module.state_dict()\n\n\n"
+        "save(FSDP(net), 'ddp')\n"
+    ),
+    (
+        "def save(model):\n    if mode == 'ddp':\n        state = model.module.state_dict()\n\n\n"
+        "save(FSDP(net))\n"
+    ),
+    (
+        "def save(model):\n    if mode != 'torch_fsdp':\n        state = model.module.state_dict()\n\n\n"
+        "save(FSDP(net))\n"
+    ),
+    (
+        "def save(model):\n    if mode == 'fsdp':\n        return None\n"
+        "    else:\n        state = model.module.state_dict()\n\n\nsave(FSDP(net))\n"
+    ),
+]
+
+
+@pytest.mark.parametrize("body", SWITCHED)
+def test_a_branch_for_another_word_than_fsdp_is_left_alone(body: str) -> None:
+    assert "            state = model.module.state_dict()\n".lstrip() in turned(body)
+    assert "FM333" not in turned(body)
+
+
+@pytest.mark.parametrize("other", ["hsdp", "fsdp2", "zero3"])
+def test_what_is_not_fsdp_may_be_another_word_for_it(other: str) -> None:
+    lines = "def save(model):\n    if mode != 'fsdp':\n        model.module.state_dict()\n"
+    body = f"{lines}\n\nx = '{other}'\nsave(FSDP(net))\n"
+    assert "model.module.state_dict()" not in turned(body)
