@@ -356,6 +356,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM446": FindingCode(
             "changed", "Something holds the parameters that the model had before it was sharded."
         ),
+        "FM447": FindingCode(
+            "changed", "An optimizer is given sharded parameters and plain ones in one list."
+        ),
         "FM425": FindingCode(
             "changed",
             "`optimizer.state_dict()` of a sharded model: one rank's part, which cannot be joined.",

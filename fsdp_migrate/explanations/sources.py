@@ -193,6 +193,11 @@ EXPLANATIONS = {
         " is trained, clipped or averaged by it. Under FSDP1 with `use_orig_params=True` the old ones stayed.",
         "Make the list, or the object, after `prepare_fully_shard`. If it holds optimizers, give these as `optimizers=`: they are pointed at the new ones.",
     ),
+    "FM447": (
+        "FSDP1's parameters were plain tensors, FSDP2's are `DTensor`s. torch's optimizers work on whole groups at a time on GPUs (`foreach`), and those"
+        ' kernels refuse a group that holds both kinds: the first step fails with "got mixed torch.Tensor and DTensor".',
+        "Give each kind a group of its own, `AdamW([{'params': head.parameters()}, {'params': model.parameters()}])`, or `foreach=False`.",
+    ),
     "FM426": (
         "Under `SHARDED_STATE_DICT` each rank saved its shards by `torch.save`. FSDP1's are `ShardedTensor`s, FSDP2's `DTensor`s. The rewritten code"
         " reads what it has saved itself, at the same number of ranks.",

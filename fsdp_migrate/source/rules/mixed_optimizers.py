@@ -1,0 +1,82 @@
+"""One list of sharded and of plain parameters: the foreach kernels of torch's optimizers refuse it.
+
+``AdamW(chain(head.parameters(), model.parameters()))`` was right under FSDP1, whose parameters are tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import dotted, literal, text_of
+from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, model_of
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "mixed-optimizer"
+CODES = ("FM447",)
+
+_MEANT = (
+    "one list holds sharded parameters, which are DTensors now, and plain ones, of a module that is not "
+    "sharded: the foreach kernels of torch's optimizers, which are the default on GPUs, refuse both in one. "
+    "Give each a group of its own, [{'params': ...}, {'params': ...}], or foreach=False."
+)
+_MAX_DEPTH = 3
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find optimizers of torch that are given both kinds of parameters in one list."""
+    for call in source.calls:
+        if not call.args or call.args[0].star or not _is_torchs(source, call):
+            continue
+        if any(a.keyword and a.keyword.value == "foreach" and literal(a.value) is False for a in call.args):
+            continue
+        models = {text_of(each): each for each in _models(source, call.args[0].value)}
+        sharded = [each for each in models.values() if source.models.certainty(each) == "certain"]
+        plain = [each for each in models.values() if _is_plain(source, each, models)]
+        if sharded and plain:
+            yield Found("FM447", call, _MEANT, "commented")
+
+
+def _is_torchs(source: Source, call: cst.Call) -> bool:
+    known = source.index.qualified(call.func)
+    return any(each.startswith("torch.optim.") and each.split(".")[-1][:1].isupper() for each in known)
+
+
+def _is_plain(source: Source, model: cst.BaseExpression, others: dict[str, cst.BaseExpression]) -> bool:
+    """Tell whether nothing says that a module is sharded: neither it, nor a model that it is a part of."""
+    text = text_of(model)
+    if any(text.startswith(f"{other}.") for other in others):
+        return False
+    return source.models.is_unknown(model) and not source.models.is_asked(model)
+
+
+def _models(source: Source, node: cst.BaseExpression, depth: int = 0) -> Iterator[cst.BaseExpression]:
+    """Yield the models whose parameters one list holds."""
+    parts = list(_parts(source, node)) if depth < _MAX_DEPTH else []
+    for part in parts:
+        yield from _models(source, part, depth + 1)
+    model = None if parts else model_of(source.index, node)
+    if model is not None:
+        yield model
+
+
+def _parts(source: Source, node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield what a list is put together of."""
+    if isinstance(node, cst.Name) and node in source.index.scopes:
+        value = last_value(source.index, node)
+        yield from () if value is None else (value,)
+    elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+        yield from (node.left, node.right)
+    elif isinstance(node, cst.Call) and (dotted(node.func) or "").split(".")[-1] in SAME_PARAMETERS:
+        yield from (arg.value for arg in node.args)
+    elif isinstance(node, (cst.List, cst.Tuple)):
+        yield from (each.value for each in node.elements if isinstance(each, cst.StarredElement))
