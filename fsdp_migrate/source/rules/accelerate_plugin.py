@@ -89,6 +89,7 @@ _NAMES = {
 }
 # What says nothing of how the model is sharded, and means the same to FSDP2.
 _ASIDE = frozenset({"ignored_modules", "optim_state_dict_config", "param_init_fn", "state_dict_config"})
+_QUESTIONS = frozenset({"fields", "getattr", "hasattr", "isinstance", "issubclass", "signature"})
 _CAST = frozenset({"param_dtype", "reduce_dtype", "buffer_dtype", "cast_forward_inputs"})
 _DTYPES = Need("torch.distributed.fsdp", "MixedPrecisionPolicy")
 
@@ -115,7 +116,7 @@ def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
         yield from _of_call(source, above)
         return
     outer = next((a for a in source.index.ancestors(node) if isinstance(a, cst.Call)), None)
-    asked = outer is not None and dotted(outer.func) in {"hasattr", "isinstance", "issubclass"}
+    asked = outer is not None and (dotted(outer.func) or "").split(".")[-1] in _QUESTIONS
     asked = asked or isinstance(above, (cst.Comparison, cst.BooleanOperation, cst.UnaryOperation, cst.If))
     yield Found("FM320", node, *((_CLASS_ITSELF, "kept") if asked else (_MEANT, "commented")))
 

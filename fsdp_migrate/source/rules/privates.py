@@ -51,7 +51,15 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM317", node, _MEANT, "commented", covers=(node,))
     if not source.uses_fsdp1:
         return
+    own = {
+        target.target.attr.value
+        for assign in source.assignments
+        for target in assign.targets
+        if isinstance(target.target, cst.Attribute) and dotted(target.target.value) == "self"
+    }
     for node in source.attributes:
+        if node.attr.value in own and not node.attr.value.startswith("_"):
+            continue  # a class of the source's own has one of this name
         if node.attr.value in catalog.WRAPPER_ATTRIBUTES and _is_asked_of_a_model(source, node):
             yield Found("FM317", node, _OWN, "commented")
         if node.attr.value not in _NAMES | _FSDP1S or node in source.references:

@@ -133,6 +133,8 @@ def test_what_is_asked_of_the_plugins_name_stays() -> None:
         ("Plugin(fsdp_version=2, reshard_after_forward=True)", "kept"),
         ("functools.partial(Plugin, cpu_offload=True)", "commented"),
         ("hasattr(Plugin, 'from_name')", "kept"),
+        ("inspect.signature(Plugin)", "kept"),
+        ("dataclasses.fields(Plugin)", "kept"),
         ("Plugin.get_module_class_from_name(model, 'Block')", "kept"),
     ],
 )

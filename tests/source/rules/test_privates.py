@@ -54,3 +54,12 @@ def test_privates_by_another_name_or_that_are_set(body: str) -> None:
 def test_what_an_own_class_has_under_such_a_name_is_its_own() -> None:
     body = "class Log:\n    def __init__(self):\n        self._streams = []\n        self.params = {}\n"
     assert "FM317" not in {code for code, _ in codes(f"model = FSDP(net)\n{body}")}
+
+
+def test_a_flat_parameter_that_a_class_here_makes_is_its_own() -> None:
+    body = (
+        "class Rotated:\n    def __init__(self, parts):\n        self.flat_param = torch.cat(parts)\n"
+        "def turn(module):\n    return module.flat_param.norm()\n"
+    )
+    assert "FM317" not in {code for code, _ in codes(f"model = FSDP(net)\n{body}")}
+    assert ("FM317", "commented") in codes("model = FSDP(net)\nmodule.flat_param.norm()\n")
