@@ -25,6 +25,32 @@ CONSTRUCTOR_ARGUMENTS = (
 )
 """The arguments of ``FullyShardedDataParallel`` in the order in which they may be given by position."""
 
+OF_MODULES = frozenset(
+    {
+        "apply",
+        "bfloat16",
+        "children",
+        "clip_grad_norm_",
+        "cpu",
+        "cuda",
+        "eval",
+        "forward",
+        "half",
+        "load_state_dict",
+        "modules",
+        "named_modules",
+        "named_parameters",
+        "no_sync",
+        "parameters",
+        "requires_grad_",
+        "state_dict",
+        "to",
+        "train",
+        "zero_grad",
+    }
+)
+"""What torch's own modules have: a class that defines one again is none of a project's questions."""
+
 ARGUMENT_WORDS = frozenset(
     {
         "BackwardPrefetch",

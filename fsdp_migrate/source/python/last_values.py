@@ -10,6 +10,9 @@ from fsdp_migrate.source.python.nodes import dotted
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.scopes import Binding, Index
 
 
@@ -31,6 +34,33 @@ def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpressi
     if last is None or last.value is None or last.index is not None or not _always_runs(index, last, node):
         return None
     return last.value
+
+
+def stands_for(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.BaseExpression]:
+    """Yield what a name may hold, ``.module`` left out: the values of names, and what calls here give."""
+    for binding in index.scopes[name].lookup(name.value) if name in index.scopes else ():
+        value = binding.value if binding.index is None else None
+        if isinstance(value, cst.Attribute) and value.attr.value == "module":
+            value = value.value
+        if isinstance(value, (cst.Name, cst.Attribute)):
+            yield value
+        if binding.kind == "param":
+            yield from _given(index, guards, name)
+
+
+def _given(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.BaseExpression]:
+    """Yield what the calls of this source give to a parameter of the function around a name, by its place."""
+    function = index.function(name)
+    names = [each.name.value for each in function.params.params] if function is not None else []
+    if name.value not in names or "self" in names:
+        return
+    for call in index.by_kind.get(cst.Call, ()):
+        assert isinstance(call, cst.Call)
+        given = call.args[: names.index(name.value) + 1]
+        if len(given) <= names.index(name.value) or any(arg.star or arg.keyword for arg in given):
+            continue
+        if isinstance(call.func, cst.Name) and function in list(guards.functions(call.func)):
+            yield given[-1].value
 
 
 def _always_runs(index: Index, binding: Binding, node: cst.CSTNode) -> bool:

@@ -12,7 +12,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.makers import gives_fsdp_modules, is_partial_of, makes_fsdp, put_into
 from fsdp_migrate.source.python.nodes import dotted, item_name, model_argument, named_items, text_of, walk_for
@@ -34,6 +34,7 @@ Key = tuple[cst.CSTNode, str]
 
 _WRAPPING = re.compile(r"wrap|shard|fsdp|parallel")
 _MAX_PASSES = 6
+_MAX_DEPTH = 2
 # What parameters of functions are called that FSDP1's models are given to.
 _NAMED = frozenset({"fsdp_model", "fsdp_module"})
 
@@ -143,10 +144,13 @@ class Models:
         """Tell whether an expression stands where ``isinstance(it, FSDPModule)`` was found true."""
         return self.guards.holds(node, self.index.is_fsdp2_class)
 
-    def is_asked(self, node: cst.CSTNode) -> bool:
-        """Tell whether the same function asks anywhere if an expression is FSDP1's: then it may be."""
+    def is_asked(self, node: cst.CSTNode, depth: int = 0) -> bool:
+        """Tell whether the same function asks anywhere if an expression, or its origin, is FSDP1's."""
         if self.is_other_branch(node):
             return False
+        held = stands_for(self.index, self.guards, node) if isinstance(node, cst.Name) else ()
+        if depth < _MAX_DEPTH and any(self.is_asked(each, depth + 1) for each in held):
+            return True
         text, function = text_of(node), self.index.function(node)
         for call in walk_for(function, cst.Call) if function is not None else ():
             if dotted(call.func) == "isinstance" and len(call.args) == 2:
@@ -201,6 +205,8 @@ class Models:
         """Return what one of two expressions may be: also another, if one makes an object of its own."""
         each = [self.kinds(part, index) for part in (node.body, node.orelse)]
         found = each[0] | each[1]
+        if MAKES in found and not all(MAKES in kinds for kinds in each):
+            return found | {"other"}  # `(FSDP if sharded else DDP)(net)`
         makes = (part for part, kinds in zip((node.body, node.orelse), each, strict=True) if not kinds)
         calls = [dotted(part.func) or "" for part in makes if isinstance(part, cst.Call)]
         is_other = "fsdp" in found and any(name.split(".")[-1][:1].isupper() for name in calls)
@@ -266,8 +272,9 @@ class Models:
             return set()
         if "functools.partial" in names:
             return {MAKES} & self.kinds(call.args[0].value) if call.args else set()
-        if MAKES in self.kinds(call.func):
-            return {"fsdp"}
+        made = self.kinds(call.func)
+        if MAKES in made:
+            return {"fsdp", *made & {"other"}}
         # `wrap_blocks(net, wrapper=FSDP)` of a package that is not seen.
         is_wrapping = _WRAPPING.search((dotted(call.func) or "").split(".")[-1].lower()) is not None
         if not is_wrapping or len(call.args) < 2 or any(self.guards.functions(call.func)):

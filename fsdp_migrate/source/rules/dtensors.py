@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
@@ -248,7 +249,33 @@ def _is_list(source: Source, node: cst.BaseExpression) -> bool:
     models = source.models
     model = node.func.value
     is_fsdp1 = models.certainty(model) is not None or models.is_guarded_within(model)
-    return is_fsdp1 or models.is_asked(model)
+    return is_fsdp1 or models.is_asked(model) or _is_wrapped_above(source, model) or _is_itself(source, model)
+
+
+def _is_wrapped_above(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is the name that a model had before the same function wrapped it: ``m = FSDP(net)``."""
+    text, place = text_of(model), source.index.order.get(model, 0)
+    for call in source.calls:
+        if source.index.order[call] >= place or source.index.excludes(call, model):
+            continue
+        is_its = call.args and not call.args[0].star and text_of(call.args[0].value) == text
+        if is_its and source.models.is_constructor(call.func):
+            return source.index.function(call) is source.index.function(model)
+    return False
+
+
+def _is_itself(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is ``self`` in a method that a sharded model is asked for, here or in another file."""
+    function = source.index.function(model)
+    if function is None or dotted(model) != "self":
+        return False
+    name = function.name.value
+    if name in source.models.links.methods:
+        return True
+    asked = (call.func for call in source.calls if isinstance(call.func, cst.Attribute))
+    return name not in catalog.OF_MODULES and any(
+        func.attr.value == name and source.models.certainty(func.value) is not None for func in asked
+    )
 
 
 def _is_norm(source: Source, node: cst.BaseExpression) -> bool:

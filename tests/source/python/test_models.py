@@ -57,3 +57,12 @@ def test_an_attribute_that_may_be_of_another_class_is_not_certain() -> None:
         "    def load(self, state):\n        self.model.load_state_dict(state)\n"
     )
     assert "set_model_state_dict(self" not in turned(body)
+
+
+@pytest.mark.parametrize(
+    "made",
+    ["model = (FSDP if sharded else Other)(net)", "kind = FSDP if sharded else Other\nmodel = kind(net)"],
+)
+def test_what_a_choice_of_classes_makes_may_be_a_model(made: str) -> None:
+    body = f"{made}\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    assert ("FM326", "commented") in codes(body)

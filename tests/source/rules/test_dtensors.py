@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from fsdp_migrate.source import rewrite_paths
 from tests.source.samples import IMPORTS, codes, uses
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -30,6 +37,7 @@ MODEL = "m = FSDP(net)\n"
         "x = torch.nn.utils.parameters_to_vector(m.parameters())\n",
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\ndist.all_reduce(g)\n",
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).float()\ndist.all_reduce(g)\n",
+        "x = world_size * sum(p.numel() for p in net.parameters())\n",
     ],
 )
 def test_what_was_of_one_rank_is_said(body: str) -> None:
@@ -45,6 +53,7 @@ def test_what_was_of_one_rank_is_said(body: str) -> None:
         "for p in m.parameters():\n    x = p.full_tensor().norm()\n",
         "with FSDP.summon_full_params(m):\n    for p in m.parameters():\n        x = p.norm()\n",
         "loss = f(m)\ndist.all_reduce(loss)\n",
+        "m2 = net3\nx = world_size * sum(p.numel() for p in net3.parameters())\nnet3 = FSDP(net3)\n",
         "g = m.clip_grad_norm_(1.0)\ndist.all_reduce(g)\n",
     ],
 )
@@ -117,3 +126,38 @@ def test_a_model_in_which_the_class_was_found(test: str, is_said: bool) -> None:
     body += "return torch.stack([p.grad.to(dtype).norm(2) for p in model.parameters()])\n"
     found = codes(body.replace("isinstance(model, FSDP) or", "f(model) or"), HEADER)
     assert (("FM423", "commented") in found) is is_said
+
+
+def test_what_is_made_of_a_model_that_is_asked_for_its_class_may_be_one() -> None:
+    body = (
+        "def log(model):\n"
+        "    is_sharded = isinstance(model, FSDP)\n"
+        "    inner = model.module if hasattr(model, 'module') else model\n"
+        "    if is_sharded:\n        whole = model.module\n    else:\n        whole = model\n"
+        "    def norms(module):\n"
+        "        return [torch.norm(p.grad).item() for p in module.parameters()]\n"
+        "    return norms(whole)\n"
+    )
+    assert ("FM423", "commented") in codes(body)
+
+
+METHODS = (
+    "class Net(torch.nn.Module):\n"
+    "    def follow(self, other):\n"
+    "        for mine, new in zip(self.parameters(), other.parameters()):\n"
+    "            mine.data = mine.data * 0.9 + new.data * 0.1\n"
+    "    def count(self):\n"
+    "        return [p.norm() for p in self.parameters()]\n"
+)
+
+
+def test_a_method_that_a_sharded_model_is_asked_for_sees_dtensors() -> None:
+    lines = [use.line for use in uses(f"{METHODS}m = FSDP(Net())\nm.follow(x)\n") if use.code == "FM423"]
+    assert lines == [IMPORTS.count("\n") + 4]
+
+
+def test_and_so_does_one_of_another_file(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(f"import torch\n\n\n{METHODS}")
+    (tmp_path / "main.py").write_text(f"{IMPORTS}from net import Net\n\nm = FSDP(Net())\nm.follow(x)\n")
+    left = {file.path.rpartition("/")[2]: file.after for file in rewrite_paths([tmp_path]).changed}
+    assert left["net.py"].count("# fsdp-migrate: FM423") == 1
