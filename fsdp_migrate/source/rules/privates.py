@@ -57,14 +57,14 @@ def find(source: Source) -> Iterator[Found]:
         for target in assign.targets
         if isinstance(target.target, cst.Attribute) and dotted(target.target.value) == "self"
     }
+    # A name alone tells nothing where a class of the source's own has a public attribute of it.
+    telling = _FSDP1S - {name for name in own if not name.startswith("_")}
     for node in source.attributes:
-        if node.attr.value in own and not node.attr.value.startswith("_"):
-            continue  # a class of the source's own has one of this name
         if node.attr.value in catalog.WRAPPER_ATTRIBUTES and _is_asked_of_a_model(source, node):
             yield Found("FM317", node, _OWN, "commented")
         if node.attr.value not in _NAMES | _FSDP1S or node in source.references:
             continue
-        if not (node.attr.value in _FSDP1S or _is_asked_of_a_model(source, node)) or _is_own(source, node):
+        if not (node.attr.value in telling or _is_asked_of_a_model(source, node)) or _is_own(source, node):
             continue
         if was_asked_for(source, node):
             yield Found("FM317", node, _NOT_THERE, "kept")

@@ -44,7 +44,7 @@ _SAYS = frozenset({"debug", "error", "info", "print", "warn", "warning"})
 
 def find(source: Source) -> Iterator[Found]:
     """Find strings with the parts that FSDP1 put into names, and tests for the name of its class."""
-    if _IS_ANOTHERS.search(source.code):
+    if _IS_ANOTHERS.search(source.code) and not source.uses_fsdp1:
         return
     for kind in (cst.SimpleString, cst.FormattedStringText):
         for node in source.index.by_kind.get(kind, ()):

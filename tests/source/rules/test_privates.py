@@ -63,3 +63,12 @@ def test_a_flat_parameter_that_a_class_here_makes_is_its_own() -> None:
     )
     assert "FM317" not in {code for code, _ in codes(f"model = FSDP(net)\n{body}")}
     assert ("FM317", "commented") in codes("model = FSDP(net)\nmodule.flat_param.norm()\n")
+
+
+def test_what_a_class_here_has_too_is_still_said_of_a_sharded_model() -> None:
+    body = (
+        "class Run:\n    def __init__(self, given):\n"
+        "        self.sharding_strategy = given\n        self.flat_param = given\n"
+    )
+    for asked in ("print(model.sharding_strategy)\n", "model.flat_param.norm()\n"):
+        assert ("FM317", "commented") in codes(f"{body}model = FSDP(net)\n{asked}"), asked

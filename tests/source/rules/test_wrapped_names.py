@@ -92,4 +92,6 @@ def test_the_word_in_a_setting_is_no_class() -> None:
 def test_the_names_of_another_packages_fsdp_are_its_own(theirs: str) -> None:
     name = 'full = prefix + "_fsdp_wrapped_module." + name\n'
     assert "FM316" not in {use.code for use in scan_source(theirs + name)}
+    torchs = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    assert "FM316" in {use.code for use in scan_source(torchs + theirs + name)}
     assert "FM316" in {use.code for use in scan_source(name)}
