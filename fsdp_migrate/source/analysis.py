@@ -14,7 +14,7 @@ from fsdp_migrate.source.python.branches import fsdp1_branch
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.nodes import short, walk
 from fsdp_migrate.source.python.text import Source
-from fsdp_migrate.source.rules import RULES, class_checks, leftovers, unused_imports
+from fsdp_migrate.source.rules import OF_MODELS, RULES, class_checks, leftovers, unused_imports
 from fsdp_migrate.source.uses import Found, Use
 
 
@@ -72,8 +72,9 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
             # The first edit of a node counts. And what another rule takes away is not said to stay.
             if each.node in edited or (each.action == "kept" and each.node in gone):
                 continue
-            if each.action == "commented" and not each.covers and guards.is_without_fsdp(each.node):
-                continue  # the model is not sharded here
+            is_of_model = each.action == "commented" and not each.covers and rule in OF_MODELS
+            if is_of_model and guards.is_without_fsdp(each.node):
+                continue
             found = _left_alone(source, each, branches) or _below(source, each, checks) or each
             checks.update([found.node] if found.code == "FM420" and rule is class_checks else [])
             edited.update([found.node] if found.edits else [])

@@ -73,3 +73,22 @@ RULES: tuple[ModuleType, ...] = (
     trainers,
 )
 """Every rule that looks for something of its own, in the order in which they are asked."""
+
+OF_MODELS: frozenset[ModuleType] = frozenset(
+    {
+        clipping,
+        dtensors,
+        mixed_optimizers,
+        model_methods,
+        module_attribute,
+        no_sync,
+        optim_state_dicts,
+        own_optimizers,
+        parameter_shapes,
+        privates,
+        raw_optimizer_states,
+        state_dicts,
+        summon,
+    }
+)
+"""Those whose comments are of a sharded model. Where FSDP is off there is none; settings stay settings."""

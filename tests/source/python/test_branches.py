@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_migrate.source import scan_source
 from tests.source.samples import turned
 
 
@@ -73,3 +74,24 @@ def test_what_is_not_fsdp_may_be_another_word_for_it(other: str) -> None:
     lines = "def save(model):\n    if mode != 'fsdp':\n        model.module.state_dict()\n"
     body = f"{lines}\n\nx = '{other}'\nsave(FSDP(net))\n"
     assert "model.module.state_dict()" not in turned(body)
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        (
+            "FM327",
+            (
+                "args = transformers.HfArgumentParser(transformers.TrainingArguments).parse()[0]\n"
+                'if not args.fsdp:\n    args.fsdp = "full_shard auto_wrap"\n'
+            ),
+        ),
+        (
+            "FM319",
+            'if not use_fsdp:\n    kwargs["strategy"] = "fsdp"\nlightning.Trainer(**kwargs)\n',
+        ),
+    ],
+)
+def test_what_switches_fsdp_on_where_it_is_off_is_said(code: str, body: str) -> None:
+    found = scan_source(f"import lightning\nimport transformers\n{body}")
+    assert code in {use.code for use in found if use.action == "commented"}
