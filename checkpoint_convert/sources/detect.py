@@ -111,8 +111,8 @@ def _named_family(src: Location) -> Source | None:
     stem = stem_of(name)
     ranked = {found: size for found, size in files.items() if stem is not None and stem_of(found) == stem}
     if name not in ranked:
-        counted = [f for f in find_counted(files) if name in f.files.values()]
-        ranked = {found: files[found] for family in counted for found in family.files.values()}
+        numbered = [f for f in find_counted(files) if name in f.files.values()]
+        ranked = {found: files[found] for family in numbered for found in family.files.values()}
     families = [f for f in find_rank_files(folder, ranked) if name in f.files.values()]
     if not families or (len(families[0].files) == 1):
         folder.close()
