@@ -87,6 +87,7 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
         ),
         "forward_prefetch_refused": Claim("`forward_prefetch` is refused under FSDP2", since="1.6"),
         "local_refused": Claim("LOCAL_STATE_DICT is refused under FSDP2", since="1.6"),
+        "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }
 )
 ACCELERATE_UNREAD = frozenset({"limit_all_gathers", "backward_prefetch_policy", "transformer_cls_to_wrap"})

@@ -73,6 +73,13 @@ try:
     found["forward_prefetch_refused"] = False
 except ValueError:
     found["forward_prefetch_refused"] = True
+from accelerate import Accelerator
+Accelerator.is_fsdp2 = property(lambda self: True)  # which no Accelerator is on a CPU
+try:
+    Accelerator(cpu=True).prepare(nn.Linear(2, 2))
+    found["prepared_together"] = False
+except ValueError as error:
+    found["prepared_together"] = "optimizer" in str(error)
 print(json.dumps(found))
 """
 
