@@ -16,7 +16,7 @@ from fsdp_migrate.source.python.newer_syntax import parse_newer
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -324,16 +324,6 @@ def dotted(node: ast.expr) -> str | None:
     return "super()" if is_super else None
 
 
-def named_items(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the items of a dict that have texts as keys: ``{"model": net}``, ``dict(model=net)``."""
-    if isinstance(node, ast.Call) and (dotted(node.func) or "").lower().endswith("dict"):
-        yield from ((each.arg, each.value) for each in node.keywords if each.arg is not None)
-        node = node.args[0] if node.args else node
-    for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            yield key.value, value
-
-
 def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
     """Yield the calls of a statement, those of the statements in it left out."""
     todo: list[ast.AST] = [
@@ -347,11 +337,13 @@ def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
 
 
 def bound(
-    definition: Definition, call: ast.Call, given: list[T], named: dict[str, T]
+    definition: Definition, call: ast.Call, given: list[T], named: dict[str, T], fields: Sequence[str] = ()
 ) -> Iterator[tuple[str, T]]:
-    """Yield the parameters that a call gives something to, with what is known of that."""
+    """Yield the parameters, or the ``fields``, that a call gives something to, with what is known of that."""
     node = definition.node
     if isinstance(node, ast.ClassDef):
+        is_starred = any(isinstance(arg, ast.Starred) for arg in call.args)
+        yield from () if is_starred else zip(fields, given, strict=False)
         yield from named.items()
         return
     order = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]

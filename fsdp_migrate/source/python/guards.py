@@ -12,6 +12,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.wrappers import DDP
 
 
 if TYPE_CHECKING:
@@ -218,6 +219,17 @@ def _is_word(test: cst.Comparison, word: re.Pattern[str], *, truth: bool) -> boo
 def is_fsdp1_class(index: Index) -> IsClass:
     """Return the question whether an expression is FSDP1's class, and no other."""
     return lambda asked: index.fsdp1(asked) == catalog.FSDP
+
+
+def is_ddp_class(index: Index) -> IsClass:
+    """Return the question whether an expression is DDP's class, or several such and no other."""
+
+    def is_class(asked: cst.CSTNode) -> bool:
+        if isinstance(asked, cst.Tuple):
+            return bool(asked.elements) and all(is_class(each.value) for each in asked.elements)
+        return isinstance(asked, (cst.Name, cst.Attribute)) and bool(index.qualified(asked) & DDP)
+
+    return is_class
 
 
 def asks_among_others(index: Index) -> IsClass:

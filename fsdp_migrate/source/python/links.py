@@ -11,18 +11,21 @@ if TYPE_CHECKING:
 
 
 Kinds = frozenset[str]
-"""What an expression may be: ``fsdp``, ``ddp``, ``fsdp2``, or nothing that is known."""
+"""What an expression may be: ``fsdp``, ``ddp``, ``fsdp2``, or nothing that is known.
+
+What it holds stands behind the steps to it, as in :mod:`fsdp_migrate.source.python.held`.
+"""
+
+Fields = tuple[tuple[str, ...], bool]
+"""What a class without a constructor of its own is made of, in order; and whether it is a named tuple."""
 
 
 @dataclass(frozen=True)
 class Links:
     """What is known of one file's names by the project's others. Processes can be sent it."""
 
-    gives: Mapping[tuple[str, int | str | None], Kinds] = field(default_factory=dict)
-    """What calling an imported thing gives, by its name as imports write it: whole, or a part.
-
-    The part is that of a tuple, by its place, or of a dict, by its name.
-    """
+    gives: Mapping[str, Kinds] = field(default_factory=dict)
+    """What calling an imported thing gives, by its name as imports write it."""
     is_given: Mapping[tuple[str, str], Kinds] = field(default_factory=dict)
     """What a name of a function, or ``self.name`` of a class, is given: ``("Trainer.fit", "model")``."""
 
@@ -34,6 +37,8 @@ class Links:
     """The classes of optimizers in this file that others, which shard models, make."""
     methods: frozenset[str] = frozenset()
     """Methods of this file's classes that another file calls on sharded models."""
+    fields: Mapping[str, Fields] = field(default_factory=dict)
+    """The fields of classes of other files that are made here, by their names as imports write them."""
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from dataclasses import dataclass, field
@@ -11,17 +10,33 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
+from fsdp_migrate.source.python.annotations import annotated, objects
+from fsdp_migrate.source.python.containers import added_to, given_by, held_by, is_slice, step_of
+from fsdp_migrate.source.python.evidence import given_as_models
+from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_ddp_class, is_fsdp1_class
+from fsdp_migrate.source.python.held import (
+    EACH,
+    ITEM,
+    attribute,
+    has_model,
+    held,
+    put,
+    taken,
+    whole,
+    without_models,
+)
 from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
 from fsdp_migrate.source.python.makers import gives_fsdp_modules, is_partial_of, makes_fsdp, put_into
-from fsdp_migrate.source.python.nodes import dotted, item_name, model_argument, named_items, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.object_fields import bound_fields, classes, init_of
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection
 
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Index
@@ -35,8 +50,6 @@ Key = tuple[cst.CSTNode, str]
 _WRAPPING = re.compile(r"wrap|shard|fsdp|parallel")
 _MAX_PASSES = 6
 _MAX_DEPTH = 2
-# What parameters of functions are called that FSDP1's models are given to.
-_NAMED = frozenset({"fsdp_model", "fsdp_module"})
 
 
 @dataclass(eq=False)
@@ -51,17 +64,28 @@ class Models:
     """The targets of the assignments by which a name becomes a model."""
     given: set[Key] = field(default_factory=set)
     """Names that are models from elsewhere: by a call's argument, or by an annotation."""
-    returns: dict[tuple[cst.CSTNode, int | str | None], set[str]] = field(default_factory=dict)
-    """What a function gives: whole, by the place in a tuple, or by the name of a dict's item."""
+    returns: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
+    """What a function gives."""
+    attributes: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
+    """The attributes of a class's objects, of which something is known: ``self.model``."""
     evidence: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
     """The calls of FSDP1's functions that are given a name as the model."""
     guards: Guards = field(init=False)
     """What checks for the class make sure."""
+    _objects: list[tuple[Key, cst.ClassDef]] = field(init=False)
+    _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
+    """What expressions were found to be since facts were last looked for."""
 
     def __post_init__(self) -> None:
         self.guards = Guards(self.index)
-        self._note_annotations()
-        self._note_evidence()
+        for key, kind in annotated(self.index):
+            self._add_given(key, {kind})
+        self._objects = objects(self.index)
+        for model, call in given_as_models(self.index, self.guards):
+            key = self._key(model)
+            if key is not None:
+                self._add(key, {"fsdp"})
+                self.evidence.setdefault(key, []).append(call)
         self._note_links()
         before = -1
         # Each pass may make known what an earlier line depends on. Facts only grow, so one that adds none is
@@ -72,6 +96,7 @@ class Models:
             if size == before:
                 break
             before = size
+        self._known.clear()
 
     def certainty(self, node: cst.CSTNode) -> Certainty | None:
         """Tell whether an expression is an FSDP1 model, as far as this source shows."""
@@ -79,7 +104,7 @@ class Models:
             return None
         if self.is_other_branch(node) or self._was_just_wrapped_by_ddp(node):
             return None
-        kinds = self.kinds(node)
+        kinds = whole(self.kinds(node))
         if "fsdp" not in kinds:
             return None
         return "certain" if kinds == {"fsdp"} else "mixed"
@@ -117,11 +142,12 @@ class Models:
     @property
     def names_made(self) -> set[str]:
         """The last parts of the names that are made FSDP1 models here."""
-        return {text.rpartition(".")[2] for (_, text), made in self.made.items() if made}
+        made = (key for key, targets in self.made.items() if targets and "fsdp" in self.facts.get(key, ()))
+        return {text.rpartition(".")[2] for _, text in made}
 
     def is_unknown(self, node: cst.BaseExpression) -> bool:
         """Tell whether nothing here says what an expression is."""
-        return not self.kinds(node)
+        return not whole(self.kinds(node))
 
     def is_fsdp2(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a model that FSDP2 has sharded, and none of FSDP1's."""
@@ -161,49 +187,66 @@ class Models:
 
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
-        if self.guards.holds(node, self._is_ddp_class) or self.guards.is_without_fsdp(node):
+        if self.guards.holds(node, is_ddp_class(self.index)) or self.guards.is_without_fsdp(node):
             return True
         return self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index))
 
-    def _is_ddp_class(self, asked: cst.CSTNode) -> bool:
-        """Tell whether a check asks for DDP's class, or for several such and no other."""
-        if isinstance(asked, cst.Tuple):
-            return bool(asked.elements) and all(self._is_ddp_class(each.value) for each in asked.elements)
-        return isinstance(asked, (cst.Name, cst.Attribute)) and bool(self.index.qualified(asked) & DDP)
-
     # How facts come about.
 
-    def kinds(self, node: cst.BaseExpression, index: int | str | None = None) -> set[str]:
-        """Return what an expression, or the element of its tuple, may be.
+    def kinds(self, node: cst.BaseExpression) -> set[str]:
+        """Return what an expression may be, and what it may hold, behind the steps of :mod:`held`.
 
         Of models ``fsdp``, ``ddp`` and ``fsdp2``; ``params`` of a list of an FSDP1 model's parameters.
         """
+        known = self._known.get(node)
+        if known is None:
+            known = self._known[node] = self._find_kinds(node)
+        return known
+
+    def _find_kinds(self, node: cst.BaseExpression) -> set[str]:
         if isinstance(node, cst.Call):
-            return self._kinds_of_call(node, index) or self._kinds_of_parameters(node)
-        if isinstance(node, (cst.ListComp, cst.GeneratorExp)):
-            return self._kinds_of_parameters(node)
+            return self._kinds_of_call(node) or self._kinds_of_parameters(node)
         if isinstance(node, cst.IfExp):
-            return self._kinds_of_choice(node, index)
+            return self._kinds_of_choice(node)
         if isinstance(node, cst.NamedExpr):
-            return self.kinds(node.value, index)
-        if isinstance(node, (cst.Tuple, cst.List)) and isinstance(index, int) and index < len(node.elements):
-            return self.kinds(node.elements[index].value)
+            return self.kinds(node.value)
         if isinstance(node, cst.Subscript):
-            is_unit = gives_fsdp_modules(self.index, node.value)
-            return {"fsdp"} if is_unit else self._kinds_of_item(node)
+            return self._kinds_of_item(node)
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            return self._kinds_of_name(node)
+        found = (
+            self._kinds_of_parameters(node) if isinstance(node, (cst.ListComp, cst.GeneratorExp)) else set()
+        )
+        return found or held_by(self.kinds, node)
+
+    def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         if isinstance(node, cst.Attribute) and node.attr.value == "_orig_mod":
-            return self.kinds(node.value, index)  # of `torch.compile`
+            return self.kinds(node.value)  # of `torch.compile`
         key = self._key(node)
-        found = set() if key is None or index is not None else set(self.facts.get(key, ()))
-        if not found and index is None and isinstance(node, (cst.Name, cst.Attribute)):
+        found = set() if key is None else set(self.facts.get(key, ()))
+        if isinstance(node, cst.Attribute):
+            found |= taken(attribute(node.attr.value), self.kinds(node.value))
+        if not found:
             return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
-        if "fsdp" in found and (self._is_before_wrapping(node) or self.is_other_branch(node)):
-            found.discard("fsdp")
+        if has_model(found) and key is not None:
+            found = self._of_its_loop(node, key, found)
+        if has_model(found) and (self._is_before_wrapping(node) or self.is_other_branch(node)):
+            found = without_models(found)
         return found
 
-    def _kinds_of_choice(self, node: cst.IfExp, index: int | str | None) -> set[str]:
+    def _of_its_loop(self, node: cst.Name | cst.Attribute, key: Key, found: set[str]) -> set[str]:
+        """Return what a name is in the loop that it is the target of: another loop may use the same name."""
+        loop = loop_of(self.index, node) if isinstance(node, cst.Name) else None
+        if loop is None or key in self.evidence:
+            return found
+        if any(loop in set(self.index.ancestors(each)) for each in self.made.get(key, ())):
+            return found
+        kinds = self._kinds_of_targets(loop)
+        return next((known for each, known in kinds if self._key(each) == key), without_models(found))
+
+    def _kinds_of_choice(self, node: cst.IfExp) -> set[str]:
         """Return what one of two expressions may be: also another, if one makes an object of its own."""
-        each = [self.kinds(part, index) for part in (node.body, node.orelse)]
+        each = [self.kinds(part) for part in (node.body, node.orelse)]
         found = each[0] | each[1]
         if MAKES in found and not all(MAKES in kinds for kinds in each):
             return found | {"other"}  # `(FSDP if sharded else DDP)(net)`
@@ -226,25 +269,33 @@ class Models:
 
     def _kinds_of_item(self, node: cst.Subscript) -> set[str]:
         """Return what an item is: a plain module above the statement, of its function, that wraps it."""
-        if isinstance(node.value, cst.Call):
-            return self.kinds(node.value, item_name(node)) if item_name(node) is not None else set()
+        kinds = self.kinds(node.value)
+        if not kinds:
+            return set()
+        if is_slice(node):
+            return put(EACH, taken(EACH, kinds))
         key = self._key(node.value)
         made = self.made.get((key[0], f"{key[1]}[]"), []) if key is not None else []
         same = [each for each in made if text_of(each) == text_of(node)]
         function, order = self.index.function(node), self.index.order
         if same and all(self.index.function(e) is function and order[e] > order[node] for e in same):
             return set()
-        by_name = (
-            self.facts.get((key[0], f"{key[1]}[{item_name(node)!r}]"), set()) if key is not None else set()
-        )
-        return self._kinds_of_items(node.value) | by_name
+        return taken(step_of(node), kinds)
 
-    def _kinds_of_items(self, node: cst.BaseExpression) -> set[str]:
-        """Return what items of a list, a dict or a ``ModuleDict`` may be: ``models[name] = FSDP(net)``."""
-        key = self._key(node)
-        return set() if key is None else set(self.facts.get((key[0], f"{key[1]}[]"), ()))
+    def attributes_of(self, node: cst.ClassDef, without: Collection[str] = ()) -> set[str]:
+        """Return what the objects of a class of this source hold in their attributes."""
+        found: set[str] = set()
+        for text in self.attributes.get(node, ()):
+            *steps, last = text.split(".")[1:]
+            if (steps or [last])[0] in without:
+                continue
+            kinds = put(attribute(last), self.facts[node, text])
+            for step in reversed(steps):
+                kinds = put(attribute(step), kinds)
+            found |= kinds
+        return found
 
-    def _kinds_of_call(self, call: cst.Call, index: int | str | None) -> set[str]:
+    def _kinds_of_call(self, call: cst.Call) -> set[str]:
         if self.is_constructor(call.func):
             return {"fsdp", "other"} if self.index.is_ambiguous(call.func) else {"fsdp"}
         names = self.index.qualified(call.func)
@@ -252,26 +303,28 @@ class Models:
             return {"fsdp2"}
         if names & DDP:
             return {"ddp"}
-        if self.index.fsdp1(call.func) == "wrap" and index is None:
+        if self.index.fsdp1(call.func) == "wrap":
             return {"fsdp", "other"}  # outside of `enable_wrap` it gives back what it is given
+        if gives_fsdp_modules(self.index, call):
+            return {f"{EACH}>fsdp"}
         around = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)
         if around is not None and around < len(call.args) and not call.args[around].star:
             return self.kinds(call.args[around].value)
         found: set[str] = set()
         for name in self._written(call.func, names):
-            found |= self.links.gives.get((name, index), frozenset())
+            found |= self.links.gives.get(name, frozenset())
         for function in self.guards.functions(call.func):
-            found |= self.returns.get((function, index), set())
+            found |= self.returns.get(function, set())
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
-            found |= self.kinds(call.func.value)
-        return found or self._kinds_of_wrapping(call, names, index)
+            found |= whole(self.kinds(call.func.value))
+        return found or given_by(self, call) or self._kinds_of_wrapping(call, names)
 
-    def _kinds_of_wrapping(self, call: cst.Call, names: set[str], index: int | str | None) -> set[str]:
+    def _kinds_of_wrapping(self, call: cst.Call, names: set[str]) -> set[str]:
         """Return what a call gives whose function is the class in disguise, or is given it."""
-        if index is not None:
-            return set()
         if "functools.partial" in names:
             return {MAKES} & self.kinds(call.args[0].value) if call.args else set()
+        if dotted(call.func) == "map" and len(call.args) > 1:
+            return put(EACH, {"fsdp"}) if MAKES in self.kinds(call.args[0].value) else set()
         made = self.kinds(call.func)
         if MAKES in made:
             return {"fsdp", *made & {"other"}}
@@ -313,45 +366,8 @@ class Models:
     def _add(self, key: Key | None, kinds: set[str]) -> None:
         if key is not None and kinds:
             self.facts.setdefault(key, set()).update(kinds)
-
-    def _note_annotations(self) -> None:
-        for scope in set(self.index.scopes.values()):
-            for name, bindings in scope.bindings.items():
-                for binding in bindings:
-                    param = binding.node
-                    annotation = param.annotation if isinstance(param, cst.Param) else None
-                    if annotation is None:
-                        if binding.kind == "param" and name in _NAMED and self._has_the_class:
-                            self._add_given((scope.node, name), {"fsdp"})
-                        continue
-                    if self.index.fsdp1(annotation.annotation) == catalog.FSDP:
-                        self._add((scope.node, name), {"fsdp"})
-                        self.given.add((scope.node, name))
-                    elif self.index.qualified(annotation.annotation) & FSDP2:
-                        self._add((scope.node, name), {"fsdp2"})
-
-    @functools.cached_property
-    def _has_the_class(self) -> bool:
-        """Whether the source imports FSDP1's class, and nothing of FSDP2's."""
-        every = (each for bindings in self.index.scope.bindings.values() for each in bindings)
-        names = {each.qualified for each in every if each.qualified is not None}
-        return not names & FSDP2 and any(catalog.fsdp1_name(name) == catalog.FSDP for name in names)
-
-    def _note_evidence(self) -> None:
-        """Note what is given to FSDP1's functions as a model: it is sharded in all of its scope.
-
-        What stands below a check or a switch of FSDP's says so of its branch alone.
-        """
-        for node in self.index.by_kind.get(cst.Call, ()):
-            assert isinstance(node, cst.Call)
-            known = (self.index.fsdp1(node.func) or "").removeprefix(f"{catalog.FSDP}.")
-            if known not in catalog.MODEL_FUNCTIONS or not node.args:
-                continue
-            model = model_argument(node, catalog.MODEL_FUNCTIONS[known])
-            key = self._key(model) if model is not None else None
-            if key is not None and not any(_speaks_of_fsdp(test) for test, _ in self.guards.facts(node)):
-                self._add(key, {"fsdp"})
-                self.evidence.setdefault(key, []).append(node)
+            if key[1].startswith("self.") and isinstance(key[0], cst.ClassDef):
+                self.attributes.setdefault(key[0], set()).add(key[1])
 
     def _note_links(self) -> None:
         """Note what other files give to the functions and classes of this one."""
@@ -366,7 +382,11 @@ class Models:
                     self.given.add((node, text))
 
     def _pass(self) -> None:
-        for kind in (cst.Assign, cst.AnnAssign, cst.NamedExpr):
+        # Within a chain of calls each would ask for all before it, twice.
+        self._known.clear()
+        for key, owner in self._objects:
+            self._add_given(key, self.attributes_of(owner))
+        for kind in (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.AugAssign):
             for node in self.index.by_kind.get(kind, ()):
                 self._follow_assignment(node)
         for node in (*self.index.by_kind.get(cst.For, ()), *self.index.by_kind.get(cst.CompFor, ())):
@@ -378,94 +398,64 @@ class Models:
 
     def _follow_assignment(self, node: cst.CSTNode) -> None:
         if isinstance(node, cst.Assign):
+            kinds = self.kinds(node.value)
             for target in node.targets:
-                self._assign(target.target, node.value, None)
+                self._assign(target.target, kinds)
         elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)) and node.value is not None:
-            self._assign(node.target, node.value, None)
+            self._assign(node.target, self.kinds(node.value))
+        elif isinstance(node, cst.AugAssign) and isinstance(node.target, (cst.Name, cst.Attribute)):
+            self._add(self._key(node.target), held(self.kinds(node.value)))  # `models += [FSDP(net)]`
 
-    def _assign(self, target: cst.BaseExpression, value: cst.BaseExpression, index: int | None) -> None:
+    def _assign(self, target: cst.BaseExpression, kinds: set[str]) -> None:
+        if not kinds:
+            return
         if isinstance(target, (cst.Tuple, cst.List)):
             for place, element in enumerate(target.elements):
-                self._assign(element.value, value, place if index is None else index)
+                is_rest = isinstance(element, cst.StarredElement)
+                self._assign(
+                    element.value, put(EACH, taken(EACH, kinds)) if is_rest else taken(str(place), kinds)
+                )
         elif isinstance(target, (cst.Name, cst.Attribute)):
-            key, kinds = self._key(target), self.kinds(value, index)
+            key = self._key(target)
             self._add(key, kinds)
-            if key is not None and index is None:
-                for name, held in list(self._named_items(value)):
-                    self._add((key[0], f"{key[1]}[{name!r}]"), held)
-            if key is not None and "fsdp" in kinds and target not in self.made.setdefault(key, []):
+            if isinstance(target, cst.Attribute) and dotted(target.value) not in {"self", "cls"}:
+                # `state.model = FSDP(net)`: whoever is given `state` is given its model.
+                self._add(self._key(target.value), put(attribute(target.attr.value), kinds))
+            if key is not None and has_model(kinds) and target not in self.made.setdefault(key, []):
                 self.made[key].append(target)
         elif isinstance(target, cst.Subscript):
             key = self._key(target.value)
-            items, kinds = None if key is None else (key[0], f"{key[1]}[]"), self.kinds(value, index)
-            self._add(items, kinds)
+            step = step_of(target)
+            self._add(key, put(ITEM if step.isdigit() else step, kinds))
             if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
                 self._note_whole(target.value.value)  # `model.layers[i] = FSDP(model.layers[i])`
+            items = None if key is None else (key[0], f"{key[1]}[]")
             if items is not None and "fsdp" in kinds and target not in self.made.setdefault(items, []):
                 self.made[items].append(target)
 
     def _follow_loop(self, node: cst.CSTNode) -> None:
         """Note what ``for m in FSDP.fsdp_modules(model)``, or ``in models.values()``, goes through."""
         assert isinstance(node, (cst.For, cst.CompFor))
-        target: cst.CSTNode = node.target
-        over = node.iter
-        if isinstance(over, cst.Call) and dotted(over.func) == "zip" and isinstance(target, cst.Tuple):
-            for each, arg in zip(target.elements, over.args, strict=False):
-                self._add_given(self._key(each.value), self._kinds_of_each(arg.value))
-        kinds = self._kinds_of_each(over)
-        if isinstance(over, cst.Call) and isinstance(over.func, cst.Attribute) and not over.args:
-            if over.func.attr.value in {"items", "values"}:
-                kinds = self._kinds_of_items(over.func.value)
-            if (
-                over.func.attr.value == "items"
-                and isinstance(target, cst.Tuple)
-                and len(target.elements) == 2
-            ):
-                target = target.elements[1].value
-        self._add_given(self._key(target), kinds)
+        for target, kinds in self._kinds_of_targets(node):
+            self._add_given(self._key(target), kinds)
+
+    def _kinds_of_targets(self, loop: cst.For | cst.CompFor) -> list[tuple[cst.BaseExpression, set[str]]]:
+        kinds = self.kinds(loop.iter)
+        if not kinds or names_items_of(loop):
+            return []
+        return list(targets_of(loop.target, taken(EACH, kinds)))
 
     def _add_given(self, key: Key | None, kinds: set[str]) -> None:
         self._add(key, kinds)
-        if key is not None and "fsdp" in kinds:
+        if key is not None and has_model(kinds):
             self.given.add(key)
-
-    def _kinds_of_each(self, over: cst.BaseExpression) -> set[str]:
-        if isinstance(over, (cst.List, cst.Tuple)):
-            return {kind for each in over.elements for kind in self.kinds(each.value)}
-        return {"fsdp"} if gives_fsdp_modules(self.index, over) else self._kinds_of_items(over)
 
     def _follow_return(self, node: cst.CSTNode) -> None:
         function = self.index.function(node)
-        if function is None or not isinstance(node, cst.Return) or node.value is None:
-            return
-        places: list[int | None] = [None]
-        if isinstance(node.value, cst.Tuple):
-            places = list(range(len(node.value.elements)))
-        elif isinstance(node.value, cst.Call):
-            # What another function returns may be a tuple, whose size is not seen here.
-            places += range(4)
-        each: dict[int | str | None, set[str]] = {place: self.kinds(node.value, place) for place in places}
-        for name, kinds in (*each.items(), *self._named_items(node.value)):
+        if function is not None and isinstance(node, cst.Return) and node.value is not None:
+            kinds = self.kinds(node.value)
             if kinds:
-                self.returns.setdefault((function, name), set()).update(kinds)
-
-    def _named_items(self, node: cst.BaseExpression) -> Iterator[tuple[str, set[str]]]:
-        """Yield what is known of a dict's items, by their names: of one that stands here, or has a name."""
-        yield from ((name, self.kinds(item)) for name, item in named_items(node))
-        key = self._key(node)
-        start = f"{key[1]}['" if key is not None else ""
-        for (scope, text), kinds in list(self.facts.items()) if key is not None else ():
-            if key is not None and scope is key[0] and text.startswith(start):
-                yield text[len(start) : -2], kinds
-        if isinstance(node, cst.Call):
-            gives = self._written(node.func, self.index.qualified(node.func))
-            yield from (
-                (i, set(k)) for (w, i), k in self.links.gives.items() if w in gives and isinstance(i, str)
-            )
-            made = set(self.guards.functions(node.func))
-            yield from (
-                (i, k) for (f, i), k in list(self.returns.items()) if f in made and isinstance(i, str)
-            )
+                self.returns.setdefault(function, set()).update(kinds)
 
     def _note_whole(self, node: cst.BaseExpression) -> None:
         """Note that a model has parts that are wrapped, whether it is wrapped itself or not."""
@@ -479,20 +469,29 @@ class Models:
         whole, part = put_into(node)
         if whole is not None and part is not None and "fsdp" in self.kinds(part):
             self._note_whole(whole)
+        for where, step, value in added_to(node):
+            kinds = self.kinds(value)
+            self._add(self._key(where), put(step, kinds) if step else held(kinds))
         for function in self.guards.functions(node.func):
-            params = [param.name.value for param in function.params.params]
-            if isinstance(node.func, cst.Attribute) and params[:1] in (["self"], ["cls"]):
-                params = params[1:]
-            keywords = {*params, *(param.name.value for param in function.params.kwonly_params)}
-            for place, arg in enumerate(node.args):
-                if arg.star:
-                    break
-                name = arg.keyword.value if arg.keyword else (params[place] if place < len(params) else "")
-                if name in keywords:
-                    self._add((function, name), self.kinds(arg.value))
-                    if "fsdp" in self.kinds(arg.value):
-                        self.given.add((function, name))
+            self._follow_arguments(node, function)
+        for owner in classes(self.index, node.func):
+            made = init_of(owner)
+            if made is not None:
+                self._follow_arguments(node, made)
+        for name, _, value in bound_fields(self.index, node, self.links.fields):
+            for owner in classes(self.index, node.func):
+                self._add_given((owner, f"self.{name}"), self.kinds(value))
 
-
-def _speaks_of_fsdp(test: cst.BaseExpression) -> bool:
-    return "fsdp" in text_of(test).lower()
+    def _follow_arguments(self, call: cst.Call, function: cst.FunctionDef) -> None:
+        """Note what a call gives to the parameters of a function."""
+        params = [param.name.value for param in function.params.params]
+        is_method = isinstance(call.func, cst.Attribute) or function.name.value == "__init__"
+        if is_method and params[:1] in (["self"], ["cls"]):
+            params = params[1:]
+        keywords = {*params, *(param.name.value for param in function.params.kwonly_params)}
+        for place, arg in enumerate(call.args):
+            if arg.star:
+                break
+            name = arg.keyword.value if arg.keyword else (params[place] if place < len(params) else "")
+            if name in keywords:
+                self._add_given((function, name), self.kinds(arg.value))

@@ -135,23 +135,6 @@ def literal(node: cst.CSTNode | None) -> bool | None:
     return None
 
 
-def named_items(node: cst.BaseExpression) -> Iterator[tuple[str, cst.BaseExpression]]:
-    """Yield the items of a dict that have texts as keys: ``{"model": net}``, ``dict(model=net)``."""
-    if isinstance(node, cst.Call) and (dotted(node.func) or "").lower().endswith("dict"):
-        yield from ((arg.keyword.value, arg.value) for arg in node.args if arg.keyword is not None)
-        node = node.args[0].value if node.args and node.args[0].keyword is None else node
-    for each in node.elements if isinstance(node, cst.Dict) else ():
-        if isinstance(each, cst.DictElement) and isinstance(each.key, cst.SimpleString):
-            yield str(each.key.evaluated_value), each.value
-
-
-def item_name(node: cst.Subscript) -> str | None:
-    """Return the text by which an item is asked for: ``state["model"]``."""
-    inner = node.slice[0].slice if len(node.slice) == 1 else None
-    value = inner.value if isinstance(inner, cst.Index) else None
-    return str(value.evaluated_value) if isinstance(value, cst.SimpleString) else None
-
-
 def model_argument(call: cst.Call, place: int) -> cst.BaseExpression | None:
     """Return the argument that is the model: by its name, or by its place where no star hides that."""
     for arg in call.args:

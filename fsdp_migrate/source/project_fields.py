@@ -1,0 +1,38 @@
+"""The fields of a project's dataclasses and named tuples, over its files."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.object_fields import DECORATORS
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.project import Definition, Project
+    from fsdp_migrate.source.python.links import Fields
+
+
+_DEEPEST = 3
+
+
+def fields_of(project: Project, owner: Definition, depth: int = 0) -> Fields:
+    """Return the fields of a class that has no constructor of its own, in their order; none for others."""
+    assert isinstance(owner.node, ast.ClassDef)
+    if not depth and project.method(owner, "__init__") is not None:
+        return (), False
+    names: list[str] = []
+    for base in project.bases(owner) if depth < _DEEPEST else ():
+        names += fields_of(project, base, depth + 1)[0]
+    for line in owner.node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            names += [] if "ClassVar" in ast.dump(line.annotation) else [line.target.id]
+    above = [(dotted(base) or "").split(".")[-1] for base in owner.node.bases]
+    is_made_so = bool(above or depth) or any(map(_is_decorator, owner.node.decorator_list))
+    return tuple(dict.fromkeys(names)) if is_made_so else (), "NamedTuple" in above
+
+
+def _is_decorator(node: ast.expr) -> bool:
+    made = node.func if isinstance(node, ast.Call) else node
+    return (dotted(made) or "").split(".")[-1] in DECORATORS

@@ -1,0 +1,336 @@
+"""What expressions of a project's files may be: FSDP1 models, what holds some, and what makes some.
+
+The steps to what is held are those of :mod:`fsdp_migrate.source.python.held`.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
+from fsdp_migrate.source.project_fields import fields_of
+from fsdp_migrate.source.python.held import (
+    EACH,
+    ITEM,
+    LONGEST,
+    VALUE,
+    attribute,
+    has_model,
+    held,
+    item,
+    put,
+    taken,
+    whole,
+)
+from fsdp_migrate.source.python.held_calls import Given, of_function, of_method
+from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
+from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL, made_by
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+
+IS = "is:"
+"""Before the key of a class: an object that a call of it made, with what that call gave."""
+ANY = "any:"
+"""The same, of an object that is made elsewhere."""
+_MAKES = "makes:"
+_MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
+_TOLD = _MODELS | {MAKES, "other"}
+_DEEPEST = 3
+
+Fact = tuple[str, str]
+
+
+@dataclass(eq=False)
+class ProjectKinds:
+    """Facts about names, and what follows from them for expressions. Reads only; nothing is run."""
+
+    project: Project
+    facts: dict[Fact, set[str]] = field(default_factory=dict)
+    """What a name of a scope may be, by the scope's key and the name."""
+    made: dict[Fact, list[tuple[int, tuple[ast.AST, ...]]]] = field(default_factory=dict)
+    """The lines at which a name is made a model, and the loops around them."""
+    from_others: dict[Fact, set[str]] = field(default_factory=dict)
+    """The part of the facts about parameters and attributes that calls of other files tell."""
+    returns: dict[str, set[str]] = field(default_factory=dict)
+    """What a function gives, by its key."""
+    known: dict[str, Definition] = field(default_factory=dict)
+    """The classes that objects are known of, by their keys."""
+
+    def kinds(self, node: ast.expr, place: Place) -> set[str]:
+        """Return what an expression may be, and what it may hold."""
+        if isinstance(node, ast.Call):
+            return self._call_kinds(node, place)
+        if isinstance(node, ast.IfExp):
+            return either([(each, self.kinds(each, place)) for each in (node.body, node.orelse)])
+        if isinstance(node, ast.NamedExpr):
+            return self.kinds(node.value, place)
+        if isinstance(node, ast.Subscript):
+            kinds = self.kinds(node.value, place)
+            if isinstance(node.slice, ast.Slice):
+                return put(EACH, taken(EACH, kinds))
+            return taken(step_of(node), kinds)
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            text = dotted(node)
+            if text is not None:
+                return self.text_kinds(text, node, place)
+            value = cast_attribute(node)
+            return self.attribute_kinds(self.kinds(value.value, place), value.attr)
+        return self._held_by(node, place)
+
+    def _held_by(self, node: ast.expr, place: Place) -> set[str]:
+        """Return what a literal or a comprehension holds."""
+        found: set[str] = set()
+        if isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) <= LONGEST:
+            is_placed = True
+            for number, each in enumerate(node.elts):
+                if isinstance(each, ast.Starred):
+                    is_placed = False
+                    found |= put(EACH, taken(EACH, self.kinds(each.value, place)))
+                else:
+                    found |= put(str(number) if is_placed else EACH, self.kinds(each, place))
+        elif isinstance(node, ast.Dict) and len(node.values) <= LONGEST:
+            for key, value in zip(node.keys, node.values, strict=True):
+                name = _text(key)
+                kinds = self.kinds(value, place)
+                found |= held(kinds) if key is None else put(VALUE if name is None else item(name), kinds)
+        elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
+            return put(EACH, self._comprehended(node, node.elt, place))
+        elif isinstance(node, ast.DictComp):
+            return put(VALUE, self._comprehended(node, node.value, place))
+        return found
+
+    def _comprehended(
+        self,
+        node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp,
+        gives: ast.expr,
+        place: Place,
+    ) -> set[str]:
+        first = node.generators[0]
+        for target, kinds in targets_of(first.target, taken(EACH, self.kinds(first.iter, place))):
+            if dotted(target) == dotted(gives) and isinstance(gives, ast.Name):
+                return kinds
+        return self.kinds(gives, place)
+
+    def text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
+        """Return what a name, or an attribute of one, may be."""
+        found = self._of_names(text, place)
+        if self._is_before(text, node, place):
+            found.discard("fsdp")
+        known = self.project.qualified(text, place)
+        found |= {f"{_MAKES}{kind}" for kind in made_by(known)}
+        for definition in self.called(node, place):
+            returned = self.returns.get(definition.key, set())
+            found |= {f"{_MAKES}{kind}" for kind in returned if kind in _MODELS}
+            if isinstance(definition.node, ast.ClassDef) and self.project.is_subclass(definition):
+                found.add(f"{_MAKES}fsdp")
+        return found
+
+    def _of_names(self, text: str, place: Place) -> set[str]:
+        """Return what is known of a name, and of an attribute by the object that it is one of."""
+        found = set(self.lookup(text, place))
+        start, _, last = text.rpartition(".")
+        if start and start not in {"self", "cls"}:
+            found |= self.attribute_kinds(self._of_names(start, place), last)
+        return found
+
+    def attribute_kinds(self, kinds: Collection[str], name: str) -> set[str]:
+        """Return what an attribute of an object may be."""
+        found = taken(attribute(name), kinds)
+        for owner, is_any in self.objects_in(kinds):
+            if is_any or name not in fields_of(self.project, owner)[0]:
+                found |= self.of_class(owner, f"self.{name}")
+        return found
+
+    def objects_in(self, kinds: Collection[str]) -> Iterator[tuple[Definition, bool]]:
+        """Yield the classes that something is an object of, and whether it is made elsewhere."""
+        for kind in kinds:
+            for start in (IS, ANY):
+                owner = self.known.get(kind.removeprefix(start)) if kind.startswith(start) else None
+                if owner is not None:
+                    yield owner, start == ANY
+
+    def _is_before(self, text: str, node: ast.expr, place: Place) -> bool:
+        """Tell whether a name is used above the lines of its function that make it a model."""
+        scope = f"{place.module.path}:{place.scope}"
+        made = self.made.get((scope, text))
+        if not made or self.from_others.get((scope, text)):
+            return False
+        around = set(map(id, place.loops))
+        return not any(line < node.lineno or around & set(map(id, loops)) for line, loops in made)
+
+    def lookup(self, text: str, place: Place) -> set[str]:
+        """Return what is known of a name, or of an attribute of ``self``."""
+        if text.startswith(("self.", "cls.")):
+            owner = self.project.class_of(place)
+            return self.of_class(owner, f"self.{text.partition('.')[2]}")
+        scope = place.scope
+        while True:
+            found = self.facts.get((f"{place.module.path}:{scope}", text))
+            if found:
+                return found
+            if not scope:
+                return set()
+            scope = scope.rpartition(".")[0]
+
+    def of_class(self, owner: Definition | None, text: str, depth: int = 0) -> set[str]:
+        """Return what an attribute of a class, or of one that it derives from, may be."""
+        if owner is None or depth > 4:
+            return set()
+        found = set(self.facts.get((owner.key, text), ()))
+        for base in self.project.bases(owner):
+            found |= self.of_class(base, text, depth + 1)
+        return found
+
+    def _call_kinds(self, call: ast.Call, place: Place) -> set[str]:
+        text = dotted(call.func)
+        known = self.project.qualified(text, place) if text is not None else ""
+        if known in {"functools.partial", "partial"} and call.args:
+            return {kind for kind in self.kinds(call.args[0], place) if kind.startswith(_MAKES)}
+        if known in AROUND_MODEL and len(call.args) > AROUND_MODEL[known]:
+            return self.kinds(call.args[AROUND_MODEL[known]], place)
+        found: set[str] = set()
+        for definition in self.called(call.func, place):
+            if isinstance(definition.node, ast.ClassDef):
+                self.known[definition.key] = definition
+                # A subclass of FSDP1's is no object that holds a model: a call of it makes one.
+                if not self.project.is_subclass(definition):
+                    found |= {f"{IS}{definition.key}"} | self._fields(definition, call, place)
+            found |= self.returns.get(definition.key, set())
+        made = (kind for kind in self.kinds(call.func, place) if kind.startswith(_MAKES))
+        found |= {kind.removeprefix(_MAKES) for kind in made}
+        if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_MODEL:
+            found |= whole(self.kinds(call.func.value, place))
+        if isinstance(call.func, ast.Attribute) and call.func.attr in PARAMETERS:
+            found |= {"params"} if "fsdp" in self.kinds(call.func.value, place) else set()
+        elif text in SAME_PARAMETERS:
+            found |= {kind for arg in call.args for kind in self.kinds(arg, place) if kind == "params"}
+        return found or self._given_by(call, place)
+
+    def _given_by(self, call: ast.Call, place: Place) -> set[str]:
+        """Return what a call of Python's own functions gives of what holds models."""
+        given = Given(
+            [self.kinds(arg, place) for arg in call.args if not isinstance(arg, ast.Starred)],
+            [(each.arg, self.kinds(each.value, place)) for each in call.keywords if each.arg],
+            {place: text for place, text in enumerate(map(_text, call.args)) if text is not None},
+        )
+        text = dotted(call.func) or ""
+        known = self.project.qualified(text, place)
+        if isinstance(call.func, ast.Attribute):
+            found = of_method(call.func.attr, self.kinds(call.func.value, place), given)
+            if found or not known:
+                return found
+        return of_function((known or text).split(".")[-1], given)
+
+    def _fields(self, definition: Definition, call: ast.Call, place: Place) -> set[str]:
+        """Return what a call gives to the fields of a dataclass or a named tuple."""
+        order, is_tuple = fields_of(self.project, definition)
+        found: set[str] = set()
+        for number, arg in enumerate(call.args[: len(order)]):
+            if isinstance(arg, ast.Starred):
+                break
+            kinds = self.kinds(arg, place)
+            found |= put(attribute(order[number]), kinds) | (put(str(number), kinds) if is_tuple else set())
+        for each in call.keywords if order else ():
+            if each.arg:
+                kinds = self.kinds(each.value, place)
+                found |= put(attribute(each.arg), kinds)
+                if is_tuple and each.arg in order:
+                    found |= put(str(order.index(each.arg)), kinds)
+        return found
+
+    def called(self, func: ast.expr, place: Place) -> Iterator[Definition]:
+        """Yield the functions and classes of the project that an expression names."""
+        text = dotted(func)
+        if text is None:
+            return
+        root, _, rest = text.partition(".")
+        if root == "super()":
+            owner = self.project.class_of(place)
+            above = (
+                (self.project.method(base, rest) for base in self.project.bases(owner))
+                if owner is not None
+                else ()
+            )
+            yield from (each for each in above if each is not None)
+            return
+        if root in {"self", "cls"} and rest:
+            own = self.project.own(rest, place)
+            if own is not None or "." not in rest:
+                yield from (each for each in (own,) if each is not None)
+                return
+        definition = self.project.named(text, place)
+        if definition is not None:
+            yield definition
+            return
+        start, _, last = text.rpartition(".")
+        for owner, _ in self.objects_in(self._of_names(start, place)) if start else ():
+            method = self.project.method(owner, last)
+            yield from (each for each in (method,) if each is not None)
+
+    def told(self, kinds: Collection[str], depth: int = 0) -> frozenset[str]:
+        """Return kinds as a source can be told them: objects by what their attributes hold."""
+        found: set[str] = set()
+        for kind in kinds:
+            before, mark, last = kind.rpartition(">")
+            if last in _TOLD:
+                found.add(kind)
+                continue
+            for owner, is_any in self.objects_in({last}) if depth < _DEEPEST else ():
+                without = () if is_any else fields_of(self.project, owner)[0]
+                inside = self._attributes(owner, without, depth)
+                found |= {f"{before}{mark}{each}" for each in inside}
+        return frozenset(found)
+
+    def _attributes(self, owner: Definition, without: Collection[str], depth: int) -> set[str]:
+        found: set[str] = set()
+        for (key, text), kinds in tuple(self.facts.items()):
+            *steps, last = text.split(".")[1:] if key == owner.key and text.startswith("self.") else [""]
+            if not last or (steps or [last])[0] in without:
+                continue
+            inside: set[str] = put(attribute(last), self.told(kinds, depth + 1))
+            for step in reversed(steps):
+                inside = put(attribute(step), inside)
+            found |= inside
+        for base in self.project.bases(owner) if depth < _DEEPEST else ():
+            found |= self._attributes(base, without, depth + 1)
+        return found
+
+
+def cast_attribute(node: ast.expr) -> ast.Attribute:
+    """Return an attribute of what is no name."""
+    assert isinstance(node, ast.Attribute)
+    return node
+
+
+def step_of(node: ast.Subscript) -> str:
+    """Return the step that a subscript takes: to an item by its name, by its place, or to any."""
+    value = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    if isinstance(value, str):
+        return item(value)
+    return str(value) if type(value) is int else ITEM
+
+
+def targets_of(target: ast.expr, kinds: set[str]) -> Iterator[tuple[ast.expr, set[str]]]:
+    """Yield the names that a target binds, with what each is given: ``(name, (model, optimizer))``."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for place, element in enumerate(target.elts):
+            if isinstance(element, ast.Starred):
+                yield from targets_of(element.value, put(EACH, taken(EACH, kinds)))
+            else:
+                yield from targets_of(element, taken(str(place), kinds))
+    else:
+        yield target, kinds
+
+
+def _text(node: ast.expr | None) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def is_about(kinds: Collection[str]) -> bool:
+    """Tell whether FSDP1's models are among what an expression may be or hold."""
+    return bool({"params", f"{_MAKES}fsdp"} & set(kinds)) or has_model(kinds)

@@ -1,0 +1,143 @@
+"""What holds FSDP1 models in one source: lists, tuples, dicts, and objects with attributes.
+
+The steps to what is held are those of :mod:`fsdp_migrate.source.python.held`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.held import EACH, ITEM, LONGEST, VALUE, attribute, held, item, put, taken
+from fsdp_migrate.source.python.held_calls import Given, of_function, of_method
+from fsdp_migrate.source.python.object_fields import bound_fields, classes
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fsdp_migrate.source.python.models import Models
+
+    Kinds = Callable[[cst.BaseExpression], set[str]]
+
+
+_ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
+
+
+def held_by(kinds: Kinds, node: cst.BaseExpression) -> set[str]:
+    """Return what a literal or a comprehension holds."""
+    if isinstance(node, (cst.Tuple, cst.List, cst.Set)):
+        return _of_elements(kinds, node) if len(node.elements) <= LONGEST else set()
+    if isinstance(node, cst.Dict):
+        return _of_dict(kinds, node) if len(node.elements) <= LONGEST else set()
+    if isinstance(node, (cst.ListComp, cst.GeneratorExp, cst.SetComp)):
+        return put(EACH, kinds(node.elt))
+    if isinstance(node, cst.DictComp):
+        return put(VALUE, kinds(node.value))
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Add, cst.Multiply)):
+        return put(EACH, taken(EACH, kinds(node.left) | kinds(node.right)))
+    return set()
+
+
+def _of_elements(kinds: Kinds, node: cst.Tuple | cst.List | cst.Set) -> set[str]:
+    found: set[str] = set()
+    is_placed = not isinstance(node, cst.Set)
+    for place, each in enumerate(node.elements):
+        if isinstance(each, cst.StarredElement):
+            is_placed = False  # what stands behind it is at a place that is not seen
+            found |= put(EACH, taken(EACH, kinds(each.value)))
+        else:
+            found |= put(str(place) if is_placed else EACH, kinds(each.value))
+    return found
+
+
+def _of_dict(kinds: Kinds, node: cst.Dict) -> set[str]:
+    found: set[str] = set()
+    for each in node.elements:
+        if isinstance(each, cst.DictElement):
+            name = _text(each.key)
+            found |= put(VALUE if name is None else item(name), kinds(each.value))
+        else:
+            found |= held(kinds(each.value))
+    return found
+
+
+def _text(node: cst.BaseExpression) -> str | None:
+    return str(node.evaluated_value) if isinstance(node, cst.SimpleString) else None
+
+
+def step_of(node: cst.Subscript) -> str:
+    """Return the step that a subscript takes: to an item by its name, by its place, or to any."""
+    inner = node.slice[0].slice if len(node.slice) == 1 else None
+    value = inner.value if isinstance(inner, cst.Index) else None
+    name = _text(value) if value is not None else None
+    if name is not None:
+        return item(name)
+    return value.value if isinstance(value, cst.Integer) else ITEM
+
+
+def is_slice(node: cst.Subscript) -> bool:
+    """Tell whether a subscript gives a part of a list: ``models[1:]``."""
+    return any(isinstance(each.slice, cst.Slice) for each in node.slice)
+
+
+def given_by(models: Models, call: cst.Call) -> set[str]:
+    """Return what a call gives that holds models, or is one out of what holds some."""
+    func = call.func
+    given = _given(models, call)
+    found = set()
+    if isinstance(func, cst.Attribute):
+        found = of_method(func.attr.value, models.kinds(func.value), given)
+    known = models.index.qualified(func)
+    if not found and (known or (isinstance(func, cst.Name) and not models.index.bindings_of(func))):
+        names = {each.split(".")[-1] for each in known} or {cst.ensure_type(func, cst.Name).value}
+        found = {kind for name in names for kind in of_function(name, given)}
+    return found or _of_object(models, call)
+
+
+def _given(models: Models, call: cst.Call) -> Given:
+    given = Given()
+    for arg in call.args:
+        if arg.keyword is not None:
+            given.named.append((arg.keyword.value, models.kinds(arg.value)))
+        elif not arg.star:
+            name = _text(arg.value)
+            given.texts.update({} if name is None else {len(given.placed): name})
+            given.placed.append(models.kinds(arg.value))
+    return given
+
+
+def _of_object(models: Models, call: cst.Call) -> set[str]:
+    """Return what an object holds that a class of the project makes."""
+    found: set[str] = set()
+    bound = bound_fields(models.index, call, models.links.fields)
+    for name, place, value in bound:
+        kinds = models.kinds(value)
+        found |= put(attribute(name), kinds)
+        if place is not None:
+            found |= put(str(place), kinds)
+    given = {name for name, _, _ in bound}
+    for node in classes(models.index, call.func):
+        found |= models.attributes_of(node, without=given)
+    return found
+
+
+def added_to(call: cst.Call) -> Iterator[tuple[cst.BaseExpression, str, cst.BaseExpression]]:
+    """Yield what a call puts into a list or a dict: where, behind which step, and what.
+
+    No step: all that is in the one goes into the other.
+    """
+    if not isinstance(call.func, cst.Attribute):
+        return
+    name, where = call.func.attr.value, call.func.value
+    placed = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
+    if name in _ADDS and len(placed) == _ADDS[name] + 1:
+        yield where, EACH, placed[-1]
+    elif name == "setdefault" and len(placed) == 2:
+        key = _text(placed[0])
+        yield where, VALUE if key is None else item(key), placed[1]
+    elif name in {"extend", "update"}:
+        yield from ((where, "", each) for each in placed[:1])
+        named = ((arg.keyword.value, arg.value) for arg in call.args if arg.keyword is not None)
+        yield from ((where, item(key), value) for key, value in named)

@@ -1,0 +1,93 @@
+"""What containers and objects hold: kinds, each behind the steps that lead to it.
+
+``each>fsdp`` is a list of FSDP1 models, ``each>1>fsdp`` one of pairs whose second is a model. An object with
+such an attribute is ``.model>fsdp``, and a dict with such an item ``['model']>fsdp``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+EACH = "each"
+"""The step to what a loop over a list goes through."""
+VALUE = "value"
+"""The step to a value of a dict, whatever its name is."""
+ITEM = "item"
+"""The step to ``it[i]``, where it is not seen whether that is a list or a dict."""
+MODEL = "fsdp"
+LONGEST = 64
+"""Longer lists and dicts hold data, and no models."""
+_MOST_STEPS = 4
+
+
+def item(name: str) -> str:
+    """Return the step to a dict's item."""
+    return f"[{name!r}]"
+
+
+def attribute(name: str) -> str:
+    """Return the step to an object's attribute."""
+    return f".{name}"
+
+
+def put(step: str, kinds: Collection[str]) -> set[str]:
+    """Return what holds something behind a step.
+
+    Example:
+        >>> put(EACH, {"fsdp"})
+        {'each>fsdp'}
+    """
+    return {f"{step}>{kind}" for kind in kinds if kind.count(">") < _MOST_STEPS}
+
+
+def taken(step: str, kinds: Collection[str]) -> set[str]:
+    """Return what is behind a step; what stands at any place of a list may stand at this one.
+
+    Example:
+        >>> taken("1", {"1>fsdp"}), taken(EACH, {"1>fsdp"}), taken("0", {"1>fsdp"})
+        ({'fsdp'}, {'fsdp'}, set())
+    """
+    parted = (kind.partition(">") for kind in kinds if ">" in kind)
+    return {rest for first, _, rest in parted if first == step or _may_be(first, step)}
+
+
+def _may_be(first: str, step: str) -> bool:
+    """Tell whether two steps may lead to the same part of a list or of a dict."""
+    if "." in {first[:1], step[:1]}:
+        return False
+    if ITEM in {first, step}:
+        return True
+    is_named = VALUE in {first, step}
+    if is_named or EACH in {first, step}:
+        return all((each == VALUE or each[:1] == "[") is is_named for each in (first, step))
+    return False
+
+
+def whole(kinds: Collection[str]) -> set[str]:
+    """Return what something is itself, what it holds left out."""
+    return {kind for kind in kinds if ">" not in kind}
+
+
+def held(kinds: Collection[str]) -> set[str]:
+    """Return what something holds, behind the steps to it."""
+    return {kind for kind in kinds if ">" in kind}
+
+
+def of_dict(kinds: Collection[str]) -> set[str]:
+    """Return what stands behind steps into a dict."""
+    return {kind for kind in kinds if kind.startswith(("[", f"{VALUE}>", f"{ITEM}>"))}
+
+
+def has_model(kinds: Collection[str]) -> bool:
+    """Tell whether something is an FSDP1 model, or holds one."""
+    return any(kind == MODEL or kind.endswith(f">{MODEL}") for kind in kinds)
+
+
+def without_models(kinds: Collection[str]) -> set[str]:
+    """Return what is left where FSDP1's models are not yet, or not here."""
+    return {kind for kind in kinds if kind != MODEL and not kind.endswith(f">{MODEL}")}

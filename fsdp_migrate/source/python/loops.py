@@ -1,0 +1,52 @@
+"""Loops: what their targets take of what they go through, and which one a name is the target of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.held import taken
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.scopes import Index
+
+
+def targets_of(target: cst.BaseExpression, kinds: set[str]) -> Iterator[tuple[cst.BaseExpression, set[str]]]:
+    """Yield the names that a target binds, with what each is given: ``(name, (model, optimizer))``."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for place, element in enumerate(target.elements):
+            if not isinstance(element, cst.StarredElement):
+                yield from targets_of(element.value, taken(str(place), kinds))
+    else:
+        yield target, kinds
+
+
+def names_items_of(loop: cst.For | cst.CompFor) -> bool:
+    """Tell whether what a loop goes through are the names of a dict's items: ``for k in d: d[k]``."""
+    if not isinstance(loop, cst.For) or not isinstance(loop.target, cst.Name) or dotted(loop.iter) is None:
+        return False
+    over, name = text_of(loop.iter), loop.target.value
+    asked = (each for each in walk_for(loop.body, cst.Subscript) if text_of(each.value) == over)
+    return any(text_of(each.slice[0]) == name for each in asked)
+
+
+def loop_of(index: Index, name: cst.Name) -> cst.For | None:
+    """Return the innermost loop, of the same function, in whose body a name is used that is its target."""
+    below: cst.CSTNode = name
+    for above in index.ancestors(name):
+        if isinstance(above, (cst.FunctionDef, cst.ClassDef, cst.Lambda, cst.BaseComp)):
+            return None
+        is_in = isinstance(above, cst.For) and below is above.body
+        if is_in and isinstance(above, cst.For) and _binds(above, name.value):
+            return above
+        below = above
+    return None
+
+
+def _binds(loop: cst.For, name: str) -> bool:
+    return any(each.value == name for each in walk_for(loop.target, cst.Name))

@@ -1,0 +1,124 @@
+"""What a call gives to the fields of an object: of dataclasses and named tuples of one source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fsdp_migrate.source.python.links import Fields
+    from fsdp_migrate.source.python.scopes import Index
+
+    Bound = list[tuple[str, int | None, cst.BaseExpression]]
+
+
+_NAMED_TUPLES = frozenset({"collections.namedtuple", "typing.NamedTuple", "typing_extensions.NamedTuple"})
+DECORATORS = frozenset(
+    {"attrs", "dataclass", "define", "frozen", "mutable", "pytree_dataclass", "s", "struct"}
+)
+_DEEPEST = 3
+
+
+def classes(index: Index, func: cst.BaseExpression) -> Iterator[cst.ClassDef]:
+    """Yield the classes of this source that a call makes an object of."""
+    if isinstance(func, cst.Name) and func in index.scopes:
+        for binding in index.scopes[func].lookup(func.value):
+            if binding.kind == "class" and isinstance(binding.node, cst.ClassDef):
+                yield binding.node
+
+
+def init_of(node: cst.ClassDef) -> cst.FunctionDef | None:
+    """Return the constructor that a class has itself."""
+    own = (item for item in node.body.body if isinstance(item, cst.FunctionDef))
+    return next((item for item in own if item.name.value == "__init__"), None)
+
+
+def bound_fields(index: Index, call: cst.Call, others: Mapping[str, Fields]) -> Bound:
+    """Return the fields that a call gives something: name, place in a named tuple, and what is given.
+
+    Args:
+        index: The source.
+        call: The call.
+        others: The fields of classes of the project's other files, by the names of these.
+    """
+    known = (others[name] for name in index.qualified(call.func) if name in others) if others else iter(())
+    order, is_tuple = next(known, None) or _named_tuple(index, call.func)
+    for node in classes(index, call.func):
+        if init_of(node) is not None:
+            return []
+        order, is_tuple = tuple(_fields(index, node)), _is_named_tuple(index, node)
+        if not order:
+            return []
+    found: Bound = []
+    place = 0
+    for arg in call.args if order else ():
+        if arg.star:
+            place = len(order)  # what follows by place is not seen
+        elif arg.keyword is not None:
+            name = arg.keyword.value
+            found.append((name, order.index(name) if is_tuple and name in order else None, arg.value))
+        elif place < len(order):
+            found.append((order[place], place if is_tuple else None, arg.value))
+            place += 1
+    return found
+
+
+def _fields(index: Index, node: cst.ClassDef, depth: int = 0) -> list[str]:
+    """Return the fields of a dataclass, or of a class that is made as one, in their order."""
+    found: list[str] = []
+    for base in node.bases:
+        for above in classes(index, base.value) if depth < _DEEPEST else ():
+            found += _fields(index, above, depth + 1)
+    for line in node.body.body:
+        for small in line.body if isinstance(line, cst.SimpleStatementLine) else ():
+            is_field = isinstance(small, cst.AnnAssign) and "ClassVar" not in (
+                dotted(small.annotation.annotation) or ""
+            )
+            if is_field and isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name):
+                found.append(small.target.value)
+    is_made_so = _is_decorated(node) or bool(node.bases)
+    return list(dict.fromkeys(found)) if is_made_so or depth else []
+
+
+def _is_decorated(node: cst.ClassDef) -> bool:
+    for each in node.decorators:
+        made = each.decorator.func if isinstance(each.decorator, cst.Call) else each.decorator
+        if (dotted(made) or "").split(".")[-1] in DECORATORS:
+            return True
+    return False
+
+
+def _is_named_tuple(index: Index, node: cst.ClassDef) -> bool:
+    return any(index.qualified(base.value) & _NAMED_TUPLES for base in node.bases)
+
+
+def _named_tuple(index: Index, func: cst.BaseExpression) -> Fields:
+    """Return the fields of ``State`` after ``State = namedtuple("State", "model optimizer")``."""
+    if not isinstance(func, cst.Name) or func not in index.scopes:
+        return (), False
+    for binding in index.scopes[func].lookup(func.value):
+        value = binding.value
+        is_made = isinstance(value, cst.Call) and bool(index.qualified(value.func) & _NAMED_TUPLES)
+        if is_made and isinstance(value, cst.Call) and len(value.args) > 1:
+            return tuple(_names(value.args[1].value)), True
+    return (), False
+
+
+def _names(node: cst.BaseExpression) -> list[str]:
+    if isinstance(node, cst.SimpleString):
+        return str(node.evaluated_value).replace(",", " ").split()
+    found = []
+    for each in node.elements if isinstance(node, (cst.List, cst.Tuple)) else ():
+        first = each.value
+        if isinstance(first, (cst.Tuple, cst.List)) and first.elements:
+            first = first.elements[0].value
+        if not isinstance(first, cst.SimpleString):
+            return []
+        found.append(str(first.evaluated_value))
+    return found
