@@ -42,6 +42,8 @@ _FSDP1S = frozenset(
         "flat_param",
     }
 )
+_ASKING = frozenset({"delattr", "getattr", "hasattr", "setattr"})
+_WITH_DEFAULT = {"getattr": 3}
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -70,6 +72,34 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM317", node, _NOT_THERE, "kept")
         else:
             yield Found("FM317", node, _MEANT, "commented")
+    yield from _by_their_names(source, telling)
+
+
+def _by_their_names(source: Source, telling: frozenset[str]) -> Iterator[Found]:
+    """Find attributes that are asked for by a string: ``getattr(module, "_flat_param")``."""
+    for node in source.index.by_kind.get(cst.SimpleString, ()):
+        call = asked_attribute(source, node)
+        name = str(cst.ensure_type(node, cst.SimpleString).evaluated_value) if call is not None else ""
+        if call is None or name not in telling:
+            continue
+        model = call.args[0].value
+        if name == "_fsdp_wrapped_module" and source.models.certainty(model) is not None:
+            continue  # what becomes of the question is said with `.module`
+        if dotted(call.func) == "hasattr" or len(call.args) == _WITH_DEFAULT.get(dotted(call.func) or ""):
+            yield Found("FM317", node, _NOT_THERE, "kept")
+        else:
+            yield Found("FM317", node, _MEANT, "commented")
+
+
+def asked_attribute(source: Source, node: cst.CSTNode) -> cst.Call | None:
+    """Return the call that asks for, or sets, the private attribute of FSDP1's that a string names."""
+    if not isinstance(node, cst.SimpleString) or node.evaluated_value not in _FSDP1S:
+        return None
+    arg = source.index.parents[node]
+    call = source.index.parents.get(arg)
+    if not isinstance(call, cst.Call) or dotted(call.func) not in _ASKING or len(call.args) < 2:
+        return None
+    return call if call.args[1] is arg else None
 
 
 def _is_asked_of_a_model(source: Source, node: cst.Attribute) -> bool:

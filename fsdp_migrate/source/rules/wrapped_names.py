@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.rules.privates import asked_attribute
 from fsdp_migrate.source.uses import Found
 
 
@@ -51,7 +52,7 @@ def find(source: Source) -> Iterator[Found]:
             assert isinstance(node, (cst.SimpleString, cst.FormattedStringText))
             if not _NAMES.search(node.value) or _is_docstring(source, node):
                 continue
-            if _is_help(source, node):
+            if _is_help(source, node) or _is_told_by_the_attribute(source, node):
                 continue
             if _is_taken_out(source, node) or _is_asked_for(source, node):
                 yield Found("FM316", node, _CLEAN, "kept")
@@ -91,6 +92,22 @@ def _is_help(source: Source, node: cst.CSTNode) -> bool:
             name = (dotted(above.func) or "").split(".")[-1]
             return name in _SAYS or name.endswith(("Error", "Exception", "Warning"))
     return False
+
+
+def _is_told_by_the_attribute(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a string names an attribute of FSDP1's, of which FM317 speaks.
+
+    ``getattr(m, "_flat_param")``, and the label in ``print(f"m._flat_param: {m._flat_param}")``.
+    """
+    if not source.uses_fsdp1:
+        return False
+    if asked_attribute(source, node) is not None:
+        return True
+    line = source.index.statement(node)
+    if not isinstance(line, cst.SimpleStatementLine) or not isinstance(node, cst.FormattedStringText):
+        return False
+    names = set(_NAMES.findall(node.value))
+    return any(each.attr.value in names for each in walk_for(line, cst.Attribute))
 
 
 def _is_one_of_a_list(source: Source, node: cst.CSTNode) -> bool:

@@ -72,3 +72,17 @@ def test_what_a_class_here_has_too_is_still_said_of_a_sharded_model() -> None:
     )
     for asked in ("print(model.sharding_strategy)\n", "model.flat_param.norm()\n"):
         assert ("FM317", "commented") in codes(f"{body}model = FSDP(net)\n{asked}"), asked
+
+
+@pytest.mark.parametrize(
+    ("body", "action"),
+    [
+        ('print(f"m._flat_param: {size(m._flat_param)}")\n', "commented"),
+        ('flat = getattr(m, "_flat_param")\n', "commented"),
+        ('setattr(m, "_flat_param", None)\n', "commented"),
+        ('flat = getattr(m, "_flat_param", None)\n', "kept"),
+        ('is_flat = hasattr(m, "_flat_param")\n', "kept"),
+    ],
+)
+def test_one_private_attribute_has_one_finding(body: str, action: str) -> None:
+    assert codes(body) == [("FM317", action)]
