@@ -8,6 +8,7 @@ import libcst as cst
 
 from fsdp_migrate.left_comments import MARK
 from fsdp_migrate.source.python import imports
+from fsdp_migrate.source.python.placing import place
 from fsdp_migrate.source.uses import Found, Remove, Replace, Unwrap
 
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from fsdp_migrate.source.python.text import Source
+    from fsdp_migrate.source.uses import Need
 
 
 def apply_edits(source: Source, found: Sequence[Found]) -> str:
@@ -54,7 +56,8 @@ class _Applier(cst.CSTTransformer):
         self._imports: dict[cst.CSTNode, set[str]] = {}
         for node, name in imports.unneeded(source, imports.gone(found)):
             self._imports.setdefault(node, set()).add(name)
-        self._new = imports.missing(source, (need for item in rewritten for need in item.needs))
+        self._placed = place(source, rewritten)
+        self._new = imports.missing(source, self._placed.top)
         self._anchor = imports.anchor(source)
 
     @property
@@ -99,11 +102,53 @@ class _Applier(cst.CSTTransformer):
             updated_node = updated_node.with_changes(
                 leading_lines=[*getattr(updated_node, "leading_lines", ()), *lines]
             )
+        if original_node in self._placed.behind or original_node in self._placed.absent:
+            return cst.FlattenSentinel([updated_node, *self._behind(original_node)])
+        if isinstance(original_node, cst.Try):
+            return self._leave_try(original_node, updated_node)
         if isinstance(original_node, cst.IndentedBlock):
-            return self._leave_block(updated_node)
+            block = self._leave_block(updated_node)
+            return self._begun(block, self._placed.first.get(original_node, set()))
         if isinstance(original_node, cst.Module):
             return self._leave_module(updated_node)
         return updated_node
+
+    # Imports that stand beside those of FSDP1, in functions or behind a question whether it is there.
+
+    def _behind(self, line: cst.CSTNode) -> list[cst.SimpleStatementLine]:
+        absent = sorted({self._source.local_name(need) for need in self._placed.absent.get(line, ())})
+        lines = [cst.parse_statement(f"{name} = None") for name in absent]
+        new = imports.statements(self._source, self._sorted(self._placed.behind.get(line, set())))
+        return [*new, *(cst.ensure_type(each, cst.SimpleStatementLine) for each in lines)]
+
+    def _sorted(self, needs: set[Need]) -> list[Need]:
+        return sorted(needs, key=lambda need: (need.module, need.name))
+
+    def _leave_try(self, original: cst.Try, updated: cst.Try) -> cst.Try:
+        needs = self._placed.otherwise.get(original)
+        if not needs:
+            return updated
+        new = imports.statements(self._source, self._sorted(needs))
+        body = updated.orelse.body if updated.orelse is not None else None
+        if body is None:
+            return updated.with_changes(orelse=cst.Else(cst.IndentedBlock(new)))
+        if not isinstance(body, cst.IndentedBlock):
+            small = [each for line in new for each in line.body]
+            lines = [cst.SimpleStatementLine([each]) for each in (*small, *body.body)]
+            return updated.with_changes(orelse=cst.Else(cst.IndentedBlock(lines)))
+        block = body.with_changes(body=[*new, *body.body])
+        return updated.with_changes(orelse=cst.ensure_type(updated.orelse, cst.Else).with_changes(body=block))
+
+    def _begun(self, block: cst.IndentedBlock, needs: set[Need]) -> cst.IndentedBlock:
+        """Return a function's body that begins with imports, behind its docstring."""
+        if not needs:
+            return block
+        first = block.body[0]
+        small = first.body[0] if isinstance(first, cst.SimpleStatementLine) else None
+        is_docstring = isinstance(small, cst.Expr) and isinstance(small.value, cst.BaseString)
+        new = imports.statements(self._source, self._sorted(needs))
+        before = list(block.body[:1]) if is_docstring else []
+        return block.with_changes(body=[*before, *new, *block.body[len(before) :]])
 
     def _note_lost(self, original: cst.CSTNode, before: cst.CSTNode, after: cst.CSTNode) -> None:
         """Note the comments within what is replaced that its replacement lacks; they go above."""

@@ -65,6 +65,8 @@ class Module:
                 for alias in node.names:
                     first = alias.name.split(".")[0]
                     self.imports[alias.asname or first] = alias.name if alias.asname else first
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                self._note_by_name(node.targets, node.value)
         self._note_definitions(self.tree.body, "")
 
     def _note_from(self, node: ast.ImportFrom) -> None:
@@ -74,6 +76,13 @@ class Module:
                 self.stars.append(start)
             else:
                 self.imports[alias.asname or alias.name] = f"{start}.{alias.name}"
+
+    def _note_by_name(self, targets: list[ast.expr], call: ast.Call) -> None:
+        """Note what ``fsdp = import_module("torch.distributed.fsdp")`` imports."""
+        if dotted(call.func) in {"import_module", "importlib.import_module"} and len(call.args) == 1:
+            module = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+            for target in targets if isinstance(module, str) else ():
+                self.imports.update({target.id: str(module)} if isinstance(target, ast.Name) else {})
 
     def _note_definitions(self, body: Iterable[ast.stmt], before: str) -> None:
         for node in body:

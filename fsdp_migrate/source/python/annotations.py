@@ -44,7 +44,7 @@ def annotated(index: Index) -> Iterator[tuple[Key, str]]:
 
 def objects(index: Index) -> list[tuple[Key, cst.ClassDef]]:
     """Return the parameters that are objects of a class of this source, with the class."""
-    found = []
+    found: list[tuple[Key, cst.ClassDef]] = []
     for scope, name, binding in _parameters(index):
         annotation = binding.node.annotation if isinstance(binding.node, cst.Param) else None
         if annotation is not None:

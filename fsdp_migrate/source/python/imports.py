@@ -96,6 +96,8 @@ def unneeded(source: Source, gone: set[cst.CSTNode]) -> set[tuple[cst.CSTNode, s
             is_taken = scope is source.index.scope and name in source.links.taken
             if name in strings or is_taken or not all(map(_is_fsdp1_import, bindings)):
                 continue
+            if any(_is_tried(source, binding.node) for binding in bindings):
+                continue
             loads = [
                 load
                 for load in source.loads
@@ -104,6 +106,16 @@ def unneeded(source: Source, gone: set[cst.CSTNode]) -> set[tuple[cst.CSTNode, s
             if loads and all(load in gone_names for load in loads):
                 removed |= {(binding.node, name) for binding in bindings}
     return removed
+
+
+def _is_tried(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether it is asked, by ``try``, if something can be imported: without it the answer changes."""
+    below = node
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.Try) and below is above.body and above.handlers:
+            return True
+        below = above
+    return False
 
 
 def _root(node: cst.CSTNode) -> cst.CSTNode:

@@ -161,6 +161,8 @@ class Index:
         return known
 
     def _qualified(self, node: cst.CSTNode, depth: int) -> set[str]:
+        if isinstance(node, cst.Call):
+            return self._imported(node, depth)
         if isinstance(node, cst.Attribute):
             found = {f"{base}.{node.attr.value}" for base in self.qualified(node.value, depth)}
             return {self.names.get(name, name) for name in found} if self.names else found
@@ -171,6 +173,8 @@ class Index:
         for binding in bindings:
             if binding.qualified is not None:
                 found.add(binding.qualified)
+            elif isinstance(binding.value, cst.Call) and binding.index is None:
+                found |= self._imported(binding.value, depth + 1)
             elif isinstance(binding.value, (cst.Name, cst.Attribute)) and binding.index is None:
                 # `FSDP = FSDP`, as in a class, would lead to itself.
                 alias = dotted(binding.value) != node.value
@@ -181,6 +185,18 @@ class Index:
         if not bindings and self.names:
             found |= {self.names.get(f"{module}.{node.value}", "") for module in self.stars} - {""}
         return found
+
+    def _imported(self, call: cst.Call, depth: int) -> set[str]:
+        """Return what a call imports: ``import_module("torch.distributed.fsdp")``, or ``getattr`` of that."""
+        name, place = dotted(call.func), 1 if dotted(call.func) == "getattr" else 0
+        if name not in _IMPORTERS or len(call.args) <= place:
+            return set()
+        text = call.args[place].value
+        if not isinstance(text, cst.SimpleString):
+            return set()
+        if place == 0:
+            return {str(text.evaluated_value)} if len(call.args) == 1 else set()
+        return {f"{each}.{text.evaluated_value!s}" for each in self.qualified(call.args[0].value, depth + 1)}
 
     def bindings_of(self, node: cst.Name) -> list[Binding]:
         """Return every place that may have given a name its value, those in other branches left out.
@@ -272,6 +288,12 @@ class Index:
         value = binding.value
         if isinstance(value, cst.Name) and value.value == "None":
             return False
+        inner = value
+        while isinstance(inner, cst.Attribute):
+            inner = inner.value
+        if value is not None and isinstance(inner, cst.Call):
+            names = self.qualified(value)
+            return not names or not all(f"{name}.".startswith(f"{catalog.PACKAGE}.") for name in names)
         if isinstance(value, (cst.Name, cst.Attribute)) and binding.index is None and depth < 3:
             root: cst.CSTNode = value
             while isinstance(root, cst.Attribute):
@@ -315,6 +337,7 @@ class Index:
         return next((above for above in self.ancestors(node) if isinstance(above, cst.ClassDef)), None)
 
 
+_IMPORTERS = frozenset({"getattr", "import_module", "importlib.import_module"})
 _OPENS_SCOPE = frozenset(
     {
         cst.FunctionDef,

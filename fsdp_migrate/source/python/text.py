@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.uses import Need
 
 
-_NOT_LOADS = (cst.ImportAlias, cst.AsName, cst.FunctionDef, cst.ClassDef, cst.AssignTarget)
+_NOT_LOADS = (cst.ImportAlias, cst.AsName, cst.FunctionDef, cst.ClassDef, cst.AssignTarget, cst.NameItem)
 
 
 @dataclass(eq=False)

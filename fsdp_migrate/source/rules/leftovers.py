@@ -54,8 +54,14 @@ def _is_alias(source: Source, node: cst.CSTNode) -> bool:
 
 
 def _is_fallback(source: Source, node: cst.CSTNode) -> bool:
-    """Tell whether the class is only looked at for being there: ``FSDP is not None``."""
+    """Tell whether the class is only looked at for being there: ``FSDP is not None``, ``if FSDP:``."""
     above = source.index.parents[node]
+    if isinstance(above, (cst.If, cst.IfExp, cst.While, cst.Assert)):
+        return above.test is node
+    if isinstance(above, cst.UnaryOperation):
+        return isinstance(above.operator, cst.Not)
+    if isinstance(above, cst.BooleanOperation):
+        return above.left is node
     if not isinstance(above, cst.Comparison):
         return False
     return all(

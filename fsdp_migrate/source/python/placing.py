@@ -1,0 +1,130 @@
+"""Where new imports go: to the top of a module, or beside FSDP1's where those wait until torch is wanted.
+
+What belongs to a ``try`` is imported in its ``else``: an error there is not taken for a missing FSDP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import dotted, text_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fsdp_migrate.source.python.text import Source
+    from fsdp_migrate.source.uses import Found, Need
+
+
+@dataclass(eq=False)
+class Placed:
+    """Which names are imported where."""
+
+    top: set[Need] = field(default_factory=set)
+    behind: dict[cst.CSTNode, set[Need]] = field(default_factory=dict)
+    """By the statement behind which they go."""
+    first: dict[cst.CSTNode, set[Need]] = field(default_factory=dict)
+    """By the body of a function that they begin."""
+    otherwise: dict[cst.CSTNode, set[Need]] = field(default_factory=dict)
+    """By the ``try`` whose ``else`` they stand in."""
+    absent: dict[cst.CSTNode, set[Need]] = field(default_factory=dict)
+    """By the statement, such as ``FSDP = None``, behind which they are None as well."""
+
+
+def place(source: Source, found: Iterable[Found]) -> Placed:
+    """Return where each name that rewritten code needs is imported.
+
+    A module that imports torch at its top has all of it there. One that does not, as where torch is an
+    option, has its new imports where those of FSDP1 are.
+    """
+    placed = Placed()
+    imports = list(_imports(source))
+    is_lazy = bool(imports) and not any(_is_torchs(line) for line in source.module.body)
+    guard = next((line for line in imports if source.index.function(line) is None), None)
+    for use in found:
+        for need in use.needs:
+            if not is_lazy:
+                placed.top.add(need)
+            elif guard is not None:
+                _note_guarded(source, placed, guard, need)
+            else:
+                _note_in_function(source, placed, imports, use, need)
+    return placed
+
+
+def _imports(source: Source) -> Iterator[cst.SimpleStatementLine]:
+    """Yield the statements that import FSDP1, those for annotations alone left out."""
+    for node in source.index.by_kind.get(cst.SimpleStatementLine, ()):
+        line = cst.ensure_type(node, cst.SimpleStatementLine)
+        above = (each for each in source.index.ancestors(line) if isinstance(each, cst.If))
+        if _is_torchs(line, catalog.PACKAGE) and not any("TYPE_CHECKING" in text_of(a.test) for a in above):
+            yield line
+
+
+def _is_torchs(line: cst.CSTNode, package: str = "torch") -> bool:
+    for small in line.body if isinstance(line, cst.SimpleStatementLine) else ():
+        names = [small.module] if isinstance(small, cst.ImportFrom) and not small.relative else []
+        if isinstance(small, cst.Import):
+            names = [alias.name for alias in small.names]
+        texts = (dotted(name) or "" for name in names if name is not None)
+        if any(f"{text}.".startswith(f"{package}.") for text in texts):
+            return True
+    return False
+
+
+def _note_guarded(source: Source, placed: Placed, line: cst.SimpleStatementLine, need: Need) -> None:
+    """Note a name of a module whose import of FSDP1 stands below ``if`` or ``try``."""
+    above = next((a for a in source.index.ancestors(line) if isinstance(a, (cst.If, cst.Try))), None)
+    if isinstance(above, cst.Try) and above.handlers and not above.finalbody:
+        placed.otherwise.setdefault(above, set()).add(need)
+    else:
+        placed.behind.setdefault(line, set()).add(need)
+    others: tuple[cst.CSTNode | None, ...] = ()
+    if isinstance(above, cst.Try):
+        others = tuple(above.handlers)
+    elif isinstance(above, cst.If):
+        others = (above.orelse,)
+    for other in others:
+        absent = _absent(source, other) if other is not None else None
+        if absent is not None:
+            placed.absent.setdefault(absent, set()).add(need)
+
+
+def _absent(source: Source, branch: cst.CSTNode) -> cst.CSTNode | None:
+    """Return the statement of a branch that makes a name of FSDP1's None."""
+    for assign in source.assignments:
+        is_none = isinstance(assign.value, cst.Name) and assign.value.value == "None"
+        names = [each.target for each in assign.targets if isinstance(each.target, cst.Name)]
+        if is_none and branch in set(source.index.ancestors(assign)):
+            bindings = [b for name in names for b in source.index.scope.bindings.get(name.value, ())]
+            if any(catalog.fsdp1_name(b.qualified or "") is not None for b in bindings):
+                return source.index.statement(assign)
+    return None
+
+
+def _note_in_function(
+    source: Source, placed: Placed, imports: list[cst.SimpleStatementLine], use: Found, need: Need
+) -> None:
+    """Note a name of a module whose imports of FSDP1 all stand in functions."""
+    below: cst.CSTNode = use.node
+    function: cst.FunctionDef | None = None
+    for above in source.index.ancestors(use.node):
+        if isinstance(above, cst.FunctionDef) and below is above.body:
+            function = above
+        below = above
+    if function is None or not isinstance(function.body, cst.IndentedBlock):
+        placed.top.add(need)
+        return
+    order = source.index.order
+    own = [
+        line for line in imports if source.index.function(line) is function and order[line] < order[use.node]
+    ]
+    if own:
+        placed.behind.setdefault(own[0], set()).add(need)
+    else:
+        placed.first.setdefault(function.body, set()).add(need)

@@ -1,0 +1,121 @@
+"""New imports beside FSDP1's own, where those wait, or are tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import rewrite_source, scan_source
+
+
+pytestmark = pytest.mark.any_torch
+
+FSDP = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+PREPARE = "from fsdp_migrate import prepare_fully_shard\n"
+MODULE = "from torch.distributed.fsdp import FSDPModule\n"
+PREPARED = "m = prepare_fully_shard(net)\n"
+PLACES = {
+    f"""\
+try:
+    {FSDP}    HAS = True
+except ImportError:
+    FSDP = None
+    HAS = False
+m = FSDP(net)
+""": f"""\
+try:
+    {FSDP}    HAS = True
+except ImportError:
+    FSDP = None
+    prepare_fully_shard = None
+    HAS = False
+else:
+    {PREPARE}{PREPARED}""",
+    f"""\
+try:
+    {FSDP}except ImportError:
+    pass
+else:
+    HAS = 1
+m = FSDP(net)
+""": f"""\
+try:
+    {FSDP}except ImportError:
+    pass
+else:
+    {PREPARE}    HAS = 1
+{PREPARED}""",
+    f"""\
+if is_there():
+    {FSDP}else:
+    FSDP = None
+def f(m: FSDP):
+    return FSDP and m
+""": f"""\
+if is_there():
+    {FSDP}    {MODULE}else:
+    FSDP = None
+    FSDPModule = None
+def f(m: FSDPModule):
+    return FSDP and m
+""",
+    f"""\
+def f(net):
+    {FSDP}    return g(FSDP(net))
+def g(m):
+    'Doc.'
+    return m.no_sync()
+""": f"""\
+def f(net):
+    {PREPARE}    return g(prepare_fully_shard(net))
+def g(m):
+    'Doc.'
+    from fsdp_migrate.runtime import no_sync
+    return no_sync(m)
+""",
+    f"""\
+import torch
+try:
+    {FSDP}except ImportError:
+    pass
+m = FSDP(net)
+""": f"""\
+import torch
+{PREPARE}try:
+    {FSDP}except ImportError:
+    pass
+{PREPARED}""",
+    """\
+import importlib
+fsdp = importlib.import_module('torch.distributed.fsdp')
+m = fsdp.FullyShardedDataParallel(net)
+""": f"""\
+import importlib
+{PREPARE}fsdp = importlib.import_module('torch.distributed.fsdp')
+{PREPARED}""",
+}
+
+
+@pytest.mark.parametrize("before", PLACES)
+def test_new_imports_stand_where_fsdp1s_do(before: str) -> None:
+    assert rewrite_source(before) == PLACES[before]
+    assert rewrite_source(PLACES[before]) == PLACES[before]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "FSDP = import_module('torch.distributed.fsdp').FullyShardedDataParallel",
+        "FSDP = getattr(import_module('torch.distributed.fsdp'), 'FullyShardedDataParallel')",
+    ],
+)
+def test_what_is_imported_by_a_text(made: str) -> None:
+    code = f"from importlib import import_module\n{made}\nm = FSDP(net)\nm.clip_grad_norm_(1.0)\n"
+    found = {(use.code, use.action) for use in scan_source(code)}
+    assert {("FM301", "rewritten"), ("FM311", "rewritten")} <= found
+    assert "commented" not in {action for _, action in found}
+
+
+def test_a_class_that_is_asked_for_being_there_is_no_use_of_it() -> None:
+    asked = "if FSDP:\n    m = FSDP(net)\nn = FSDP(net) if FSDP else net\ndef f():\n    global FSDP\n"
+    code = f"import torch\nif torch:\n    {FSDP}else:\n    FSDP = None\n{asked}"
+    assert {use.code for use in scan_source(code) if use.action == "commented"} == set()
