@@ -27,7 +27,8 @@ from fsdp_migrate.source.project import (
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, IS, Fact, ProjectKinds, is_about, step_of, targets_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, item, put, taken
-from fsdp_migrate.source.python.links import Links
+from fsdp_migrate.source.python.lightning_models import trained_elsewhere
+from fsdp_migrate.source.python.links import NOTHING, Links
 
 
 if TYPE_CHECKING:
@@ -46,11 +47,13 @@ _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
 def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
     """Return what each file should be told of by the others; those of which nothing is known are left out."""
     project = Project.read(path for path in paths if path.suffix == ".py")
-    if not any(catalog.FSDP in text for text in project.texts.values()):
+    trained = trained_elsewhere(project.texts)
+    if not trained and not any(catalog.FSDP in text for text in project.texts.values()):
         return {}
     following = _Following(project, handed_on=HandedOn(project))
     following.run()
-    return following.links()
+    links = following.links()
+    return links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
 
 
 @dataclass(eq=False)

@@ -39,12 +39,15 @@ class Links:
     """Methods of this file's classes that another file calls on sharded models."""
     fields: Mapping[str, Fields] = field(default_factory=dict)
     """The fields of classes of other files that are made here, by their names as imports write them."""
+    is_trained: bool = False
+    """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 
     def __bool__(self) -> bool:
         """Whether anything is known."""
-        return bool(self.gives or self.is_given or self.names or self.optimizers or self.methods)
+        known = (self.gives, self.is_given, self.names, self.optimizers, self.methods)
+        return self.is_trained or any(map(bool, known))
 
 
 NOTHING = Links()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.wrappers import MAKES
 
 
 if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Binding, Index
 
 
+_WRAPPING = re.compile(r"wrap|shard|fsdp|parallel")
 _Parts = tuple[cst.BaseExpression | None, cst.BaseExpression | None]
 
 
@@ -38,6 +41,26 @@ def makes_fsdp(index: Index, binding: Binding) -> bool:
     if not isinstance(value, cst.Call) or not index.qualified(value.func) & {"functools.partial"}:
         return False
     return bool(value.args) and index.fsdp1(value.args[0].value) == catalog.FSDP
+
+
+def is_wrapping(call: cst.Call) -> bool:
+    """Tell whether a call names a function that wraps what it is given, by what else it is given.
+
+    ``wrap_blocks(net, wrapper=FSDP)`` of a package that is not seen.
+    """
+    return (
+        len(call.args) > 1 and _WRAPPING.search((dotted(call.func) or "").split(".")[-1].lower()) is not None
+    )
+
+
+def chosen(parts: list[tuple[cst.BaseExpression, set[str]]]) -> set[str]:
+    """Return what one of two expressions may be: also another, if one makes an object of its own."""
+    found = {kind for _, kinds in parts for kind in kinds}
+    if MAKES in found and not all(MAKES in kinds for _, kinds in parts):
+        return found | {"other"}  # `(FSDP if sharded else DDP)(net)`
+    calls = [dotted(part.func) or "" for part, kinds in parts if not kinds and isinstance(part, cst.Call)]
+    is_other = "fsdp" in found and any(name.split(".")[-1][:1].isupper() for name in calls)
+    return found | ({"other"} if is_other else set())
 
 
 def gives_fsdp_modules(index: Index, node: cst.BaseExpression) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -26,9 +25,17 @@ from fsdp_migrate.source.python.held import (
     without_models,
 )
 from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.lightning_models import is_trainers_model, trains_by_fsdp1
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
-from fsdp_migrate.source.python.makers import gives_fsdp_modules, is_partial_of, makes_fsdp, put_into
+from fsdp_migrate.source.python.makers import (
+    chosen,
+    gives_fsdp_modules,
+    is_partial_of,
+    is_wrapping,
+    makes_fsdp,
+    put_into,
+)
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import bound_fields, classes, init_of
 from fsdp_migrate.source.python.parameters import model_of
@@ -47,7 +54,6 @@ Certainty = Literal["certain", "mixed"]
 
 Key = tuple[cst.CSTNode, str]
 
-_WRAPPING = re.compile(r"wrap|shard|fsdp|parallel")
 _MAX_PASSES = 6
 _MAX_DEPTH = 2
 
@@ -73,14 +79,16 @@ class Models:
     guards: Guards = field(init=False)
     """What checks for the class make sure."""
     _objects: list[tuple[Key, cst.ClassDef]] = field(init=False)
+    _is_lightnings: bool = field(init=False)
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
     """What expressions were found to be since facts were last looked for."""
 
     def __post_init__(self) -> None:
         self.guards = Guards(self.index)
-        for key, kind in annotated(self.index):
-            self._add_given(key, {kind})
+        for given, kind in annotated(self.index):
+            self._add_given(given, {kind})
         self._objects = objects(self.index)
+        self._is_lightnings = trains_by_fsdp1(self.index, is_told=self.links.is_trained)
         for model, call in given_as_models(self.index, self.guards):
             key = self._key(model)
             if key is not None:
@@ -207,7 +215,7 @@ class Models:
         if isinstance(node, cst.Call):
             return self._kinds_of_call(node) or self._kinds_of_parameters(node)
         if isinstance(node, cst.IfExp):
-            return self._kinds_of_choice(node)
+            return chosen([(part, self.kinds(part)) for part in (node.body, node.orelse)])
         if isinstance(node, cst.NamedExpr):
             return self.kinds(node.value)
         if isinstance(node, cst.Subscript):
@@ -226,6 +234,8 @@ class Models:
         found = set() if key is None else set(self.facts.get(key, ()))
         if isinstance(node, cst.Attribute):
             found |= taken(attribute(node.attr.value), self.kinds(node.value))
+            if not found and self._is_lightnings and is_trainers_model(text_of(node)):
+                return {"fsdp", "other"}
         if not found:
             return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
         if has_model(found) and key is not None:
@@ -243,17 +253,6 @@ class Models:
             return found
         kinds = self._kinds_of_targets(loop)
         return next((known for each, known in kinds if self._key(each) == key), without_models(found))
-
-    def _kinds_of_choice(self, node: cst.IfExp) -> set[str]:
-        """Return what one of two expressions may be: also another, if one makes an object of its own."""
-        each = [self.kinds(part) for part in (node.body, node.orelse)]
-        found = each[0] | each[1]
-        if MAKES in found and not all(MAKES in kinds for kinds in each):
-            return found | {"other"}  # `(FSDP if sharded else DDP)(net)`
-        makes = (part for part, kinds in zip((node.body, node.orelse), each, strict=True) if not kinds)
-        calls = [dotted(part.func) or "" for part in makes if isinstance(part, cst.Call)]
-        is_other = "fsdp" in found and any(name.split(".")[-1][:1].isupper() for name in calls)
-        return found | ({"other"} if is_other else set())
 
     def is_parameters(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression holds parameters of an FSDP1 model, in one form or another."""
@@ -328,9 +327,7 @@ class Models:
         made = self.kinds(call.func)
         if MAKES in made:
             return {"fsdp", *made & {"other"}}
-        # `wrap_blocks(net, wrapper=FSDP)` of a package that is not seen.
-        is_wrapping = _WRAPPING.search((dotted(call.func) or "").split(".")[-1].lower()) is not None
-        if not is_wrapping or len(call.args) < 2 or any(self.guards.functions(call.func)):
+        if not is_wrapping(call) or any(self.guards.functions(call.func)):
             return set()
         return {"fsdp", "other"} if any(MAKES in self.kinds(arg.value) for arg in call.args[1:]) else set()
 
