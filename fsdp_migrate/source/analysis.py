@@ -14,6 +14,7 @@ from fsdp_migrate.source.python.branches import fsdp1_branch
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.nodes import short, walk
 from fsdp_migrate.source.python.text import Source
+from fsdp_migrate.source.python.torchrec import torchrecs_model
 from fsdp_migrate.source.rules import OF_MODELS, RULES, class_checks, leftovers, unused_imports
 from fsdp_migrate.source.uses import Found, Use
 
@@ -35,6 +36,10 @@ _BRANCH = (
     "what it is given here."
 )
 _IN_BRANCH = "stays: in a branch for FSDP1, beside one for FSDP2"
+_TORCHREC = (
+    "torchrec's DistributedModelParallel shards embeddings here, which FSDP must leave alone: shard what is "
+    "dense, or name the rest by ignored_modules=. Then it is {}."
+)
 _AMBIGUOUS = "this name may stand for something other than torch's FSDP here"
 
 
@@ -67,6 +72,7 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     gone: set[cst.CSTNode] = set()
     checks: set[cst.CSTNode] = set()
     guards = source.models.guards
+    has_torchrec = torchrecs_model(source.index)
     for rule in _in_order():
         for each in rule.find(source):
             # The first edit of a node counts. And what another rule takes away is not said to stay.
@@ -80,7 +86,8 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
             edited.update([found.node] if found.edits else [])
             covered.update(found.covers)
             gone.update(found.covers if found.action == "rewritten" else ())
-            yield rule.NAME, _certain(source, found)
+            found = _certain(source, found)
+            yield rule.NAME, _beside_torchrec(found) if has_torchrec else found
     for found in leftovers.find(source, covered):
         yield leftovers.NAME, found
 
@@ -110,6 +117,14 @@ def _left_alone(source: Source, found: Found, branches: set[cst.CSTNode]) -> Fou
         return Found("FM420", found.node, _IN_BRANCH, "kept", covers=found.covers)
     branches.add(branch)
     return Found("FM420", found.node, _BRANCH, "commented", covers=found.covers)
+
+
+def _beside_torchrec(found: Found) -> Found:
+    """Return a use as it was found, or for a comment only: what shards tables itself is in the model."""
+    if found.action != "rewritten":
+        return found
+    said = _TORCHREC.format(found.becomes.rstrip("."))
+    return Found(found.code, found.node, said, "commented", covers=found.covers)
 
 
 def _certain(source: Source, found: Found) -> Found:

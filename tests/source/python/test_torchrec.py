@@ -1,0 +1,48 @@
+"""FSDP1 beside torchrec's DistributedModelParallel: said, and nothing written."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import rewrite_source
+from tests.source.samples import IMPORTS, uncommented
+
+
+pytestmark = pytest.mark.any_torch
+
+BODY = """\
+class Wrapper(DataParallelWrapper):
+    def wrap(self, dmp, env, device):
+        dmp._dmp_wrapped_module = FSDP(dmp._dmp_wrapped_module, ignored_modules=[dmp.sparse])
+
+
+dmp = DMP(module=net, data_parallel_wrapper=Wrapper())
+with FSDP.state_dict_type(dmp, StateDictType.SHARDED_STATE_DICT):
+    state = dmp.state_dict()
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        (
+            "from torchrec.distributed.model_parallel import DataParallelWrapper\n"
+            "from torchrec.distributed import DistributedModelParallel as DMP\n"
+        ),
+        (
+            "import torchrec.distributed as trec\nDMP = trec.DistributedModelParallel\n"
+            "DataParallelWrapper = trec.model_parallel.DataParallelWrapper\n"
+        ),
+    ],
+)
+def test_what_torchrec_shards_is_left_to_a_person(imports: str) -> None:
+    before = IMPORTS + imports + BODY
+    after = rewrite_source(before)
+    assert uncommented(after) == before
+    assert after.count("# fsdp-migrate: FM301 torchrec's") == 1
+    assert "# fsdp-migrate: FM306 torchrec's" in after
+
+
+def test_torchrec_without_its_wrapper_changes_nothing() -> None:
+    after = rewrite_source(f"{IMPORTS}from torchrec import EmbeddingBagCollection\nmodel = FSDP(net)\n")
+    assert "model = prepare_fully_shard(net)" in after
