@@ -57,6 +57,10 @@ _FULL = (
     "the rewritten script does so as before, and hands it to FSDP2. Convert it for one that reads a folder "
     "with dcp.load."
 )
+_LIGHTNINGS = (
+    "Lightning's Trainer reads its own checkpoints: convert the file as below, and give the folder to "
+    "Trainer.fit(model, ckpt_path=FOLDER), whose strategy is ModelParallelStrategy."
+)
 
 
 @dataclass(frozen=True)
@@ -205,8 +209,10 @@ def _steps_for_checkpoints(checkpoints: Sequence[CheckpointFound]) -> list[Step]
     if waiting:
         inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
         steps.append(Step(_INSPECT, inspect))
-    if any(each.is_full for each in waiting):
+    if any(each.is_full and not each.is_lightnings for each in waiting):
         steps.append(Step(_FULL, ()))
+    if any(each.is_lightnings for each in waiting):
+        steps.append(Step(_LIGHTNINGS, ()))
     pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
     if pairs:
         convert = tuple(f"fsdp-migrate convert {source} {out}" for source, out in pairs)

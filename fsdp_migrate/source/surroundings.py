@@ -42,6 +42,9 @@ _SPEAKS_OF_FSDP = re.compile(
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
 _ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
+_LIGHTNINGS = " of Lightning's Trainer"
+_VERSION = b"pytorch-lightning_version"
+_START = 4096
 _ONE_FILE = frozenset({"file", "safetensors"})
 
 
@@ -95,6 +98,11 @@ class CheckpointFound:
     def is_full(self) -> bool:
         """Tell whether it is a full state, which the functions for full states read as it is."""
         return self.layout.startswith("full state")
+
+    @property
+    def is_lightnings(self) -> bool:
+        """Tell whether it is a file that Lightning's Trainer saved."""
+        return self.layout.endswith(_LIGHTNINGS)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -266,7 +274,14 @@ def _of_file(path: Path) -> Iterator[CheckpointFound]:
     if path.suffix == ".safetensors":
         yield CheckpointFound(str(path), _as_words(layout_title("safetensors")))
     elif path.suffix in _SAVED and _is_checkpoint(path):
-        yield CheckpointFound(str(path), _as_words(layout_title("file")))
+        more = _LIGHTNINGS if _is_lightnings(path) else ""
+        yield CheckpointFound(str(path), _as_words(layout_title("file")) + more)
+
+
+def _is_lightnings(path: Path) -> bool:
+    """Tell whether a file is one of Lightning's Trainer, by a name that stands before the tensors."""
+    with path.open("rb") as stream:
+        return _VERSION in stream.read(_START)
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 
 from fsdp_migrate.source.launchers import find_launches
+from fsdp_migrate.source.steps import next_steps
 from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
+from fsdp_migrate.source.uses import ScanReport
 from tests.checkpoint.samples import DATA
 
 
@@ -31,6 +33,7 @@ def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
     for rank in range(2):
         torch.save({"a": torch.ones(1)}, tmp_path / "per-rank" / f"model_world_size_2_rank_{rank}.pt")
     torch.save({"a": torch.ones(1)}, tmp_path / "model.pt")
+    torch.save({"epoch": 1, "pytorch-lightning_version": "2.4.0", "state_dict": {}}, tmp_path / "last.ckpt")
     torch.save({"a": torch.ones(1)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     (tmp_path / "list.pt").write_bytes(pickle.dumps([], protocol=2))
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
@@ -55,12 +58,21 @@ def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
         "cut": "distributed checkpoint (DCP) without its .metadata",
         "ep0-ba5": "Composer's distributed checkpoint (DCP)",
         "hf": "full state in several files",
+        "last.ckpt": "full state in one file of Lightning's Trainer",
         "model.pt": "full state in one file",
         "old.pth": "full state in one file",
         "one.safetensors": "full state in safetensors",
         "per-rank": "one file per rank",
         "step-10": "distributed checkpoint (DCP)",
     }
+
+
+def test_lightnings_own_file_is_read_by_its_trainer(tmp_path: Path) -> None:
+    torch.save({"epoch": 1, "pytorch-lightning_version": "2.4.0", "state_dict": {}}, tmp_path / "last.ckpt")
+    steps = next_steps([], ScanReport((), 0), [], find_checkpoints([tmp_path]))
+    said = " ".join(step.text for step in steps)
+    assert "Trainer.fit(model, ckpt_path=FOLDER)" in said
+    assert "torch.load" not in said
 
 
 def test_what_stays_is_not_taken_for_fsdp2(tmp_path: Path) -> None:
