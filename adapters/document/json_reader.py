@@ -63,7 +63,8 @@ class _Reader:
         match = (_STRING if quoted else _WORD).match(self.text, index)
         assert match is not None
         found = match.group()
-        return Scalar(index, match.end(), json.loads(found) if quoted else found, found, quoted)
+        value = json.loads(found) if quoted else found
+        return Scalar(index, match.end(), value, found, quoted, is_json=True)
 
     def _mapping(self, index: int, depth: int) -> Mapping:
         node = Mapping(index, index, flow=True)

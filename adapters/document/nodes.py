@@ -7,6 +7,9 @@ out which characters to replace; the text itself is never written anew
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Scalar:
-    """A word, a number, or nothing. ``text`` is what stands in the file between ``start`` and ``end``."""
+    """A word, a number, or nothing. ``text`` is what stands in the file between ``start`` and ``end``.
+
+    ``is_json`` tells that it stands in JSON, whose numbers are others than YAML's.
+    """
 
     start: int
     end: int
@@ -26,6 +32,7 @@ class Scalar:
     text: str
     quoted: bool
     anchor: str | None = None
+    is_json: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -69,17 +76,22 @@ class Alias:
 
 Node: TypeAlias = "Scalar | Mapping | Sequence | Alias"
 
-# What PyYAML, with which these frameworks read, takes for something other than a word.
+# What PyYAML, with which these frameworks read, takes for something other than a word. OmegaConf (Composer,
+# Hydra) and jsonargparse (Lightning) also take `1e8` and `1.5e8` for numbers: it stays a word here, and
+# `read_count` of `fsdp_migrate.words` reads it as one.
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 for _yes, _no in (("true", "false"), ("yes", "no"), ("on", "off")):
     for _change in (str.lower, str.title, str.upper):
         _WORDS[_change(_yes)] = True
         _WORDS[_change(_no)] = False
-_INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)\Z")
-_LONGEST_INT = 4000  # digits; Python reads 4300, and none of them counts anything
+# Of YAML 1.1: `010` is eight, `1:30` is ninety, and a float has a dot, and a sign in its exponent.
+_INT = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*(?::[0-5]?[0-9])*)\Z")
 _FLOAT = re.compile(
-    r"[-+]?(?:[0-9][0-9_]*)?\.[0-9_]*(?:[eE][-+]?[0-9]+)?\Z|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+\Z"
+    r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?\Z"
+    r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*\Z"
 )
+_NO_NUMBERS = re.compile(r"[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z")
+_LONGEST_INT = 4000  # digits; Python reads 4300, and none of them counts anything
 REFERENCE = re.compile(r"\$\{|\{\{|\{%|<[A-Z][A-Z0-9_/]*>|\$[A-Za-z_]|\$\(")
 
 
@@ -109,6 +121,8 @@ def key_text(entry: Entry) -> str | None:
 def scalar_value(node: Scalar) -> Any:
     """Return what a scalar means: None, a bool, an int, a float, a word, or a :class:`Reference`.
 
+    In YAML it means what PyYAML reads, but for dates, which stay words: no setting of FSDP is one.
+
     Example:
         >>> scalar_value(Scalar(0, 3, "yes", "yes", False)), scalar_value(Scalar(0, 3, "yes", "'yes'", True))
         (True, 'yes')
@@ -119,13 +133,38 @@ def scalar_value(node: Scalar) -> Any:
         return Reference(node.value)
     if node.quoted:
         return node.value
+    if node.is_json:
+        return json.loads(node.text)
     if node.value in _WORDS:
         return _WORDS[node.value]
-    if _INT.match(node.value) and len(node.value) < _LONGEST_INT:
-        return int(node.value.replace("_", ""))
-    if _FLOAT.match(node.value) and node.value not in {".", "+.", "-."}:
-        return float(node.value.replace("_", ""))
-    return node.value
+    try:
+        return _number(node.value)
+    except ValueError:  # `0x_`: PyYAML fails there
+        return node.value
+
+
+def _number(text: str) -> Any:
+    """Return the number that a word of YAML 1.1 is, or the word.
+
+    Raises:
+        ValueError: It looks like a number, and is none.
+    """
+    bare = text.replace("_", "").lower()
+    if _NO_NUMBERS.match(text):
+        # The one NaN: values are compared, and another one would be something else.
+        return math.nan if bare == ".nan" else float(bare.replace(".", ""))
+    is_whole = _INT.match(text) is not None and len(text) < _LONGEST_INT
+    if not is_whole and not _FLOAT.match(text):
+        return text
+    sign, digits = (-1 if bare[0] == "-" else 1), bare.lstrip("+-")
+    if ":" in digits:
+        *above, last = digits.split(":")
+        total = functools.reduce(lambda total, part: total * 60 + int(part), above, 0) * 60
+        return sign * (total + (int(last) if is_whole else float(last)))
+    if not is_whole:
+        return sign * float(digits)
+    base = {"0b": 2, "0x": 16}.get(digits[:2], 8 if digits[0] == "0" else 10)
+    return sign * int(digits[2:] if base in {2, 16} else digits, base)
 
 
 def effective(mapping: Mapping) -> dict[str, Entry]:
