@@ -14,7 +14,7 @@ from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
 from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, tiling_problem
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, find_parts
 from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
-from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, TensorEntry
+from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Stored, TensorEntry
 from fsdp_migrate.checkpoint_convert.sources.contents import BY_RANK, leaf_entry
 from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError, UnsupportedFeatureError
 from fsdp_migrate.findings import Finding, counted, make_finding, named
@@ -23,6 +23,7 @@ from fsdp_migrate.findings import Finding, counted, make_finding, named
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from fsdp_migrate.checkpoint_convert.manifest.boxes import Shape
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Part
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder
@@ -103,7 +104,7 @@ class _Merger:
     def _differs(self, key: str, path: Path, state: RankState, leaf: object, first: RankState) -> None:
         kept = self._merged.entries[key]
         if isinstance(leaf, TensorValue) and isinstance(kept, TensorEntry) and leaf.shape != kept.shape:
-            raise _mismatch(
+            raise ranks_mismatch(
                 self._folder,
                 f"`{key}` has the shape {list(kept.shape)} in `{first.file}` and {list(leaf.shape)} in "
                 f"`{state.file}`, and nothing says which part of it is which",
@@ -125,14 +126,14 @@ class _Merger:
             leaf = state.leaves[key][1]
             if not isinstance(leaf, ShardedValue):
                 what = f"`{key}` is sharded in `{holders[0].file}` and not in `{state.file}`"
-                raise _mismatch(self._folder, what)
+                raise ranks_mismatch(self._folder, what)
             shards = local_shards(leaf, where=f"`{key}` in {self._at(state)}")
             _check_rank(self._folder, key, state, shards)
             parts.append((state, shards))
         first = parts[0][1]
         for state, shards in parts[1:]:
             if (shards.dtype, shards.shape, shards.expected) != (first.dtype, first.shape, first.expected):
-                raise _mismatch(
+                raise ranks_mismatch(
                     self._folder,
                     f"`{key}` is {first.dtype} of shape {list(first.shape)} in `{parts[0][0].file}`, and "
                     f"{shards.dtype} of shape {list(shards.shape)}, or divided in another way, in "
@@ -149,11 +150,7 @@ class _Merger:
                 # Replicas (HSDP) hold the same parts; where their bits differ, no one of them is right.
                 known = found.setdefault(box, (state, tensor))
                 if known[1] is not tensor and not _same_bytes(self._folder, key, known[1], tensor):
-                    raise _mismatch(
-                        self._folder,
-                        f"`{known[0].file}` and `{state.file}` hold the same part of `{key}`, at {box[0]}, "
-                        "and their bits differ",
-                    )
+                    raise replicas_differ(self._folder, key, box, known[0].file, state.file)
         # Ranks beyond the last row hold empty parts; a tensor without elements keeps one of them.
         boxes = {box: holder for box, holder in found.items() if math.prod(box[1])}
         kept = boxes or dict(list(found.items())[:1])
@@ -161,7 +158,7 @@ class _Merger:
         if problem is not None:
             files = named(state.file for state, _ in parts)
             what = f"`{key}` of shape {list(parts[0][1].shape)}: {problem}, in {files}"
-            raise _mismatch(self._folder, what)
+            raise ranks_mismatch(self._folder, what)
         return tuple(
             Chunk(*box, place_tensor(tensor, where=f"`{key}` in {self._at(state)}"))
             for box, (state, tensor) in sorted(kept.items())
@@ -206,29 +203,52 @@ def same_leaves(folder: Folder, key: str, one: object, other: object) -> bool:
 
 
 def _same_bytes(folder: Folder, key: str, one: TensorValue, other: TensorValue) -> bool:
-    box = (0,) * len(one.shape), one.shape
-    readers = [TensorSource(folder, _BLOCK).read(_single(key, value), box) for value in (one, other)]
+    places = (place_tensor(value, where=key) for value in (one, other))
+    return hold_same(folder, key, one.dtype, one.shape, *places)
+
+
+def hold_same(folder: Folder, key: str, dtype: str, sizes: Shape, one: Stored, other: Stored) -> bool:
+    """Tell whether the same bits are stored at two places, which hold chunks of one size.
+
+    Where checksums tell it nothing is read: of 2**32 that differ two would have the same, and replicas that
+    part do so in more than one tensor.
+    """
+    told = _checksum(one)
+    if told is not None and told == _checksum(other):
+        return True
+    box = (0,) * len(sizes), sizes
+    entries = (TensorEntry(key, None, dtype, sizes, (Chunk(*box, stored),)) for stored in (one, other))
+    readers = [TensorSource(folder, _BLOCK).read(entry, box) for entry in entries]
     return all(a == b for a, b in zip(*readers, strict=True))
 
 
-def _single(key: str, value: TensorValue) -> TensorEntry:
-    stored = place_tensor(value, where=key)
-    return TensorEntry(
-        key, None, value.dtype, value.shape, (Chunk((0,) * len(value.shape), value.shape, stored),)
-    )
+def _checksum(stored: Stored) -> tuple[object, ...] | None:
+    """Return the checksum of the record that elements lie in, and where in it they do; None without one."""
+    raw = stored.raw
+    if raw is None or raw.record is None:
+        return None
+    at = stored.offset - raw.record.position
+    return raw.record.crc, raw.record.size, at, stored.length, raw.strides, raw.start
 
 
 def _check_rank(folder: Folder, key: str, state: RankState, shards: LocalShards) -> None:
     if shards.rank is not None and shards.rank != state.rank:
-        raise _mismatch(
+        raise ranks_mismatch(
             folder,
             f"`{state.file}` is named as that of rank {state.rank}, and `{key}` in it says {shards.rank}",
         )
 
 
-def _mismatch(folder: Folder, what: str) -> CheckpointMismatchError:
+def ranks_mismatch(folder: Folder, what: str) -> CheckpointMismatchError:
+    """Return the error for ranks that contradict each other."""
     msg = f"The ranks' files in {folder.url!r} do not fit together: {what}. Are they of one save?"
     return CheckpointMismatchError(msg, path=folder.url)
+
+
+def replicas_differ(folder: Folder, key: str, box: Box, one: str, other: str) -> CheckpointMismatchError:
+    """Return the error for two files that hold the same part of a tensor, and not the same bits of it."""
+    what = f"`{one}` and `{other}` hold the same part of `{key}`, at {box[0]}, and their bits differ"
+    return ranks_mismatch(folder, what)
 
 
 def settle(merged: Merged, folder: Folder) -> None:
@@ -244,12 +264,12 @@ def settle(merged: Merged, folder: Folder) -> None:
             state = merged.partial.get(key)
             if state is not None:
                 what = f"`{key}` is in the files of other ranks, and not in `{state.file}`"
-                raise _mismatch(folder, what)
+                raise ranks_mismatch(folder, what)
             if key not in merged.differing:
                 continue
             # Only buffers may differ: FSDP1 leaves them to each rank, and keeps all else alike.
             if part.kind == "optimizer" or isinstance(merged.entries[key], BytesEntry):
-                raise _mismatch(folder, f"`{key}` is not the same in the files of all ranks")
+                raise ranks_mismatch(folder, f"`{key}` is not the same in the files of all ranks")
             for name in merged.differing.pop(key):
                 del merged.entries[name]
             merged.chosen.append(key)
@@ -262,7 +282,7 @@ def _check_chosen(merged: Merged, part: Part, folder: Folder) -> None:
     whole = [k for k in part.keys if isinstance(e := merged.entries[k], TensorEntry) and e.is_float]
     differing = [key for key in merged.chosen if key in set(whole)]
     if len(differing) * 2 > len(whole):
-        raise _mismatch(
+        raise ranks_mismatch(
             folder,
             f"{len(differing)} of {len(whole)} tensors of `{part.name}`, such as `{differing[0]}`, are "
             "whole in each file and differ, and nothing says that they are parts of one. They are of several "

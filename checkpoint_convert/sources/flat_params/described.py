@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from fsdp_migrate.checkpoint_convert.formats.torch_values import Record, TensorValue
 from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import FlatGeometry, FlatSlice
 from fsdp_migrate.checkpoint_convert.manifest.keys import strip_wrappers
-from fsdp_migrate.checkpoint_convert.sources.flat_params.tensors import RankTensor, flat_tensor, mismatch
+from fsdp_migrate.checkpoint_convert.sources.flat_params.tensors import (
+    RankTensor,
+    Replicas,
+    flat_tensor,
+    mismatch,
+)
 
 
 if TYPE_CHECKING:
@@ -73,7 +78,9 @@ def read_described(states: Sequence[RankState], folder: Folder) -> Described | N
             slices.setdefault(piece.name, {})[state.rank] = piece.held
             tensors.setdefault(piece.name, {})[state.rank] = piece.tensor
     geometry = FlatGeometry(shapes, {}, {}, slices, len(states), len(states))
-    found = {name: flat_tensor((name,), name, tensors[name], geometry, folder) for name in shapes}
+    replicas = Replicas()
+    found = {name: flat_tensor((name,), name, tensors[name], geometry, folder, replicas) for name in shapes}
+    replicas.check(folder)
     return Described(geometry, {entry.key: entry for entry in found.values()}, states)
 
 

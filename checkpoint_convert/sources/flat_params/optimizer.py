@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.manifest.boxes import Shape
     from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import FlatGeometry
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry
+    from fsdp_migrate.checkpoint_convert.sources.flat_params.tensors import Replicas
     from fsdp_migrate.checkpoint_convert.sources.rank_merge import RankState
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder
 
@@ -192,9 +193,13 @@ def _expected(name: str, geometry: FlatGeometry, whole: Mapping[str, Shape]) -> 
 
 
 def optimizer_entries(
-    optimizer: NumberedOptimizer, names: Mapping[int, str], geometry: FlatGeometry, folder: Folder
+    optimizer: NumberedOptimizer,
+    names: Mapping[int, str],
+    geometry: FlatGeometry,
+    folder: Folder,
+    replicas: Replicas,
 ) -> dict[str, Entry]:
-    """Return the state by parameters' names, whole.
+    """Return the state by parameters' names, whole; ``replicas`` takes what ranks hold a second time.
 
     Raises:
         CheckpointMismatchError: Elements are missing, or ranks differ in what is one value for all of them.
@@ -213,7 +218,7 @@ def optimizer_entries(
             for name in targets:
                 path = (*optimizer.prefix, _STATE, name, field)
                 if tensors and name in geometry.shapes:
-                    entry: Entry = flat_tensor(path, name, tensors, pieces, folder)
+                    entry: Entry = flat_tensor(path, name, tensors, pieces, folder, replicas)
                 else:
                     # A rank without elements has no gradient, and counts no steps.
                     own = [(state, leaf) for state, leaf in held if state.rank in owning]

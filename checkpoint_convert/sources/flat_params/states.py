@@ -20,6 +20,7 @@ from fsdp_migrate.checkpoint_convert.sources.flat_params.optimizer import (
 from fsdp_migrate.checkpoint_convert.sources.flat_params.tensors import (
     FLAT_KEY,
     FlatParts,
+    Replicas,
     find_flat,
     flat_model,
     mismatch,
@@ -52,12 +53,14 @@ class FlatStates:
         entries: What flat parameters and numbered state became.
         names: By optimizer's path, the parameters that stand for each number.
         findings: What there is to say about it.
+        replicas: What ranks hold a second time, which is still to be compared.
     """
 
     states: Sequence[RankState]
     entries: dict[str, Entry] = field(default_factory=dict)
     names: dict[Path, dict[int, tuple[str, ...]]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    replicas: Replicas = field(default_factory=Replicas)
 
     def joined(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         """Return other entries together with these, with names for the numbers in parameter groups."""
@@ -97,7 +100,7 @@ def take_flat(
     Where it cannot, a finding refuses it and says what to give.
 
     Raises:
-        CheckpointMismatchError: What is stored is not what was computed.
+        CheckpointMismatchError: What is stored is not what was computed, or replicas differ.
     """
     if described is not None and described.is_of(states):
         rest = [RankState(s.rank, s.file, described.without(s.leaves)) for s in states]
@@ -111,6 +114,7 @@ def take_flat(
         flat = FlatStates(_without(states, {key for optimizer in numbered for key in optimizer.keys}))
         for optimizer in numbered:
             _add_optimizer(flat, optimizer, described.geometry, ModelOutline({}), folder)
+        flat.replicas.check(folder)
         return flat
     outline = options.model
     if outline is None or not outline.units:
@@ -138,6 +142,8 @@ def _by_model(
         except CheckpointMismatchError as error:
             problem = error
     if len(found) == 1:
+        # Not before: what are replicas in a division that does not fit are other elements in truth.
+        found[0].replicas.check(folder)
         return found[0]
     if problem is not None and (ways or not found):
         raise problem
@@ -164,7 +170,7 @@ def _computed(
         taken |= {".".join(map(str, (*prefix, name))) for name in names}
     flat = FlatStates(_without(states, taken))
     if parts.units:
-        model = flat_model(parts, geometry, prefix, outline.aliases, folder)
+        model = flat_model(parts, geometry, prefix, outline.aliases, folder, flat.replicas)
         flat.entries.update(model)
         held = f"{counted(len(model), 'parameter')} of {counted(len(geometry.units), 'unit')}"
         text = f"{held}, divided over {counted(geometry.ways, 'rank')}."
@@ -186,7 +192,7 @@ def _add_optimizer(
     flat.names[optimizer.prefix] = {
         number: parameters_of(owner, geometry)[0] for number, owner in owners.items()
     }
-    flat.entries.update(optimizer_entries(optimizer, owners, geometry, folder))
+    flat.entries.update(optimizer_entries(optimizer, owners, geometry, folder, flat.replicas))
     state = f"the state of {counted(len(optimizer.fields), 'number')}"
     text = f"{state}, divided over {counted(geometry.ways, 'rank')}."
     flat.findings.append(make_finding("FM240", ".".join(map(str, optimizer.prefix)) or "(root)", text))

@@ -20,6 +20,7 @@ from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import FlatGeometry, FlatSlice, flat_boxes
 from fsdp_migrate.checkpoint_convert.manifest.keys import Path, join_path, strip_wrappers
 from fsdp_migrate.checkpoint_convert.manifest.manifest import Chunk, RawElements, Stored, TensorEntry
+from fsdp_migrate.checkpoint_convert.sources.rank_merge import hold_same, replicas_differ
 from fsdp_migrate.errors import CheckpointMismatchError
 from fsdp_migrate.findings import counted
 
@@ -42,6 +43,28 @@ class RankTensor:
 
     state: RankState
     value: TensorValue
+
+
+class Replicas:
+    """Chunks that several ranks hold, to be compared once it is known how ranks divided the parameters."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[str, str, Chunk, Chunk]] = []
+
+    def note(self, key: str, dtype: str, first: Chunk, other: Chunk) -> None:
+        """Take note of a chunk of which another rank holds the same elements."""
+        self._pairs.append((key, dtype, first, other))
+
+    def check(self, folder: Folder) -> None:
+        """Compare them: of replicas that differ no one is right, and only the first is converted.
+
+        Raises:
+            CheckpointMismatchError: Some differ.
+        """
+        for key, dtype, first, other in self._pairs:
+            if not hold_same(folder, key, dtype, first.sizes, first.stored, other.stored):
+                files = first.stored.file, other.stored.file
+                raise replicas_differ(folder, key, (first.offsets, first.sizes), *files)
 
 
 @dataclass
@@ -81,7 +104,12 @@ def unit_name(key: str) -> str:
 
 
 def flat_model(
-    parts: FlatParts, geometry: FlatGeometry, prefix: Path, aliases: Mapping[str, str], folder: Folder
+    parts: FlatParts,
+    geometry: FlatGeometry,
+    prefix: Path,
+    aliases: Mapping[str, str],
+    folder: Folder,
+    replicas: Replicas,
 ) -> dict[str, TensorEntry]:
     """Return the parameters that lie in flat parameters, whole.
 
@@ -91,6 +119,7 @@ def flat_model(
         prefix: The path under which they stand.
         aliases: The further names of tied parameters.
         folder: Where the files are.
+        replicas: Takes what ranks hold a second time.
 
     Raises:
         CheckpointMismatchError: The stored sizes are not those that were computed.
@@ -105,7 +134,7 @@ def flat_model(
             if shards.tensors:
                 tensors[state.rank] = RankTensor(state, shards.tensors[0])
         for name in names:
-            entry = flat_tensor((*prefix, name), name, tensors, geometry, folder)
+            entry = flat_tensor((*prefix, name), name, tensors, geometry, folder, replicas)
             entries[entry.key] = entry
     for alias, name in aliases.items():
         first = entries.get(join_path((*prefix, name)))
@@ -156,7 +185,12 @@ def _check_shard(
 
 
 def flat_tensor(
-    path: Path, name: str, tensors: Mapping[int, RankTensor], geometry: FlatGeometry, folder: Folder
+    path: Path,
+    name: str,
+    tensors: Mapping[int, RankTensor],
+    geometry: FlatGeometry,
+    folder: Folder,
+    replicas: Replicas,
 ) -> TensorEntry:
     """Return a parameter, or something of its shape, that ranks hold the elements of.
 
@@ -166,6 +200,7 @@ def flat_tensor(
         tensors: What each rank holds.
         geometry: Which elements that is.
         folder: Where the files are.
+        replicas: Takes what ranks hold a second time.
 
     Raises:
         CheckpointMismatchError: A rank holds fewer elements, or another type, or elements are missing.
@@ -187,7 +222,9 @@ def flat_tensor(
                 )
             continue
         for chunk in _chunks(key, shape, piece, tensor, folder):
-            chunks.setdefault((chunk.offsets, chunk.sizes), chunk)
+            kept = chunks.setdefault((chunk.offsets, chunk.sizes), chunk)
+            if kept is not chunk:
+                replicas.note(key, tensor.value.dtype, kept, chunk)
     if math.prod(shape) == 0 and tensors:
         first = next(iter(tensors.values()))
         stored = Stored(first.state.file, 0, 0, RawElements())

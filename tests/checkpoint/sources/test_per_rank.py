@@ -141,6 +141,11 @@ def test_replicas_of_hybrid_sharding(tmp_path: Path) -> None:
     tensor.state[1]["_local_tensor"] = other.state[1]["_local_tensor"]
     with pytest.raises(CheckpointMismatchError, match=r"sharded_rank3.pt` hold the same part.*bits differ"):
         merge_states(open_folder(sharded), states)
+    flat = torch.load(verl / "optim_world_size_4_rank_3.pt", weights_only=True)
+    next(m["exp_avg"] for m in flat["state"].values() if m["exp_avg"].numel())[0] += 1
+    torch.save(flat, verl / "optim_world_size_4_rank_3.pt")
+    with pytest.raises(CheckpointMismatchError, match=r"rank_1.pt` and .*rank_3.pt` hold the same part"):
+        inspect_checkpoint(verl, options=options)
 
 
 def test_naming_one_ranks_file_means_all_of_them(rank_sources: RankSources, tmp_path: Path) -> None:

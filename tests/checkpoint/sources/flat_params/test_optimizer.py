@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import convert_checkpoint
+from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
+from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
 from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
-from fsdp_migrate.errors import PlanError
+from fsdp_migrate.errors import CheckpointMismatchError, PlanError
 from fsdp_migrate.sharding.outlines import outline_model
 from tests.checkpoint.framework_folders import mmengine_local
 from tests.checkpoint.rank_sources import RankSources, flat_options
@@ -19,7 +20,11 @@ from tests.ranks import run_ranks
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from fsdp_migrate.checkpoint_convert.manifest.boxes import Box
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 
 
 def test_mmengine_keeps_flat_parameters_beside_named_moments(
@@ -70,3 +75,42 @@ def test_groups_and_steps_of_ranks_without_elements(kind: str, tmp_path: Path) -
     for name, fields in wanted.items():
         assert state[name].keys() == fields.keys()
         assert all(torch.equal(state[name][field], value) for field, value in fields.items()), name
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_replicas_of_flat_state_are_compared(
+    checksums: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under NO_SHARD each rank saves all of it. With torch's checksums none of it is read for that."""
+    moments = {name: torch.rand(6) for name in ("exp_avg", "exp_avg_sq")}
+    state = {"state": {0: {"step": torch.tensor(1.0), **moments}}, "param_groups": [{"params": [0]}]}
+    arguments = {"sharding_strategy": "NO_SHARD", "use_orig_params": False}
+    options = SourceOptions(model=outline_model(torch.nn.Linear(2, 2), arguments))
+    folder = tmp_path / "source"
+    folder.mkdir()
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(checksums)
+    try:
+        for rank in range(2):
+            torch.save(state, folder / f"optim_world_size_2_rank_{rank}.pt")
+        read: list[object] = []
+        monkeypatch.setattr(TensorSource, "read", _noting(read))
+        inspect_checkpoint(folder, options=options)
+        assert bool(read) is not checksums
+        moments["exp_avg"][4] += 1
+        state["state"][0].update(moments)  # type: ignore[index]
+        torch.save(state, folder / "optim_world_size_2_rank_1.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    with pytest.raises(CheckpointMismatchError, match=r"rank_0.pt` and `.*rank_1.pt` hold the same.*exp_avg"):
+        convert_checkpoint(folder, tmp_path / "out", options=options)
+
+
+def _noting(read: list[object]) -> Callable[..., Iterator[memoryview]]:
+    own = TensorSource.read
+
+    def noting(self: TensorSource, entry: TensorEntry, box: Box) -> Iterator[memoryview]:
+        read.append(entry)
+        return own(self, entry, box)
+
+    return noting
