@@ -29,7 +29,7 @@ from fsdp_migrate.checkpoint_convert.sources.content_findings import (
     key_findings,
     overwritten_findings,
 )
-from fsdp_migrate.checkpoint_convert.sources.equal_moments import find_equal_moments
+from fsdp_migrate.checkpoint_convert.sources.equal_moments import look_for_equal_moments
 from fsdp_migrate.checkpoint_convert.sources.lightning import file_evidence, folder_evidence
 from fsdp_migrate.checkpoint_convert.sources.name_lists import read_name_lists
 from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
@@ -156,9 +156,7 @@ def build_manifest(
         *unlisted_findings(folder, entries, trusted=options.trust_pickle),
         *key_findings(entries),
         *truncated_adapter_findings(entries),
-        *find_equal_moments(
-            entries, parts, lambda one, two: one.chunks == two.chunks, "both are the same bytes of the file."
-        ),
+        *look_for_equal_moments(folder, entries, parts),
         *beside_findings(folder, extra),
     ]
     return Manifest(

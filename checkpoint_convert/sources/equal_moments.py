@@ -1,18 +1,28 @@
-"""Optimizers that torch saved corrupt: both moments of a parameter are the same (FM217)."""
+"""Optimizers that torch saved corrupt: both moments of a parameter are the same (FM217).
+
+torch gathers one of them over the other, for a full optimizer state on CPU with offload_to_cpu=True. In the
+file that it saves then they are the same bytes. Once that was loaded and saved again, as a distributed
+checkpoint or otherwise, only the values tell. Every parameter of an FSDP1 unit has the fault: a few are read.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
+from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import Finding, counted, make_finding
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, Shape
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Part
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder
 
 
 _REMEDY: Final = (
@@ -20,6 +30,12 @@ _REMEDY: Final = (
     "`without_optimizer` (--without-optimizer). `keep_corrupt_optimizer` (--keep-corrupt-optimizer) carries "
     "it over as it is."
 )
+_ELEMENTS: Final = 4096
+# Parameters that were never stepped have zeros for moments, which tell nothing.
+_MOST_READ: Final = 8
+_MOST_TELLING: Final = 3
+
+Pair = tuple[TensorEntry, TensorEntry]
 
 
 def find_equal_moments(
@@ -30,8 +46,6 @@ def find_equal_moments(
 ) -> Iterator[Finding]:
     """Yield a finding for each optimizer in which both moments of a parameter are the same.
 
-    torch gathers one of them over the other, for a full optimizer state on CPU with offload_to_cpu=True.
-
     Args:
         entries: The entries of a source.
         parts: Its parts.
@@ -39,24 +53,98 @@ def find_equal_moments(
         how: What is the same of them, in a sentence.
     """
     for part in parts:
-        tensors = {
-            entry_path(entry): entry
-            for key in (part.keys if part.kind == "optimizer" else ())
-            if isinstance(entry := entries[key], TensorEntry) and entry.nbytes
-        }
-        pairs = [
-            (first, second)
-            for path, first in tensors.items()
-            # With flattened optimizers the last name is the whole key.
-            if str(path[-1]).endswith("exp_avg")
-            and (second := tensors.get((*path[:-1], f"{path[-1]}_sq"))) is not None
-        ]
+        pairs = _moments(entries, part)
         same = [first.key for first, second in pairs if are_equal(first, second)]
         if same:
-            yield make_finding(
-                "FM217",
-                part.name,
-                f"{len(same)} of {counted(len(pairs), 'parameter')}, such as `{same[0]}`: {how} torch does "
-                "that to a full optimizer state on CPU with offload_to_cpu=True, its default.",
-                _REMEDY,
-            )
+            yield _finding(part, f"{len(same)} of {counted(len(pairs), 'parameter')}", same[0], how)
+
+
+def look_for_equal_moments(
+    folder: Folder, entries: Mapping[str, Entry], parts: Sequence[Part]
+) -> Iterator[Finding]:
+    """Yield a finding for each optimizer whose moments are the same bytes, or the same bits in a sample.
+
+    Of a few parameters, small and large ones, some elements are read. What cannot be read is passed over: who
+    reads all of it says so.
+    """
+    by_place = list(
+        find_equal_moments(
+            entries, parts, lambda one, two: one.chunks == two.chunks, "both are the same bytes of the file."
+        )
+    )
+    yield from by_place
+    told = {finding.subject for finding in by_place}
+    for part in parts:
+        pairs = [] if part.name in told else _moments(entries, part)
+        same = _first_same(folder, pairs)
+        if same is not None:
+            count = f"at least 1 of {counted(len(pairs), 'parameter')}"
+            yield _finding(part, count, same.key, "they have the same bits where a sample was read.")
+
+
+def _moments(entries: Mapping[str, Entry], part: Part) -> list[Pair]:
+    """Return the tensors of a part that are both moments of a parameter."""
+    tensors = {
+        entry_path(entry): entry
+        for key in (part.keys if part.kind == "optimizer" else ())
+        if isinstance(entry := entries[key], TensorEntry) and entry.nbytes
+    }
+    return [
+        (first, second)
+        for path, first in tensors.items()
+        # With flattened optimizers the last name is the whole key.
+        if str(path[-1]).endswith("exp_avg")
+        and (second := tensors.get((*path[:-1], f"{path[-1]}_sq"))) is not None
+    ]
+
+
+def _finding(part: Part, count: str, key: str, how: str) -> Finding:
+    text = (
+        f"{count}, such as `{key}`: {how} torch does that to a full optimizer state on CPU with "
+        "offload_to_cpu=True, its default."
+    )
+    return make_finding("FM217", part.name, text, _REMEDY)
+
+
+def _first_same(folder: Folder, pairs: Sequence[Pair]) -> TensorEntry | None:
+    """Return a first moment that has the bits of the second, of those that are read; zeros tell nothing."""
+    # Of one element both may be the same by chance.
+    able = [
+        p for p in pairs if math.prod(p[0].shape) > 1 and (p[0].shape, p[0].dtype) == (p[1].shape, p[1].dtype)
+    ]
+    able.sort(key=lambda pair: pair[0].nbytes)
+    count = min(len(able), _MOST_READ)
+    chosen = [able[number * (len(able) - 1) // max(count - 1, 1)] for number in range(count)]
+    telling = 0
+    for first, second in chosen:
+        box = (0,) * len(first.shape), _leading(first.shape)
+        try:
+            values, others = (_read(folder, entry, box) for entry in (first, second))
+        except FSDPMigrateError:
+            continue
+        if any(values) and values == others:
+            return first
+        telling += any(values) or any(others)
+        if telling == _MOST_TELLING:
+            break
+    return None
+
+
+def _leading(shape: Shape) -> Shape:
+    """Return the sizes of the first elements of a tensor, a few thousand of them at most.
+
+    Example:
+        >>> _leading((100_000, 64)), _leading((3, 100_000)), _leading((2, 2))
+        ((64, 64), (1, 4096), (2, 2))
+    """
+    sizes: list[int] = []
+    left = _ELEMENTS
+    for size in reversed(shape):
+        sizes.insert(0, min(size, left))
+        left = max(left // sizes[0], 1)
+    return tuple(sizes)
+
+
+def _read(folder: Folder, entry: TensorEntry, box: Box) -> bytes:
+    source = TensorSource(folder, _ELEMENTS * 16)
+    return b"".join(bytes(block) for block in source.read(entry, box))

@@ -93,7 +93,7 @@ def save_with_torch(state: dict[str, Any], folder: Path) -> Path:
 def save_run(folder: Path, weight: float = 1.0) -> Path:
     """Save a model of one weight, with its AdamW."""
     group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "params": ["w"]}
-    states = {"w": {"exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3), "step": torch.tensor(2.0)}}
+    states = {"w": {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.ones(3), "step": torch.tensor(2.0)}}
     optimizer = {"state": states, "param_groups": [group]}
     return save_with_torch({"model": {"w": torch.full((3,), weight)}, "optimizer": optimizer}, folder)
 

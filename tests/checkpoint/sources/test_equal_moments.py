@@ -15,9 +15,10 @@ from fsdp_migrate.checkpoint_convert import (
     plan_conversion,
     verify_checkpoints,
 )
+from fsdp_migrate.checkpoint_convert.storage.folders import LocalFolder
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import PlanError
-from tests.checkpoint.samples import codes, load_with_torch
+from tests.checkpoint.samples import codes, load_with_torch, save_with_torch
 
 
 if TYPE_CHECKING:
@@ -76,3 +77,48 @@ def test_the_command_refuses_a_corrupt_optimizer(tmp_path: Path, capsys: pytest.
     assert main(shlex.split(line)[4:]) == 0
     assert main(["convert", source, str(tmp_path / "kept"), "--keep-corrupt-optimizer", "--strict"]) == 3
     assert main(["convert", source, str(tmp_path / "kept"), "--keep-corrupt-optimizer"]) == 0
+
+
+def test_a_corrupt_optimizer_is_found_where_it_was_saved_again(tmp_path: Path) -> None:
+    """By ``dcp.save`` and others its moments become tensors of their own, with the same values."""
+    state = torch.load(corrupt_state(tmp_path), weights_only=True)
+    assert len(list(tmp_path.iterdir())) == 1
+    moments = state["optimizer"]["state"]["w"]
+    moments["exp_avg"] = moments["exp_avg"].clone()
+    state["model"]["v"] = torch.ones(3)
+    state["optimizer"]["state"]["v"] = {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
+    state["optimizer"]["param_groups"][0]["params"].append("v")
+    torch.save(state, tmp_path / "again.pt")
+    for source in (save_with_torch(state, tmp_path / "again"), tmp_path / "again.pt"):
+        (finding,) = [each for each in inspect_checkpoint(source).findings if each.code == "FM217"]
+        assert "at least 1 of 2 parameters, such as `optimizer.state.w.exp_avg`" in finding.message
+        with pytest.raises(PlanError, match="FM217"):
+            convert_checkpoint(source, tmp_path / "out")
+        kept = OutputOptions(keep_corrupt_optimizer=True)
+        convert_checkpoint(source, tmp_path / "kept", output_options=kept, overwrite=True)
+    # One bit is another value; and moments of which nothing was ever stepped are zeros.
+    moments["exp_avg"][3, 1] = 2.0
+    assert "FM217" not in {
+        f.code for f in inspect_checkpoint(save_with_torch(state, tmp_path / "b")).findings
+    }
+
+
+def test_little_is_read_of_moments_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"w{number}" for number in range(12)]
+    states = {name: {"exp_avg": torch.rand(300, 200), "exp_avg_sq": torch.rand(300, 200)} for name in names}
+    groups = [{"params": names, "lr": 0.1}]
+    state = {"model": {n: torch.ones(1) for n in names}, "optim": {"state": states, "param_groups": groups}}
+    source = save_with_torch(state, tmp_path / "source")
+    read: list[int] = []
+    own = LocalFolder.read_into
+
+    def noting(self: LocalFolder, name: str, offset: int, view: memoryview) -> None:
+        read.append(len(view))
+        own(self, name, offset, view)
+
+    monkeypatch.setattr(LocalFolder, "read_into", noting)
+    inspect_checkpoint(source)
+    # Of three parameters the beginning of both moments, and of each the directory of its item.
+    assert sum(read) <= (source / ".metadata").stat().st_size + 6 * (4096 * 4 + 8192)

@@ -129,7 +129,7 @@ def test_folders_that_are_no_one_checkpoint(rank_sources: RankSources, tmp_path:
 
 def of_components(model: dict[str, Any], folder: Path, names: tuple[str, str]) -> Path:
     """Save a model and an optimizer as two distributed checkpoints in one folder."""
-    states = {"1.weight": {"exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3), "step": torch.tensor(2.0)}}
+    states = {"1.weight": {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.ones(3), "step": torch.tensor(2.0)}}
     group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "params": ["1.weight"]}
     for name, state in zip(
         names, (model, {"optimizer": {"state": states, "param_groups": [group]}}), strict=True
