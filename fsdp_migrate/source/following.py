@@ -360,7 +360,7 @@ class _Following(ProjectKinds):
         """Yield the attributes that classes have by classes of other files, or objects have at all."""
         scopes = [("", module.tree), *((each.name, each.node) for each in module.definitions.values())]
         for name, scope in scopes:
-            place, key = Place(module, name, line=10**9), f"{module.path}:{name}"
+            place, key = Place(module, name), f"{module.path}:{name}"
             is_class = isinstance(scope, ast.ClassDef)
             texts = {dotted(each) or "" for each in ast.walk(scope) if isinstance(each, ast.Attribute)}
             for text in texts - {""}:
