@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.sources.adapter_findings import find_truncated_adapters
-from fsdp_migrate.doctor.known import Affected, KnownFault
-from fsdp_migrate.findings import named
+from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault, seen_of
+from fsdp_migrate.findings import listed, named
 
 
 if TYPE_CHECKING:
@@ -40,23 +40,25 @@ def _missing_experts(sight: Sight) -> str:
             experts.setdefault(found.group(1), set()).add(int(found.group(2)))
         elif found := _ROUTER.match(entry.key):
             rows[found.group(1)] = entry.shape[0]
+    lacking = []
     for layer, numbers in experts.items():
         expected = rows.get(layer, max(numbers) + 1)
         if missing := sorted(set(range(expected)) - numbers):
-            return f"`{layer}experts` has {len(numbers)} of {expected}, and not number {missing[0]}"
-    return ""
+            lost = f"{'number' if len(missing) == 1 else 'numbers'} {listed(missing, MOST_SEEN)}"
+            lacking.append(f"`{layer}experts` has {len(numbers)} of {expected}, and not {lost}")
+    return seen_of(lacking)
 
 
 def _truncated_adapters(sight: Sight) -> str:
     found = find_truncated_adapters({entry.key: entry.shape for entry in _tensors(sight)})
-    return next((f"`{key}` has {what}" for key, what in found.items()), "")
+    return seen_of(f"`{key}` has {what}" for key, what in found.items())
 
 
 def _several_groups(sight: Sight) -> str:
-    for each in sight.manifest.name_lists if sight.manifest is not None else ():
-        if len(each.groups) > 1:
-            return f"`{each.key}` holds {len(each.groups)} parameter groups"
-    return ""
+    lists = sight.manifest.name_lists if sight.manifest is not None else ()
+    return seen_of(
+        f"`{each.key}` holds {len(each.groups)} parameter groups" for each in lists if len(each.groups) > 1
+    )
 
 
 def _wants_full(sight: Sight) -> str:
@@ -74,7 +76,7 @@ def _wants_full(sight: Sight) -> str:
 
 def _separate_experts(sight: Sight) -> str:
     found = [entry.key for entry in _tensors(sight) if _EXPERT.match(entry.key)]
-    return f"experts have tensors of their own, such as {named(found[:1])}" if found else ""
+    return f"experts have tensors of their own: {named(found, MOST_SEEN)}" if found else ""
 
 
 CHECKPOINT_FAULTS = (

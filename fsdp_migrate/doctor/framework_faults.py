@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.doctor.known import Affected, KnownFault
+from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault
+from fsdp_migrate.findings import named
 
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _version_2_without_reshard(sight: Sight) -> str:
 def _version_2_with(*names: str) -> Callable[[Sight], str]:
     def sees(sight: Sight) -> str:
         found = [name for name in names if sight.setting(name) is not None]
-        return f"`version: 2`, and `{found[0]}`" if found and _is_version_2(sight) else ""
+        return f"`version: 2`, and {named(found, MOST_SEEN)}" if found and _is_version_2(sight) else ""
 
     return sees
 

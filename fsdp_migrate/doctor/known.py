@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from fsdp_migrate.findings import listed
 from fsdp_migrate.versions import is_within
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from fsdp_migrate.doctor.sight import Sight
 
@@ -28,6 +29,17 @@ HARMS: dict[Harm, str] = {
 """The words for each, the worst first."""
 
 LOOKED_UP = "2026-11-22"
+MOST_SEEN = 3
+
+
+def seen_of(signs: Iterable[str]) -> str:
+    """Return the signs of a fault that are shown: the first ones, and how many more there are.
+
+    Example:
+        >>> seen_of(["`a` is one", "`b` is one", "`c` is one", "`d` is one"])
+        '`a` is one; `b` is one; `c` is one and 1 more'
+    """
+    return listed(signs, MOST_SEEN, between="; ")
 
 
 @dataclass(frozen=True)

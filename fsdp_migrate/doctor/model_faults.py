@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.doctor.known import Affected, KnownFault
+from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
 from fsdp_migrate.findings import counted, named
 from fsdp_migrate.sharding.tying import parameter_names
 
@@ -62,25 +62,27 @@ def _ties(sight: Sight) -> list[tuple[str, ...]]:
 
 
 def _ties_across_units(sight: Sight) -> str:
-    ties = _ties(sight)
-    return f"{named(ties[0])} are one parameter, across units of the policy" if ties else ""
+    return seen_of(f"{named(names)} are one parameter, across units of the policy" for names in _ties(sight))
 
 
 def _uneven_ties(sight: Sight) -> str:
     if sight.plan is None or sight.model is None:
         return ""
     shards = sight.plan.mesh_shape[1]
-    for names in _ties(sight):
-        if (rows := sight.model.get_parameter(names[0]).shape[0]) % shards:
-            return f"{named(names)} are one parameter of {rows} rows, on {shards} shards"
-    return ""
+    model = sight.model
+    rows = ((names, model.get_parameter(names[0]).shape[0]) for names in _ties(sight))
+    return seen_of(
+        f"{named(names)} are one parameter of {count} rows, on {shards} shards"
+        for names, count in rows
+        if count % shards
+    )
 
 
 def _any_ties(sight: Sight) -> str:
     if sight.model is None:
         return ""
-    tied = [names for names in parameter_names(sight.model).values() if len(names) > 1]
-    return f"{named(tied[0])} are one parameter" if tied else ""
+    tied = (names for names in parameter_names(sight.model).values() if len(names) > 1)
+    return seen_of(f"{named(names)} are one parameter" for names in tied)
 
 
 def _scalars(sight: Sight) -> str:
@@ -96,23 +98,25 @@ def _mixed_dtypes(sight: Sight) -> str:
     units: Iterable[tuple[str, ...]] = (
         (tuple(params),) if sight.plan is None else (unit.parameters for unit in sight.plan.units)
     )
+    found = []
     for names in units:
         # FSDP2 asserts in its first forward that what is trained has one dtype; what is frozen may have
         # others.
         trained = [params[name] for name in names if params[name].requires_grad]
         dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in trained})
         if len(dtypes) > 1:
-            return f"{' and '.join(dtypes)} in one unit, such as `{names[0]}`"
-    return ""
+            found.append(f"{' and '.join(dtypes)} in one unit, such as `{names[0]}`")
+    return seen_of(found)
 
 
 def _modules(sight: Sight, *classes: str) -> str:
     if sight.model is None:
         return ""
-    for name, module in sight.model.named_modules():
-        if any(base.__name__ in classes for base in type(module).__mro__):
-            return f"`{name}` is a {type(module).__name__}"
-    return ""
+    return seen_of(
+        f"`{name}` is a {type(module).__name__}"
+        for name, module in sight.model.named_modules()
+        if any(base.__name__ in classes for base in type(module).__mro__)
+    )
 
 
 def _packed_weights(sight: Sight) -> str:

@@ -12,8 +12,10 @@ from fsdp_migrate.adapters.conversion.text import find_blocks, looks_like_json, 
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint
 from fsdp_migrate.config_files import read_config_file, read_text
+from fsdp_migrate.doctor.known import MOST_SEEN, seen_of
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.factories import build_model
+from fsdp_migrate.findings import listed
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.pins import ExactPin, PinFound, find_exact_pins, find_pins, needed_by
@@ -57,19 +59,22 @@ class Sight:
         return self.settings.get(name, self.settings.get(f"fsdp_{name}"))
 
     def find(self, pattern: str, *, without: str = "") -> str:
-        """Return the place of the first source line that matches, in a file that has nothing of ``without``.
+        """Return the places of the source lines that match, in files that have nothing of ``without``.
 
         Example:
             >>> Sight(sources={"train.py": "dcp.load(state)"}).find("dcp.load")
             'train.py:1'
         """
-        for path, text in self.sources.items():
-            if without and re.search(without, text):
-                continue
-            for count, line in enumerate(text.splitlines(), 1):
-                if re.search(pattern, line.partition("#")[0]):
-                    return f"{path}:{count}"
-        return ""
+        return listed(
+            (
+                f"{path}:{count}"
+                for path, text in self.sources.items()
+                if not (without and re.search(without, text))
+                for count, line in enumerate(text.splitlines(), 1)
+                if re.search(pattern, line.partition("#")[0])
+            ),
+            MOST_SEEN,
+        )
 
     def findings(self, *codes: str) -> str:
         """Return what the plan and the checkpoint say under these codes, or nothing."""
@@ -77,8 +82,9 @@ class Sight:
             *(self.plan.findings if self.plan else ()),
             *(self.manifest.findings if self.manifest else ()),
         ]
-        said = (f"{each.code}: {each.message}" for each in every if each.code in codes)
-        return next(said, "")
+        return seen_of(
+            f"{each.code}: {each.message.removesuffix('.')}" for each in every if each.code in codes
+        )
 
 
 def look(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.doctor.known import Affected, KnownFault
+from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
 
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ SOURCE_FAULTS = (
         "nothing of this runs, or a framework trains under FSDP1.",
         "measured",
         "sources",
-        lambda sight: "; ".join(
+        lambda sight: seen_of(
             f"{pin.path}:{pin.line} {pin.requirement} (needed: {pin.needed})" for pin in sight.pins
         ),
         "Raise it to the version that is needed, and look at what else was pinned for it.",
