@@ -34,7 +34,7 @@ from fsdp_migrate.adapters.engine.base import (
     shown,
 )
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
-from fsdp_migrate.adapters.engine.optimizer_names import say_optimizer
+from fsdp_migrate.adapters.engine.optimizer_names import say_arguments
 from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers, may_be_fsdp_config
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
@@ -47,7 +47,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     kept_or_freed,
     lost_sync,
     no_forward_prefetch,
-    say_mixed_precision,
     say_no_prefetch,
     shard_config,
     strategy_of,
@@ -354,6 +353,8 @@ class HFTrainerAdapter:
             return
         if block.node is not block.owner and block.node is None and _elsewhere(block, draft):
             _emit_fsdp(block, items, draft)
+            if not block.settings.is_converted(str(plain_values(block.owner).get("fsdp_config"))):
+                say_arguments(block, config, draft)
             return
         if block.node is not None:
             draft.table(block, HF_KEYS, rename=_prefixed)
@@ -369,9 +370,7 @@ class HFTrainerAdapter:
         say_unknown_count(block, items, draft, HF_KEYS)
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
-        flag = "bf16" if config.mp_policy.param_dtype == "bfloat16" else "fp16"
-        say_mixed_precision(block, config, draft, flag)
-        say_optimizer(block, draft, "optim")
+        say_arguments(block, config, draft)
         say_mesh(block, strategy_in_fsdp(block), config, draft)
 
 

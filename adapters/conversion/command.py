@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
+from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
 from fsdp_migrate.adapters.conversion.shell import (
-    OPERATOR,
-    Word,
     assignment_of,
     in_folder_of,
     launch_of,
@@ -71,63 +70,6 @@ BARE_SWITCH = (
     "HF Trainer takes `--fsdp` without a value from transformers 5.10 on, and that is FSDP2 already; older "
     "ones expect a value."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One flag: its name, its value (None where it has none), and where both stand in the command."""
-
-    name: str
-    value: str | None
-    start: int
-    end: int
-    value_start: int
-
-
-def read_flags(command: str) -> list[Flag]:
-    """Return the flags of a command, ``--name value`` and ``--name=value``; several words are one value.
-
-    Raises:
-        ConfigError: A quote is not closed.
-
-    Example:
-        >>> [(flag.name, flag.value) for flag in read_flags("python x.py --fsdp 'a b' --bf16")]
-        [('fsdp', 'a b'), ('bf16', None)]
-    """
-    words = words_of(command)
-    script_at = launch_of(words).script_at
-    flags = []
-    for index, word in enumerate(words):
-        if not word.value.startswith("--") or len(word.value) < 3:
-            continue
-        name, sign, inline = word.value[2:].partition("=")
-        if sign:
-            value_start = word.start + word.text.index("=") + 1
-            flags.append(Flag(_key(name), inline, word.start, word.end, value_start))
-            continue
-        last = index
-        while last + 1 < len(words) and not _ends_a_value(words[last + 1], script_at):
-            between = command[words[last].end : words[last + 1].start]
-            if "\n" in between and words[last + 1].text.startswith(("$", '"$')):
-                break  # variables in a line of their own are further arguments
-            last += 1
-        taken = last if name == "fsdp" or last == index else index + 1
-        values = [word.value for word in words[index + 1 : taken + 1]]
-        value = " ".join(values) if values else None
-        value_start = words[index + 1].start if values else word.end
-        flags.append(Flag(_key(name), value, word.start, words[taken].end, value_start))
-    return flags
-
-
-def _ends_a_value(word: Word, script_at: int | None) -> bool:
-    """Tell whether a word is the next flag, the script, or the shell's: the end of a command or an array."""
-    return (
-        word.text.startswith("-") or word.start == script_at or re.fullmatch(OPERATOR, word.text) is not None
-    )
-
-
-def _key(name: str) -> str:
-    return name.replace("-", "_")
 
 
 def convert_command(command: str, *, settings: Settings | None = None) -> TextConversion:
@@ -330,9 +272,10 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
 def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     """Say where the settings stand of a command that has none itself."""
     given = flags.get("config_file")
+    name, precision = _precision_of(command, flags)
+    document = json.dumps({"distributed_type": "FSDP", "mixed_precision": precision})
+    done = convert_text(document, framework="accelerate", is_json=True)
     if given is None:
-        document = json.dumps({"distributed_type": "FSDP"})
-        done = convert_text(document, framework="accelerate", is_json=True)
         new = _as_flags("accelerate", json.loads(done.text))
         return _Changes(_edits(command, flags, {}, new), done.blocks, done.findings)
     text = f"{given.value} is another file, which is not converted with this one."
@@ -346,7 +289,22 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     hint = f"`fsdp-migrate config {given.value} --from accelerate{options}`, if it has FSDP settings."
     finding = make_finding(*elsewhere(str(given.value), settings, "--config_file", text, hint))
     state = "fsdp2" if finding.code == "FM347" else "unchanged"
-    return _Changes((), (BlockReport("accelerate", "--config_file", state),), (finding,))
+    casts = [replace(f, subject=name) for f in done.findings if f.code == "FM354"]
+    said = casts if state == "unchanged" else []
+    return _Changes((), (BlockReport("accelerate", "--config_file", state),), (finding, *said))
+
+
+def _precision_of(command: str, flags: dict[str, Flag]) -> tuple[str, str]:
+    """Return the flag that says the precision of a command without FSDP flags, and which; it beats a file's.
+
+    HF Trainer's arguments, which stand behind the script, count before those of ``accelerate launch``.
+    """
+    of_script = {flag.name: flag for flag in _flags_of_tool("hf", command, "accelerate")}
+    for name in ("bf16", "fp16"):
+        if name in of_script and STRONG & set(of_script) and is_on(of_script[name]):
+            return name, name
+    given = flags.get("mixed_precision")
+    return "mixed_precision", (given.value if given is not None else None) or "no"
 
 
 def _flags_of_tool(framework: str, command: str, runner: str) -> list[Flag]:
@@ -426,7 +384,7 @@ def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
     if former and not isinstance(document.get("fsdp_config"), str):
         document["fsdp_config"] = {**former, **document.get("fsdp_config", {})}
     for name in ("bf16", "fp16"):
-        if name in flags and str(flags[name].value).lower() in {"true", "none", "1"}:
+        if name in flags and is_on(flags[name]):
             document[name] = True
     if "optim" in flags and flags["optim"].value:
         document["optim"] = flags["optim"].value

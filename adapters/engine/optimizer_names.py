@@ -1,14 +1,16 @@
-"""Optimizers that Hugging Face's Trainer makes by a name, and that its FSDP2 cannot step."""
+"""Arguments of Hugging Face's Trainer beside FSDP's: optimizers that FSDP2 cannot step, and precision."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.engine.base import plain_values
+from fsdp_migrate.adapters.engine.shared_keys import say_mixed_precision
 
 
 if TYPE_CHECKING:
     from fsdp_migrate.adapters.engine.base import Block, Draft
+    from fsdp_migrate.config import FSDP2Config
 
 
 OF_BITSANDBYTES = frozenset(
@@ -55,3 +57,10 @@ def say_optimizer(block: Block, draft: Draft, key: str) -> None:
     elif name == "adafactor":
         hint = _HINT.format(instead="`adamw_torch`, or `adamw_torch_8bit` (of torchao) with less memory,")
         draft.say("FM343", block.beside(key), f"{name}: {_NORMS}", hint)
+
+
+def say_arguments(block: Block, config: FSDP2Config, draft: Draft) -> None:
+    """Say what the Trainer's own arguments mean under FSDP2, wherever its settings stand."""
+    flag = "bf16" if config.mp_policy.param_dtype == "bfloat16" else "fp16"
+    say_mixed_precision(block, config, draft, flag)
+    say_optimizer(block, draft, "optim")

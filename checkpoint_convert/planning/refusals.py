@@ -21,5 +21,5 @@ _MAX_SHOWN: Final = 20
 def plan_error(manifest: Manifest, refused: Sequence[Finding]) -> PlanError:
     """Return the error that holds every reason."""
     reasons = (f"{f.code} `{f.subject}`: {f.message}{f' {f.hint}' if f.hint else ''}" for f in refused)
-    msg = f"{manifest.source!r} cannot be converted as asked:\n{in_lines(reasons, _MAX_SHOWN)}"
+    msg = f"{manifest.source!r} cannot be converted:\n{in_lines(reasons, _MAX_SHOWN)}"
     return PlanError(msg, findings=refused, path=manifest.source)

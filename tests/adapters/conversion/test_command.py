@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fsdp_migrate.adapters.conversion.command import convert_command, read_flags
+from fsdp_migrate.adapters.conversion.command import convert_command
+from fsdp_migrate.adapters.conversion.flags import read_flags
 from fsdp_migrate.adapters.engine.base import Settings
 from fsdp_migrate.errors import ConfigError
 from tools import config_tables
@@ -70,6 +71,30 @@ def test_another_file_is_kept_and_named() -> None:
     done = convert_command("python x.py --fsdp 'full_shard auto_wrap' --fsdp_config fsdp.json")
     assert not done.is_changed
     assert "FM356" in {finding.code for finding in done.findings}
+
+
+_TOLD_ELSEWHERE = "accelerate launch --mixed_precision bf16 --config_file c.yaml x.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "subject"),
+    [
+        ("python x.py --fsdp 'full_shard auto_wrap' --fsdp_config fsdp.json --bf16 True", "bf16"),
+        ("python x.py --fsdp 'full_shard auto_wrap' --fsdp_config fsdp.json --fp16", "fp16"),
+        ("python x.py --fsdp 'full_shard auto_wrap' --fsdp_config fsdp.json --bf16 False", None),
+        ("python x.py --fsdp full_shard --fsdp_config '{\"min_num_params\": 4}' --bf16", "bf16"),
+        (_TOLD_ELSEWHERE, "mixed_precision"),
+        ("accelerate launch --use_fsdp --mixed_precision fp16 x.py", "mixed_precision"),
+        ("accelerate launch --config_file c.yaml x.py --per_device_train_batch_size 1 --bf16", "bf16"),
+        ("accelerate launch --config_file c.yaml x.py --bf16", None),
+        ("accelerate launch --config_file c.yaml x.py", None),
+    ],
+)
+def test_precision_is_told_wherever_the_settings_stand(command: str, subject: str | None) -> None:
+    done = convert_command(command)
+    assert [f.subject for f in done.findings if f.code == "FM354"] == ([subject] if subject else [])
+    converted = convert_command(_TOLD_ELSEWHERE, settings=Settings(is_converted=lambda name: True))
+    assert [f.code for f in converted.findings] == ["FM347"]
 
 
 def test_flags_of_accelerate_launch() -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, read_flags
+from fsdp_migrate.adapters.conversion.command import convert_command, convert_script
+from fsdp_migrate.adapters.conversion.flags import read_flags
 from fsdp_migrate.adapters.conversion.shell import commands_of, is_script, launch_of, words_of
 from fsdp_migrate.cli import main
 from fsdp_migrate.config_files import convert_config_file
