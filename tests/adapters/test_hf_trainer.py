@@ -180,7 +180,9 @@ def test_references_are_kept_and_named() -> None:
 
 
 def test_mixed_precision_is_told() -> None:
-    assert codes(convert(f"{HEAD}bf16: true\nfsdp: full_shard auto_wrap\n"), "bf16") == {"FM354"}
+    for config in ("null", "x.json", "'{\"limit_all_gathers\": true}'", "${file}"):
+        text = f"{HEAD}bf16: true\nfsdp: full_shard auto_wrap\nfsdp_config: {config}\n"
+        assert codes(convert(text), "bf16") == {"FM354"}, config
 
 
 def test_size_based_wrapping_in_a_file_of_its_own() -> None:
