@@ -12,7 +12,7 @@ CHECKPOINT_CODES: Final = {
     "FM201": FindingCode("exact", "The checkpoint loads into FSDP2 as it is."),
     "FM202": FindingCode("equivalent", "Wrappers' prefixes were taken out of names."),
     "FM203": FindingCode("changed", "A leading `module.` was taken off every name of a part."),
-    "FM204": FindingCode("exact", "Tensors were divided anew, as `fully_shard` divides them."),
+    "FM204": FindingCode("exact", "Tensors were divided again, as `fully_shard` divides them."),
     "FM205": FindingCode("exact", "Weights were cast, as asked."),
     "FM206": FindingCode("changed", "A cast made values infinite that were finite."),
     "FM207": FindingCode("exact", "Entries were left out, as asked."),
@@ -81,7 +81,9 @@ CHECKPOINT_CODES: Final = {
         "changed", "Entries that only Composer writes are missing; tell Composer not to load them."
     ),
     "FM256": FindingCode("changed", "Lightning's `meta.pt` was made from what another framework saved."),
-    "FM257": FindingCode("changed", "Left out: files of safetensors hold the tensors of a model."),
+    "FM257": FindingCode(
+        "changed", "Left out: files of safetensors hold the tensors of a model, and nothing else."
+    ),
     "FM258": FindingCode("refused", "The model that was given has other names or shapes."),
     "FM259": FindingCode("changed", "The model that was given has no place for some tensors."),
     "FM260": FindingCode("changed", "The model that was given has another dtype: loading casts."),
@@ -113,9 +115,9 @@ CHECKPOINT_CODES: Final = {
     ),
     "FM282": FindingCode("exact", "Only the weights were replaced: the other files in OUT are unchanged."),
     "FM283": FindingCode("exact", "Data that was not compared with a stored checksum."),
-    "FM284": FindingCode("changed", "Tensors of a type that is not cast kept it."),
+    "FM284": FindingCode("changed", "Tensors of a type that cannot be cast kept their type."),
     "FM285": FindingCode("exact", "A file beside the data asks for unknown classes; it was copied unread."),
-    "FM286": FindingCode("changed", "Mappings of other classes became plain ones, as a flat state has them."),
+    "FM286": FindingCode("changed", "Mappings of other classes, such as `OrderedDict`, became plain dicts."),
     "FM287": FindingCode("refused", "A mapping has keys of a class for which torch's text is not known."),
     "FM288": FindingCode(
         "changed", "A config tells Accelerate to load another form than this output has: full or sharded."
@@ -123,7 +125,9 @@ CHECKPOINT_CODES: Final = {
     "FM289": FindingCode("exact", "Every rank had its own buffers: the checkpoint has those of one rank."),
     "FM290": FindingCode("refused", "Safetensors have no type for some tensors."),
     "FM291": FindingCode("changed", "An optimizer state that torch saved corrupt was copied, as asked."),
-    "FM292": FindingCode("changed", "The folder lacks what `from_pretrained` looks for beside the weights."),
+    "FM292": FindingCode(
+        "changed", "`config.json` or the tokenizer is missing: `from_pretrained` needs them."
+    ),
     "FM293": FindingCode(
         "exact", "The output has Accelerate's full form, which it opens under FULL_STATE_DICT."
     ),
@@ -134,6 +138,8 @@ CHECKPOINT_CODES: Final = {
     "FM296": FindingCode("refused", "Optimizer state cannot follow its parameters through a map."),
     "FM297": FindingCode("refused", "A rule of a map does more than move elements."),
     "FM298": FindingCode("refused", "An adapter (LoRA, DoRA) was saved as one rank's slice of it."),
-    "FM299": FindingCode("refused", "Optimizer state of few bits, of each rank's own piece."),
+    "FM299": FindingCode(
+        "refused", "8-bit optimizer state of bitsandbytes, which fits one rank's piece only."
+    ),
 }
 """The rows, by code."""

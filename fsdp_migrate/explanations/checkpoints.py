@@ -8,7 +8,8 @@ _ASKED = "Nothing: it was asked for."
 
 EXPLANATIONS = {
     "FM201": (
-        "Its tensors have names of their own and any division, which is all that `torch.distributed.checkpoint` needs to load into FSDP2.",
+        "Its tensors are stored under the names of the parameters. How they are divided does not matter: `torch.distributed.checkpoint` loads any division"
+        " into FSDP2.",
         "Load it: `dcp.load` into `get_state_dict(...)`, or the framework's own resume. There is nothing to convert.",
     ),
     "FM202": (
@@ -17,10 +18,11 @@ EXPLANATIONS = {
     ),
     "FM203": (
         "Every name of the part begins with `module.`, which DDP puts there. It could also be the name of a submodule of yours; the file does not say which.",
-        "If your model has an attribute `module` of its own, load into a wrapper that has it, or give the names back with `--rename '^=module.'`.",
+        "If your model itself has an attribute `module`, put the prefix back with `--rename '^=module.'`.",
     ),
     "FM204": (
-        "`--world-size` was given. Other divisions load too; this one saves reading parts of several files.",
+        "`--world-size` was given, so the tensors are divided for that many ranks. Any other number of ranks can load them too; with this one each rank reads"
+        " fewer files.",
         _ASKED,
     ),
     "FM205": ("`--dtype` or `--optimizer-dtype` was given. Only floating-point values are cast.", _ASKED),
@@ -28,9 +30,12 @@ EXPLANATIONS = {
         "float16 ends at 65,504. Values beyond it became infinite, and a model that holds one computes NaN.",
         "Cast to bf16, which has the range of float32, or keep the dtype.",
     ),
-    "FM207": ("`--weights-only`, or the target, leaves out what is no model.", _ASKED),
+    "FM207": (
+        "`--weights-only` or `--without-optimizer` was given, or the target holds models only.",
+        _ASKED,
+    ),
     "FM208": (
-        "torch 2.15 writes one field more for each tensor than torch up to 2.14 can read. The output has the older form, which all versions read.",
+        "torch 2.15 writes one more field for each tensor, which torch 2.14 and earlier cannot read. The output has the older form, which all versions read.",
         _NOTHING,
     ),
     "FM209": (
@@ -46,7 +51,8 @@ EXPLANATIONS = {
         _NOTHING,
     ),
     "FM212": (
-        "The target's folder has its own files, or a file, such as a pickle, could run code when it is loaded.",
+        "There are three reasons: the target writes a file of this name itself; the file could run code when it is loaded, as a pickle can; or it is a link"
+        " to something outside of the folder.",
         "Copy what you need from the source yourself.",
     ),
     "FM213": (
@@ -54,11 +60,11 @@ EXPLANATIONS = {
         "Nothing. Load the output with the framework that was named with `--to`.",
     ),
     "FM214": (
-        "Only the framework that wrote the checkpoint looks for the entry, and nothing is dropped silently.",
+        "Only the framework that wrote the checkpoint looks for this entry. It is kept all the same: nothing is dropped silently.",
         "Nothing, if the new run can do without it. Otherwise read the entry with `dcp.load` under the name that is shown.",
     ),
     "FM215": (
-        "torch before 2.4 stored the list of parameter groups as one value. Newer versions store each field, and read both.",
+        "torch before 2.4 stored all parameter groups as one value. Newer versions store each setting by itself, and can read both forms.",
         _NOTHING,
     ),
     "FM216": (
@@ -73,7 +79,7 @@ EXPLANATIONS = {
         " `--without-optimizer` and warm up again. `--keep-corrupt-optimizer` copies it as it is.",
     ),
     "FM218": (
-        "Hard links need one file system that has them. The output lies on another one, or on one without links.",
+        "A hard link must lie on the same file system as the file. Here the output lies on another one, or the file system has no hard links.",
         "Nothing. It took the time and the space of a copy.",
     ),
     "FM221": (
@@ -86,7 +92,8 @@ EXPLANATIONS = {
         "Save it again with `FSDP.optim_state_dict` or `get_state_dict`. If there is no run any more, convert with `--without-optimizer`.",
     ),
     "FM223": (
-        "LOCAL_STATE_DICT saves flat parameters without names and shapes, and under `torch.distributed.checkpoint` ranks overwrite each other.",
+        "LOCAL_STATE_DICT saves flat parameters, without the names and shapes of the parameters in them. With `torch.distributed.checkpoint` all ranks also"
+        " write under the same key, so that one rank's piece is kept and the others are lost.",
         "Load it with the FSDP1 model that saved it, and save that with `SHARDED_STATE_DICT`.",
     ),
     "FM224": (
@@ -110,11 +117,11 @@ EXPLANATIONS = {
         "Keep the source if the text matters to you.",
     ),
     "FM233": (
-        "The order of the parameters gives each number its name; shapes and counts agree.",
+        "An optimizer numbers its parameters in the order of the model, so each number has a name. Shapes and counts agree with that order.",
         _NOTHING,
     ),
     "FM234": (
-        "Several parameters have the same shape, or counts do not agree, so that more than one order would fit. A guess could swap the state of two layers.",
+        "Several parameters have the same shape, so that more than one order fits; or the counts do not agree. A guess could swap the state of two layers.",
         "Give `--model PKG.MOD:FACTORY`, which makes the model that was saved (and its optimizer, if it returns both). Or convert with `--without-optimizer`.",
     ),
     "FM235": (
@@ -122,27 +129,28 @@ EXPLANATIONS = {
         _NOTHING,
     ),
     "FM236": (
-        "Each rank has its own values of what FSDP1 does not shard, such as the running statistics of BatchNorm. One value has to be chosen: that of the lowest rank.",
+        "FSDP1 does not shard buffers, such as the running statistics of BatchNorm, and each rank has its own values of them. Only one can be kept: that of"
+        " the lowest rank.",
         "Nothing, if the ranks should have had equal values. Otherwise read the files of the ranks yourself.",
     ),
     "FM237": (
         "Values such as random state belong to one rank. All are kept, under their rank.",
-        "Read them back by rank, if the new run is to have them.",
+        "If the new run needs them, read the values of each rank back, under its number.",
     ),
     "FM238": (
         "A flat parameter is one vector of all parameters of a unit. Where each parameter is in it follows from the model and from FSDP1's arguments.",
         "Give `--model PKG.MOD:FACTORY` and `--config FILE` with the arguments of the `FullyShardedDataParallel` that saved it, and name the files of all ranks.",
     ),
     "FM239": (
-        "The optimizer kept its state for flat parameters, by number.",
+        "For the optimizer each flat parameter was one parameter, and it kept the state under its number. The files do not say which parameters are in it.",
         "Give `--model` and `--config` as for FM238, or convert with `--without-optimizer`.",
     ),
     "FM240": (
-        "The given model and arguments say where parameters are in the flat ones. Every stored size was compared with them.",
-        "Nothing. `fsdp-migrate verify` with the same options compares the outcome.",
+        "The model and the FSDP1 arguments that you gave say where each parameter lies in the flat ones. Every stored size was compared with them.",
+        "Nothing. `fsdp-migrate verify` with the same options compares the result.",
     ),
     "FM241": (
-        "Composer's archives can hold more than the state of a rank.",
-        "Unpack the archive yourself if you need them.",
+        "Composer's archives can hold other files beside the state of a rank. They were not copied.",
+        "If you need these files, unpack the archive yourself.",
     ),
 }

@@ -15,7 +15,7 @@ EXPLANATIONS = {
         "Convert to `torch`, which keeps all of them under their names, or name the folder or file of the one that you want.",
     ),
     "FM252": (
-        "The target looks for parameter groups. The source has none, because its optimizer was flattened, or they cannot be read safely.",
+        "The target needs parameter groups. The source has none, because its optimizer was flattened, or they hold a class that may not be read.",
         "Convert to `torch` or `torchtitan`, or with `--without-optimizer`.",
     ),
     "FM253": (
@@ -45,26 +45,30 @@ EXPLANATIONS = {
     ),
     "FM259": (
         "The checkpoint holds tensors that the model of `--model` does not have. Loading ignores them.",
-        "Make sure that it is the right model, and that nothing of it was switched off.",
+        "Make sure that it is the right model, and that no part of it was switched off.",
     ),
     "FM260": (
-        "torch casts without a warning when it loads. Optimizer and rounding then differ from the run that saved.",
+        "torch casts the tensors when it loads them, without a warning. The new run then rounds otherwise than the old one.",
         "Cast with `--dtype`, or build the model in the dtype of the checkpoint.",
     ),
     "FM261": (
         "Settings such as weight decay belong to groups. If groups differ, the wrong parameters get them.",
-        "Build the groups as the run that saved did. Beware of `p.ndim`: under FSDP1 with `use_orig_params=False` all parameters were flat.",
+        "Build the groups as the old run did. If it chose them by `p.ndim`: under FSDP1 with `use_orig_params=False` all parameters were flat, so that"
+        " `p.ndim` was 1.",
     ),
     "FM262": (
-        "Other parameters are frozen, or tied, than in the run that saved. Their state would be missing, or lost.",
-        "Freeze and tie the parameters as that run did, or convert with `--without-optimizer`.",
+        "In this model other parameters are frozen or tied than in the old run. The optimizer state of some would be missing, that of others would be lost.",
+        "Freeze and tie the parameters as the old run did, or convert with `--without-optimizer`.",
     ),
     "FM263": ("`--rename` was given.", "Nothing: it was asked for. Give the same `--rename` to `verify`."),
     "FM264": (
-        "safetensors refuse two names for the same bytes. Loaders tie the parameters again by the model's code.",
+        "safetensors do not allow two names for the same bytes, so one name was written. The model's own code ties the parameters again when it is loaded.",
         "Nothing, if the model ties its own weights, as models of transformers do.",
     ),
-    "FM265": ("The command ran under torchrun. The output is the one that one process writes.", _NOTHING),
+    "FM265": (
+        "The command ran under torchrun. The output is the same as if one process had written it.",
+        _NOTHING,
+    ),
     "FM270": (
         "Each stored item agrees with its place, its size, its type and, where there is one, its checksum.",
         _NOTHING,
@@ -82,11 +86,11 @@ EXPLANATIONS = {
         "Continue with an untied model, which is what was trained; or tie them and take one of the two values, which changes the model.",
     ),
     "FM274": (
-        "`torch.distributed.checkpoint` flattens states, and nothing is left of an empty mapping.",
+        "`torch.distributed.checkpoint` makes a flat list of entries of a state. An empty mapping has no entries, so nothing is left of it.",
         "Nothing, unless your code looks for the empty mapping by its name.",
     ),
     "FM275": (
-        "`torch.distributed.checkpoint` flattens states into dotted names, in which a number is text.",
+        "`torch.distributed.checkpoint` joins the keys of a state to dotted names. A number in such a name is text.",
         "If your code looks entries up by number, make the keys numbers again after loading.",
     ),
     "FM276": (
@@ -94,8 +98,8 @@ EXPLANATIONS = {
         "Nothing. To decide about names yourself, give `--rename`; then no other name is changed.",
     ),
     "FM277": (
-        "A framework stored its settings as an object of its own class. The values are kept as plain ones, so that no class is needed to load them.",
-        "Nothing, unless you need the object: build it from the values.",
+        "A framework stored its settings as an object of its own class. Its values were written as plain ones, so that the class is not needed to load them.",
+        "Nothing, unless your code needs the object: build it from the values.",
     ),
     "FM278": (
         "In PEFT's files the names of tensors do not contain the adapter's name; in the model in training they do.",
@@ -103,23 +107,23 @@ EXPLANATIONS = {
     ),
     "FM279": (
         "torch from 2.7 looks for settings such as `decoupled_weight_decay` in the groups of Adam, and older versions did not save them.",
-        "Nothing: they have the values that the older version had.",
+        "Nothing: they get the values that the older version used.",
     ),
     "FM282": (
         "`--overwrite` of a folder with a Hugging Face model replaces its weights. `config.json`, the tokenizer and the rest are not touched.",
         _NOTHING,
     ),
     "FM283": (
-        "torch.save stores a checksum with each record of a file. It can be compared only where a record is read whole: not where files are linked"
-        " or read in part, and some formats carry none.",
+        "torch.save stores a checksum with each record of a file. It can be compared only where the whole record is read. Linked files are not read, some"
+        " records are read in part, and some formats have no checksums.",
         "To compare everything that has a checksum, run `fsdp-migrate inspect CKPT --deep`.",
     ),
     "FM284": (
-        "A type such as float8 has scales of its own; a cast of its numbers alone would give another tensor.",
+        "A type such as float8 has scales, which are stored as other tensors. A cast of its numbers alone would give other weights.",
         "Cast these tensors in the model's own code, where their scales are known.",
     ),
     "FM285": (
-        "The file is a pickle. Reading it would run what it names, so its bytes are copied.",
+        "The file is a pickle: to read it would run code of the classes that it names. So it was not read, and its bytes were copied.",
         "Open it only if you trust its author: `torch.load` of it runs code.",
     ),
     "FM286": (
@@ -131,7 +135,7 @@ EXPLANATIONS = {
         "Save with keys that are text or numbers, or leave the entry out of the state.",
     ),
     "FM288": (
-        "Accelerate opens the form of a checkpoint that `fsdp_state_dict_type` names, and no other.",
+        "A checkpoint of Accelerate has one of two forms: full or sharded. Accelerate opens only the form that `fsdp_state_dict_type` in its config names.",
         "Set `fsdp_state_dict_type` in the config that the run is started with, or give `--state-dict-type full` or `sharded`.",
     ),
     "FM289": (
@@ -147,10 +151,10 @@ EXPLANATIONS = {
         "Do not train from this optimizer as it is. Its second moment is right; set the first to zero, or warm up again.",
     ),
     "FM292": (
-        "A training checkpoint holds weights. `config.json` says which model they are of, and the tokenizer how text becomes numbers; without them"
-        " `from_pretrained` fails.",
-        "Give `--hf-config DIR`, the folder of the model that the training started from, or convert with `--overwrite` into a folder that has these files."
-        " Pickles such as `training_args.bin` are never copied into it.",
+        "The output holds weights. To load it, `from_pretrained` also needs `config.json`, which says what kind of model it is, and the files of the tokenizer."
+        " What the finding names is not in the checkpoint, so it could not be copied. Without it `from_pretrained` fails.",
+        "Convert again with `--hf-config DIR`; DIR is the folder of the model that the training started from. Or copy these files into the output yourself:"
+        " `--overwrite` leaves them there when you convert again. Pickles such as `training_args.bin` are never copied.",
     ),
     "FM293": (
         "A config beside the checkpoint asks for `FULL_STATE_DICT`, or the source has that form, or `--state-dict-type full` was given."
@@ -159,8 +163,8 @@ EXPLANATIONS = {
         " `fsdp_state_dict_type: SHARDED_STATE_DICT` in the config need less.",
     ),
     "FM294": (
-        "`--map` was given. Elements keep their bits; they lie in other tensors, such as those of all experts of a layer in one. The state of an optimizer"
-        " moved alike.",
+        "`--map` was given. No value changed: elements lie in other tensors than before, such as one tensor for all experts of a layer. The optimizer's state"
+        " was moved in the same way.",
         "Nothing: it was asked for. Give the same `--map` to `verify`.",
     ),
     "FM295": (
@@ -169,26 +173,26 @@ EXPLANATIONS = {
         "Give the checkpoint that has all of them, and the map of its model: `--map transformers-5:MODEL_TYPE`, or a file of rules.",
     ),
     "FM296": (
-        "State follows its parameter where it has a value for each element: moments of Adam and AdamW, momentum. The rows and columns of Adafactor and the"
-        " scales of 8-bit states do not, and Muon takes each matrix for itself. What becomes one must also have been trained alike: in one parameter"
-        " group, with the same step, and each with state.",
-        "Convert with `--without-optimizer`, and start the optimizer anew.",
+        "State can follow its parameter if it has one value for each element, as the moments of Adam and AdamW and momentum have. The rows and columns of"
+        " Adafactor and the scales of 8-bit states have not, and Muon works on each matrix as a whole. Parameters that become one must also have been trained"
+        " alike: in one parameter group, with the same step, and each with state.",
+        "Convert with `--without-optimizer`, and start with a new optimizer.",
     ),
     "FM297": (
-        "transformers' table has rules for this model that interleave, permute or look at the config. Here boxes of elements are moved, and nothing else"
-        " is done to them.",
+        "For this model the table of transformers has rules that interleave or permute elements, or look at the config. This tool moves blocks of elements"
+        " and does nothing else to them, so it cannot apply these rules.",
         "Write the rules that you need into a file, and give its name to `--map`. The weights alone are read by `from_pretrained` of transformers 5 as they are.",
     ),
     "FM298": (
-        "FSDP2 cuts tensors along their first dimension. Whoever saves on rank 0 what that rank has, saves its slice of each adapter, without an error:"
-        " Accelerate before 1.15 did (FULL_STATE_DICT), and so does `to_local()`. `lora_A` then has fewer rows than `lora_B` has columns, and `lora_B` fewer"
-        " rows than the weight that it adapts.",
+        "FSDP2 cuts tensors along their first dimension. Code that saves what rank 0 has saves rank 0's slice of each adapter, without an error: Accelerate"
+        " before 1.15 did (FULL_STATE_DICT), and so does `to_local()`. `lora_A` then has fewer rows than `lora_B` has columns, and `lora_B` fewer rows than"
+        " the weight that it adapts.",
         "The other slices are not in this file. Take the distributed checkpoint of the same step, or PEFT's own file if that is whole. Save from"
         " `fsdp_migrate.runtime.full_state_dict`, as docs/prepare.md shows.",
     ),
     "FM299": (
-        "8-bit optimizers of bitsandbytes scale blocks of elements. Under FSDP1 these were blocks of each rank's piece of a flat parameter, and only each"
-        " rank's own file could hold them. Cut in another way, the scales would not fit.",
-        "Convert the weights (`--weights-only`), and begin with new moments. `load_checkpoint` takes `weights_only=True`.",
+        "8-bit optimizers of bitsandbytes scale blocks of elements. Under FSDP1 these were blocks of one rank's piece of a flat parameter. If the pieces were"
+        " cut in another way, the scales would not fit.",
+        "Convert the weights alone (`--weights-only`), and begin with new moments. `load_checkpoint` takes `weights_only=True`.",
     ),
 }
