@@ -148,7 +148,7 @@ MODEL_FAULTS = (
         "pytorch/pytorch#162338",
         "environment",
         _gloo_averages,
-        "`prepare_fully_shard` corrects it. With `fully_shard` alone take torch 2.10 or later, or call "
+        "`prepare_fully_shard` corrects it. With `fully_shard` alone take torch 2.9 or later, or call "
         "`set_force_sum_reduction_for_comms(True)` on every unit (torch 2.8).",
         (Affected("torch", "2.6", "2.9"),),
         reproduced=True,

@@ -134,7 +134,7 @@ def set_gradient_divisor(units: Iterable[FSDPModule], mesh: DeviceMesh, divisor:
     for unit in units:
         if hasattr(unit, "set_gradient_divide_factor"):
             unit.set_gradient_divide_factor(float(divisor))
-            # A divisor alone makes torch ask for PREMUL_SUM: gloo refuses it from 2.10 on, and silently sums
+            # A divisor alone makes torch ask for PREMUL_SUM: gloo refuses it from 2.9 on, and silently sums
             # up to 2.8.
             if averages_by_sum(mesh):
                 unit.set_force_sum_reduction_for_comms(True)
