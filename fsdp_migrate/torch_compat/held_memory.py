@@ -56,8 +56,13 @@ _OPERATORS: dict[str, tuple[tuple[int, Kind], ...]] = {
     "c10d::reduce_scatter_": ((0, "gradients"), (1, "reducing")),
     "c10d::allreduce_": ((0, "reducing"),),
     "fsdp::chunk_cat": ((0, "reducing"),),
+    "fsdp::chunk_cat_mixed_dtype": ((0, "reducing"),),  # in its place from 2.15 on
 }
-_OUTPUTS: dict[str, Kind] = {"fsdp::split_with_sizes_copy": "gathered", "fsdp::chunk_cat": "reducing"}
+_OUTPUTS: dict[str, Kind] = {
+    "fsdp::split_with_sizes_copy": "gathered",
+    "fsdp::chunk_cat": "reducing",
+    "fsdp::chunk_cat_mixed_dtype": "reducing",
+}
 _READS_A_NUMBER = "aten::_local_scalar_dense"
 _FUSED_ATTENTION = "aten::_scaled_dot_product_"
 
