@@ -24,7 +24,16 @@ class Backup(NamedTuple):
 
 
 def unified_diff(before: str, after: str, name: str) -> str:
-    """Return a change as a unified diff, as `git apply` takes it; empty where nothing changes."""
+    """Return a change as a unified diff, as `git apply` takes it here; empty where nothing changes.
+
+    Names are relative to the working directory. A file outside of it has its name from the root on, for
+    `patch -p1 -d /`: git and patch take no name with ".." in it.
+    """
+    path = Path(os.path.relpath(name))
+    if ".." in path.parts:
+        path = Path(os.path.normpath(Path.cwd() / name))
+        path = path.relative_to(path.anchor)
+    name = path.as_posix()
     lines = difflib.unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
     )

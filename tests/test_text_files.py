@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_migrate.source import rewrite_paths, rewrite_source
+from fsdp_migrate.text_files import unified_diff
 from tests.source.rewritten import AFTER, BEFORE, contents
 
 
@@ -63,13 +64,28 @@ def test_a_failure_leaves_every_file_whole(
     }
 
 
-def test_the_diff_is_one_that_git_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("asked", [".", "../here", "{here}"])
+def test_the_diff_is_one_that_git_applies(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     sources = {"a.py": BEFORE, "b.py": BEFORE.rstrip("\n"), "c.py": BEFORE + "\n\nmodel.no_sync()"}
     for name, text in sources.items():
         Path(name).write_text(text)
-    patch = "".join(file.diff for file in rewrite_paths(["."]).changed)
+    patch = "".join(file.diff for file in rewrite_paths([asked.format(here=here)]).changed)
     subprocess.run(["git", "apply", "-"], input=patch, text=True, check=True, timeout=400)
     assert {name: Path(name).read_text() for name in sources} == {
         name: rewrite_source(text) for name, text in sources.items()
     }
+
+
+def test_the_diff_of_a_file_elsewhere_is_named_from_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    name = (tmp_path / "a.py").as_posix().lstrip("/")
+    for asked in ("../a.py", str(tmp_path / "a.py")):
+        assert unified_diff("1\n", "2\n", asked).startswith(f"--- a/{name}\n+++ b/{name}\n")

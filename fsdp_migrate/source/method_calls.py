@@ -124,5 +124,8 @@ def on_model(call: cst.Call, receiver: cst.BaseExpression, func: str) -> cst.Cal
     comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" ")) if call.args else cst.MaybeSentinel.DEFAULT
     space = call.whitespace_before_args
     if call.args and isinstance(space, cst.ParenthesizedWhitespace):
+        # What is said of the first argument stays before it, and is said once.
         comma = cst.Comma(whitespace_after=space)
-    return call.with_changes(func=cst.Name(func), args=[cst.Arg(receiver, comma=comma), *call.args])
+        space = space.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=[])
+    args = [cst.Arg(receiver, comma=comma), *call.args]
+    return call.with_changes(func=cst.Name(func), args=args, whitespace_before_args=space)

@@ -19,6 +19,10 @@ TURNED = [
     ),
     ("FSDP.clip_grad_norm_(model, 1.0)\n", "clip_grad_norm_(model, 1.0)\n"),
     (
+        "model.clip_grad_norm_(  # of all\n    # one is usual\n    1.0,\n)\n",
+        "clip_grad_norm_(\n    model,  # of all\n    # one is usual\n    1.0,\n)\n",
+    ),
+    (
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
         "# fsdp-migrate: FM326\nclip_grad_norm_(model.parameters(), 1.0)\n",
     ),
