@@ -12,6 +12,7 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_values import PathRecord
 from fsdp_migrate.checkpoint_convert.formats.pickle_reader import show
 from fsdp_migrate.checkpoint_convert.formats.torch_values import Record, StorageRef, TensorValue
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
+from fsdp_migrate.checkpoint_convert.verification.tensor_compare import TensorComparison
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError
 
 
@@ -150,7 +151,10 @@ class _Comparison:
         ours, theirs = (
             _elements(archive, value) for archive, value in zip(self._archives, (left, right), strict=True)
         )
-        return None if ours == theirs else "the tensors' elements differ"
+        comparison = TensorComparison(left.dtype, right.dtype)
+        comparison.add(memoryview(ours), memoryview(theirs))
+        found = comparison.result(left.shape)
+        return None if found is None else f"the tensor {found}"
 
     def _push(self, left: object, right: object, where: str) -> None:
         # Cut, because a value can be nested a million times.

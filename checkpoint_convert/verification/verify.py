@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
-
-import numpy as np
 
 from fsdp_migrate.arguments import (
     FLAG,
@@ -19,7 +18,6 @@ from fsdp_migrate.arguments import (
     check_arguments,
     instance_of,
 )
-from fsdp_migrate.checkpoint_convert.formats.cast import Caster
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import open_value
 from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES, resolve_cast
@@ -39,6 +37,7 @@ from fsdp_migrate.checkpoint_convert.verification.alignment import (
     align_checkpoints,
 )
 from fsdp_migrate.checkpoint_convert.verification.check import check_manifest, hash_damages
+from fsdp_migrate.checkpoint_convert.verification.tensor_compare import TensorComparison, TensorDifference
 from fsdp_migrate.checkpoint_convert.verification.value_compare import value_difference
 
 
@@ -57,12 +56,17 @@ _THREADS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same; ``index`` is the first element of a tensor that differs."""
+    """One thing that is not the same.
+
+    ``index`` is the first element of a tensor that differs, and ``largest`` the largest absolute difference
+    of its elements: None where there is no such number (bool, float8, only NaN).
+    """
 
     key: str
     kind: DifferenceKind
     message: str
     index: tuple[int, ...] | None = None
+    largest: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -71,6 +75,8 @@ class Difference:
             "kind": self.kind,
             "message": self.message,
             "index": None if self.index is None else list(self.index),
+            # JSON has no word for infinite.
+            "largest": self.largest if self.largest is not None and math.isfinite(self.largest) else None,
         }
 
 
@@ -328,11 +334,10 @@ class _Comparison:
         if wanted != theirs.dtype:
             self._add(self._other_dtype(key, ours, theirs, wanted, advance))
             return
-        index = self._first_difference(ours, theirs, advance)
-        if index is not None:
-            cast = f", once cast to {wanted}," if wanted != ours.dtype else ""
-            message = f"the first element that differs{cast} is at {list(index)}"
-            self._add(Difference(self._name(0, key), "value", message, index))
+        found = self._difference(ours, theirs, advance)
+        if found is not None:
+            cast = f"once cast to {wanted}, it " if wanted != ours.dtype else ""
+            self._add(Difference(self._name(0, key), "value", f"{cast}{found}", found.index, found.largest))
 
     def _other_dtype(
         self, key: str, ours: TensorEntry, theirs: TensorEntry, wanted: str, advance: Advance
@@ -341,48 +346,32 @@ class _Comparison:
         name = self._name(0, key)
         message = f"{ours.dtype} and {theirs.dtype}"
         if wanted != ours.dtype:
-            return Difference(
-                self._name(0, key), "dtype", f"{message}, where a cast to {wanted} was asked for"
-            )
+            return Difference(name, "dtype", f"{message}, where a cast to {wanted} was asked for")
         if not {ours.dtype, theirs.dtype} <= CASTABLE:
             return Difference(name, "dtype", message)
-        index = self._first_difference(ours, theirs, advance)
-        if index is None:
-            return Difference(
-                self._name(0, key), "dtype", f"{message}; the values are those that this cast gives"
-            )
-        return Difference(
-            self._name(0, key), "dtype", f"{message}; the values differ too, first at {list(index)}", index
-        )
+        found = self._difference(ours, theirs, advance)
+        if found is None:
+            return Difference(name, "dtype", f"{message}; the values are those that this cast gives")
+        message = f"{message}; once cast, it {found}"
+        return Difference(name, "dtype", message, found.index, found.largest)
 
-    def _first_difference(
+    def _difference(
         self, ours: TensorEntry, theirs: TensorEntry, advance: Advance
-    ) -> tuple[int, ...] | None:
-        """Return where the second is not the first, or not the first cast to the type of the second."""
+    ) -> TensorDifference | None:
+        """Return how the second is not the first, or not the first cast to the type of the second."""
         box = (0,) * len(ours.shape), ours.shape
-        caster = Caster(ours.dtype, theirs.dtype) if ours.dtype != theirs.dtype else None
         sizes = [DTYPES[entry.dtype].itemsize for entry in (ours, theirs)]
         # Blocks of as many elements on both sides.
         elements = _BLOCK // max(sizes)
-        done = 0
         left, right = (
             TensorSource(side.folder, elements * itemsize).read(entry, box)
             for side, entry, itemsize in zip(self._sides, (ours, theirs), sizes, strict=True)
         )
+        comparison = TensorComparison(ours.dtype, theirs.dtype)
         for block, other in zip(left, right, strict=True):
-            one = block if caster is None else caster.cast(block)
-            a, b = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
-            if not np.array_equal(a, b):
-                different = (a != b).reshape(-1, sizes[1]).any(axis=1)
-                if caster is not None:
-                    # Which bits a NaN has depends in torch on how many values are cast at once.
-                    different &= ~(caster.is_nan(one) & caster.is_nan(other))
-                if different.any():
-                    first = done + int(np.flatnonzero(different)[0])
-                    return tuple(int(i) for i in np.unravel_index(first, ours.shape))
-            done += len(other) // sizes[1]
+            comparison.add(block, other)
             advance(len(block))
-        return None
+        return comparison.result(ours.shape)
 
     def _add(self, difference: Difference) -> None:
         self._found.append(difference)
