@@ -33,7 +33,7 @@ from fsdp_migrate.adapters.engine.claims import LIGHTNING
 from fsdp_migrate.adapters.engine.lightning_hook import SYNC_BATCHNORM, function_code, hook_code
 from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
 from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS, full_or_sharded
-from fsdp_migrate.adapters.engine.torch_objects import listed, read_objects, target_of
+from fsdp_migrate.adapters.engine.torch_objects import listed, own_policy, read_objects, target_of
 from fsdp_migrate.config import FSDP1Config
 
 
@@ -63,6 +63,7 @@ STRONG = frozenset(
 )
 WEAK = frozenset({"precision", "max_steps"})
 MARKERS = STRONG | WEAK
+POLICIES = frozenset({"auto_wrap_policy", "activation_checkpointing_policy"})
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 PRECISIONS = {"bf16-mixed": "bfloat16", "bf16": "bfloat16", "bf16-true": "bfloat16", "16-true": "float16"}
 
@@ -170,6 +171,7 @@ class LightningAdapter:
             name: listed(given) if name.endswith("policy") else given
             for name, value in _arguments(block).items()
             for given in [read_objects(value)]
+            if name not in POLICIES or own_policy(value) is None
         }
         fields = set(FSDP1Config.model_fields)
         known = {name: v for name, v in values.items() if name in fields and not isinstance(v, Reference)}
@@ -196,6 +198,7 @@ class LightningAdapter:
                 value
                 for name in ("activation_checkpointing_policy", "activation_checkpointing")
                 if is_known(value := listed(read_objects(_arguments(block).get(name))))
+                and (name not in POLICIES or own_policy(_arguments(block)[name]) is None)
             ),
             None,
         )
@@ -339,6 +342,7 @@ def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
     inner = Block(block.framework, path, node, block.owner, block.root, settings=block.settings)
     draft.table(inner, LIGHTNING_KEYS, ignore=frozenset({"_target_", "class_path", "_partial_", "_convert_"}))
     _hook_references(inner, draft)
+    _leave_own_policies(inner, draft)
     reasons = {
         "data_parallel_size": "FSDP2 over all ranks",
         "tensor_parallel_size": "no tensor parallelism; Lightning's default is all ranks of a node",
@@ -363,6 +367,24 @@ def _hook_references(block: Block, draft: Draft) -> None:
         else:
             outcome = in_hook(value, block)
         draft.take(owner_of(block.node, entry), entry, outcome, block.at(name))
+
+
+def _leave_own_policies(block: Block, draft: Draft) -> None:
+    """Say of policies that code of the project makes that they are not in the hook."""
+    assert block.node is not None
+    values = plain_values(block.node)
+    for name in sorted(POLICIES & set(values)):
+        maker = own_policy(values[name])
+        if maker is None:
+            continue
+        draft.findings[:] = [finding for finding in draft.findings if finding.subject != block.at(name)]
+        text = f"{maker} makes a policy of the project's own: taken out, and not in the hook."
+        if name == "auto_wrap_policy":
+            hint = f"Import it there, and give its object as `{name!r}` in the arguments: without one, "
+            hint += "the root is the only unit."
+        else:
+            hint = "Give `prepare_fully_shard` the layers' classes as `activation_checkpointing`."
+        draft.say("FM355", block.at(name), text, hint)
 
 
 def _sync_batchnorm(block: Block, draft: Draft) -> bool:

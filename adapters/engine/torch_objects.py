@@ -11,6 +11,19 @@ from typing import Any
 from fsdp_migrate.adapters.document.nodes import Reference
 
 
+_GETTERS = frozenset(
+    {
+        "get",
+        "getattr",
+        "get_attr",
+        "get_class",
+        "get_method",
+        "get_object",
+        "get_static_method",
+        "resolve_dtype",
+    }
+)
+_OF_POLICIES = frozenset({"transformer_layer_cls", "min_num_params"})
 _RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:\s*['\"]?([A-Za-z_][\w.]*)['\"]?\s*\}\Z")
 
 
@@ -45,7 +58,7 @@ def _instance(target: str, arguments: dict[str, Any], positional: list[Any] | No
     """Return what a call or an object stands for: its name, its only argument, or its arguments."""
     name = target.rpartition(".")[2]
     # Resolvers, which look a name up: the last text that they are given is that name.
-    if name in {"get", "getattr", "get_object", "get_class", "get_attr", "resolve_dtype"}:
+    if name in _GETTERS:
         given = [item for item in (positional or [*arguments.values()]) if isinstance(item, str)]
         return given[-1] if given else target
     if positional and not arguments and len(positional) == 1:
@@ -53,8 +66,7 @@ def _instance(target: str, arguments: dict[str, Any], positional: list[Any] | No
     if name == "ModuleWrapPolicy":
         return listed(arguments.get("module_classes", positional[0] if positional else []))
     if name in {"transformer_auto_wrap_policy", "size_based_auto_wrap_policy"}:
-        names = {"transformer_layer_cls", "min_num_params"}
-        kept = {name: listed(inner) for name, inner in arguments.items() if name in names}
+        kept = {name: listed(inner) for name, inner in arguments.items() if name in _OF_POLICIES}
         return kept or name
     return arguments or ({} if name in {"MixedPrecision", "CPUOffload"} else target)
 
@@ -68,6 +80,24 @@ def listed(value: Any) -> Any:
     """
     is_set = isinstance(value, dict) and value and all(inner is None for inner in value.values())
     return list(value) if is_set else value
+
+
+def own_policy(value: Any) -> str | None:
+    """Return what makes a policy where that is code of a project's own; None for classes and torch's policies.
+
+    Example:
+        >>> own_policy("pkg.wrap.Policy"), own_policy({"class_path": "pkg.Policy", "init_args": {"a": 1}})
+        ('pkg.wrap.Policy', 'pkg.Policy')
+        >>> own_policy("torch.distributed.fsdp.wrap.always_wrap_policy"), own_policy(["pkg.Block"])
+        (None, None)
+    """
+    made = listed(read_objects(value))
+    if isinstance(made, str):
+        is_own = "." in made and "," not in made and not made.startswith("torch.")
+        return made if is_own else None
+    if isinstance(made, dict) and not set(made) <= _OF_POLICIES:
+        return target_of(value)
+    return None
 
 
 def target_of(value: Any) -> str | None:

@@ -213,6 +213,33 @@ def test_a_set_of_yaml_is_a_list_of_classes() -> None:
     assert "'auto_wrap_policy': ['Block']" in (direct.blocks[0].code or "")
 
 
+@pytest.mark.parametrize(
+    ("policy", "maker"),
+    [
+        ("pkg.wrap.Policy", "pkg.wrap.Policy"),
+        ("{class_path: pkg.Policy, init_args: {modules: [pkg.Block]}}", "pkg.Policy"),
+        ("{_target_: pkg.build}", "pkg.build"),
+    ],
+)
+@pytest.mark.parametrize("key", ["auto_wrap_policy", "activation_checkpointing_policy"])
+def test_a_policy_of_the_projects_own_is_no_class_of_layers(key: str, policy: str, maker: str) -> None:
+    done = convert(f"{STRATEGY}{key}: {policy}\n", settings=Settings(world_size=8))
+    [finding] = [f for f in done.findings if f.subject == key]
+    assert finding.code == "FM355"
+    assert finding.message.startswith(f"{maker} makes a policy of the project's own")
+    assert key.removesuffix("_policy") in (finding.hint or "")
+    assert "policy" not in (done.blocks[0].code or "")
+    assert "activation_checkpointing" not in (done.blocks[0].code or "")
+
+
+@pytest.mark.parametrize("getter", ["get_method", "get_static_method"])
+def test_hydras_getters_name_torchs_policies(getter: str) -> None:
+    path = "torch.distributed.fsdp.wrap.size_based_auto_wrap_policy"
+    text = f"{STRATEGY}auto_wrap_policy: {{_target_: hydra.utils.{getter}, path: {path}}}\n"
+    code = convert(text, settings=Settings(world_size=8)).blocks[0].code or ""
+    assert "'auto_wrap_policy': 'size_based_auto_wrap_policy'" in code
+
+
 @pytest.mark.parametrize(("word", "told"), [("fsdp", True), ("fsdp_native", False)])
 def test_the_word_was_fairscales_before_lightning_2(word: str, told: bool) -> None:
     text = f"_target_: pytorch_lightning.Trainer\nstrategy: {word}\naccelerator: gpu\ndevices: 2\n"

@@ -41,6 +41,11 @@ heeds = [
     for strategy in (FSDPStrategy, ModelParallelStrategy if found["model_parallel"] else FSDPStrategy)
 ]
 found["no_sync_batchnorm"] = heeds == [True, False]
+given = FSDPStrategy(auto_wrap_policy=print, activation_checkpointing_policy=print)
+found["one_name_is_a_policy"] = (
+    given.kwargs["auto_wrap_policy"] is print
+    and given._activation_checkpointing_kwargs["auto_wrap_policy"] is print
+)
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
 print(json.dumps(found))
 """
