@@ -153,7 +153,7 @@ TORCH_KEYS: tuple[Key, ...] = (
     Key(
         "auto_wrap_policy",
         "kept: `fully_shard` on each of these modules, in code",
-        in_code("call it on each of these modules"),
+        in_code("call it on each unit"),
     ),
     Key(
         "ignored_modules",

@@ -319,7 +319,16 @@ def _flags_of_tool(framework: str, command: str, runner: str) -> list[Flag]:
         return []
     if script_at is not None and runner == "accelerate":
         return [flag for flag in flags if (flag.start < script_at) is is_accelerate]
+    if is_accelerate and not runner and script_at is None and _are_a_scripts(flags):
+        return []
     return [flag for flag in flags if not is_accelerate or flag.name in _ACCELERATE_FLAGS]
+
+
+def _are_a_scripts(flags: list[Flag]) -> bool:
+    """Tell of flags alone, such as a list of them, whether they are a script's: Accelerate has no such flag."""
+    names = {flag.name for flag in flags}
+    own = {name for name in names if _NAMES_FSDP.search(name)} - _ACCELERATE_FLAGS
+    return bool(own) and "use_fsdp" not in names
 
 
 def _is_hf(flags: dict[str, Flag]) -> bool:

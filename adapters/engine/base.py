@@ -376,8 +376,11 @@ class Draft:
         self.say(outcome.code, subject, f"{outcome.message}{named}", outcome.hint)
         key = target(entry.key)
         if isinstance(key, Scalar) and key.value != written and not outcome.remove:
-            text = f"The key is {key.value!r}: the framework does not know it with spaces; they are removed."
-            self.say("FM341", subject, text)
+            text = (
+                f"The key is {key.value!r}, which the framework does not know: it had no effect. The spaces are "
+                "removed, and it has one."
+            )
+            self.say("FM343", subject, text, "Take it out if the run is to stay as it was.")
             new = new or written
         if outcome.remove or outcome.has_value or new is not None:
             change = Change(entry, new, outcome.value, outcome.has_value, outcome.remove)

@@ -83,7 +83,7 @@ def listed(value: Any) -> Any:
 
 
 def own_policy(value: Any) -> str | None:
-    """Return what makes a policy where that is code of a project's own; None for classes and torch's policies.
+    """Return what makes a policy where that is a project's own code; None for classes and torch's policies.
 
     Example:
         >>> own_policy("pkg.wrap.Policy"), own_policy({"class_path": "pkg.Policy", "init_args": {"a": 1}})

@@ -220,7 +220,9 @@ def test_a_misspelt_key_is_kept_and_the_nearest_one_named(prefix: str) -> None:
 def test_spaces_around_a_key_are_taken_off_and_told() -> None:
     done = convert('"fsdp_offload_params ": true')
     assert fsdp_of(done)["fsdp_offload_params"] is True
-    assert codes(done, "fsdp_offload_params") == {"FM340", "FM341"}
+    assert codes(done, "fsdp_offload_params") == {"FM340", "FM343"}
+    [finding] = [f for f in done.findings if f.subject.endswith("offload_params") and f.code == "FM343"]
+    assert "it had no effect" in finding.message
 
 
 def test_of_a_key_that_stands_twice_the_last_counts() -> None:

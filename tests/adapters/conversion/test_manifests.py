@@ -67,9 +67,17 @@ def test_what_a_command_becomes_is_said(tmp_path: Path, text: str, said: str) ->
     assert path.read_text() == text
 
 
-def test_flags_of_a_projects_own_become_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python, t.py, --fsdp_shards, 4",
+        "--fsdp, --fsdp-amp, --fsdp-use-orig-params",
+        "--fsdp-amp, --fsdp-limit-all-gathers, --fsdp-cpu-ram-efficient-loading",
+    ],
+)
+def test_flags_of_a_projects_own_become_nothing(tmp_path: Path, words: str) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text("args: [python, t.py, --fsdp_shards, 4]\n")
+    path.write_text(f"args: [{words}]\n")
     with pytest.raises(NothingToConvertError) as caught:
         convert_config_file(path)
     assert "becomes" not in str(caught.value)
