@@ -235,8 +235,7 @@ def items_of(block: Block) -> tuple[str, ...]:
     if not is_known(value) or value is False:
         return ()
     if isinstance(value, str) and value.endswith((".json", ".yaml", ".yml")):
-        msg = f"`fsdp` is {value!r}, a file: HF Trainer reads none, ms-swift does. Convert that file."
-        raise ConfigError(msg, field="fsdp")
+        raise ConfigError(f"`fsdp` is {value!r}, a file: HF Trainer reads none, ms-swift does. Convert that.")
     parts = value if isinstance(value, list) else str(value).replace(",", " ").split()
     found = tuple(words.bare_word(part) for part in parts)
     for word in found:
@@ -312,7 +311,8 @@ class HFTrainerAdapter:
 
     def _judged(self, block: Block) -> Block:
         values, beside = bare_values(block.node, HF_KEYS), plain_values(block.owner)
-        block.is_fsdp2 = read_number(values.get("version")) == 2
+        # ms-swift's word for its FSDP2 settings of HF Trainer, which itself has no such word.
+        block.is_fsdp2 = read_number(values.get("version")) == 2 or beside.get("fsdp") == "fsdp2"
         if block.node is not block.owner and not block.is_fsdp2:
             if "fsdp" in beside and not beside["fsdp"]:
                 block.unused = f"`fsdp` is {shown(beside['fsdp']) or 'empty'}, so HF Trainer does not read it"

@@ -237,6 +237,8 @@ def _with_assignment(finding: Finding, text: str) -> Finding:
     whole = f"{in_folder_of(given_value, text)}{rest}"
     in_value = _FOLDER.sub("", given_value)
     file = _FILE.search(rest) or _FILE.search(in_value)
+    if "$" in rest:  # a variable within the name: `config_$RANK.yaml` is one file or several
+        return replace(finding, message=message)
     framework = "accelerate" if "config_file" in finding.subject else "hf"
     counts = re.search(r" --nodes[^`]*", finding.hint or "")
     options = f"{framework}{counts.group() if counts else ''}"
@@ -325,7 +327,7 @@ def _flags_of_tool(framework: str, command: str, runner: str) -> list[Flag]:
 
 
 def _are_a_scripts(flags: list[Flag]) -> bool:
-    """Tell of flags alone, such as a list of them, whether they are a script's: Accelerate has no such flag."""
+    """Tell of flags alone, such as a list, whether they are a script's: Accelerate has no such flag."""
     names = {flag.name for flag in flags}
     own = {name for name in names if _NAMES_FSDP.search(name)} - _ACCELERATE_FLAGS
     return bool(own) and "use_fsdp" not in names

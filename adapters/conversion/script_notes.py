@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.shell import heredocs_of
-from fsdp_migrate.adapters.conversion.unknown import FOREIGN
+from fsdp_migrate.adapters.conversion.unknown import FOREIGN, NAMED_FILE
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.findings import named
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
-_NAMED_FILE = re.compile(r"(?:--config_file[ =]\"?|(?=[\w./-]*fsdp))([\w./-]+\.(?:json|ya?ml))\b")
 _OWN_FLAG = re.compile(
     r"(?<=\s)--(?:(?!use[-_])\w+[-_]fsdp(?:[-_]\w+)*|sharding[-_]strategy|backward[-_]prefetch"
     r"|limit[-_]all[-_]gathers)(?![\w.-])"
 )
 _CHOICE = re.compile(
-    r"(?<=\s)-{0,2}[\w.+-]+(?:=|[ \t]+|[ \t]*\\\n\s*)[\"']?"
-    r"(?:fsdp1?|fsdp_native|full_shard|shard_grad_op|hybrid_shard|fully_sharded\w*)[\"']?(?=[\s;|&)]|$)",
+    r"(?<=\s)(?P<said>-{0,2}(?!echo\b|printf\b)[\w.+-]+(?:=|[ \t]+|[ \t]*\\\n\s*)(?P<quote>[\"']?)"
+    r"(?:fsdp1?|fsdp_native|full_shard|shard_grad_op|hybrid_shard|fully_sharded\w*)(?P=quote))"
+    r"(?=[\s;|&)]|$)",
     re.IGNORECASE,
 )
 _SCRIPT = re.compile(r"[\w./${}-]*fsdp[\w./-]*\.(?:sh|bash|slurm|sbatch|pbs)\b", re.IGNORECASE)
-_SOURCE = re.compile(r"[\w./${}-]*fsdp[\w./-]*\.py\b", re.IGNORECASE)
+_SOURCE = re.compile(r"[\w./${}-]*fsdp[\w./-]*\.py\b|(?<=\s-m )[\w.-]*fsdp[\w.-]*", re.IGNORECASE)
 _FAIRSEQ = re.compile(r"--ddp[-_]backend(?:[ =]|\s*\\\n\s*)[\"']?fully_sharded|\bddp_backend=fully_sharded")
 _SETTINGS = re.compile(r"^\s*[\"']?fsdp(?:_\w+)?[\"']?\s*:", re.MULTILINE)
 FAIRSEQ = "fairseq's `fully_sharded` is fairscale's FSDP, not torch's; fairseq2 runs FSDP2"
@@ -53,7 +53,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     elif own:
         shown = ", ".join(f"`{flag}`" for flag in own)
         parts.append(f"{shown} must be a script's own: `fsdp-migrate scan` tells what it does.")
-    files = list(dict.fromkeys(_NAMED_FILE.findall(bare)))
+    files = list(dict.fromkeys(NAMED_FILE.findall(bare)))
     if files:
         commands = " or ".join(f"`fsdp-migrate config {name}`" for name in files[:3])
         parts.append(f"It names {named(files[:3])}: {commands}, if it has FSDP settings.")
@@ -90,13 +90,30 @@ def settings_written(text: str) -> str:
 
 def _choices(bare: str) -> str:
     """Say which arguments of a script's own choose FSDP by their value, such as ``--mode=fsdp``."""
-    found = list(dict.fromkeys(" ".join(one.replace("\\\n", " ").split()) for one in _CHOICE.findall(bare)))
+    found = list(
+        dict.fromkeys(
+            " ".join(one["said"].replace("\\\n", " ").split())
+            for one in _CHOICE.finditer(f"\n{bare}")
+            if not _is_idle(one["said"], bare)
+        )
+    )
     if not found:
         return ""
     return (
         f"FSDP is named by {named(found, 3)}: what that chooses stands in another file or in the sources, "
         "where `fsdp-migrate scan` looks."
     )
+
+
+def _is_idle(said: str, bare: str) -> bool:
+    """Tell whether a choice is a variable's value that the script neither uses nor hands on."""
+    given = re.match(r"([A-Za-z_]\w*)=", said)
+    if given is None:
+        return False
+    name = given.group(1)
+    alone = re.search(rf"^[ \t]*{name}=\S+[ \t]*(?:;|$)", bare, re.MULTILINE)
+    used = re.search(rf"\$\{{?{name}\b|\bexport\b[^\n]*\b{name}\b|\bset\s+-a\b", bare)
+    return alone is not None and used is None
 
 
 def _scripts(bare: str) -> str:
@@ -111,7 +128,10 @@ def _foreign(bare: str) -> str:
     if _FAIRSEQ.search(bare):
         return f"{FAIRSEQ}. There is nothing to convert."
     for framework in FOREIGN:
-        key = next((k for k in framework.keys if re.search(rf"(?<![\w.]){k}[\w.]*[.=]", bare)), None)
+        # As the first or the last part of an override: `actor_rollout_ref.x=1`, `model.megatron_amp_O2=1`.
+        key = next(
+            (k for k in framework.keys if re.search(rf"(?<![\w.]){k}[\w.]*[.=]|(?<=\w\.){k}=", bare)), None
+        )
         if key is not None and "fsdp" in bare.lower():
             return f"`{key}` is of {framework.title}, whose settings are its own: {framework.says}."
     return ""

@@ -41,6 +41,9 @@ _ARGUMENT_FLAG = re.compile(
     r"|--(?:[\w-]+\.)*fsdp(?:_config)?(?:\.[\w-]+)+"
 )
 _MOST_SHOWN = 60
+NAMED_FILE = re.compile(
+    r"(?:--config_file[ =]\"?|(?=[\w./-]*(?i:fsdp)))([\w./-]+\.(?:json|ya?ml))\b",
+)
 _LABEL = re.compile(
     r"comment|\Anotes?\Z|(?:run|project|experiment|exp|wandb|job|group)_?name\Z|_dir\Z|_project\Z"
 )
@@ -55,6 +58,8 @@ class Foreign:
     classes: tuple[str, ...]
     keys: tuple[str, ...]
     says: str
+    together: tuple[str, ...] = ()
+    """Keys that show it where all of them stand in a document."""
 
 
 FOREIGN: tuple[Foreign, ...] = (
@@ -63,6 +68,19 @@ FOREIGN: tuple[Foreign, ...] = (
         ("verl",),
         ("actor_rollout_ref", "ulysses_sequence_parallel_size"),
         "verl runs FSDP2 with `strategy: fsdp2` for the actor and the critic",
+    ),
+    Foreign(
+        "oumi",
+        (),
+        (),
+        "oumi makes FSDP1 of them in its `core/distributed.py`, which has no FSDP2, and takes no other keys",
+        ("enable_fsdp", "trainer_type"),
+    ),
+    Foreign(
+        "fairscale",
+        (),
+        ("flatten_parameters", "fp32_reduce_scatter", "move_params_to_cpu"),
+        "its FullyShardedDataParallel is not torch's, and has no FSDP2",
     ),
     Foreign(
         "lingua",
@@ -114,7 +132,14 @@ def foreign_of(document: Node) -> Foreign | None:
         names |= set(values)
         classes = (values.get(key) for key in ("_target_", "class_path", "_component_"))
         packages |= {value.partition(".")[0] for value in classes if isinstance(value, str)}
-    return next((f for f in FOREIGN if packages & set(f.classes) or names & set(f.keys)), None)
+    return next(
+        (
+            f
+            for f in FOREIGN
+            if packages & set(f.classes) or names & set(f.keys) or (f.together and names >= set(f.together))
+        ),
+        None,
+    )
 
 
 def off_paths(documents: Many[Node]) -> list[str]:

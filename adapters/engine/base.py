@@ -377,8 +377,8 @@ class Draft:
         key = target(entry.key)
         if isinstance(key, Scalar) and key.value != written and not outcome.remove:
             text = (
-                f"The key is {key.value!r}, which the framework does not know: it had no effect. The spaces are "
-                "removed, and it has one."
+                f"The key is {key.value!r}, which the framework does not know: it had no effect. The spaces "
+                "are removed, and it has one."
             )
             self.say("FM343", subject, text, "Take it out if the run is to stay as it was.")
             new = new or written

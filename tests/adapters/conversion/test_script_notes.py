@@ -20,6 +20,14 @@ pytestmark = pytest.mark.any_torch
             "python -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=fsdp\n",
             "`actor_rollout_ref` is of verl",
         ),
+        ("python main.py +training.model.fsdp_sharded_checkpoint=True\n", "checkpoint` is of NeMo"),
+        ("mgen fit --config conf/LoRA_FSDP.yaml\n", "`fsdp-migrate config conf/LoRA_FSDP.yaml`"),
+        (
+            "torchrun --nproc_per_node 8 -m pkg.fsdp1-peft\n",
+            "It starts `pkg.fsdp1-peft`: `fsdp-migrate scan`",
+        ),
+        ("FSDP=full_shard\nexport FSDP\npython t.py\n", "FSDP is named by `FSDP=full_shard`"),
+        ("FSDP=full_shard python t.py\n", "FSDP is named by `FSDP=full_shard`"),
         ("srun torchrun src/train_fsdp.py  # fsdp_old.py\n", "It starts `src/train_fsdp.py`: `fsdp-migrate"),
         ("srun python $R/fsdp_q/train.py\n", "It starts `$R/fsdp_q/train.py`: `fsdp-migrate"),
         ("torchrun t.py --a 1 --mode=fsdp\n", "FSDP is named by `--mode=fsdp`: what that chooses"),
@@ -49,6 +57,15 @@ def test_names_and_comments_choose_nothing() -> None:
         convert_script("RUN=my-fsdp-run python t.py --name test_fsdp --strategy fsdp2  # --mode=fsdp\n")
 
 
-def test_a_script_without_fsdp_says_no_more() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python t.py\n",
+        'echo "FSDP Training"\necho fsdp\npython t.py\n',
+        'FSDP="full_shard auto_wrap"\npython t.py --deepspeed ds.json\n',
+        "MODE=fsdp\npython t.py\n",
+    ],
+)
+def test_a_script_without_fsdp_says_no_more(text: str) -> None:
     with pytest.raises(ConfigError, match=r"`accelerate launch`\.$"):
-        convert_script("python t.py\n")
+        convert_script(text)

@@ -368,6 +368,20 @@ def test_fsdp_in_a_variable_is_told() -> None:
     assert "write false for shard_grad_op" in said.message
 
 
+def test_a_name_with_a_variable_within_is_no_other_files_name() -> None:
+    script = "export DIR=$4\naccelerate launch --config_file $DIR/config_rank$RANK.yaml t.py\n"
+    [said] = [f for f in convert_script(script).findings if f.code == "FM356"]
+    assert "Line 1 sets the variable to `$4`" in said.message
+    assert "config $DIR/config_rank$RANK.yaml --from accelerate" in (said.hint or "")
+
+
+def test_the_word_of_ms_swift_is_fsdp2_already() -> None:
+    done = convert_script("swift sft --fsdp fsdp2 --learning_rate 1 --output_dir x\n")
+    assert [
+        (block.state, finding.code) for block, finding in zip(done.blocks, done.findings, strict=True)
+    ] == [("fsdp2", "FM347")]
+
+
 def test_flags_before_the_script_are_the_launchers_in_a_variable() -> None:
     done = convert_script("$LAUNCH --fsdp_offload_params true --config_file c.yaml t.py --fsdp_x 1\n")
     assert [(block.framework, block.path) for block in done.blocks] == [("accelerate", "line 1")]

@@ -123,6 +123,11 @@ def test_what_two_frameworks_surely_read_is_asked_for() -> None:
         ),
         ("distributed: {_target_: nemo_automodel.FSDP2Manager}\nuse_fsdp: true\n", "for NeMo AutoModel"),
         (
+            "training: {trainer_type: TRL_SFT}\nfsdp: {enable_fsdp: true, sharding_strategy: FULL_SHARD}\n",
+            "for oumi",
+        ),
+        ("FSDP_CONFIG: {flatten_parameters: false, mixed_precision: true, verbose: true}\n", "for fairscale"),
+        (
             "actor_rollout_ref:\n  actor: {strategy: fsdp, fsdp_config: {param_offload: true}}\n",
             "strategy: fsdp2",
         ),
