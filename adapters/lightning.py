@@ -156,7 +156,9 @@ class LightningAdapter:
                 block = Block(self.name, (*path, "strategy"), None, mapping, document)
                 names = set(values)
                 block.is_certain = is_of(target, self.name) or bool(STRONG & names) or names >= WEAK
-                if block.is_certain or MARKERS & names or (path and path[-1] == "trainer"):
+                # The word alone may be a file of a Hydra group, such as one of `@package trainer`.
+                is_alone = not path and names <= {"strategy", "defaults"}
+                if block.is_certain or MARKERS & names or is_alone or (path and path[-1] == "trainer"):
                     yield block
 
     def at(self, path: tuple[str, ...], node: Mapping, owner: Mapping, document: Node) -> Block:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.text import BlockReport, convert_text
+from fsdp_migrate.adapters.conversion.unknown import SWITCH
 from fsdp_migrate.adapters.conversion.variables import without_comments
 from fsdp_migrate.adapters.engine.base import by_name
 from fsdp_migrate.errors import ConfigError
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.adapters.engine.base import Settings
 
 
-SWITCH = "ACCELERATE_USE_FSDP"
 _CLASSES = "FSDP_TRANSFORMER_CLS_TO_WRAP"
 _KNOWN = {f"FSDP_{name.upper()}": f"fsdp_{name}" for name in by_name(ACCELERATE_KEYS)}
 _KEYS = {**_KNOWN, _CLASSES: "fsdp_transformer_layer_cls_to_wrap"}

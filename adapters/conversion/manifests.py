@@ -11,6 +11,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.command import convert_script
+from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.text import read_documents
 from fsdp_migrate.adapters.document.nodes import Reference, plain
 from fsdp_migrate.errors import ConfigError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.adapters.engine.base import Settings
 
 
+_VARIABLE = re.compile(r"ACCELERATE_USE_FSDP|FSDP_[A-Z_]+")
 _FLAG = re.compile(r"--(?:use[-_])?fsdp")
 _NEEDED = frozenset({"FM356", "FM358"})
 """Of another file that is to be converted, and of the versions that read what is written."""
@@ -35,7 +37,7 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
         >>> commands_become('{"args": ["accelerate", "launch", "--use_fsdp", "t.py"]}', is_json=True)[:47]
         'The command in `args` becomes `accelerate launc'
     """
-    said = []
+    said: list[str] = []
     for document in read_documents(text.removeprefix("\ufeff"), is_json=is_json):
         for path, command in _commands(plain(document)):
             try:
@@ -51,6 +53,11 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
             if done.is_changed and lines:
                 said.append(f"The command in `{path}` becomes `{' '.join(lines)}`.")
                 said += [f.message for f in done.findings if f.code in _NEEDED]
+        given = dict(_environment(plain(document)))
+        _, findings = told_by_environment(
+            "\n".join(f"{name}={_quoted(value)}" for name, value in given.items()), settings
+        )
+        said += [f"{f.message} {f.hint or ''}".rstrip() for f in findings]
     return " ".join(said)
 
 
@@ -73,6 +80,25 @@ def _commands(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str
             return
         for index, inner in enumerate(value):
             yield from _commands(inner, (*path, str(index)))
+
+
+def _environment(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the variables that a manifest sets: ``NAME: value``, ``- NAME=value``, ``- name: NAME``."""
+    if isinstance(value, dict):
+        if _VARIABLE.fullmatch(str(value.get("name"))) and "value" in value:
+            yield str(value["name"]), str(value["value"])
+        for name, inner in value.items():
+            if _VARIABLE.fullmatch(str(name)) and not isinstance(inner, (dict, list)):
+                yield str(name), str(inner).lower() if isinstance(inner, bool) else str(inner)
+            else:
+                yield from _environment(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            name, sign, given = str(inner).partition("=") if isinstance(inner, str) else ("", "", "")
+            if sign and _VARIABLE.fullmatch(name):
+                yield name, given
+            else:
+                yield from _environment(inner)
 
 
 def _is_words(value: Any) -> bool:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.shell import heredocs_of
-from fsdp_migrate.adapters.conversion.unknown import FOREIGN, NAMED_FILE
+from fsdp_migrate.adapters.conversion.unknown import FOREIGN, named_files
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.findings import named
 
@@ -53,10 +53,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     elif own:
         shown = ", ".join(f"`{flag}`" for flag in own)
         parts.append(f"{shown} must be a script's own: `fsdp-migrate scan` tells what it does.")
-    files = list(dict.fromkeys(NAMED_FILE.findall(bare)))
-    if files:
-        commands = " or ".join(f"`fsdp-migrate config {name}`" for name in files[:3])
-        parts.append(f"It names {named(files[:3])}: {commands}, if it has FSDP settings.")
+    parts.append(named_files(bare))
     sources = list(dict.fromkeys(_SOURCE.findall(bare)))
     if sources and not own and not foreign and not said:
         parts.append(f"It starts {named(sources, 3)}: `fsdp-migrate scan` looks into sources.")

@@ -34,16 +34,23 @@ FILE = "FILE"
 """Stands for the file in commands that are shown; who knows its name puts it there."""
 _FSDP = re.compile(r"fsdp|fully_?sharded", re.IGNORECASE)
 _OFF = frozenset({"", "false", "no", "off", "none", "null", "0"})
+_SWITCHES = frozenset({"fsdp", "use_fsdp", "enable_fsdp", "is_fsdp", "accelerate_use_fsdp"})
 _ARGUMENTS = frozenset(key.name for key in TORCH_KEYS)
+_RECORDED = frozenset({"args", "codePath", "program", "startedAt"})
+"""Keys of W&B's `wandb-metadata.json`, which has the command of a run."""
 _FLAG = re.compile(r"--(?:use[-_])?fsdp(?:[-_]\w+)*(?![\w.-])")
 _ARGUMENT_FLAG = re.compile(
     r"--(?:sharding_strategy|backward_prefetch|limit_all_gathers|use_orig_params|sync_module_states)\b"
     r"|--(?:[\w-]+\.)*fsdp(?:_config)?(?:\.[\w-]+)+"
 )
 _MOST_SHOWN = 60
-NAMED_FILE = re.compile(
+_NAMED_FILE = re.compile(
     r"(?:--config_file[ =]\"?|(?=[\w./-]*(?i:fsdp)))([\w./-]+\.(?:json|ya?ml))\b",
 )
+SWITCH = "ACCELERATE_USE_FSDP"
+_SWITCHED_OFF = re.compile(rf"{SWITCH}=[\"']?(?:0|false|no|off|)[\"']?", re.IGNORECASE)
+_CHOSEN = ": what that chooses stands in another file or in the sources, where `fsdp-migrate scan` looks."
+_IDLE = re.compile(r"#|echo\b|printf\b")
 _LABEL = re.compile(
     r"comment|\Anotes?\Z|(?:run|project|experiment|exp|wandb|job|group)_?name\Z|_dir\Z|_project\Z"
 )
@@ -153,7 +160,7 @@ def off_paths(documents: Many[Node]) -> list[str]:
 
 
 def _is_switch(path: str) -> bool:
-    return path.rpartition(".")[2].lower().replace("-", "_") in {"fsdp", "use_fsdp", "enable_fsdp", "is_fsdp"}
+    return path.rpartition(".")[2].lower().replace("-", "_") in _SWITCHES
 
 
 def _is_config(path: str) -> bool:
@@ -191,9 +198,8 @@ def nothing_found(
     seen = list(dict.fromkeys(path for path, _ in like))
     # From what is surest to what only looks alike: a record of W&B, another framework's settings, what may be
     # ours, arguments of torch, and words.
-    if seen and all(
-        "_wandb" in effective(document) for document in documents if isinstance(document, Mapping)
-    ):
+    mappings = [set(effective(document)) for document in documents if isinstance(document, Mapping)]
+    if (seen and all("_wandb" in names for names in mappings)) or any(n >= _RECORDED for n in mappings):
         msg = "It is what W&B recorded of a run, which no framework reads. There is nothing to convert."
         return NothingToConvertError(msg, names_fsdp=False)
     foreign = next((found for found in map(foreign_of, documents) if found), None)
@@ -216,6 +222,9 @@ def nothing_found(
     if not seen and not commands:
         return _only_in_values(documents, whose)
     msg = f"Nothing in it configures FSDP1{whose} in a way that is known here."
+    if any(path.endswith(SWITCH) for path in seen):  # what Accelerate makes of that is known
+        msg = f"The environment that it sets configures FSDP: {named(seen, 6)}."
+        return NothingToConvertError(msg, names_fsdp=True)
     if seen:
         msg += f" What names FSDP is {named(seen, 6)}."
     if commands:
@@ -249,7 +258,15 @@ def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
         )
         return NothingToConvertError(msg, names_fsdp=True)
     msg = f"Nothing in it configures FSDP{whose}: there is nothing to convert."
-    named_in = [(path, value) for path, value in found if _FSDP.search(value) and not _is_label(path)]
+    off = [path for path, value in found if _SWITCHED_OFF.fullmatch(value)]
+    if off:
+        msg += f" {named(off)} switches FSDP off."
+    named_in = [
+        (path, line)
+        for path, value in found
+        if path not in off and not _is_label(path, value)
+        for line in _telling(value)
+    ]
     starts = {value.partition(".")[0] for _, value in named_in}
     foreign = next((f for f in FOREIGN if starts & set(f.keys)), None)
     if foreign:
@@ -261,16 +278,34 @@ def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
         places = ", ".join(
             f"`{path}: {text}`" for (path, _), text in zip(named_in[:3], shown, strict=False)
         ).replace("\n", " ")
-        msg += (
-            f" FSDP is named by {places}: what that chooses stands in another file or in the sources, where "
-            f"`fsdp-migrate scan` looks."
-        )
+        if any(text.startswith(SWITCH) for _, text in named_in):
+            msg = f"No key in it configures FSDP{whose}, but the environment that it sets does: {places}."
+            return NothingToConvertError(msg, names_fsdp=True)
+        msg += f" FSDP is named by {places}{_CHOSEN}"
+        msg = f"{msg} {named_files(' '.join(line for _, line in named_in))}".rstrip()
     return NothingToConvertError(msg, names_fsdp=False)
 
 
-def _is_label(path: str) -> bool:
+def named_files(text: str) -> str:
+    """Say which files that may hold FSDP settings a command names, with the commands that convert them."""
+    files = list(dict.fromkeys(_NAMED_FILE.findall(text)))
+    if not files:
+        return ""
+    commands = " or ".join(f"`fsdp-migrate config {name}`" for name in files[:3])
+    return f"It names {named(files[:3])}: {commands}, if it has FSDP settings."
+
+
+def _telling(value: str) -> list[str]:
+    """Return the lines of a text that name FSDP; comments and what is printed choose nothing."""
+    lines = (line.strip().removesuffix("\\").rstrip() for line in value.splitlines())
+    return [line for line in lines if _FSDP.search(line) and not _IDLE.match(line)]
+
+
+def _is_label(path: str, value: str) -> bool:
     """Tell whether a value is the name of a job or of a run, which chooses nothing."""
     parts = path.lower().split(".")
+    if parts[-1] == "name" and re.search(r"[- ]", value):
+        return True
     return "metadata" in parts or parts[-1] in _LABELS or _LABEL.search(parts[-1]) is not None
 
 

@@ -68,6 +68,26 @@ def test_what_a_command_becomes_is_said(tmp_path: Path, text: str, said: str) ->
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "env:\n- name: ACCELERATE_USE_FSDP\n  value: 'true'\n- {name: FSDP_SHARDING_STRATEGY, value: '2'}\n",
+        "envs:\n  ACCELERATE_USE_FSDP: true\n  FSDP_SHARDING_STRATEGY: 2\nrun: python t.py\n",
+        "env: [ACCELERATE_USE_FSDP=true, FSDP_SHARDING_STRATEGY=2]\n",
+    ],
+)
+def test_what_the_environment_in_a_manifest_becomes(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(NothingToConvertError) as caught:
+        convert_config_file(path)
+    assert "environment that it sets" in str(caught.value)
+    assert str(caught.value).endswith(
+        "For FSDP2 set `ACCELERATE_USE_FSDP=true FSDP_RESHARD_AFTER_FORWARD=false FSDP_VERSION=2 "
+        "FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`, and not `FSDP_SHARDING_STRATEGY`."
+    )
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "python, t.py, --fsdp_shards, 4",

@@ -73,6 +73,7 @@ def test_only_what_is_a_frameworks_own_decides(text: str, expected: list[str]) -
     ("text", "framework", "key"),
     [
         ("max_steps: 10\nstrategy: fsdp\n", "lightning", "strategy"),
+        ("# @package trainer\nstrategy: fsdp\n", "lightning", "strategy"),
         ("trainer:\n  strategy: fsdp\n", "lightning", "trainer.strategy"),
         ("_target_: mine.Config\noutput_dir: x\nfsdp: full_shard auto_wrap\n", "hf", "fsdp_config"),
         (
@@ -243,6 +244,11 @@ def test_settings_of_others_are_named(text: str, whose: str) -> None:
             "command: |-\n  torchrun t.py ${run} --fsdp.wrapping_strategy=null\n",
             r"a script's own: `--fsdp.wrapping_strategy` in `command`\. `fsdp-migrate scan`",
         ),
+        (
+            "run: |\n  # FSDP\n  echo FSDP\n  oumi -c conf/FSDP/t.yaml \\\n    --lr 1\nname: a-fsdp\n",
+            r"named by `run: oumi -c conf/FSDP/t.yaml`: what.*: `fsdp-migrate config conf/FSDP/t.yaml`",
+        ),
+        ("env: [ACCELERATE_USE_FSDP=False]\n", r"nothing to convert\. `env.0` switches FSDP off\.$"),
         ("launch: {backend: fsdp}\n", r"nothing to convert. FSDP is named by `launch.backend: fsdp`"),
         (
             "trainer: {_target_: my.FSDPTrainer}\n",
@@ -335,6 +341,7 @@ def test_arguments_that_hf_trainer_has_not_make_a_file_a_projects_own(tmp_path: 
         "_comment_target: no FSDP here\n",
         "output_dir: out/fsdp\nwandb_run_name: fsdp_1\n",
         "wandb_project: fsdp\nlog_dir: fsdp\n",
+        "run: |\n  # FSDP\n  echo 'with FSDP'\n  python t.py\nname: my-fsdp\n",
     ],
 )
 def test_names_of_runs_and_folders_choose_nothing(text: str) -> None:
@@ -342,6 +349,13 @@ def test_names_of_runs_and_folders_choose_nothing(text: str) -> None:
         convert_text(text)
 
 
-def test_what_wandb_recorded_is_no_config() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "_wandb:\n  value: {}\nfsdp:\n  value: []\n",
+        "{args: [--fsdp, full_shard], program: t.py, codePath: t.py, startedAt: '2024'}\n",
+    ],
+)
+def test_what_wandb_recorded_is_no_config(text: str) -> None:
     with pytest.raises(ConfigError, match="W&B recorded of a run"):
-        convert_text("_wandb:\n  value: {}\nfsdp:\n  value: []\n")
+        convert_text(text)
