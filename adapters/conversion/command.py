@@ -15,12 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
+from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
 from fsdp_migrate.adapters.conversion.shell import (
-    assignment_of,
-    in_folder_of,
     launch_of,
     number_of,
     words_of,
@@ -61,9 +60,6 @@ _ACCELERATE_FLAGS = frozenset(
     }
 )
 _FILES = (".json", ".yaml", ".yml")
-_FILE = re.compile(r"[\w./-]+\.(?:json|ya?ml)\b")
-_FOLDER = re.compile(r"\$\{?\w+\}?/")
-_DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}\Z")
 _FLAG = re.compile(r"--(?:use[-_])?fsdp\b|--fsdp[-_]")
 _NAMES_FSDP = re.compile(r"(?:\A|[_.])fsdp(?:\Z|[_.])")
 BARE_SWITCH = (
@@ -190,7 +186,7 @@ class _Script:
         self.pieces |= pieces
         self.blocks += [replace(block, path=place) for block in done.blocks]
         self.findings += [
-            replace(_with_assignment(finding, self.text), subject=f"{place}: {finding.subject}")
+            replace(with_assignment(finding, self.text), subject=f"{place}: {finding.subject}")
             for finding in done.findings
         ]
 
@@ -217,35 +213,6 @@ class _Script:
 def _collide(one: Piece, other: Piece) -> bool:
     """Tell whether two changes are of the same characters, or add at the same place."""
     return one[:2] == other[:2] or (one.start < other.end and other.start < one.end)
-
-
-def _with_assignment(finding: Finding, text: str) -> Finding:
-    """Say of a variable that the script sets where it does, and to what, with the file that this names."""
-    variable = re.match(r"\$\{?(\w+)\}?", finding.message)
-    is_told = finding.code in {"FM346", "FM356"} and variable is not None
-    given = assignment_of(variable.group(1), text) if variable and is_told else None
-    if given is None:
-        return finding
-    line, value = given
-    rest = finding.message[variable.end() :].partition(" ")[0] if variable else ""
-    old, new = "is not set in this file: kept", f"is kept: line {line} sets it to `{value}`"
-    message = finding.message.replace(old, new, 1)
-    if message == finding.message:
-        message = f"{message} Line {line} sets the variable to `{value}`."
-    default = _DEFAULT.match(value)
-    given_value = default.group(1).strip("\"'") if default else value
-    whole = f"{in_folder_of(given_value, text)}{rest}"
-    in_value = _FOLDER.sub("", given_value)
-    file = _FILE.search(rest) or _FILE.search(in_value)
-    if "$" in rest:  # a variable within the name: `config_$RANK.yaml` is one file or several
-        return replace(finding, message=message)
-    framework = "accelerate" if "config_file" in finding.subject else "hf"
-    counts = re.search(r" --nodes[^`]*", finding.hint or "")
-    options = f"{framework}{counts.group() if counts else ''}"
-    # Behind a `$ROOT/` that the script does not set it is below a folder that is not known here.
-    name = whole if _FILE.fullmatch(whole) else file.group().lstrip("/") if file else ""
-    command = f"`fsdp-migrate config {name} --from {options}`." if name else None
-    return replace(finding, message=message, hint=command or finding.hint)
 
 
 def _converted(framework: str, command: str, runner: str, settings: Settings | None) -> _Changes | None:

@@ -1,0 +1,53 @@
+"""What a finding says of a variable that the script itself sets: the line, the value, the file it names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.adapters.conversion.shell import assignment_of, in_folder_of
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.findings import Finding
+
+
+_FILE = re.compile(r"[\w./-]+\.(?:json|ya?ml)\b")
+_FOLDER = re.compile(r"\$\{?\w+\}?/")
+_DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}\Z")
+
+
+def with_assignment(finding: Finding, text: str) -> Finding:
+    """Say of a variable that the script sets where it does, and to what, with the file that this names.
+
+    Example:
+        >>> from fsdp_migrate.findings import make_finding
+        >>> print(with_assignment(make_finding("FM346", "fsdp", "$F is kept."), "F=full_shard").message)
+        $F is kept. Line 1 sets the variable to `full_shard`.
+    """
+    variable = re.match(r"\$\{?(\w+)\}?", finding.message)
+    is_told = finding.code in {"FM346", "FM356"} and variable is not None
+    given = assignment_of(variable.group(1), text) if variable and is_told else None
+    if given is None:
+        return finding
+    line, value = given
+    rest = finding.message[variable.end() :].partition(" ")[0] if variable else ""
+    old, new = "is not set in this file: kept", f"is kept: line {line} sets it to `{value}`"
+    message = finding.message.replace(old, new, 1)
+    if message == finding.message:
+        message = f"{message} Line {line} sets the variable to `{value}`."
+    default = _DEFAULT.match(value)
+    given_value = default.group(1).strip("\"'") if default else value
+    whole = f"{in_folder_of(given_value, text)}{rest}"
+    in_value = _FOLDER.sub("", given_value)
+    file = _FILE.search(rest) or _FILE.search(in_value)
+    if "$" in rest:  # a variable within the name: `config_$RANK.yaml` is one file or several
+        return replace(finding, message=message)
+    framework = "accelerate" if "config_file" in finding.subject else "hf"
+    counts = re.search(r" --nodes[^`]*", finding.hint or "")
+    options = f"{framework}{counts.group() if counts else ''}"
+    # Behind a `$ROOT/` that the script does not set it is below a folder that is not known here.
+    name = whole if _FILE.fullmatch(whole) else file.group().lstrip("/") if file else ""
+    command = f"`fsdp-migrate config {name} --from {options}`." if name else None
+    return replace(finding, message=message, hint=command or finding.hint)
