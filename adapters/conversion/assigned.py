@@ -25,6 +25,8 @@ def with_assignment(finding: Finding, text: str) -> Finding:
         >>> from fsdp_migrate.findings import make_finding
         >>> print(with_assignment(make_finding("FM346", "fsdp", "$F is kept."), "F=full_shard").message)
         $F is kept. Line 1 sets the variable to `full_shard`.
+        >>> print(with_assignment(make_finding("FM356", "x", "$F is another file."), "F=''").message)
+        $F is another file. Line 1 leaves the variable empty at first.
     """
     variable = re.match(r"\$\{?(\w+)\}?", finding.message)
     is_told = finding.code in {"FM346", "FM356"} and variable is not None
@@ -32,6 +34,9 @@ def with_assignment(finding: Finding, text: str) -> Finding:
     if given is None:
         return finding
     line, value = given
+    if not value:
+        message = f"{finding.message} Line {line} leaves the variable empty at first."
+        return replace(finding, message=message, hint=None)
     rest = finding.message[variable.end() :].partition(" ")[0] if variable else ""
     old, new = "is not set in this file: kept", f"is kept: line {line} sets it to `{value}`"
     message = finding.message.replace(old, new, 1)

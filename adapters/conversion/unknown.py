@@ -152,11 +152,30 @@ def foreign_of(document: Node) -> Foreign | None:
 def off_paths(documents: Many[Node]) -> list[str]:
     """Return the keys that switch FSDP off, where nothing else in the documents names it; or none."""
     found = [(path, value) for document in documents for path, value in _fsdp_like(document)]
+    if not found:
+        return _off_arguments(documents)
     switches = [
         (path, value) for path, value in found if _is_switch(path) or (_is_config(path) and value == [])
     ]
     off = [path for path, value in switches if _is_off(value)]
     return off if off and len(off) == len(switches) else []
+
+
+def _off_arguments(documents: Many[Node]) -> list[str]:
+    """Return the keys that switch off mappings of FSDP1's arguments, if all such mappings are off."""
+    given = [
+        (path, plain_values(mapping))
+        for document in documents
+        for path, mapping in mappings_of(document)
+        if "sharding_strategy" in effective(mapping) and len(_ARGUMENTS & set(effective(mapping))) >= 2
+    ]
+    off = [
+        ".".join((*path, name))
+        for path, values in given
+        for name in ("enabled", "enable")
+        if name in values and _is_off(values[name])
+    ]
+    return off if len(off) == len(given) else []
 
 
 def _is_switch(path: str) -> bool:

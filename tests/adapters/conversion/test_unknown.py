@@ -173,6 +173,7 @@ def test_no_command_is_named_that_does_not_work() -> None:
         {"train": {"fsdp": {"enabled": False, "x": 1}}},
         {"fsdp": None},
         {"fsdp_config": []},
+        {"enabled": False, "sharding_strategy": "full_shard", "cpu_offload": False},
     ],
 )
 def test_fsdp_that_is_off_is_an_answer(document: dict[str, Any]) -> None:
@@ -185,6 +186,9 @@ def test_fsdp_that_is_off_is_an_answer(document: dict[str, Any]) -> None:
 def test_fsdp_that_is_on_somewhere_is_not_off() -> None:
     with pytest.raises(ConfigError):
         convert_text("a: {use_fsdp: false}\nb: {use_fsdp: true}\n")
+    mapping = "sharding_strategy: full_shard, use_orig_params: true"
+    with pytest.raises(ConfigError, match="--from torch --key b"):
+        convert_text(f"a: {{enabled: false, {mapping}}}\nb: {{enabled: true, {mapping}}}\n")
 
 
 PROJECT = "defaults: [default]\naccelerator: gpu\ndevices: 4\nstrategy: fsdp\n"
