@@ -24,7 +24,7 @@ _OWN_FLAG = re.compile(
 )
 _CHOICE = re.compile(
     r"(?<=\s)(?P<said>-{0,2}(?!echo\b|printf\b)[\w.+-]+(?:=|[ \t]+|[ \t]*\\\n\s*)(?P<quote>[\"']?)"
-    r"(?:fsdp1?|fsdp_native|full_shard|shard_grad_op|hybrid_shard|fully_sharded\w*)(?P=quote))"
+    r"(?:fsdp1?|fsdp_native|fsdp(?:trainer|strategy)|full_shard|shard_grad_op|hybrid_shard|fully_sharded\w*)(?P=quote))"
     r"(?=[\s;|&)]|$)",
     re.IGNORECASE,
 )

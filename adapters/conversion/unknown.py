@@ -49,6 +49,7 @@ _NAMED_FILE = re.compile(
 )
 SWITCH = "ACCELERATE_USE_FSDP"
 _SWITCHED_OFF = re.compile(rf"{SWITCH}=[\"']?(?:0|false|no|off|)[\"']?", re.IGNORECASE)
+_FAIRSCALE = re.compile(r"(?:\A|\.)(?:ddp_fully_sharded|DDPFullyShardedStrategy)\Z")
 _CHOSEN = ": what that chooses stands in another file or in the sources, where `fsdp-migrate scan` looks."
 _IDLE = re.compile(r"#|echo\b|printf\b")
 _LABEL = re.compile(
@@ -82,6 +83,20 @@ FOREIGN: tuple[Foreign, ...] = (
         (),
         "oumi makes FSDP1 of them in its `core/distributed.py`, which has no FSDP2, and takes no other keys",
         ("enable_fsdp", "trainer_type"),
+    ),
+    Foreign(
+        "Modalities",
+        (),
+        (),
+        "Modalities runs FSDP2 with `variant_key: fsdp2_wrapped` for the model",
+        ("component_key", "variant_key"),
+    ),
+    Foreign("NeMo RL", (), ("dtensor_cfg",), "NeMo RL runs FSDP2 with `enabled: true` in its `dtensor_cfg`"),
+    Foreign(
+        "MaxText",
+        (),
+        ("ici_fsdp_parallelism", "dcn_fsdp_parallelism"),
+        "MaxText shards with JAX, and has nothing of torch's",
     ),
     Foreign(
         "fairscale",
@@ -222,8 +237,9 @@ def nothing_found(
         msg = "It is what W&B recorded of a run, which no framework reads. There is nothing to convert."
         return NothingToConvertError(msg, names_fsdp=False)
     foreign = next((found for found in map(foreign_of, documents) if found), None)
-    if foreign and seen:
-        whose = f"{foreign.title} ({named(seen)}), whose settings are its own"
+    by_value = _values_naming(documents) if foreign and not seen else []
+    if foreign and (seen or by_value):
+        whose = f"{foreign.title} ({named(seen or by_value, 3)}), whose settings are its own"
         msg = f"It configures FSDP for {whose}: {foreign.says}."
         return NothingToConvertError(f"{msg} There is nothing to convert.", names_fsdp=True)
     commands = [
@@ -286,7 +302,11 @@ def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
         if path not in off and not _is_label(path, value)
         for line in _telling(value)
     ]
-    starts = {value.partition(".")[0] for _, value in named_in}
+    fairscales = next((f"{path}: {v}" for path, v in found if _FAIRSCALE.search(v)), None)
+    if fairscales:
+        msg += f" `{fairscales}` of Lightning before 2.0 is fairscale's FSDP, not torch's."
+        return NothingToConvertError(msg, names_fsdp=False)
+    starts = {re.split(r"[.=]", value)[0] for _, value in named_in}
     foreign = next((f for f in FOREIGN if starts & set(f.keys)), None)
     if foreign:
         whose = f"{foreign.title}, whose settings are its own: {foreign.says}"
@@ -303,6 +323,12 @@ def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
         msg += f" FSDP is named by {places}{_CHOSEN}"
         msg = f"{msg} {named_files(' '.join(line for _, line in named_in))}".rstrip()
     return NothingToConvertError(msg, names_fsdp=False)
+
+
+def _values_naming(documents: list[Node]) -> list[str]:
+    """Return the paths of the values that name FSDP."""
+    texts = (one for document in documents for one in _texts(plain(document)))
+    return [path for path, value in texts if _telling(value) and not _is_label(path, value)]
 
 
 def named_files(text: str) -> str:

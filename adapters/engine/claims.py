@@ -96,6 +96,7 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
     {
         "model_parallel": Claim("`ModelParallelStrategy` shards with FSDP2", since="2.4"),
         "word_is_torchs": Claim("`strategy: fsdp` is torch's FSDP", since="2.0"),
+        "fairscale_gone": Claim("`strategy: ddp_fully_sharded`, fairscale's FSDP, is gone", since="2.0"),
         "no_16_mixed": Claim("`ModelParallelStrategy` refuses `precision: 16-mixed`", since="2.4"),
         "no_sync_batchnorm": Claim(
             "`ModelParallelStrategy` does not read `sync_batchnorm`, which `FSDPStrategy` heeds", since="2.4"

@@ -46,6 +46,7 @@ found["one_name_is_a_policy"] = (
     given.kwargs["auto_wrap_policy"] is print
     and given._activation_checkpointing_kwargs["auto_wrap_policy"] is print
 )
+found["fairscale_gone"] = "ddp_fully_sharded" not in StrategyRegistry
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
 print(json.dumps(found))
 """

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.any_torch
             "`actor_rollout_ref` is of verl",
         ),
         ("python main.py +training.model.fsdp_sharded_checkpoint=True\n", "checkpoint` is of NeMo"),
+        ("python -u t.py lr=1 trainer=FSDPTrainer\n", "FSDP is named by `trainer=FSDPTrainer`"),
         ("mgen fit --config conf/LoRA_FSDP.yaml\n", "`fsdp-migrate config conf/LoRA_FSDP.yaml`"),
         (
             "torchrun --nproc_per_node 8 -m pkg.fsdp1-peft\n",

@@ -127,6 +127,14 @@ def test_what_two_frameworks_surely_read_is_asked_for() -> None:
             "training: {trainer_type: TRL_SFT}\nfsdp: {enable_fsdp: true, sharding_strategy: FULL_SHARD}\n",
             "for oumi",
         ),
+        (
+            "m:\n  {component_key: model, variant_key: fsdp1_wrapped, config: {cpu_offload: true}}\n",
+            r"for Modalities \(`m.variant_key`\).*fsdp2_wrapped",
+        ),
+        ("policy: {fsdp_offload_enabled: false, dtensor_cfg: {enabled: true}}\n", "for NeMo RL"),
+        ("ici_fsdp_parallelism: 8\n", "for MaxText"),
+        ("args: [MaxText/train.py, ici_fsdp_parallelism=1]\n", "for MaxText"),
+        ("trainer: {strategy: ddp_fully_sharded}\n", "is fairscale's FSDP, not torch's"),
         ("FSDP_CONFIG: {flatten_parameters: false, mixed_precision: true, verbose: true}\n", "for fairscale"),
         (
             "actor_rollout_ref:\n  actor: {strategy: fsdp, fsdp_config: {param_offload: true}}\n",
