@@ -129,6 +129,8 @@ def _foreign(bare: str) -> str:
         key = next(
             (k for k in framework.keys if re.search(rf"(?<![\w.]){k}[\w.]*[.=]|(?<=\w\.){k}=", bare)), None
         )
+        package = next((p for p in framework.classes if re.search(rf"(?<=\s)-m\s+{p}\.", bare)), None)
+        key = key or package
         if key is not None and "fsdp" in bare.lower():
             return f"`{key}` is of {framework.title}, whose settings are its own: {framework.says}."
     return ""

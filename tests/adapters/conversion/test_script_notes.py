@@ -21,6 +21,7 @@ pytestmark = pytest.mark.any_torch
             "`actor_rollout_ref` is of verl",
         ),
         ("python main.py +training.model.fsdp_sharded_checkpoint=True\n", "checkpoint` is of NeMo"),
+        ("torchrun --nnodes 1 -m verl.trainer.fsdp_sft_trainer a=1\n", "`verl` is of verl, whose settings"),
         ("python -u t.py lr=1 trainer=FSDPTrainer\n", "FSDP is named by `trainer=FSDPTrainer`"),
         ("mgen fit --config conf/LoRA_FSDP.yaml\n", "`fsdp-migrate config conf/LoRA_FSDP.yaml`"),
         (
