@@ -32,6 +32,7 @@ _TOKEN = re.compile(
 _UNSAFE = re.compile(r"[\"'$`\\\n]")
 _DEEPEST = 5
 _MOST_VARIANTS = 4
+_MOST_PARTS = 1000
 
 
 class Piece(NamedTuple):
@@ -161,7 +162,14 @@ class Script:
         self._expand(one, (given.start, given.end, given.quote), 0, 0)
         return one
 
-    def _expand(self, to: Expanded, place: tuple[int, int, str], number: int, depth: int) -> int:
+    def _expand(
+        self,
+        to: Expanded,
+        place: tuple[int, int, str],
+        number: int,
+        depth: int,
+        adding: str | None = None,
+    ) -> int:
         """Append a text of the script with its variables; return how many variants there are."""
         start, end, quote = place
         at, most = start, 1
@@ -175,7 +183,9 @@ class Script:
                     most, self._expand(to, (inner + 1, match.end() - 1, self.text[inner]), number, depth)
                 )
                 to.space()
-            elif name and (group := self._told(name, start, number)) and depth < _DEEPEST:
+            elif name and name == adding:  # what it held before stands there already
+                to.take(self.text, at, match.start(), quote)
+            elif name and (group := self._told(name, start, number)) and _may_go_on(to, depth):
                 to.take(self.text, at, match.start(), quote)
                 most = max(most, len(self._fresh(name, start)))
                 for index, given in enumerate(group):
@@ -183,7 +193,9 @@ class Script:
                         to.space()
                     to.used.append(given)
                     inside = (given.start, given.end, given.quote)
-                    most = max(most, self._expand(to, inside, number, depth + 1))
+                    most = max(
+                        most, self._expand(to, inside, number, depth + 1, adding=name if index else None)
+                    )
             else:
                 continue
             at = match.end()
@@ -215,6 +227,11 @@ class Script:
             for group in self._groups.get(name, [])
             for given in group
         )
+
+
+def _may_go_on(to: Expanded, depth: int) -> bool:
+    """Tell whether variables are still looked into: a script can have them in each other without end."""
+    return depth < _DEEPEST and len(to.parts) < _MOST_PARTS
 
 
 def _assignment(match: re.Match[str], at: int) -> Assignment:

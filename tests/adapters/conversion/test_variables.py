@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from fsdp_migrate.adapters.conversion.command import convert_script
+from fsdp_migrate.adapters.conversion.variables import Script
 from fsdp_migrate.errors import ConfigError
 
 
@@ -101,3 +102,25 @@ def test_what_cannot_be_changed_where_it_stands_is_told(use: str) -> None:
         ConfigError, match=r"that can be changed.* it becomes `.*--fsdp .*full_shard auto_wrap"
     ):
         convert_script(f"A='--fsdp \"full_shard auto_wrap\"'\n{use}")
+
+
+def test_what_a_command_is_made_of_line_by_line_stands_in_it_once() -> None:
+    lines = [f'CMD="$CMD --flag_{number} 1"' for number in range(30)]
+    text = "\n".join(['CMD="accelerate launch --use_fsdp t.py"', *lines, "$CMD"])
+    script = Script(text)
+    [(start, end)] = script.others()
+    [one] = script.variants(start, end)
+    assert one.text.split() == ["accelerate", "launch", "--use_fsdp", "t.py"] + [
+        word for number in range(30) for word in (f"--flag_{number}", "1")
+    ]
+    assert "--fsdp_version 2" in convert_script(text).text
+
+
+def test_variables_in_each_other_come_to_an_end() -> None:
+    lines = [
+        f"A+=' --config_file $B' B+=' --use_fsdp $A {number}'".replace(" B+", "\nB+") for number in range(30)
+    ]
+    text = "\n".join(["A=t.py", "B=t.py", *lines, "accelerate launch $A"])
+    script = Script(text)
+    [(start, end)] = script.others()
+    assert len(script.variants(start, end)[0].parts) < 3000
