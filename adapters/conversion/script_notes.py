@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
+_PRINTED = re.compile(r"^[ \t]*(?:echo|printf)\b[^|>\n]*$", re.MULTILINE)
 _OWN_FLAG = re.compile(
     r"(?<=\s)--(?:(?!use[-_])\w+[-_]fsdp(?:[-_]\w+)*|sharding[-_]strategy|backward[-_]prefetch"
     r"|limit[-_]all[-_]gathers)(?![\w.-])"
@@ -58,7 +59,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     if sources and not own and not foreign and not said:
         parts.append(f"It starts {named(sources, 3)}: `fsdp-migrate scan` looks into sources.")
     if not own and not foreign and not said:
-        parts += [_choices(bare), _scripts(bare)]
+        parts += [_choices(_PRINTED.sub("", bare)), _scripts(bare)]
     inner = settings_written(text)
     if inner:
         parts.append(inner)

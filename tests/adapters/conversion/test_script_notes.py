@@ -64,6 +64,7 @@ def test_names_and_comments_choose_nothing() -> None:
     [
         "python t.py\n",
         'echo "FSDP Training"\necho fsdp\npython t.py\n',
+        'echo "Starting FSDP ($N GPUs) for FSDP"\npython t.py\n',
         'FSDP="full_shard auto_wrap"\npython t.py --deepspeed ds.json\n',
         "MODE=fsdp\npython t.py\n",
     ],
