@@ -32,7 +32,7 @@ CHECKPOINT_CODES: Final = {
         "exact", "A flattened optimizer: it loads with `flatten_optimizer_state_dict=True`."
     ),
     "FM217": FindingCode(
-        "refused", "`exp_avg` equals `exp_avg_sq`: torch saved this optimizer state corrupt."
+        "refused", "Moments are equal, such as `exp_avg` and `exp_avg_sq`: torch saved them corrupt."
     ),
     "FM218": FindingCode("equivalent", "Data files were copied, because they could not be linked."),
     "FM221": FindingCode("refused", "Two names become one when wrappers' prefixes come off."),

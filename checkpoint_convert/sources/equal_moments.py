@@ -1,8 +1,9 @@
 """Optimizers that torch saved corrupt: both moments of a parameter are the same (FM217).
 
-torch gathers one of them over the other, for a full optimizer state on CPU with offload_to_cpu=True. In the
-file that it saves then they are the same bytes. Once that was loaded and saved again, as a distributed
-checkpoint or otherwise, only the values tell. Every parameter of an FSDP1 unit has the fault: a few are read.
+torch gathers each tensor of a parameter's state over the one before, for a full optimizer state on CPU with
+offload_to_cpu=True. In the file that it saves then they are the same bytes. Once that was loaded and saved
+again, as a distributed checkpoint or otherwise, only the values tell. Every parameter of an FSDP1 unit has
+the fault, so a few are read.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ _ELEMENTS: Final = 4096
 _MOST_READ: Final = 8
 _MOST_TELLING: Final = 3
 
+# Of Adam and its kin, Adamax, Adadelta, RMSprop and Rprop. Not `max_exp_avg_sq`, which may equal the other.
+_NAMES: Final = {
+    "exp_avg": ("exp_avg_sq", "exp_inf"),
+    "square_avg": ("acc_delta", "momentum_buffer", "grad_avg"),
+    "prev": ("step_size",),
+}
+
 Pair = tuple[TensorEntry, TensorEntry]
 
 
@@ -54,9 +62,9 @@ def find_equal_moments(
     """
     for part in parts:
         pairs = _moments(entries, part)
-        same = [first.key for first, second in pairs if are_equal(first, second)]
+        same = list(dict.fromkeys(first.key for first, second in pairs if are_equal(first, second)))
         if same:
-            yield _finding(part, f"{len(same)} of {counted(len(pairs), 'parameter')}", same[0], how)
+            yield _finding(part, f"{len(same)} of {_parameters(pairs)}", same[0], how)
 
 
 def look_for_equal_moments(
@@ -78,8 +86,12 @@ def look_for_equal_moments(
         pairs = [] if part.name in told else _moments(entries, part)
         same = _first_same(folder, pairs)
         if same is not None:
-            count = f"at least 1 of {counted(len(pairs), 'parameter')}"
-            yield _finding(part, count, same.key, "they have the same bits where a sample was read.")
+            yield _finding(
+                part,
+                f"at least 1 of {_parameters(pairs)}",
+                same.key,
+                "they have the same bits where a sample was read.",
+            )
 
 
 def _moments(entries: Mapping[str, Entry], part: Part) -> list[Pair]:
@@ -92,10 +104,16 @@ def _moments(entries: Mapping[str, Entry], part: Part) -> list[Pair]:
     return [
         (first, second)
         for path, first in tensors.items()
+        for one, others in _NAMES.items()
         # With flattened optimizers the last name is the whole key.
-        if str(path[-1]).endswith("exp_avg")
-        and (second := tensors.get((*path[:-1], f"{path[-1]}_sq"))) is not None
+        if str(path[-1]).endswith(one)
+        for other in others
+        if (second := tensors.get((*path[:-1], str(path[-1]).removesuffix(one) + other))) is not None
     ]
+
+
+def _parameters(pairs: Sequence[Pair]) -> str:
+    return counted(len({first.key for first, _ in pairs}), "parameter")
 
 
 def _finding(part: Part, count: str, key: str, how: str) -> Finding:

@@ -72,8 +72,8 @@ EXPLANATIONS = {
         "Load it with `StateDictOptions(flatten_optimizer_state_dict=True)` too; without it the keys do not match.",
     ),
     "FM217": (
-        "A fault of torch's: gathering a full optimizer state on CPU with `offload_to_cpu=True` put both moments of Adam into the same memory, so that"
-        " `exp_avg` is a copy of `exp_avg_sq`. The first moment is lost. Training from it raises no error, but goes wrong at the first step."
+        "A fault of torch's: gathering a full optimizer state on CPU with `offload_to_cpu=True` put all moments of a parameter into the same memory. With"
+        " Adam `exp_avg` is then a copy of `exp_avg_sq`, and the first moment is lost. Training from it raises no error, but goes wrong at the first step."
         " A checkpoint that was made of such a file, with `dcp.save` for example, has the same fault.",
         "Save the optimizer again from the run, with `offload_to_cpu=False` or `SHARDED_STATE_DICT`. If there is no run any more, convert with"
         " `--without-optimizer` and warm up again. `--keep-corrupt-optimizer` copies it as it is.",

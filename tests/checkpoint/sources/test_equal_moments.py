@@ -81,6 +81,30 @@ def test_the_command_refuses_a_corrupt_optimizer(tmp_path: Path, capsys: pytest.
     assert main(["convert", source, str(tmp_path / "kept"), "--keep-corrupt-optimizer"]) == 0
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+        ("exp_avg", "exp_inf"),
+        ("acc_delta", "square_avg"),
+        ("grad_avg", "momentum_buffer", "square_avg"),
+        ("prev", "step_size"),
+    ],
+)
+def test_every_optimizer_with_two_moments_is_looked_at(names: tuple[str, ...], tmp_path: Path) -> None:
+    """What torch saves of Adam with AMSGrad, Adamax, Adadelta, RMSprop and Rprop: all of them are one."""
+    moment = torch.rand(4, 2)
+    for way, moments in (("one", [moment] * len(names)), ("apart", [moment.clone() for _ in names])):
+        states = {"w": dict(zip(names, moments, strict=True))}
+        groups = [{"params": ["w"], "lr": 0.1}]
+        state = {"model": {"w": moment}, "optimizer": {"state": states, "param_groups": groups}}
+        torch.save(state, tmp_path / f"{way}.pt")
+        (finding,) = [
+            each for each in inspect_checkpoint(tmp_path / f"{way}.pt").findings if each.code == "FM217"
+        ]
+        assert "1 of 1 parameter, such as" in finding.message
+
+
 def test_a_corrupt_optimizer_is_found_where_it_was_saved_again(tmp_path: Path) -> None:
     """By ``dcp.save`` and others its moments become tensors of their own, with the same values."""
     state = torch.load(corrupt_state(tmp_path), weights_only=True)
