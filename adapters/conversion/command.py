@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
-from fsdp_migrate.adapters.conversion.environment import told_by_environment
+from fsdp_migrate.adapters.conversion.environment import told_by_environment, told_of_precision
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
 from fsdp_migrate.adapters.conversion.shell import (
@@ -242,9 +242,9 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     """Say where the settings stand of a command that has none itself."""
     given = flags.get("config_file")
     name, precision = _precision_of(command, flags)
-    document = json.dumps({"distributed_type": "FSDP", "mixed_precision": precision})
-    done = convert_text(document, framework="accelerate", is_json=True)
     if given is None:
+        document = json.dumps({"distributed_type": "FSDP", "mixed_precision": precision})
+        done = convert_text(document, framework="accelerate", is_json=True)
         new = _as_flags("accelerate", json.loads(done.text))
         return _Changes(_edits(command, flags, {}, new), done.blocks, done.findings)
     text = f"{given.value} is another file, which is not converted with this one."
@@ -258,8 +258,7 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     hint = f"`fsdp-migrate config {given.value} --from accelerate{options}`, if it has FSDP settings."
     finding = make_finding(*elsewhere(str(given.value), settings, "--config_file", text, hint))
     state = "fsdp2" if finding.code == "FM347" else "unchanged"
-    casts = [replace(f, subject=name) for f in done.findings if f.code == "FM354"]
-    said = casts if state == "unchanged" else []
+    said = told_of_precision(precision, name) if state == "unchanged" else []
     return _Changes((), (BlockReport("accelerate", "--config_file", state),), (finding, *said))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from fsdp_migrate.adapters.engine.base import Settings
 
 
+_PRECISION = "ACCELERATE_MIXED_PRECISION"
 _CLASSES = "FSDP_TRANSFORMER_CLS_TO_WRAP"
 _KNOWN = {f"FSDP_{name.upper()}": f"fsdp_{name}" for name in by_name(ACCELERATE_KEYS)}
 _KEYS = {**_KNOWN, _CLASSES: "fsdp_transformer_layer_cls_to_wrap"}
 _NAMES = {key: name for name, key in _KEYS.items() if name != "FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP"}
 _GIVEN = re.compile(
-    rf"(?:^|(?<=[\s;\"']))({SWITCH}|FSDP_[A-Z_]+)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;\"'&|]*)", re.MULTILINE
+    rf"(?:^|(?<=[\s;\"']))({SWITCH}|{_PRECISION}|FSDP_[A-Z_]+)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;\"'&|]*)",
+    re.MULTILINE,
 )
 _SAME = frozenset({SWITCH, "FSDP_CPU_RAM_EFFICIENT_LOADING"})
 _OFF = frozenset({"", "0", "false", "no", "off"})
@@ -46,7 +49,8 @@ def told_by_environment(
     # Comments are known by the space before them, which the first line has not.
     bare = without_comments(f"\n{text}")[1:]
     found = list(_GIVEN.finditer(bare))
-    given = {match[1]: match[2].strip("\"'") for match in found if match[1] == SWITCH or match[1] in _KEYS}
+    every = {match[1]: match[2].strip("\"'") for match in found}
+    given = {name: value for name, value in every.items() if name == SWITCH or name in _KEYS}
     if given.get(SWITCH, "").lower() in _OFF:
         return (), ()
     first = next(match for match in found if match[1] == SWITCH)
@@ -58,7 +62,20 @@ def told_by_environment(
         return (BlockReport("accelerate", place, "fsdp2"),), (finding,)
     message = f"Accelerate reads FSDP settings from the environment: {listed}. Left as they are."
     finding = make_finding("FM355", f"{place}: {SWITCH}", message, _hint(given, settings))
-    return (BlockReport("accelerate", place, "unchanged"),), (finding,)
+    casts = told_of_precision(every.get(_PRECISION, "no"), f"{place}: {_PRECISION}")
+    return (BlockReport("accelerate", place, "unchanged"),), (finding, *casts)
+
+
+def told_of_precision(precision: str, subject: str) -> list[Finding]:
+    """Return what Accelerate's FSDP2 casts otherwise in a precision that stands apart from FSDP's settings.
+
+    Example:
+        >>> [finding.code for finding in told_of_precision("bf16", "here")], told_of_precision("no", "here")
+        (['FM354'], [])
+    """
+    document = json.dumps({"distributed_type": "FSDP", "mixed_precision": precision})
+    done = convert_text(document, framework="accelerate", is_json=True)
+    return [replace(found, subject=subject) for found in done.findings if found.code == "FM354"]
 
 
 def _hint(given: dict[str, str], settings: Settings | None) -> str:

@@ -54,3 +54,16 @@ def test_fsdp2_in_the_environment_is_left_alone() -> None:
     blocks, findings = told_by_environment("ACCELERATE_USE_FSDP=1 FSDP_VERSION=2 python t.py")
     assert [block.state for block in blocks] == ["fsdp2"]
     assert [finding.code for finding in findings] == ["FM347"]
+
+
+def test_precision_in_the_environment_is_told() -> None:
+    text = "export ACCELERATE_USE_FSDP=1 ACCELERATE_MIXED_PRECISION={} FSDP_VERSION={}\npython t.py"
+    for precision, version, codes in (
+        ("bf16", "1", ["FM355", "FM354"]),
+        ("no", "1", ["FM355"]),
+        ("$PRECISION", "1", ["FM355"]),
+        ("bf16", "2", ["FM347"]),
+    ):
+        _, findings = told_by_environment(text.format(precision, version))
+        assert [finding.code for finding in findings] == codes, precision
+    assert told_by_environment("ACCELERATE_MIXED_PRECISION=bf16 python t.py") == ((), ())
