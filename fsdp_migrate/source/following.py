@@ -25,8 +25,8 @@ from fsdp_migrate.source.project import (
     is_seen_alone,
 )
 from fsdp_migrate.source.project_fields import fields_of
-from fsdp_migrate.source.project_kinds import ANY, IS, Fact, ProjectKinds, is_about, step_of, targets_of
-from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, item, put, taken
+from fsdp_migrate.source.project_kinds import ANY, Fact, ProjectKinds, is_about, step_of, targets_of
+from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere
 from fsdp_migrate.source.python.links import NOTHING, Links
 
@@ -74,6 +74,7 @@ class _Following(ProjectKinds):
         self._look_at(path for path, text in self.project.texts.items() if catalog.FSDP in text)
         for _ in range(_MAX_PASSES):
             before = self._size()
+            self.seen.clear()
             for module in tuple(self.looked_at):
                 self._module(module)
             self._look_at(self.project.holding(self._makers() - self._names))
@@ -186,7 +187,8 @@ class _Following(ProjectKinds):
         start, _, last = text.rpartition(".")
         if not start or start in {"self", "cls"} or not self._is_about(kinds):
             return
-        self._add(self._key(start, place), put(attribute(last), kinds))
+        if not last.startswith("_"):
+            self._add(self._key(start, place), put(attribute(last), kinds))
         for owner, _ in tuple(self.objects_in(self.lookup(start, place))):
             self._add((owner.key, f"self.{last}"), kinds, from_others=True)
             self.holders.add(owner.key)
@@ -219,7 +221,11 @@ class _Following(ProjectKinds):
         return f"{place.module.path}:{place.scope}", text
 
     def _return(self, value: ast.expr, place: Place) -> None:
-        kinds = self.kinds(value, place)
+        scope = f"{place.module.path}:{place.scope}"
+        node = self.project.node(place.module, place.scope)
+        names = [arg.arg for arg in node.args.args] if isinstance(node, _FUNCTIONS) else []
+        given = {kind for name in names for kind in self.facts.get((scope, name), ())}
+        kinds = self.kinds(value, place) - inside_of(given)
         if kinds:
             self.returns.setdefault(f"{place.module.path}:{place.scope}", set()).update(kinds)
 
@@ -316,14 +322,13 @@ class _Following(ProjectKinds):
         written = self._written(func, place)
         found = set(self.returns.get(definition.key, ()))
         if isinstance(definition.node, ast.ClassDef):
-            self.known[definition.key] = definition
-            is_model = self.project.is_subclass(definition)
-            found |= {"fsdp"} if is_model else {f"{IS}{definition.key}"}
+            found |= {"fsdp"} if self.project.is_subclass(definition) else set()
         if found and written:
             self.gives.setdefault((place.module.path, written), set()).update(found)
 
     def links(self) -> dict[Path, Links]:
         """Return what each file should be told of by the others."""
+        self.seen.clear()
         gives: dict[Path, dict[str, frozenset[str]]] = {}
         given: dict[Path, dict[tuple[str, str], frozenset[str]]] = {}
         for (path, written), kinds in self.gives.items():

@@ -6,6 +6,7 @@ The steps to what is held are those of :mod:`fsdp_migrate.source.python.held`.
 from __future__ import annotations
 
 import ast
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from fsdp_migrate.source.python.held import (
     ITEM,
     LONGEST,
     VALUE,
+    alike,
     attribute,
     has_model,
     held,
@@ -24,7 +26,7 @@ from fsdp_migrate.source.python.held import (
     taken,
     whole,
 )
-from fsdp_migrate.source.python.held_calls import Given, of_function, of_method
+from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL, made_by
 
@@ -60,9 +62,18 @@ class ProjectKinds:
     """What a function gives, by its key."""
     known: dict[str, Definition] = field(default_factory=dict)
     """The classes that objects are known of, by their keys."""
+    seen: dict[ast.expr, set[str]] = field(default_factory=dict, repr=False)
+    """What expressions were found to be since facts were last looked for."""
+    _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
 
     def kinds(self, node: ast.expr, place: Place) -> set[str]:
         """Return what an expression may be, and what it may hold."""
+        found = self.seen.get(node)
+        if found is None:
+            found = self.seen[node] = self._find_kinds(node, place)
+        return found
+
+    def _find_kinds(self, node: ast.expr, place: Place) -> set[str]:
         if isinstance(node, ast.Call):
             return self._call_kinds(node, place)
         if isinstance(node, ast.IfExp):
@@ -99,9 +110,9 @@ class ProjectKinds:
                 kinds = self.kinds(value, place)
                 found |= held(kinds) if key is None else put(VALUE if name is None else item(name), kinds)
         elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
-            return put(EACH, self._comprehended(node, node.elt, place))
+            return put(EACH, alike(self._comprehended(node, node.elt, place)))
         elif isinstance(node, ast.DictComp):
-            return put(VALUE, self._comprehended(node, node.value, place))
+            return put(VALUE, alike(self._comprehended(node, node.value, place)))
         return found
 
     def _comprehended(
@@ -213,18 +224,22 @@ class ProjectKinds:
 
     def _given_by(self, call: ast.Call, place: Place) -> set[str]:
         """Return what a call of Python's own functions gives of what holds models."""
+        text = dotted(call.func) or ""
+        known = self.project.qualified(text, place)
+        name = (known or text).split(".")[-1]
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if not is_known(name) and not is_known(method):
+            return set()
         given = Given(
             [self.kinds(arg, place) for arg in call.args if not isinstance(arg, ast.Starred)],
             [(each.arg, self.kinds(each.value, place)) for each in call.keywords if each.arg],
-            {place: text for place, text in enumerate(map(_text, call.args)) if text is not None},
+            {number: text for number, text in enumerate(map(_text, call.args)) if text is not None},
         )
-        text = dotted(call.func) or ""
-        known = self.project.qualified(text, place)
         if isinstance(call.func, ast.Attribute):
-            found = of_method(call.func.attr, self.kinds(call.func.value, place), given)
+            found = of_method(method, self.kinds(call.func.value, place), given)
             if found or not known:
                 return found
-        return of_function((known or text).split(".")[-1], given)
+        return of_function(name, given)
 
     def _fields(self, definition: Definition, call: ast.Call, place: Place) -> set[str]:
         """Return what a call gives to the fields of a dataclass or a named tuple."""
@@ -272,32 +287,47 @@ class ProjectKinds:
             method = self.project.method(owner, last)
             yield from (each for each in (method,) if each is not None)
 
-    def told(self, kinds: Collection[str], depth: int = 0) -> frozenset[str]:
-        """Return kinds as a source can be told them: objects by what their attributes hold."""
+    def told(self, kinds: Collection[str]) -> frozenset[str]:
+        """Return kinds as a source can be told them: objects in lists by what their attributes are.
+
+        What an object itself holds is told with the attributes that are asked for. Only where all facts are
+        known: what objects hold is looked for once.
+        """
         found: set[str] = set()
         for kind in kinds:
             before, mark, last = kind.rpartition(">")
             if last in _TOLD:
                 found.add(kind)
-                continue
-            for owner, is_any in self.objects_in({last}) if depth < _DEEPEST else ():
-                without = () if is_any else fields_of(self.project, owner)[0]
-                inside = self._attributes(owner, without, depth)
-                found |= {f"{before}{mark}{each}" for each in inside}
+            elif mark and last.startswith((IS, ANY)):
+                inside = self._inside.get(last)
+                if inside is None:
+                    inside = self._inside[last] = self._in_object(last)
+                found |= {f"{before}>{each}" for each in inside}
         return frozenset(found)
 
-    def _attributes(self, owner: Definition, without: Collection[str], depth: int) -> set[str]:
+    def _in_object(self, kind: str) -> set[str]:
         found: set[str] = set()
-        for (key, text), kinds in tuple(self.facts.items()):
-            *steps, last = text.split(".")[1:] if key == owner.key and text.startswith("self.") else [""]
-            if not last or (steps or [last])[0] in without:
-                continue
-            inside: set[str] = put(attribute(last), self.told(kinds, depth + 1))
-            for step in reversed(steps):
-                inside = put(attribute(step), inside)
-            found |= inside
+        for owner, is_any in self.objects_in({kind}):
+            without = () if is_any else fields_of(self.project, owner)[0]
+            found |= self._attributes(owner, without)
+        return found
+
+    def _attributes(self, owner: Definition, without: Collection[str], depth: int = 0) -> set[str]:
+        found: set[str] = set()
+        for text, kinds in self._by_owner.get(owner.key, ()):
+            name = text.removeprefix("self.")
+            if "." not in name and not name.startswith("_") and name not in without:
+                found |= put(attribute(name), whole(kinds) & _TOLD)
         for base in self.project.bases(owner) if depth < _DEEPEST else ():
             found |= self._attributes(base, without, depth + 1)
+        return found
+
+    @functools.cached_property
+    def _by_owner(self) -> dict[str, list[tuple[str, set[str]]]]:
+        found: dict[str, list[tuple[str, set[str]]]] = {}
+        for (key, text), kinds in self.facts.items():
+            if text.startswith("self."):
+                found.setdefault(key, []).append((text, kinds))
         return found
 
 

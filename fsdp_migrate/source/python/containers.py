@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.held import EACH, ITEM, LONGEST, VALUE, attribute, held, item, put, taken
-from fsdp_migrate.source.python.held_calls import Given, of_function, of_method
+from fsdp_migrate.source.python.held import (
+    EACH,
+    ITEM,
+    LONGEST,
+    VALUE,
+    alike,
+    attribute,
+    held,
+    item,
+    put,
+    taken,
+)
+from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
+from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.python.object_fields import bound_fields, classes
 
 
@@ -32,9 +44,9 @@ def held_by(kinds: Kinds, node: cst.BaseExpression) -> set[str]:
     if isinstance(node, cst.Dict):
         return _of_dict(kinds, node) if len(node.elements) <= LONGEST else set()
     if isinstance(node, (cst.ListComp, cst.GeneratorExp, cst.SetComp)):
-        return put(EACH, kinds(node.elt))
+        return put(EACH, alike(kinds(node.elt)))
     if isinstance(node, cst.DictComp):
-        return put(VALUE, kinds(node.value))
+        return put(VALUE, alike(kinds(node.value)))
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Add, cst.Multiply)):
         return put(EACH, taken(EACH, kinds(node.left) | kinds(node.right)))
     return set()
@@ -85,14 +97,15 @@ def is_slice(node: cst.Subscript) -> bool:
 def given_by(models: Models, call: cst.Call) -> set[str]:
     """Return what a call gives that holds models, or is one out of what holds some."""
     func = call.func
+    method = func.attr.value if isinstance(func, cst.Attribute) else ""
+    names = {each.split(".")[-1] for each in models.index.qualified(func)}
+    if isinstance(func, cst.Name) and not names and not models.index.bindings_of(func):
+        names = {func.value}
+    if not any(map(is_known, (method, *names))):
+        return _of_object(models, call)
     given = _given(models, call)
-    found = set()
-    if isinstance(func, cst.Attribute):
-        found = of_method(func.attr.value, models.kinds(func.value), given)
-    known = models.index.qualified(func)
-    if not found and (known or (isinstance(func, cst.Name) and not models.index.bindings_of(func))):
-        names = {each.split(".")[-1] for each in known} or {cst.ensure_type(func, cst.Name).value}
-        found = {kind for name in names for kind in of_function(name, given)}
+    found = of_method(method, models.kinds(func.value), given) if isinstance(func, cst.Attribute) else set()
+    found = found or {kind for name in names for kind in of_function(name, given)}
     return found or _of_object(models, call)
 
 
@@ -121,6 +134,13 @@ def _of_object(models: Models, call: cst.Call) -> set[str]:
     for node in classes(models.index, call.func):
         found |= models.attributes_of(node, without=given)
     return found
+
+
+def public_owner(target: cst.BaseExpression) -> tuple[cst.BaseExpression, str] | None:
+    """Return the object, other than ``self``, that an assignment gives a public attribute, and its name."""
+    if not isinstance(target, cst.Attribute) or target.attr.value.startswith("_"):
+        return None
+    return None if dotted(target.value) in {"self", "cls"} else (target.value, target.attr.value)
 
 
 def added_to(call: cst.Call) -> Iterator[tuple[cst.BaseExpression, str, cst.BaseExpression]]:

@@ -22,7 +22,7 @@ ITEM = "item"
 MODEL = "fsdp"
 LONGEST = 64
 """Longer lists and dicts hold data, and no models."""
-_MOST_STEPS = 4
+_MOST_STEPS = 3
 
 
 def item(name: str) -> str:
@@ -81,6 +81,23 @@ def held(kinds: Collection[str]) -> set[str]:
 def of_dict(kinds: Collection[str]) -> set[str]:
     """Return what stands behind steps into a dict."""
     return {kind for kind in kinds if kind.startswith(("[", f"{VALUE}>", f"{ITEM}>"))}
+
+
+def alike(kinds: set[str]) -> set[str]:
+    """Return what each of many is, if all are alike: not what gives a model here and another there."""
+    return kinds if len(whole(kinds)) < 2 else set()
+
+
+def inside_of(kinds: Collection[str]) -> set[str]:
+    """Return everything that something holds, at any depth, with and without the steps to it.
+
+    What a function takes out of what it is given, and gives back, is its caller's, and no other caller's.
+    """
+    found: set[str] = set()
+    for kind in held(kinds):
+        steps = kind.split(">")
+        found |= {">".join(steps[start:]) for start in range(len(steps))}
+    return found
 
 
 def has_model(kinds: Collection[str]) -> bool:

@@ -17,6 +17,7 @@ _LISTS = frozenset({"ModuleList", "cycle", "deque", "frozenset", "iter", "list",
 _NAMESPACES = frozenset(
     {"AttrDict", "Box", "Bunch", "DotDict", "EasyDict", "Munch", "Namespace", "SimpleNamespace"}
 )
+_METHODS = frozenset({"_replace", "copy", "get", "items", "pop", "setdefault", "values"})
 
 
 @dataclass
@@ -43,6 +44,16 @@ def of_function(name: str, given: Given) -> set[str]:
         return named | of_dict(inside) | put(VALUE, taken("1", taken(EACH, inside)))
     makes = _MAKERS.get(name)
     return makes(given) if makes is not None and given.placed else set()
+
+
+def is_known(name: str) -> bool:
+    """Tell whether a function, a class or a method of a name may give what something holds.
+
+    Example:
+        >>> is_known("items"), is_known("forward")
+        (True, False)
+    """
+    return name in _MAKERS or name in _METHODS or name in _NAMESPACES or name.lower().endswith("dict")
 
 
 def _zipped(given: Given) -> set[str]:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.annotations import annotated, objects
-from fsdp_migrate.source.python.containers import added_to, given_by, held_by, is_slice, step_of
+from fsdp_migrate.source.python.containers import added_to, given_by, held_by, is_slice, public_owner, step_of
 from fsdp_migrate.source.python.evidence import given_as_models
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_ddp_class, is_fsdp1_class
 from fsdp_migrate.source.python.held import (
@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.held import (
     attribute,
     has_model,
     held,
+    inside_of,
     put,
     taken,
     whole,
@@ -415,9 +416,9 @@ class Models:
         elif isinstance(target, (cst.Name, cst.Attribute)):
             key = self._key(target)
             self._add(key, kinds)
-            if isinstance(target, cst.Attribute) and dotted(target.value) not in {"self", "cls"}:
-                # `state.model = FSDP(net)`: whoever is given `state` is given its model.
-                self._add(self._key(target.value), put(attribute(target.attr.value), kinds))
+            owner = public_owner(target)
+            if owner is not None:  # `state.model = FSDP(net)`: whoever is given `state` is given its model
+                self._add(self._key(owner[0]), put(attribute(owner[1]), kinds))
             if key is not None and has_model(kinds) and target not in self.made.setdefault(key, []):
                 self.made[key].append(target)
         elif isinstance(target, cst.Subscript):
@@ -450,7 +451,8 @@ class Models:
     def _follow_return(self, node: cst.CSTNode) -> None:
         function = self.index.function(node)
         if function is not None and isinstance(node, cst.Return) and node.value is not None:
-            kinds = self.kinds(node.value)
+            given = (self.facts.get((function, each.name.value), ()) for each in function.params.params)
+            kinds = self.kinds(node.value) - inside_of({kind for kinds in given for kind in kinds})
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
 
