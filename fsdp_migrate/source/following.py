@@ -68,6 +68,7 @@ class _Following(ProjectKinds):
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
+    _calls: dict[ast.stmt, list[ast.Call]] = field(default_factory=dict, repr=False)
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
@@ -132,8 +133,14 @@ class _Following(ProjectKinds):
             for handler in getattr(node, "handlers", ()):
                 self._body(handler.body, here)
 
+    def _calls_of(self, node: ast.stmt) -> list[ast.Call]:
+        """Return the calls of a statement, which each pass asks for."""
+        if node not in self._calls:
+            self._calls[node] = list(calls_of(node))
+        return self._calls[node]
+
     def _statement(self, node: ast.stmt, place: Place) -> None:
-        for call in calls_of(node):
+        for call in self._calls_of(node):
             self._call(call, place)
             self._adds(call, place)
         if isinstance(node, (ast.For, ast.AsyncFor)):

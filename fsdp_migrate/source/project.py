@@ -115,6 +115,7 @@ class Project:
 
     texts: dict[Path, str]
     modules: dict[Path, Module | None] = field(default_factory=dict)
+    _found: dict[tuple[Path, str], Definition | None] = field(default_factory=dict, repr=False)
     _by_last: dict[str, list[tuple[tuple[str, ...], Path]]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -168,6 +169,14 @@ class Project:
         """Return the definition that an imported name stands for, through modules that only hand it on."""
         if depth > _DEEPEST or not written:
             return None
+        if depth:
+            return self._find(module, written, depth)
+        known = module.path, written
+        if known not in self._found:
+            self._found[known] = self._find(module, written, depth)
+        return self._found[known]
+
+    def _find(self, module: Module, written: str, depth: int) -> Definition | None:
         start, _, name = written.rpartition(".")
         for path in self.paths(module, start):
             found = self._in(path, name, depth)
