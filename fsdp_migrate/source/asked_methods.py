@@ -1,4 +1,4 @@
-"""Methods that a sharded model is asked for in one file, and that its class defines in another."""
+"""What of one file counts in another: methods that a sharded model is asked for, its own clipping, groups."""
 
 from __future__ import annotations
 
@@ -19,6 +19,46 @@ if TYPE_CHECKING:
 _LOOKS = re.compile(
     r"\bndim|\.dim\(\)|\blen\(\w+\.(shape|size)|\.data\s*=[^=]|\b(norm|isnan|isinf|isfinite)\(|\ball_reduce\("
 )
+
+
+_SETS_CLIPPING = re.compile(r"^\s+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
+
+
+def clips_itself(project: Project) -> bool:
+    """Tell whether a model's class of the project has a ``clip_grad_norm_`` of its own."""
+    return any(
+        _SETS_CLIPPING.search(text) is not None
+        or ("def clip_grad_norm_(self" in text and _has_a_model_that_clips(project, path))
+        for path, text in project.texts.items()
+        if "clip_grad_norm_" in text
+    )
+
+
+def _has_a_model_that_clips(project: Project, path: Path) -> bool:
+    module = project.module(path)
+    known = module.definitions if module is not None else {}
+    for name, definition in known.items():
+        node = definition.node
+        if isinstance(node, ast.ClassDef) and f"{name}.clip_grad_norm_" in known:
+            bases = [ast.unparse(base).split(".")[-1] for base in node.bases]
+            if any(base.endswith(("Module", "PreTrainedModel")) for base in bases):
+                return True
+    return False
+
+
+def has_own_groups(project: Project) -> bool:
+    """Tell whether a file of the project calls FSDP1's class, by its usual names, with a process group."""
+    paths = (
+        path for path, text in project.texts.items() if catalog.FSDP in text and "process_group=" in text
+    )
+    for module in filter(None, map(project.module, paths)):
+        for node in ast.walk(module.tree):
+            func = ast.unparse(node.func).split(".")[-1] if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and func in {"FSDP", catalog.FSDP}:
+                given = (each.value for each in node.keywords if each.arg == "process_group")
+                if any(not isinstance(value, ast.Constant) for value in given):
+                    return True
+    return False
 
 
 def asked_for(

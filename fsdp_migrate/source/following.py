@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asked_methods import asked_for, methods_by_file
+from fsdp_migrate.source.asked_methods import asked_for, clips_itself, has_own_groups, methods_by_file
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.optimizer_classes import made_beside_models
 from fsdp_migrate.source.project import (
@@ -352,6 +352,7 @@ class _Following(ProjectKinds):
                 given.setdefault(module.path, {})[name, text] = frozenset(kinds)
         setters = {path for path, text in self.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.types_from
+        clips, groups = clips_itself(self.project), has_own_groups(self.project)
         names, taken = self.handed_on.names, self.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if is_about(kinds)}
         optimizers = made_beside_models(self.looked_at, owners, self.called)
@@ -363,6 +364,8 @@ class _Following(ProjectKinds):
                 *(frozenset(taken.get(p, ())), frozenset(optimizers.get(p, ()))),
                 methods=methods.get(p, frozenset()),
                 fields=self.fields_told.get(p, {}),
+                clips_itself=clips,
+                own_groups=groups,
                 types_elsewhere=bool(types - {p}),
             )
             for p in paths

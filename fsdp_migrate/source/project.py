@@ -379,7 +379,7 @@ def bound(
 def is_seen_alone(definition: Definition, call: ast.Call, place: Place) -> bool:
     """Tell whether a call is followed where its file is looked at by itself."""
     text = dotted(call.func) or ""
-    is_function = not isinstance(definition.node, ast.ClassDef)
+    is_function = not isinstance(definition.node, ast.ClassDef) and not definition.name.endswith(".__call__")
     return definition.module is place.module and is_function and "." not in text.removeprefix("self.")
 
 

@@ -132,6 +132,9 @@ class ProjectKinds:
         found = self._of_names(text, place)
         if self._is_before(text, node, place):
             found.discard("fsdp")
+        if isinstance(node, ast.Attribute) and node.attr == "module" and dotted(node.value):
+            inner = whole(self.text_kinds(dotted(node.value) or "", node.value, place))
+            found |= inner if "fsdp" in inner else set()  # of FSDP1's wrapper
         known = self.project.qualified(text, place)
         found |= {f"{_MAKES}{kind}" for kind in made_by(known)}
         for definition in self.called(node, place):
@@ -275,17 +278,18 @@ class ProjectKinds:
             return
         if root in {"self", "cls"} and rest:
             own = self.project.own(rest, place)
-            if own is not None or "." not in rest:
-                yield from (each for each in (own,) if each is not None)
+            if own is not None:
+                yield own
                 return
         definition = self.project.named(text, place)
         if definition is not None:
             yield definition
             return
         start, _, last = text.rpartition(".")
-        for owner, _ in self.objects_in(self._of_names(start, place)) if start else ():
-            method = self.project.method(owner, last)
-            yield from (each for each in (method,) if each is not None)
+        for holder, name in ((start, last), (text, "__call__")):
+            for owner, _ in tuple(self.objects_in(self._of_names(holder, place))) if holder else ():
+                method = self.project.method(owner, name)
+                yield from (each for each in (method,) if each is not None)
 
     def told(self, kinds: Collection[str]) -> frozenset[str]:
         """Return kinds as a source can be told them: objects in lists by what their attributes are.

@@ -264,3 +264,85 @@ def test_a_method_of_the_models_class_in_another_file(tmp_path: Path, name: str)
     )
     files = {"net.py": net, "main.py": f"{FSDP}from net import Net\nmodel = FSDP(Net())\nmodel.{name}()\n"}
     assert ("FM318" in after(tmp_path, files, "net.py")) is (name == "decayed")
+
+
+def test_what_the_wrapper_holds_is_the_model_itself(tmp_path: Path) -> None:
+    files = {
+        "dist.py": WRAP,
+        "misc.py": "import torch\ndef load(bare, optimizer, path):\n    state = torch.load(path)\n"
+        "    bare.load_state_dict(state['model'])\n    optimizer.load_state_dict(state['optimizer'])\n",
+        "main.py": "from misc import load\nfrom dist import wrap\nmodel = wrap(net)\nbare = model.module\n"
+        "load(bare, optimizer, path)\n",
+    }
+    misc = after(tmp_path, files, "misc.py")
+    assert "set_model_state_dict(bare, state['model']" in misc
+    assert misc.count("# fsdp-migrate: FM425") == 1
+
+
+def test_an_object_that_is_called_is_given_parameters(tmp_path: Path) -> None:
+    files = {
+        "dist.py": WRAP,
+        "misc.py": "import torch\nclass Scaler:\n    def __call__(self, loss, parameters=None):\n"
+        "        return norm_of(parameters)\ndef norm_of(parameters):\n"
+        "    return torch.stack([torch.norm(p.grad) for p in parameters])\n",
+        "main.py": "from misc import Scaler\nfrom dist import wrap\nmodel = wrap(net)\nscaler = Scaler()\n"
+        "scaler(loss, parameters=model.parameters())\n",
+        "kept.py": "from misc import Scaler\nclass Trainer:\n    def __init__(self):\n"
+        "        self.scaler = Scaler()\n    def step(self, loss):\n        self.scaler(loss)\n",
+    }
+    assert "# fsdp-migrate: FM423" in after(tmp_path, files, "misc.py")
+
+
+def test_the_state_of_what_holds_sharded_models(tmp_path: Path) -> None:
+    files = {
+        "dist.py": WRAP,
+        "arch.py": "import torch.nn as nn\nfrom dist import wrap\nclass Arch(nn.Module):\n"
+        "    def __init__(self, parts):\n        self.teacher = nn.ModuleDict(parts)\n"
+        "        for k in parts:\n            self.teacher[k] = wrap(self.teacher[k])\n",
+        "main.py": "from arch import Arch\narch = Arch(parts)\nsave(arch.teacher.state_dict())\n",
+    }
+    assert "FM308 it holds sharded models" in after(tmp_path, files, "main.py")
+
+
+@pytest.mark.parametrize(
+    ("net", "is_own"),
+    [
+        ("class Net(nn.Module):\n    def wrap(self):\n        self.clip_grad_norm_ = clip_parts\n", True),
+        ("class Net(nn.Module):\n    def clip_grad_norm_(self, most):\n        pass\n", True),
+        ("class Loop:\n    def clip_grad_norm_(self, model, most):\n        pass\n", False),
+    ],
+)
+def test_a_models_own_clipping_stays(tmp_path: Path, net: str, *, is_own: bool) -> None:
+    files = {
+        "dist.py": WRAP,
+        "net.py": f"from torch import nn\n{net}",
+        "loop.py": LOOP,
+        "main.py": "from loop import train\nfrom dist import wrap\ntrain(wrap(net))\n",
+    }
+    loop = after(tmp_path, files, "loop.py")
+    assert ("# fsdp-migrate: FM311 a model's class" in loop) is is_own
+    assert (CLIPPED in loop) is not is_own
+
+
+def test_a_model_of_fsdp2_that_a_function_of_both_gives_back(tmp_path: Path) -> None:
+    clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    files = {
+        "dist.py": WRAP,
+        "load.py": "def load(model, path):\n    read(model, path)\n    return model, 1\n",
+        "old.py": "from load import load\nfrom dist import wrap\nmodel, step = load(wrap(net), path)\n",
+        "new.py": "import torch\nfrom torch.distributed.fsdp import fully_shard\nfrom load import load\n"
+        f"def train(model):\n    {clip}def main(model):\n    fully_shard(model)\n"
+        "    model, step = load(model, path)\n    train(model)\n",
+    }
+    assert f"    {clip}" in after(tmp_path, files, "new.py")
+
+
+def test_a_process_group_that_another_file_gives(tmp_path: Path) -> None:
+    files = {
+        "dist.py": f"{FSDP}def wrap(net, group):\n    return FSDP(net, process_group=group)\n",
+        "save.py": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType\n"
+        "from torch.distributed.fsdp import FullStateDictConfig\ndef save(model):\n"
+        "    with FSDP.state_dict_type(\n        model, StateDictType.FULL_STATE_DICT, "
+        "FullStateDictConfig(True, True)\n    ):\n        return model.state_dict()\n",
+    }
+    assert "full_state_dict(model).get(" in after(tmp_path, files, "save.py")

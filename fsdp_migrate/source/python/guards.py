@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 _MAX_DEPTH = 3
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
+_HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
@@ -64,7 +65,8 @@ class Guards:
     @functools.cached_property
     def _has_switch(self) -> bool:
         names = self.index.by_kind.get(cst.Name, ())
-        is_named = any(_SWITCH.match(cst.ensure_type(each, cst.Name).value.lower()) for each in names)
+        lowered = {cst.ensure_type(each, cst.Name).value.lower() for each in names}
+        is_named = any(_SWITCH.match(each) or _HELD.match(each) for each in lowered)
         return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts)
 
     @functools.cached_property
@@ -191,8 +193,19 @@ def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
         return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
     if isinstance(test, cst.Comparison):
         is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
-        return is_fsdps or _is_word(test, _DDP, truth=truth)
+        return _is_none(test, truth=truth) or is_fsdps or _is_word(test, _DDP, truth=truth)
     return not truth and _SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
+
+
+def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
+    """Tell whether it is the other branch of ``if fsdp_model is not None:``.
+
+    In that of ``if fsdp_model is None:`` such a model may be made.
+    """
+    if truth or len(test.comparisons) != 1 or text_of(test.comparisons[0].comparator) != "None":
+        return False
+    named = _HELD.match((dotted(test.left) or "").split(".")[-1].lower())
+    return named is not None and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))
 
 
 def _is_ddps_case(node: cst.CSTNode) -> bool:

@@ -41,6 +41,10 @@ class Links:
     """The fields of classes of other files that are made here, by their names as imports write them."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
+    clips_itself: bool = False
+    """Whether a model's class of the project has a ``clip_grad_norm_`` of its own."""
+    own_groups: bool = False
+    """Whether a file of the project shards a model over another group than that of all ranks."""
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 

@@ -40,7 +40,7 @@ from fsdp_migrate.source.python.makers import (
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import bound_fields, classes, init_of
 from fsdp_migrate.source.python.parameters import model_of
-from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
+from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL, given_to_fsdp2
 
 
 if TYPE_CHECKING:
@@ -81,11 +81,13 @@ class Models:
     """What checks for the class make sure."""
     _objects: list[tuple[Key, cst.ClassDef]] = field(init=False)
     _is_lightnings: bool = field(init=False)
+    _of_fsdp2: set[Key | None] = field(init=False)
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
     """What expressions were found to be since facts were last looked for."""
 
     def __post_init__(self) -> None:
         self.guards = Guards(self.index)
+        self._of_fsdp2 = {self._key(each) for each in given_to_fsdp2(self.index, self.is_constructor)}
         for given, kind in annotated(self.index):
             self._add_given(given, {kind})
         self._objects = objects(self.index)
@@ -109,7 +111,7 @@ class Models:
 
     def certainty(self, node: cst.CSTNode) -> Certainty | None:
         """Tell whether an expression is an FSDP1 model, as far as this source shows."""
-        if not isinstance(node, cst.BaseExpression) or self._is_before_wrapping(node):
+        if not isinstance(node, cst.BaseExpression) or self.is_before_wrapping(node):
             return None
         if self.is_other_branch(node) or self._was_just_wrapped_by_ddp(node):
             return None
@@ -118,7 +120,7 @@ class Models:
             return None
         return "certain" if kinds == {"fsdp"} else "mixed"
 
-    def _is_before_wrapping(self, node: cst.BaseExpression) -> bool:
+    def is_before_wrapping(self, node: cst.BaseExpression) -> bool:
         """Tell whether a name is used before the statements, of the same function, that make it a model.
 
         ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
@@ -231,6 +233,10 @@ class Models:
     def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         if isinstance(node, cst.Attribute) and node.attr.value == "_orig_mod":
             return self.kinds(node.value)  # of `torch.compile`
+        if isinstance(node, cst.Attribute) and node.attr.value == "module":
+            inner = self.kinds(node.value)
+            if "fsdp" in inner:
+                return inner  # of FSDP1's wrapper
         key = self._key(node)
         found = set() if key is None else set(self.facts.get(key, ()))
         if isinstance(node, cst.Attribute):
@@ -241,7 +247,7 @@ class Models:
             return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
         if has_model(found) and key is not None:
             found = self._of_its_loop(node, key, found)
-        if has_model(found) and (self._is_before_wrapping(node) or self.is_other_branch(node)):
+        if has_model(found) and (self.is_before_wrapping(node) or self.is_other_branch(node)):
             found = without_models(found)
         return found
 
@@ -363,7 +369,7 @@ class Models:
 
     def _add(self, key: Key | None, kinds: set[str]) -> None:
         if key is not None and kinds:
-            self.facts.setdefault(key, set()).update(kinds)
+            self.facts.setdefault(key, set()).update({"fsdp2"} if key in self._of_fsdp2 else kinds)
             if key[1].startswith("self.") and isinstance(key[0], cst.ClassDef):
                 self.attributes.setdefault(key[0], set()).add(key[1])
 

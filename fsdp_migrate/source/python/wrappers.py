@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
 from fsdp_migrate.source import catalog
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fsdp_migrate.source.python.scopes import Index
 
 
 # What makes, or is the class of, a model that FSDP2 has sharded already.
@@ -37,3 +47,13 @@ def made_by(known: str) -> set[str]:
     if catalog.fsdp1_name(known) == catalog.FSDP:
         return {"fsdp"}
     return {"fsdp2"} if known in FSDP2 else {"ddp"} if known in DDP else set()
+
+
+def given_to_fsdp2(index: Index, makes_fsdp1: Callable[[cst.CSTNode], bool]) -> Iterator[cst.BaseExpression]:
+    """Yield what ``fully_shard(model)`` is given, as a statement, in a source that makes no FSDP1 model."""
+    calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
+    if any(makes_fsdp1(call.func) for call in calls):
+        return
+    for call in calls:
+        if call.args and isinstance(index.parents[call], cst.Expr) and index.qualified(call.func) & FSDP2:
+            yield call.args[0].value

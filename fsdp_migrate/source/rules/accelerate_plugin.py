@@ -51,6 +51,14 @@ _LAUNCHED = (
     "its settings come from the config that `accelerate launch` reads: convert that one, "
     "`fsdp-migrate config FILE`, and this stays as it is. Where there is no such file:"
 )
+_SWITCH = "ACCELERATE_USE_FSDP"
+_ENVIRONMENT = (
+    "Accelerate makes its plugin of these variables of the environment: set FSDP_VERSION to 2 as well, and "
+    "FSDP_RESHARD_AFTER_FORWARD to true (to false for SHARD_GRAD_OP) in place of FSDP_SHARDING_STRATEGY; "
+    "without FSDP_STATE_DICT_TYPE it saves SHARDED_STATE_DICT then, where it saved FULL_STATE_DICT. "
+    "FSDP_USE_ORIG_PARAMS, FSDP_SYNC_MODULE_STATES and FSDP_FORWARD_PREFETCH are not read."
+)
+_IN_ENVIRONMENT = "stays: the variables of the environment that this source sets say how it shards"
 _HIDDEN = "some arguments stand behind `*` or `**`, or have no names"
 _CHANGED_LATER = "attributes of it are set below"
 _POLICY = (
@@ -99,10 +107,31 @@ def find(source: Source) -> Iterator[Found]:
     for node in (*source.loads, *source.attributes):
         if any(_PLUGIN.match(name) for name in source.index.qualified(node)):
             yield from _of_name(source, node)
+    if "FSDP_VERSION" not in source.code:
+        for switch in _switches(source):
+            yield Found("FM320", switch, _ENVIRONMENT, "commented")
     for assign in source.assignments:
         for target in assign.targets:
             if _SET_POLICY.search(dotted(target.target) or ""):
                 yield Found("FM343", assign, _POLICY_IS_SET, "commented")
+
+
+def _switches(source: Source) -> Iterator[cst.CSTNode]:
+    """Yield what switches FSDP on in the environment: ``os.environ["ACCELERATE_USE_FSDP"] = "true"``."""
+    for assign in source.assignments:
+        if text_of(assign.value).strip("'\"").lower() in {"0", "false"}:
+            continue
+        for target in assign.targets:
+            held = target.target
+            if isinstance(held, cst.Subscript) and (dotted(held.value) or "").split(".")[-1] == "environ":
+                yield from (assign,) if _SWITCH in text_of(held.slice[0]) else ()
+    for call in source.calls:
+        func = dotted(call.func) or ""
+        names = {arg.keyword.value for arg in call.args if arg.keyword is not None}
+        first = call.args[0].value if call.args and func.endswith("environ.setdefault") else None
+        is_first = isinstance(first, cst.SimpleString) and first.evaluated_value == _SWITCH
+        if is_first or (func.endswith("environ.update") and _SWITCH in names):
+            yield call
 
 
 def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
@@ -143,7 +172,9 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     if _is_changed_later(source, call):
         reasons.append(_CHANGED_LATER)
     after = _after(held, converted)
-    if not set(given) - _ASIDE and not reasons:
+    if not set(given) - _ASIDE and not reasons and any(_switches(source)):
+        yield Found("FM320", call, _IN_ENVIRONMENT, "kept")
+    elif not set(given) - _ASIDE and not reasons:
         yield Found("FM320", call, f"{_LAUNCHED} {_MEANT}", "commented")
     elif reasons:
         text = f"{in_sentences(reasons)} {_MEANT} {_known(values, after)}"

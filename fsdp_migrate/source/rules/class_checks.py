@@ -172,7 +172,8 @@ def _asks_for_the_class(source: Source, node: cst.CSTNode) -> bool:
             return True
         if isinstance(above, cst.Call):
             name, args = dotted(above.func), above.args
-            checks = name == "isinstance" and len(args) == 2 and below is args[1]
+            is_test = (name or "").endswith((".assertIsInstance", ".assertNotIsInstance")) and len(args) > 1
+            checks = (is_test or (name == "isinstance" and len(args) == 2)) and below is args[1]
             casts = name in {"cast", "typing.cast"} and len(args) == 2 and below is args[0]
             return checks or casts
         if not isinstance(above, _PARTS):

@@ -19,6 +19,7 @@ from fsdp_migrate.source.method_calls import (
     unbound,
 )
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -40,9 +41,17 @@ _TORCHS = frozenset(
     }
 )
 _UNSURE = "if this is the sharded model, call fsdp_migrate.runtime.clip_grad_norm_(model, max_norm)."
+_OF_ITS_OWN = (
+    "a model's class of this project has a clip_grad_norm_ of its own: of such a model this stays as it is; "
+    "of a sharded model without one take fsdp_migrate.runtime.clip_grad_norm_(model, max_norm)."
+)
 _MAYBE_WHOLE = (
     "where this model is sharded the norm is now that of the whole gradient; under FSDP1 it was that of one "
     "rank's shards. Take fsdp_migrate.runtime.clip_grad_norm_, and see that max_norm is meant so."
+)
+_ONE_RANK = (
+    "one rank alone comes here, and every rank must take part in the norm of the whole gradient: FSDP1's was "
+    "that of one rank's shards. Call fsdp_migrate.runtime.clip_grad_norm_ above this branch."
 )
 _WHOLE = "the norm is now that of the whole gradient; under FSDP1 it was that of one rank's shards."
 
@@ -56,7 +65,9 @@ def find(source: Source) -> Iterator[Found]:
             yield from _of_method(source, call, call.func.value)
         if not source.index.qualified(call.func) & _TORCHS or _is_of_others(source, call):
             continue
-        if _is_given_a_model(source, call):
+        if _is_given_a_model(source, call) and is_of_one_rank(source.models.guards, call):
+            yield Found("FM326", call, _ONE_RANK, "commented")
+        elif _is_given_a_model(source, call):
             yield _renamed(source, call, "FM326", _WHOLE)
         elif _may_be_given_one(source, call):
             yield Found("FM326", call, _MAYBE_WHOLE, "commented")
@@ -68,7 +79,10 @@ def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> 
     if isinstance(first, cst.Call) and (dotted(first.func) or "").endswith("parameters"):
         return
     sure = sureness(source, receiver)
-    if sure in {"sure", "likely", "mixed"}:
+    is_made_here = (dotted(receiver) or "").split(".")[-1] in source.models.names_made
+    if sure != "no" and source.models.links.clips_itself and not is_made_here:
+        yield Found("FM311", call, _OF_ITS_OWN, "commented")
+    elif sure in {"sure", "likely", "mixed"}:
         new = source.local_name(CLIP)
 
         def build(updated: cst.Call) -> cst.Call:

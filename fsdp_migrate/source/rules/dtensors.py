@@ -195,6 +195,8 @@ def _is_of_parameter(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether an expression is a parameter of a sharded model, its gradient, or its values."""
     while (inner := _inner(node)) is not None:
         node = inner
+    if isinstance(node, cst.BinaryOperation):  # `p ** 2`, `p - before`
+        return _is_of_parameter(source, node.left) or _is_of_parameter(source, node.right)
     if not isinstance(node, cst.Name) or node not in source.index.scopes:
         return False
     loops = _loops(source, node)
@@ -248,8 +250,18 @@ def _is_list(source: Source, node: cst.BaseExpression) -> bool:
         return False
     models = source.models
     model = node.func.value
-    is_fsdp1 = models.certainty(model) is not None or models.is_guarded_within(model)
+    is_fsdp1 = _is_part(source, model) or models.is_guarded_within(model)
     return is_fsdp1 or models.is_asked(model) or _is_wrapped_above(source, model) or _is_itself(source, model)
+
+
+def _is_part(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is a sharded model, or a part of one: ``model.decoder``."""
+    part: cst.BaseExpression | None = model
+    while part is not None:
+        if source.models.certainty(part) is not None:
+            return True
+        part = part.value if isinstance(part, cst.Attribute) else None
+    return False
 
 
 def _is_wrapped_above(source: Source, model: cst.BaseExpression) -> bool:

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.uses import Found
 
@@ -258,7 +258,8 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
     given = given_before(source, wrapping, text_of(first))
     told = given if told is None else told
     place = source.index.order[wrapping]
-    kept = lists_of(source, wrapping, text_of(first))
+    inside = set(map(id, walk(wrapping)))
+    kept = (a for a in lists_of(source, wrapping, text_of(first)) if a.value is not wrapping)
     made = assigned_before(source, wrapping, [name for name in given if name not in told])
     for assign in dict.fromkeys([*kept, *made]):
         targets = [name for each in assign.targets if (name := dotted(each.target)) is not None]
@@ -266,7 +267,8 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
             continue
         for name in targets:
             later = (node for kind in (cst.Name, cst.Attribute) for node in _same(source, kind, name, assign))
-            if any(source.index.order[node] > place for node in later):
+            # What the wrapping is given itself, as ignored_states, is meant to be from before it.
+            if any(source.index.order[node] > place and id(node) not in inside for node in later):
                 yield assign
                 break
 

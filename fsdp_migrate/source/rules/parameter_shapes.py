@@ -5,6 +5,7 @@ What is decided by it after wrapping, such as which parameters are decayed, come
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -29,6 +30,11 @@ _MEANT = (
     "their own shapes, so this decides differently, without an error. Decide which is meant; a checkpoint of "
     "FSDP1 has the old groups."
 )
+_GROUPED = f"timm groups parameters by their dimensions. {_MEANT}"
+_TIMM = re.compile(
+    r"^timm\.optim\.(\w+\.)?"
+    r"(add_weight_decay|create_optimizer(_v2)?|param_groups_(weight|layer)_decay)$"
+)
 _OWN = ("data.ndim", "dim", "grad.ndim", "ndim", "ndimension", "shape", "size")
 _LISTS = frozenset({"named_parameters", "parameters"})
 
@@ -50,6 +56,10 @@ def find(source: Source) -> Iterator[Found]:
             if _is_of_dimensions(test) and test not in seen and _is_of_loop(source, test):
                 seen.add(test)
                 yield Found("FM318", test, _MEANT, "commented")
+    for call in source.calls:
+        is_timms = any(map(_TIMM.match, source.index.qualified(call.func)))
+        if is_timms and any(source.models.certainty(arg.value) is not None for arg in call.args):
+            yield Found("FM318", call, _GROUPED, "commented")
 
 
 def _asked(source: Source, function: cst.CSTNode) -> Iterator[cst.CSTNode]:

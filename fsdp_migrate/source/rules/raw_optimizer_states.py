@@ -57,14 +57,20 @@ def find(source: Source) -> Iterator[Found]:
         if saves and not _is_given_to_fsdp1(source, call):
             saved.add(text_of(func.value))
             yield Found("FM425", call, _SAVED if saves == "certain" else _MAYBE, "commented")
-    # Without either nothing here says that a model is sharded.
-    for call in _of_optimizers(source, "load_state_dict") if source.uses_fsdp1 or saved else ():
+    # Without any of these nothing here says that a model is sharded.
+    is_about = source.uses_fsdp1 or saved or _has_a_model(source)
+    for call in _of_optimizers(source, "load_state_dict") if is_about else ():
         func = cst.ensure_type(call.func, cst.Attribute)
         file = file_of(source, call)
-        if file is None:
+        if file is None and not _is_of_a_checkpoint(source, call):
             continue
         # A path that names a rank or a shard is one of several files, each with one rank's part.
-        if source.uses_fsdp1 and file.args and _RANK.search(_path_of(source, file.args[0].value)):
+        if (
+            source.uses_fsdp1
+            and file is not None
+            and file.args
+            and _RANK.search(_path_of(source, file.args[0].value))
+        ):
             yield Found("FM425", call, _LOADED, "commented")
         elif text_of(func.value) in saved or _is_of_a_model(source, func.value):
             yield Found("FM425", call, _LOADED_ALONE, "commented")
@@ -89,9 +95,30 @@ def _is_of_another_place(source: Source, optimizer: cst.BaseExpression) -> bool:
         return False
     if any("fsdp" in text_of(test).lower() for test, _ in source.models.guards.facts(optimizer)):
         return False
-    if not any("fsdp" in kinds for kinds in source.models.facts.values()):
+    if not _has_a_model(source):
         return False
     return not any("optim_state_dict" in source.class_function(call) for call in source.calls)
+
+
+def _is_of_a_checkpoint(source: Source, call: cst.Call) -> bool:
+    """Tell whether a state is an item of a checkpoint, by its name: ``checkpoint["optimizer"]``.
+
+    Also one that another function has changed; not what a function of FSDP1's, or of torch's, made of it.
+    """
+    state = call.args[0].value if call.args else None
+    value = last_value(source.index, state) if isinstance(state, cst.Name) else state
+    if value is None:
+        return False
+    made = (source.index.qualified(each.func) for each in walk_for(value, cst.Call))
+    if any(name.startswith("torch.") for names in made for name in names):
+        return False
+    items = (each.slice[0] for each in walk_for(value, cst.Subscript))
+    return any("optim" in text_of(item).lower() for item in items)
+
+
+def _has_a_model(source: Source) -> bool:
+    """Tell whether anything in this source is known to be a sharded model, or to be given one."""
+    return any("fsdp" in kinds for kinds in source.models.facts.values())
 
 
 def _is_saved_by_name(source: Source, call: cst.Call) -> bool:

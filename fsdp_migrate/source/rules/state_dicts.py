@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import MIXED, sureness
 from fsdp_migrate.source.python.contexts import (
     DEFAULT,
@@ -20,6 +21,7 @@ from fsdp_migrate.source.python.contexts import (
     names_in,
 )
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
+from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.rules.rank_files import file_of
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
@@ -56,6 +58,16 @@ _ASKS_ITSELF = (
 )
 _NOT_MODELS = frozenset({"config", "feature_extractor", "generation_config", "image_processor", "processor"})
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
+_ONE_RANK = (
+    "one rank alone comes here, and every rank must ask for the state now: FSDP1's `.module.state_dict()` "
+    "gave what this rank held. Above this branch take torch's get_model_state_dict(model, "
+    "options=StateDictOptions(full_state_dict=True, cpu_offload=True)), and save that here."
+)
+_HOLDS = (
+    "it holds sharded models, and its state is theirs, of DTensors: where they are sharded, take torch's "
+    "get_model_state_dict or set_model_state_dict, given it, with options=StateDictOptions("
+    "full_state_dict=True). Every rank must make this call."
+)
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
 
@@ -158,8 +170,24 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
     elif certainty == "certain" and (settings is None or not can_turn(call)):
         said = _ARGUMENTS if settings is not None else _ELSEWHERE
         yield Found("FM308", call, f"{said}{_of_file(source, call)}", "commented")
+    elif certainty == "certain" and _is_of_one_rank(source, func):
+        yield Found("FM308", call, _ONE_RANK, "commented")
     elif certainty == "certain" and settings is not None:
         yield turned(source, call, settings)
+    elif certainty is None and _holds_models(source, func.value):
+        yield Found("FM308", call, _HOLDS, "commented")
+
+
+def _holds_models(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether something, as a ``ModuleDict``, has items that are sharded models."""
+    kinds = (kind.partition(">") for kind in source.models.kinds(node))
+    return any(rest == "fsdp" and not step.startswith(".") for step, _, rest in kinds)
+
+
+def _is_of_one_rank(source: Source, func: cst.Attribute) -> bool:
+    """Tell whether one rank alone calls ``model.module.state_dict()``, which FSDP1 answered by itself."""
+    is_module = isinstance(func.value, cst.Attribute) and func.value.attr.value == "module"
+    return is_module and func.attr.value == "state_dict" and is_of_one_rank(source.models.guards, func)
 
 
 def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
@@ -196,7 +224,8 @@ def _certainty(source: Source, call: cst.Call, model: cst.BaseExpression) -> Cer
     certainty = source.models.certainty(model)
     if certainty is None and source.models.is_guarded(model):
         return "certain"
-    if certainty is None and not source.models.is_other_branch(model):
+    is_plain = source.models.is_other_branch(model) or source.models.is_before_wrapping(model)
+    if certainty is None and not is_plain:
         for setter in source.contexts.setters:
             same = setter.model is not None and text_of(setter.model) == text_of(model)
             if same and not source.index.excludes(setter.call, call):
@@ -211,7 +240,9 @@ def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
         return _loading(source, call, settings)
     # torch has one option for both: with `cpu_offload` rank 0 alone gets the full state.
     plain = isinstance(settings.offload, bool) and isinstance(settings.rank0, bool)
-    if settings.kind == "sharded" or (plain and settings.offload == settings.rank0):
+    # Rank 0 of the model's process_group is not that of all ranks, which torch means.
+    is_torchs = settings.rank0 is False or not (source.links.own_groups or _has_own_group(source))
+    if settings.kind == "sharded" or (plain and settings.offload == settings.rank0 and is_torchs):
         return _getting(source, call, settings)
     needs = (_FULL,)
     name = source.local_name(_FULL)
@@ -219,6 +250,7 @@ def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
     def build(updated: cst.Call) -> cst.BaseExpression:
         assert isinstance(updated.func, cst.Attribute)
         flags = {"rank0_only": flag(settings.rank0), "offload_to_cpu": flag(settings.offload)}
+        flags = flags if is_torchs else {}
         whole = make_call(name, updated.func.value, **flags)
         if settings.rank0 is False:
             return cst.Subscript(whole, [cst.SubscriptElement(cst.Index(cst.SimpleString('"model"')))])
@@ -244,6 +276,15 @@ def _getting(source: Source, call: cst.Call, settings: Settings) -> Found:
     becomes = short(build(call), 110)
     needs = (_GET, _OPTIONS) if made else (_GET,)
     return Found("FM308", call, becomes, "rewritten", (Replace(call, build),), needs)
+
+
+def _has_own_group(source: Source) -> bool:
+    """Tell whether a model of this source is sharded over another group than that of all ranks."""
+    for call in source.calls:
+        given = (arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "process_group")
+        if source.index.fsdp1(call.func) == catalog.FSDP and any(text_of(a.value) != "None" for a in given):
+            return True
+    return False
 
 
 def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:

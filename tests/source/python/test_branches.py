@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_migrate.source import scan_source
-from tests.source.samples import turned
+from tests.source.samples import codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -95,3 +95,13 @@ def test_what_is_not_fsdp_may_be_another_word_for_it(other: str) -> None:
 def test_what_switches_fsdp_on_where_it_is_off_is_said(code: str, body: str) -> None:
     found = scan_source(f"import lightning\nimport transformers\n{body}")
     assert code in {use.code for use in found if use.action == "commented"}
+
+
+def test_where_there_is_no_sharded_model() -> None:
+    body = (
+        "def inner(m):\n    if isinstance(m, FSDP):\n        return m.module\n    return m\n\n\n"
+        "def save(model: FSDP, fsdp_model, optim):\n    if fsdp_model is not None:\n        pass\n    else:\n"
+        "        state = inner(model).state_dict()\n        moments = optim.state_dict()\n"
+    )
+    assert {code for code, action in codes(body) if action == "commented"} == set()
+    assert ("FM425", "commented") in codes(body.replace("fsdp_model is not", "other is not"))

@@ -152,3 +152,22 @@ FRAMEWORKS = [
 @pytest.mark.parametrize(("source", "code"), FRAMEWORKS)
 def test_other_frameworks_get_a_comment(source: str, code: str) -> None:
     assert_framework_commented(source, code)
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        'os.environ["ACCELERATE_USE_FSDP"] = "true"\n',
+        'os.environ.setdefault("ACCELERATE_USE_FSDP", "true")\n',
+        'os.environ.update(ACCELERATE_USE_FSDP="true")\n',
+    ],
+)
+def test_settings_in_the_environment_are_said_where_they_are_set(switch: str) -> None:
+    body = f"import os\n{switch}p = Plugin(state_dict_config=config)\n"
+    said = comments(body, ACCELERATE)
+    assert said.count("FM320 Accelerate makes its plugin of these variables") == 1
+    assert "`accelerate launch` reads" not in said
+    done = body.replace("p = ", 'os.environ["FSDP_VERSION"] = "2"\np = ')
+    assert comments(done, ACCELERATE) == ""
+    off = "import os\nos.environ['ACCELERATE_USE_FSDP'] = 'false'\n"
+    assert comments(off, ACCELERATE) == ""

@@ -289,3 +289,8 @@ def test_a_question_whether_a_model_is_fully_sharded_is_not_about_fsdp2() -> Non
     )
     assert "    return prepare_fully_shard(model)\n" in turned(body)
     assert "FM420" not in {code for code, _ in codes(body)}
+
+
+def test_assertions_about_the_class() -> None:
+    body = "self.assertIsInstance(model, FSDP)\nself.assertNotIsInstance(model.net, FSDP, 'a text')\n"
+    assert turned(body) == body.replace("FSDP", "FSDPModule")

@@ -135,3 +135,10 @@ def test_clipping_by_the_model_of_a_trainer_is_said() -> None:
 def test_parameters_of_a_part_of_a_model_are_said() -> None:
     body = "params = list(model.base_model.parameters())\ntorch.nn.utils.clip_grad_norm_(params, 1.0)\n"
     assert ("FM326", "commented") in codes(f"model = FSDP(net)\n{body}")
+
+
+def test_one_rank_alone_takes_no_norm_of_all() -> None:
+    clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    body = f"model = FSDP(net)\nif debug and rank == 0:\n    norm = {clip}"
+    assert ("FM326", "commented") in codes(body)
+    assert ("FM326", "rewritten") in codes(body.replace(" and rank == 0", ""))

@@ -161,3 +161,9 @@ def test_and_so_does_one_of_another_file(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(f"{IMPORTS}from net import Net\n\nm = FSDP(Net())\nm.follow(x)\n")
     left = {file.path.rpartition("/")[2]: file.after for file in rewrite_paths([tmp_path]).changed}
     assert left["net.py"].count("# fsdp-migrate: FM423") == 1
+
+
+def test_parameters_of_a_part_of_a_model() -> None:
+    body = "for name, p in model.module.decoders.named_parameters():\n    loss += torch.sum(p ** 2)\n"
+    assert ("FM423", "commented") in codes(f"model = FSDP(net)\n{body.replace('p ** 2', 'p')}")
+    assert ("FM423", "commented") in codes(f"model = FSDP(net)\n{body}")

@@ -136,3 +136,12 @@ def test_an_optimizer_from_before_a_function_of_another_file_that_shards(tmp_pat
     )
     rewrite_paths([tmp_path], write=True)
     assert "# fsdp-migrate: FM446" in (tmp_path / "main.py").read_text()
+
+
+def test_parameters_that_the_wrapping_ignores_are_meant_to_be_from_before_it() -> None:
+    body = (
+        "frozen = [p for p in model.parameters() if not p.requires_grad]\n"
+        "model = FSDP(model, ignored_states=frozen)\n"
+    )
+    assert "FM446" not in {code for code, _ in codes(body)}
+    assert ("FM446", "commented") in codes(f"{body}step(frozen)\n")

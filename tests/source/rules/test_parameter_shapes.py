@@ -77,3 +77,19 @@ def test_values_of_a_state_that_was_saved_are_not_parameters() -> None:
         "            print(v.dim() == 0, names)\n"
     )
     assert "FM318" not in {code for code, _ in codes(body)}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "optim_factory.add_weight_decay(model.module, 0.1)",
+        "optim_factory.create_optimizer(args, model)",
+        "timm.optim.param_groups_weight_decay(model)",
+    ],
+)
+def test_functions_of_timm_that_group_by_shape(call: str) -> None:
+    body = (
+        f"import timm\nimport timm.optim.optim_factory as optim_factory\nmodel = FSDP(net)\ngroups = {call}\n"
+    )
+    assert ("FM318", "commented") in codes(body)
+    assert ("FM318", "commented") not in codes(body.replace("FSDP(net)", "net"))

@@ -164,3 +164,26 @@ def test_an_optimizer_that_a_function_is_given(
 ) -> None:
     found = codes(f"def run({model}, m2):\n    pass\ndef save(held, opt, path):\n{body}")
     assert (("FM425", "commented") in found) is (is_said and is_sharded)
+
+
+def test_a_state_beside_that_of_what_the_wrapper_holds() -> None:
+    body = (
+        "def train(model, optimizer):\n"
+        "    torch.save({'m': model.module.state_dict(), 'o': optimizer.state_dict()}, path)\n"
+        "model = FSDP(net)\ntrain(model, optimizer)\n"
+    )
+    assert ("FM425", "commented") in codes(body)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_said"),
+    [
+        ("checkpoint['optimizer']", True),
+        ("to_device(checkpoint['optim'], model)", True),
+        ("FSDP.optim_state_dict_to_load(model, optimizer, checkpoint['optim'])", False),
+        ("states[0]", False),
+    ],
+)
+def test_an_item_of_a_checkpoint_by_its_name(state: str, *, is_said: bool) -> None:
+    body = f"def load(model: FSDP, optimizer, checkpoint):\n    optimizer.load_state_dict({state})\n"
+    assert (("FM425", "commented") in codes(body)) is is_said

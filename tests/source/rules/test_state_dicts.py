@@ -249,3 +249,53 @@ def test_what_asks_a_model_that_may_be_ddps_for_its_state() -> None:
         "model.save_pretrained(folder)\n"
     )
     assert ("FM333", "commented") in codes(body)
+
+
+def test_what_is_asked_above_the_wrapping_is_of_a_plain_model() -> None:
+    body = (
+        "def wrap(model, sharded):\n    if sharded:\n        model = FSDP(model)\n"
+        f"        FSDP.set_state_dict_type(model, {RANK0})\n    return model, 'fsdp'\n\n\n"
+        "def main(model, path):\n    target = model.state_dict()\n    model.load_state_dict(target)\n"
+        "    model, kind = wrap(model, True)\n    return model.state_dict()\n"
+    )
+    after = plain(body)
+    assert "    target = model.state_dict()\n    model.load_state_dict(target)\n" in after
+    assert "    return get_model_state_dict(model, options=" in after
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "rank == 0",
+        "0 == dist.get_rank()",
+        "not args.local_rank",
+        "is_main_process() and save",
+        "self.is_master",
+        "accelerator.is_local_main_process",
+    ],
+)
+def test_one_rank_alone_asks_for_no_state_of_all(test: str) -> None:
+    ask = "torch.save(model.module.state_dict(), path)\n"
+    assert ("FM308", "commented") in codes(f"{MODEL}if {test}:\n    {ask}")
+    assert ("FM308", "rewritten") in codes(f"{MODEL}if {test}:\n    pass\nelse:\n    {ask}")
+
+
+def test_one_rank_alone_behind_a_return() -> None:
+    body = (
+        "def save(model: FSDP, rank, path):\n    if rank != 0:\n        return\n"
+        "    torch.save(model.module.state_dict(), path)\n"
+    )
+    assert ("FM308", "commented") in codes(body)
+
+
+@pytest.mark.parametrize(
+    ("group", "is_own"), [("process_group=group", True), ("process_group=None", False), ("", False)]
+)
+def test_rank_zero_of_a_process_group_is_not_that_of_all(group: str, *, is_own: bool) -> None:
+    body = (
+        f"model = FSDP(net, {group})\n"
+        f"with FSDP.state_dict_type(model, {RANK0}):\n    state = model.state_dict()\n"
+    )
+    after = turned(body)
+    assert ('state = full_state_dict(model).get("model", {})\n' in after) is is_own
+    assert ("state = get_model_state_dict(model, " in after) is not is_own

@@ -1,0 +1,49 @@
+"""Branches that one rank alone runs, such as ``if rank == 0:``; what all ranks must call hangs there."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted, text_of
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.guards import Guards
+
+
+_RANK = re.compile(r"(^|_)rank$")
+_FIRST = re.compile(r"^(is_)?(local_|global_)?(main|master|rank_?0|rank_?zero)(_process|_node|_rank)?$")
+
+
+def is_of_one_rank(guards: Guards, node: cst.CSTNode) -> bool:
+    """Tell whether a place is reached by one rank, or by one of each node, as far as names tell."""
+    return any(_says_so(test, truth=truth) for test, truth in guards.facts(node))
+
+
+def _says_so(test: cst.BaseExpression, *, truth: bool) -> bool:
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return _says_so(test.expression, truth=not truth) or (truth and _is_rank(test.expression))
+    if isinstance(test, cst.BooleanOperation):
+        found = [_says_so(part, truth=truth) for part in (test.left, test.right)]
+        return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
+    if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+        other = test.comparisons[0]
+        sides = (test.left, other.comparator)
+        is_zero = any(text_of(side) in {"0", '"0"', "'0'"} for side in sides)
+        is_same = isinstance(other.operator, cst.Equal if truth else cst.NotEqual)
+        return is_same and is_zero and any(map(_is_rank, sides))
+    return truth and _FIRST.match(_last(test)) is not None
+
+
+def _is_rank(node: cst.BaseExpression) -> bool:
+    return _RANK.search(_last(node)) is not None
+
+
+def _last(node: cst.BaseExpression) -> str:
+    """Return the last part of a name, or of that of a function that is called without arguments."""
+    if isinstance(node, cst.Call):
+        return _last(node.func) if not node.args else ""
+    return (dotted(node) or "").split(".")[-1].lower().lstrip("_")
