@@ -93,14 +93,12 @@ class Models:
         self._objects = objects(self.index)
         self._is_lightnings = trains_by_fsdp1(self.index, is_told=self.links.is_trained)
         for model, call in given_as_models(self.index, self.guards):
-            key = self._key(model)
-            if key is not None:
+            if (key := self._key(model)) is not None:
                 self._add(key, {"fsdp"})
                 self.evidence.setdefault(key, []).append(call)
         self._note_links()
         before = -1
-        # Each pass may make known what an earlier line depends on. Facts only grow, so one that adds none is
-        # the last.
+        # A pass may tell what an earlier line depends on. Facts only grow: one that adds none is the last.
         for _ in range(_MAX_PASSES):
             self._pass()
             size = sum(map(len, self.facts.values())) + sum(map(len, self.returns.values()))
@@ -126,9 +124,9 @@ class Models:
         ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
         """
         key = self._key(node)
-        made = self.made.get(key, []) if key is not None else []
         if key is None or key in self.given:
             return False
+        made = self.made.get(key, [])
         if not made:
             evidence = self.evidence.get(key, ())
             return bool(evidence) and all(self.index.excludes(each, node) for each in evidence)
