@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
-from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.errors import CheckpointReadError, FSDPMigrateError
 from fsdp_migrate.findings import Finding, counted, make_finding
 
 
@@ -72,8 +72,11 @@ def look_for_equal_moments(
 ) -> Iterator[Finding]:
     """Yield a finding for each optimizer whose moments are the same bytes, or the same bits in a sample.
 
-    Of a few parameters, small and large ones, some elements are read. What cannot be read is passed over: who
-    reads all of it says so.
+    Of a few parameters, small and large ones, some elements are read. What is missing or damaged is passed
+    over: who reads all of it says so.
+
+    Raises:
+        CheckpointReadError: The system fails to read some of them.
     """
     by_place = list(
         find_equal_moments(
@@ -138,6 +141,8 @@ def _first_same(folder: Folder, pairs: Sequence[Pair]) -> TensorEntry | None:
         box = (0,) * len(first.shape), _leading(first.shape)
         try:
             values, others = (_read(folder, entry, box) for entry in (first, second))
+        except CheckpointReadError:
+            raise  # the system's: whoever converts must not go on without this look
         except FSDPMigrateError:
             continue
         if any(values) and values == others:
