@@ -9,17 +9,20 @@ the fault, so a few are read.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
+from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.errors import CheckpointReadError, FSDPMigrateError
 from fsdp_migrate.findings import Finding, counted, make_finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, Shape
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Part
@@ -35,6 +38,7 @@ _ELEMENTS: Final = 4096
 # Parameters that were never stepped have zeros for moments, which tell nothing.
 _MOST_READ: Final = 8
 _MOST_TELLING: Final = 3
+_FEWEST: Final = 2
 
 # Of Adam and its kin, Adamax, Adadelta, RMSprop and Rprop. Not `max_exp_avg_sq`, which may equal the other.
 _NAMES: Final = {
@@ -128,8 +132,7 @@ def _finding(part: Part, count: str, key: str, how: str) -> Finding:
 
 
 def _first_same(folder: Folder, pairs: Sequence[Pair]) -> TensorEntry | None:
-    """Return a first moment that has the bits of the second, of those that are read; zeros tell nothing."""
-    # Of one element both may be the same by chance.
+    """Return a first moment that has the bits of the second, of those that are read and tell."""
     able = [
         p for p in pairs if math.prod(p[0].shape) > 1 and (p[0].shape, p[0].dtype) == (p[1].shape, p[1].dtype)
     ]
@@ -145,12 +148,34 @@ def _first_same(folder: Folder, pairs: Sequence[Pair]) -> TensorEntry | None:
             raise  # the system's: whoever converts must not go on without this look
         except FSDPMigrateError:
             continue
-        if any(values) and values == others:
+        tells = any(shows_fault(first.dtype, [each]) for each in (values, others))
+        if tells and values == others:
             return first
-        telling += any(values) or any(others)
+        telling += tells
         if telling == _MOST_TELLING:
             break
     return None
+
+
+def shows_fault(dtype: str, blocks: Iterable[bytes | memoryview]) -> bool:
+    """Tell whether a moment shows the fault, if the other one is the same.
+
+    Zeros show nothing. Nor does one value beside them: gradients that are all 1, as a sum gives them for a
+    bias, make RMSprop's two averages the same.
+
+    Example:
+        >>> shows_fault("uint8", [bytes(4), bytes([7])]), shows_fault("uint8", [bytes(4), bytes([7, 8])])
+        (False, True)
+    """
+    width = min(DTYPES[dtype].itemsize, 8)  # of complex128 the halves
+    seen: list[Any] = []
+    for block in blocks:
+        values = np.frombuffer(block, f"u{width}")
+        while (values := values[~np.isin(values, seen)]).size:
+            seen.append(values[0])
+            if len(seen) > _FEWEST:
+                return True
+    return False
 
 
 def _leading(shape: Shape) -> Shape:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import load_item, open_item, tensor_in
 from fsdp_migrate.checkpoint_convert.formats.tensor_reader import (
     TensorSource,
@@ -17,7 +15,7 @@ from fsdp_migrate.checkpoint_convert.formats.tensor_reader import (
 from fsdp_migrate.checkpoint_convert.formats.whole_files import SAVED_SUFFIXES, open_whole_file
 from fsdp_migrate.checkpoint_convert.formats.zip_check import check_archive
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Manifest, TensorEntry
-from fsdp_migrate.checkpoint_convert.sources.equal_moments import find_equal_moments
+from fsdp_migrate.checkpoint_convert.sources.equal_moments import find_equal_moments, shows_fault
 from fsdp_migrate.checkpoint_convert.storage.threads import Advance, run_workers
 from fsdp_migrate.errors import CheckpointFormatError, FSDPMigrateError, UnsafePickleError
 from fsdp_migrate.findings import Finding, counted, in_lines, make_finding
@@ -214,11 +212,9 @@ def _equal_moments(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
     parts = [part for part in manifest.parts if part.name not in told]
 
     def are_equal(first: TensorEntry, second: TensorEntry) -> bool:
-        return hold_same_bits(folder, first, second, block_bytes=_BLOCK) and not _is_zero(folder, first)
+        box = (0,) * len(first.shape), first.shape
+        return hold_same_bits(folder, first, second, block_bytes=_BLOCK) and shows_fault(
+            first.dtype, TensorSource(folder, _BLOCK).read(first, box)
+        )
 
     return find_equal_moments(manifest.entries, parts, are_equal, "they have the same bits.")
-
-
-def _is_zero(folder: Folder, entry: TensorEntry) -> bool:
-    blocks = TensorSource(folder, _BLOCK).read(entry, ((0,) * len(entry.shape), entry.shape))
-    return not any(np.frombuffer(block, np.uint8).any() for block in blocks)

@@ -10,6 +10,7 @@ import torch
 
 from fsdp_migrate.checkpoint_convert import (
     OutputOptions,
+    check_checkpoint,
     convert_checkpoint,
     inspect_checkpoint,
     plan_conversion,
@@ -127,6 +128,20 @@ def test_a_corrupt_optimizer_is_found_where_it_was_saved_again(tmp_path: Path) -
     assert "FM217" not in {
         f.code for f in inspect_checkpoint(save_with_torch(state, tmp_path / "b")).findings
     }
+
+
+def test_equal_averages_of_gradients_of_one_are_no_fault(tmp_path: Path) -> None:
+    """With a real optimizer: RMSprop keeps averages of gradients and of their squares."""
+    model = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.RMSprop(model.parameters(), centered=True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.eye(3)[:1]).sum().backward()
+        optimizer.step()
+    moments = optimizer.state[model.weight]
+    assert torch.equal(moments["grad_avg"], moments["square_avg"])
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    assert "FM217" not in {f.code for f in check_checkpoint(save_with_torch(state, tmp_path)).findings}
 
 
 def test_little_is_read_of_moments_however_many_there_are(
