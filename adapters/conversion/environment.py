@@ -82,7 +82,8 @@ def _hint(given: dict[str, str], settings: Settings | None) -> str:
     if set(given) <= _SAME:
         return (
             "They mean the same under FSDP2. HF Trainer's `fsdp_config` or a config file says which of the "
-            "two runs; where nothing else does, set `FSDP_VERSION=2` too."
+            "two runs; where nothing else does, set `FSDP_VERSION=2` too, and "
+            "`FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`, which only FSDP1 takes by itself."
         )
     block = {_KEYS[name]: value for name, value in given.items() if name != SWITCH}
     document = json.dumps({"distributed_type": "FSDP", "fsdp_config": block})

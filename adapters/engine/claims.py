@@ -87,6 +87,10 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
         ),
         "forward_prefetch_refused": Claim("`forward_prefetch` is refused under FSDP2", since="1.6"),
         "local_refused": Claim("LOCAL_STATE_DICT is refused under FSDP2", since="1.6"),
+        "state_by_version": Claim(
+            "without `fsdp_state_dict_type` FSDP1 saves FULL_STATE_DICT, and FSDP2 SHARDED_STATE_DICT",
+            since="1.6",
+        ),
         "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }
 )

@@ -7,9 +7,11 @@ written back as Python. Findings that need action become comments above the plac
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.text import convert_text
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 from fsdp_migrate.source.python.items import ItemChange
@@ -53,6 +55,17 @@ class Converted:
     code: str = ""
     is_fsdp2: bool = False
     is_refused: bool = False
+
+
+def said_of_environment(given: Mapping[str, str]) -> str:
+    """Return what to set for FSDP2 in place of Accelerate's variables, as is said of a shell script's.
+
+    Example:
+        >>> said_of_environment({"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"})
+        'For FSDP2 set ...FSDP_RESHARD_AFTER_FORWARD=false...'
+    """
+    _, findings = told_by_environment("\n".join(f"{n}={shlex.quote(value)}" for n, value in given.items()))
+    return " ".join(f"{each.hint or each.message}" for each in findings)
 
 
 def convert_settings(framework: str, document: dict[str, Any], values: Values) -> Converted:

@@ -86,10 +86,11 @@ print(json.dumps(found))
 
 def test_what_is_claimed_of_accelerate() -> None:
     two = {"FSDP_VERSION": "2"}
-    one, sharded, full, local = run(
+    one, alone, sharded, full, local = run(
         PLUGIN,
         [
             {"FSDP_VERSION": "1", "FSDP_RESHARD_AFTER_FORWARD": "SHARD_GRAD_OP"},
+            two,
             {**two, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"},
             {**two, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"},
             {**two, "FSDP_STATE_DICT_TYPE": "LOCAL_STATE_DICT"},
@@ -97,6 +98,7 @@ def test_what_is_claimed_of_accelerate() -> None:
     )
     flags = set(run(FLAGS)["flags"])
     found = {
+        "state_by_version": (one["state"], alone.get("state")) == ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
         "fsdp2": sharded.get("version") == 2,
         "full_state_dict": full.get("state") == "FULL_STATE_DICT",
         "prefetch_policy_unread": "fsdp_backward_prefetch_policy" not in flags,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
+from fsdp_migrate.adapters.conversion.unknown import SWITCH
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
@@ -22,6 +23,7 @@ from fsdp_migrate.source.settings_in_python import (
     in_sentences,
     item_changes,
     said_of,
+    said_of_environment,
 )
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -51,12 +53,10 @@ _LAUNCHED = (
     "its settings come from the config that `accelerate launch` reads: convert that one, "
     "`fsdp-migrate config FILE`, and this stays as it is. Where there is no such file:"
 )
-_SWITCH = "ACCELERATE_USE_FSDP"
-_ENVIRONMENT = (
-    "Accelerate makes its plugin of these variables of the environment: set FSDP_VERSION to 2 as well, and "
-    "FSDP_RESHARD_AFTER_FORWARD to true (to false for SHARD_GRAD_OP) in place of FSDP_SHARDING_STRATEGY; "
-    "without FSDP_STATE_DICT_TYPE it saves SHARDED_STATE_DICT then, where it saved FULL_STATE_DICT. "
-    "FSDP_USE_ORIG_PARAMS, FSDP_SYNC_MODULE_STATES and FSDP_FORWARD_PREFETCH are not read."
+_ENVIRONMENT = "Accelerate makes its plugin of these variables of the environment. {}"
+_ANY_VALUES = (
+    "Set FSDP_VERSION to 2 as well. What else changes depends on their values, which are not seen here: "
+    "write them as NAME=value into a file env.sh, and `fsdp-migrate config env.sh` says it."
 )
 _IN_ENVIRONMENT = "stays: the variables of the environment that this source sets say how it shards"
 _HIDDEN = "some arguments stand behind `*` or `**`, or have no names"
@@ -109,7 +109,7 @@ def find(source: Source) -> Iterator[Found]:
             yield from _of_name(source, node)
     if "FSDP_VERSION" not in source.code:
         for switch in _switches(source):
-            yield Found("FM320", switch, _ENVIRONMENT, "commented")
+            yield Found("FM320", switch, _ENVIRONMENT.format(_of_variables(source)), "commented")
     for assign in source.assignments:
         for target in assign.targets:
             if _SET_POLICY.search(dotted(target.target) or ""):
@@ -118,20 +118,40 @@ def find(source: Source) -> Iterator[Found]:
 
 def _switches(source: Source) -> Iterator[cst.CSTNode]:
     """Yield what switches FSDP on in the environment: ``os.environ["ACCELERATE_USE_FSDP"] = "true"``."""
+    for node, name, value in _variables(source):
+        if name == SWITCH and text_of(value).strip("'\"").lower() not in {"0", "false"}:
+            yield node
+
+
+def _variables(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseExpression]]:
+    """Yield where a source sets a variable of the environment, with its name and what it is set to."""
     for assign in source.assignments:
-        if text_of(assign.value).strip("'\"").lower() in {"0", "false"}:
-            continue
         for target in assign.targets:
             held = target.target
             if isinstance(held, cst.Subscript) and (dotted(held.value) or "").split(".")[-1] == "environ":
-                yield from (assign,) if _SWITCH in text_of(held.slice[0]) else ()
+                yield assign, text_of(held.slice[0]).strip("'\""), assign.value
     for call in source.calls:
-        func = dotted(call.func) or ""
-        names = {arg.keyword.value for arg in call.args if arg.keyword is not None}
-        first = call.args[0].value if call.args and func.endswith("environ.setdefault") else None
-        is_first = isinstance(first, cst.SimpleString) and first.evaluated_value == _SWITCH
-        if is_first or (func.endswith("environ.update") and _SWITCH in names):
-            yield call
+        func, placed = dotted(call.func) or "", [arg.value for arg in call.args if arg.keyword is None]
+        if func.endswith("environ.setdefault") and len(placed) == 2:
+            yield call, text_of(placed[0]).strip("'\""), placed[1]
+        elif func.endswith("environ.update"):
+            named = ((arg.keyword.value, arg.value) for arg in call.args if arg.keyword is not None)
+            yield from ((call, name, value) for name, value in named)
+            for each in placed[0].elements if placed and isinstance(placed[0], cst.Dict) else ():
+                if isinstance(each, cst.DictElement):
+                    yield call, text_of(each.key).strip("'\""), each.value
+
+
+def _of_variables(source: Source) -> str:
+    """Say what to set in place of the variables, if the source shows all of their values."""
+    given: dict[str, str] = {}
+    for _, name, value in _variables(source):
+        if name == SWITCH or name.startswith("FSDP_"):
+            known = isinstance(value, cst.SimpleString) and given.get(name) in {None, value.evaluated_value}
+            if not known:
+                return _ANY_VALUES
+            given[name] = str(cst.ensure_type(value, cst.SimpleString).evaluated_value)
+    return said_of_environment(given) or _ANY_VALUES
 
 
 def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:

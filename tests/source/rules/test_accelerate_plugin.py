@@ -169,5 +169,17 @@ def test_settings_in_the_environment_are_said_where_they_are_set(switch: str) ->
     assert "`accelerate launch` reads" not in said
     done = body.replace("p = ", 'os.environ["FSDP_VERSION"] = "2"\np = ')
     assert comments(done, ACCELERATE) == ""
+    assert "set `FSDP_VERSION=2` too, and `FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`" in said
     off = "import os\nos.environ['ACCELERATE_USE_FSDP'] = 'false'\n"
     assert comments(off, ACCELERATE) == ""
+
+
+def test_what_to_set_in_the_environment_is_said_by_the_values() -> None:
+    body = (
+        'import os\nos.environ["ACCELERATE_USE_FSDP"] = "true"\n'
+        'os.environ.update({"FSDP_SHARDING_STRATEGY": %s})\n'
+    )
+    said = comments(body % '"SHARD_GRAD_OP"', ACCELERATE)
+    assert "FSDP_RESHARD_AFTER_FORWARD=false FSDP_VERSION=2 FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`" in said
+    assert "and not `FSDP_SHARDING_STRATEGY`" in said
+    assert "depends on their values, which are not seen here" in comments(body % "strategy", ACCELERATE)
