@@ -42,7 +42,6 @@ _SPEAKS_OF_FSDP = re.compile(
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
 _ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
-_LIGHTNINGS = " of Lightning's Trainer"
 _VERSION = b"pytorch-lightning_version"
 _START = 4096
 _ONE_FILE = frozenset({"file", "safetensors"})
@@ -84,6 +83,7 @@ class CheckpointFound:
         target: Where its conversion belongs: apart, so that nothing takes it for the newest of the old run.
         is_converted: Whether there is something at the target already.
         is_latest: Whether none of the same run is newer.
+        is_lightnings: Whether it is a file that Lightning's Trainer saved.
     """
 
     path: str
@@ -93,16 +93,12 @@ class CheckpointFound:
     target: str = ""
     is_converted: bool = False
     is_latest: bool = True
+    is_lightnings: bool = False
 
     @property
     def is_full(self) -> bool:
         """Tell whether it is a full state, which the functions for full states read as it is."""
         return self.layout.startswith("full state")
-
-    @property
-    def is_lightnings(self) -> bool:
-        """Tell whether it is a file that Lightning's Trainer saved."""
-        return self.layout.endswith(_LIGHTNINGS)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -274,8 +270,11 @@ def _of_file(path: Path) -> Iterator[CheckpointFound]:
     if path.suffix == ".safetensors":
         yield CheckpointFound(str(path), _as_words(layout_title("safetensors")))
     elif path.suffix in _SAVED and _is_checkpoint(path):
-        more = _LIGHTNINGS if _is_lightnings(path) else ""
-        yield CheckpointFound(str(path), _as_words(layout_title("file")) + more)
+        layout = _as_words(layout_title("file"))
+        if _is_lightnings(path):
+            yield CheckpointFound(str(path), f"{layout} of Lightning's Trainer", is_lightnings=True)
+        else:
+            yield CheckpointFound(str(path), layout)
 
 
 def _is_lightnings(path: Path) -> bool:
