@@ -116,7 +116,7 @@ def test_a_damaged_value_is_an_error_although_only_names_change(tmp_path: Path) 
 
 
 def test_equal_moments_are_found(tmp_path: Path) -> None:
-    moments = {"exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)}
+    moments = {"exp_avg": torch.arange(1.0, 4.0), "exp_avg_sq": torch.arange(1.0, 4.0)}
     zeros = {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
     state = {
         "model": {"a": torch.ones(3), "b": torch.ones(3)},
