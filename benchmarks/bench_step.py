@@ -1,6 +1,6 @@
 """A training step of a prepared model against one sharded by hand, FSDP1, and one with skipped units joined.
 
-python benchmarks/bench_step.py [--rounds 100] [--width 256]
+python benchmarks/bench_step.py [--rounds 400] [--width 256]
 
 Two gloo ranks on the CPU. Steps of the models take turns, so that whatever else the machine does
 falls on all of them; the ratio is the median of the rounds' ratios. Exits with 1 where the prepared model is
@@ -125,7 +125,7 @@ def paired_ratio(seconds: dict[str, list[float]], other: str) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--width", type=int, default=256)
     options = parser.parse_args()
     seconds, processor = run_ranks(measure, options.rounds, options.width, timeout=500)[0]
