@@ -20,12 +20,12 @@ from fsdp_migrate.source.project import (
     Place,
     Project,
     bound,
-    calls_of,
     dotted,
     is_seen_alone,
 )
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, Fact, ProjectKinds, is_about, step_of, targets_of
+from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere
 from fsdp_migrate.source.python.links import NOTHING, Links
@@ -34,12 +34,16 @@ from fsdp_migrate.source.python.links import NOTHING, Links
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
-    from typing import Any
+    from typing import TypeVar
 
+    from fsdp_migrate.source.project_kinds import Key
+    from fsdp_migrate.source.project_scopes import Scope, Statement
     from fsdp_migrate.source.python.links import Fields
 
+    _Key = TypeVar("_Key", str, Fact)
 
-_MAX_PASSES = 8
+
+_MAX_PASSES = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
 
@@ -68,13 +72,15 @@ class _Following(ProjectKinds):
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
-    _calls: dict[ast.stmt, list[ast.Call]] = field(default_factory=dict, repr=False)
+    _scopes: dict[Module, list[Scope]] = field(default_factory=dict, repr=False)
+    _news: set[Scope] = field(default_factory=set, repr=False)
+    """The scopes to go through: they are new, or asked for something of which more was found since."""
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
         self._look_at(path for path, text in self.project.texts.items() if catalog.FSDP in text)
         for _ in range(_MAX_PASSES):
-            before = self._size()
+            before = len(self.looked_at)
             self.seen.clear()
             for module in tuple(self.looked_at):
                 self._module(module)
@@ -82,12 +88,23 @@ class _Following(ProjectKinds):
             self._names |= self._makers()
             # By imports alone: a function called `train` returns a Trainer in many projects.
             self._look_at(self.project.importing(self._givers() - self._names))
-            if self._size() == before:
+            if len(self.looked_at) == before and not self._news:
                 break
 
-    def _size(self) -> int:
-        tables: tuple[dict[Any, set[str]], ...] = (self.facts, self.returns)
-        return len(self.looked_at) + sum(len(found) for table in tables for found in table.values())
+    def _found_more(self, key: Key) -> None:
+        """Note that more is known of something: the scopes that asked for it are gone through again."""
+        self._news |= self.askers.get(key, set())
+
+    def _update(self, table: dict[_Key, set[str]], key: _Key, kinds: Collection[str]) -> None:
+        found = table.setdefault(key, set())
+        if not found.issuperset(kinds):
+            found.update(kinds)
+            self._found_more(key)
+
+    def _note_holder(self, key: str) -> None:
+        if key not in self.holders:
+            self.holders.add(key)
+            self._found_more(key)
 
     def _look_at(self, paths: Iterable[Path]) -> None:
         seen = {module.path for module in self.looked_at}
@@ -112,35 +129,22 @@ class _Following(ProjectKinds):
         return {key.rpartition(":")[2].split(".")[-1] for key in held} - {"", "__init__", "main", "forward"}
 
     def _module(self, module: Module) -> None:
-        self._body(module.tree.body, Place(module, ""))
-
-    def _body(self, body: Iterable[ast.stmt], place: Place) -> None:
-        for node in body:
-            here = replace(place, line=node.lineno)
-            if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-                name = f"{place.scope}.{node.name}" if place.scope else node.name
-                if not isinstance(node, ast.ClassDef):
-                    self._parameters(node, place)
-                self._body(node.body, Place(place.module, name))
+        if module not in self._scopes:
+            self._scopes[module] = scopes_of(module)
+            self._news.update(self._scopes[module])
+        for scope in self._scopes[module]:
+            if scope not in self._news:
                 continue
-            if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
-                here = replace(here, loops=(*place.loops, node))
-            if isinstance(node, ast.With) and any("state_dict_type" in ast.dump(i) for i in node.items):
-                here = replace(here, is_typed=True)
-            self._statement(node, here)
-            for inner in ("body", "orelse", "finalbody"):
-                self._body(getattr(node, inner, ()), here)
-            for handler in getattr(node, "handlers", ()):
-                self._body(handler.body, here)
+            self._news.discard(scope)
+            self.asker = scope
+            for function, place in scope.functions:
+                self._parameters(function, place)
+            for statement in scope.statements:
+                self._statement(statement)
 
-    def _calls_of(self, node: ast.stmt) -> list[ast.Call]:
-        """Return the calls of a statement, which each pass asks for."""
-        if node not in self._calls:
-            self._calls[node] = list(calls_of(node))
-        return self._calls[node]
-
-    def _statement(self, node: ast.stmt, place: Place) -> None:
-        for call in self._calls_of(node):
+    def _statement(self, statement: Statement) -> None:
+        node, place = statement.node, statement.place
+        for call in statement.calls:
             self._call(call, place)
             self._adds(call, place)
         if isinstance(node, (ast.For, ast.AsyncFor)):
@@ -176,18 +180,17 @@ class _Following(ProjectKinds):
         key = self._key(text, place)
         self._add(key, kinds)
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
-            self.holders.add(key[0])
-        mark = (place.line, place.loops)
-        if "fsdp" in kinds and mark not in self.made.setdefault(
-            (f"{place.module.path}:{place.scope}", text), []
-        ):
-            self.made[f"{place.module.path}:{place.scope}", text].append(mark)
+            self._note_holder(key[0])
+        mark, here = (place.line, place.loops), (f"{place.module.path}:{place.scope}", text)
+        if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
+            self.made[here].append(mark)
+            self._found_more(here)
 
     def _add(self, fact: Fact, kinds: Collection[str], *, from_others: bool = False) -> None:
         if kinds:
-            self.facts.setdefault(fact, set()).update(kinds)
+            self._update(self.facts, fact, kinds)
             if from_others:
-                self.from_others.setdefault(fact, set()).update(kinds)
+                self._update(self.from_others, fact, kinds)
 
     def _set_on_object(self, text: str, kinds: set[str], place: Place) -> None:
         """Note what is set on an object from outside of its class: ``trainer.model = FSDP(net)``."""
@@ -198,7 +201,7 @@ class _Following(ProjectKinds):
             self._add(self._key(start, place), put(attribute(last), kinds))
         for owner, _ in tuple(self.objects_in(self.lookup(start, place))):
             self._add((owner.key, f"self.{last}"), kinds, from_others=True)
-            self.holders.add(owner.key)
+            self._note_holder(owner.key)
             self._look_at([owner.module.path])
 
     def _loop(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
@@ -231,10 +234,12 @@ class _Following(ProjectKinds):
         scope = f"{place.module.path}:{place.scope}"
         node = self.project.node(place.module, place.scope)
         names = [arg.arg for arg in node.args.args] if isinstance(node, _FUNCTIONS) else []
+        for name in names:
+            self.ask((scope, name))
         given = {kind for name in names for kind in self.facts.get((scope, name), ())}
         kinds = self.kinds(value, place) - inside_of(given)
         if kinds:
-            self.returns.setdefault(f"{place.module.path}:{place.scope}", set()).update(kinds)
+            self._update(self.returns, f"{place.module.path}:{place.scope}", kinds)
 
     def _adds(self, call: ast.Call, place: Place) -> None:
         """Note what a call puts into a list or a dict: ``models.append(FSDP(net))``."""
@@ -289,7 +294,7 @@ class _Following(ProjectKinds):
                 if not kinds:
                     continue
                 if made is None and isinstance(definition.node, ast.ClassDef) and self._is_about(kinds):
-                    self.holders.add(definition.key)  # a dataclass
+                    self._note_holder(definition.key)  # a dataclass
                 # What a file shows by itself counts there by its place, above or below the wrapping; what it
                 # is told of counts everywhere.
                 is_told = not is_seen_alone(definition, call, place)
@@ -301,6 +306,7 @@ class _Following(ProjectKinds):
 
     def _holds(self, owner: Definition, depth: int = 0) -> bool:
         """Tell whether objects of a class, or of one that it derives from, hold models."""
+        self.ask(owner.key)
         if owner.key in self.holders:
             return True
         return depth < 4 and any(self._holds(base, depth + 1) for base in self.project.bases(owner))
@@ -327,7 +333,7 @@ class _Following(ProjectKinds):
     def _note_gives(self, func: ast.expr, place: Place, definition: Definition) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
         written = self._written(func, place)
-        found = set(self.returns.get(definition.key, ()))
+        found = set(self.returned(definition))
         if isinstance(definition.node, ast.ClassDef):
             found |= {"fsdp"} if self.project.is_subclass(definition) else set()
         if found and written:

@@ -34,6 +34,8 @@ from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL,
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from fsdp_migrate.source.project_scopes import Scope
+
 
 IS = "is:"
 """Before the key of a class: an object that a call of it made, with what that call gave."""
@@ -45,6 +47,7 @@ _TOLD = _MODELS | {MAKES, "other"}
 _DEEPEST = 3
 
 Fact = tuple[str, str]
+Key = str | Fact
 
 
 @dataclass(eq=False)
@@ -64,6 +67,10 @@ class ProjectKinds:
     """The classes that objects are known of, by their keys."""
     seen: dict[ast.expr, set[str]] = field(default_factory=dict, repr=False)
     """What expressions were found to be since facts were last looked for."""
+    asker: Scope | None = None
+    """The scope whose statements are gone through."""
+    askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
+    """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
     _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
 
     def kinds(self, node: ast.expr, place: Place) -> set[str]:
@@ -138,7 +145,7 @@ class ProjectKinds:
         known = self.project.qualified(text, place)
         found |= {f"{_MAKES}{kind}" for kind in made_by(known)}
         for definition in self.called(node, place):
-            returned = self.returns.get(definition.key, set())
+            returned = self.returned(definition)
             found |= {f"{_MAKES}{kind}" for kind in returned if kind in _MODELS}
             if isinstance(definition.node, ast.ClassDef) and self.project.is_subclass(definition):
                 found.add(f"{_MAKES}fsdp")
@@ -184,7 +191,9 @@ class ProjectKinds:
             return self.of_class(owner, f"self.{text.partition('.')[2]}")
         scope = place.scope
         while True:
-            found = self.facts.get((f"{place.module.path}:{scope}", text))
+            key = (f"{place.module.path}:{scope}", text)
+            self.ask(key)
+            found = self.facts.get(key)
             if found:
                 return found
             if not scope:
@@ -195,10 +204,21 @@ class ProjectKinds:
         """Return what an attribute of a class, or of one that it derives from, may be."""
         if owner is None or depth > 4:
             return set()
+        self.ask((owner.key, text))
         found = set(self.facts.get((owner.key, text), ()))
         for base in self.project.bases(owner):
             found |= self.of_class(base, text, depth + 1)
         return found
+
+    def returned(self, definition: Definition) -> set[str]:
+        """Return what a function gives."""
+        self.ask(definition.key)
+        return self.returns.get(definition.key, set())
+
+    def ask(self, key: Key) -> None:
+        """Note that the scope which is gone through depends on what is known of something."""
+        if self.asker is not None:
+            self.askers.setdefault(key, set()).add(self.asker)
 
     def _call_kinds(self, call: ast.Call, place: Place) -> set[str]:
         text = dotted(call.func)
@@ -214,7 +234,7 @@ class ProjectKinds:
                 # A subclass of FSDP1's is no object that holds a model: a call of it makes one.
                 if not self.project.is_subclass(definition):
                     found |= {f"{IS}{definition.key}"} | self._fields(definition, call, place)
-            found |= self.returns.get(definition.key, set())
+            found |= self.returned(definition)
         made = (kind for kind in self.kinds(call.func, place) if kind.startswith(_MAKES))
         found |= {kind.removeprefix(_MAKES) for kind in made}
         if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_MODEL:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source.following import _Following, links_of
 from tests.source.projects import CLIPPED, FSDP, LOOP, WRAP, after
 
 
@@ -346,3 +347,38 @@ def test_a_process_group_that_another_file_gives(tmp_path: Path) -> None:
         "FullStateDictConfig(True, True)\n    ):\n        return model.state_dict()\n",
     }
     assert "full_state_dict(model).get(" in after(tmp_path, files, "save.py")
+
+
+def test_a_model_that_is_handed_on_through_many_files(tmp_path: Path) -> None:
+    # Each file is read before the one that it gets its model from.
+    files = {"a12.py": WRAP.replace("def wrap", "def wrap_12")}
+    for number in range(12):
+        last, own = f"a{number + 1:02}", f"wrap_{number + 1}"
+        files[f"a{number:02}.py"] = f"from {last} import {own}\ndef wrap_{number}(m):\n    return {own}(m)\n"
+    files["main.py"] = "from a00 import wrap_0\nmodel = wrap_0(net)\nmodel.clip_grad_norm_(1.0)\n"
+    assert "clip_grad_norm_(model, 1.0)" in after(tmp_path, files, "main.py")
+
+
+def test_what_nothing_new_is_known_of_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "dist.py": WRAP,
+        "box.py": "class Box:\n    def __init__(self, model):\n        self.model = model\n"
+        "    def get(self):\n        return self.model\n",
+        "base.py": "from box import Box\nfrom dist import wrap\nclass Base:\n    def setup(self, net):\n"
+        "        self.boxes = [Box(wrap(net))]\n",
+        "aim.py": "from base import Base\nclass Aim(Base):\n    def fit(self):\n"
+        "        for box in self.boxes:\n            box.get().clip_grad_norm_(1.0)\n"
+        "            train(box.model)\ndef train(net):\n    inner = net\n    inner.clip_grad_norm_(2.0)\n",
+    }
+    for name, text in files.items():
+        # All are gone through from the start, the users before the makers.
+        (tmp_path / name).write_text(f"{text}# FullyShardedDataParallel\n")
+    paths = sorted(tmp_path.iterdir())
+    links = links_of(paths)
+    assert {path.name for path in links} == {"aim.py", "base.py", "box.py", "dist.py"}
+
+    def all_again(self: _Following, key: object) -> None:
+        self._news.update(scope for scopes in self._scopes.values() for scope in scopes)
+
+    monkeypatch.setattr(_Following, "_found_more", all_again)
+    assert links_of(paths) == links

@@ -1,0 +1,52 @@
+"""Statements by the scope that they stand in."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from fsdp_migrate.source.project import Module
+from fsdp_migrate.source.project_scopes import scopes_of
+
+
+pytestmark = pytest.mark.any_torch
+
+
+SOURCE = """\
+model = wrap(net)
+class Trainer:
+    def fit(self, model):
+        for batch in data():
+            try:
+                with FSDP.state_dict_type(model, kind()):
+                    save(model)
+            except OSError:
+                retry(model)
+        else:
+            done(model)
+"""
+
+
+def test_each_statement_has_its_scope_and_its_calls_alone() -> None:
+    module = Module(Path("fit.py"), ("fit",), ast.parse(SOURCE))
+    top, trainer, fit = scopes_of(module)
+    assert [ast.unparse(each.node) for each in top.statements] == ["model = wrap(net)"]
+    assert [function.name for function, _ in trainer.functions] == ["fit"]
+    assert {each.place.scope for each in fit.statements} == {"Trainer.fit"}
+    calls = {ast.unparse(call): each.place for each in fit.statements for call in each.calls}
+    assert set(calls) == {
+        "data()",
+        "kind()",
+        "FSDP.state_dict_type(model, kind())",
+        "save(model)",
+        "retry(model)",
+        "done(model)",
+    }
+    assert {name for name, place in calls.items() if place.is_typed} == {
+        "kind()",
+        "FSDP.state_dict_type(model, kind())",
+        "save(model)",
+    }
+    assert all(len(place.loops) == 1 for place in calls.values())
