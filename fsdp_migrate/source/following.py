@@ -389,7 +389,15 @@ class _Following(ProjectKinds):
                 if is_class is not is_own or not (is_own or self.lookup(text[: text.rindex(".")], place)):
                     continue
                 own = self.facts.get((key, text), set())
-                node = ast.parse(text, mode="eval").body
-                told = self.told(self.text_kinds(text, node, place) - own)
+                told = self.told(self.text_kinds(text, _node_of(text), place) - own)
                 if told:
                     yield (name, text), set(told)
+
+
+def _node_of(text: str) -> ast.expr:
+    """Return the node of a dotted name, as if it stood on the first line."""
+    first, *rest = text.split(".")
+    node: ast.expr = ast.Name(first, ast.Load(), lineno=1)
+    for name in rest:
+        node = ast.Attribute(node, name, ast.Load(), lineno=1)
+    return node

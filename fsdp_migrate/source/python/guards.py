@@ -31,6 +31,13 @@ _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parall
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
+_TELL = frozenset(
+    {
+        *(cst.If, cst.IfExp, cst.While, cst.BooleanOperation, *_COMPREHENSIONS),
+        *(cst.IndentedBlock, cst.Module, cst.FunctionDef, cst.ClassDef),
+    }
+)
+"""What a node can stand in that tells something of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +94,9 @@ class Guards:
         """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
         below: cst.CSTNode = node
         for above in self.index.ancestors(node):
+            if type(above) not in _TELL:
+                below = above
+                continue
             if isinstance(above, (cst.If, cst.IfExp)) and below is not above.test:
                 yield above.test, below is above.body
             elif isinstance(above, cst.While) and below is above.body:

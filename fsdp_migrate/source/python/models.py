@@ -109,12 +109,12 @@ class Models:
 
     def certainty(self, node: cst.CSTNode) -> Certainty | None:
         """Tell whether an expression is an FSDP1 model, as far as this source shows."""
-        if not isinstance(node, cst.BaseExpression) or self.is_before_wrapping(node):
+        if not isinstance(node, cst.BaseExpression):
+            return None
+        kinds = whole(self.kinds(node))  # first: most are no model, and the rest is slow
+        if "fsdp" not in kinds or self.is_before_wrapping(node):
             return None
         if self.is_other_branch(node) or self._was_just_wrapped_by_ddp(node):
-            return None
-        kinds = whole(self.kinds(node))
-        if "fsdp" not in kinds:
             return None
         return "certain" if kinds == {"fsdp"} else "mixed"
 

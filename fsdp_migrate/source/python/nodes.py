@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import libcst as cst
 
@@ -56,7 +56,13 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 def walk_for(node: cst.CSTNode, kind: type[NodeT]) -> Iterator[NodeT]:
     """Yield every node of a kind at or below a node."""
-    return (found for found in walk(node) if isinstance(found, kind))
+    wanted: dict[type, bool] = {}
+    for found in walk(node):
+        known = wanted.get(type(found))
+        if known is None:
+            known = wanted[type(found)] = isinstance(found, kind)
+        if known:
+            yield cast("NodeT", found)
 
 
 def code(node: cst.CSTNode) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import children, dotted
+from fsdp_migrate.source.python.nodes import NodeT, children, dotted
 
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class Index:
     by_kind: dict[type, list[cst.CSTNode]] = field(default_factory=dict)
     stars: set[str] = field(default_factory=set)
     """The modules all of whose names are imported."""
+    _above: dict[int, cst.CSTNode] = field(default_factory=dict, repr=False)
+    """The parents by identity, which Python finds without a call of a node's own hash."""
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
     _reached: dict[cst.CSTNode, list[Binding]] = field(default_factory=dict, repr=False)
 
@@ -101,6 +103,7 @@ class Index:
         for statement in self.module.body:
             self.parents[statement] = self.module
             self._visit(statement, self.scope)
+        self._above = {id(node): above for node, above in self.parents.items()}
 
     def _visit(self, node: cst.CSTNode, scope: Scope) -> None:
         kind = type(node)
@@ -225,10 +228,10 @@ class Index:
         below = node
         for above in self.ancestors(node):
             # In another round of a loop the other branch may have run.
-            if isinstance(above, (cst.FunctionDef, cst.For, cst.While, cst.Lambda)):
+            if type(above) in _MAY_RUN_AGAIN:
                 return
-            is_choice = isinstance(above, cst.If) and below in {above.body, above.orelse}
-            if is_choice or (isinstance(above, cst.Match) and isinstance(below, cst.MatchCase)):
+            is_choice = type(above) is cst.If and below in {above.body, above.orelse}
+            if is_choice or (type(above) is cst.Match and isinstance(below, cst.MatchCase)):
                 yield above, below
             below = above
 
@@ -307,10 +310,10 @@ class Index:
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """Yield what a node stands in, from the inside out."""
-        above = self.parents.get(node)
+        above = self._above.get(id(node))
         while above is not None:
             yield above
-            above = self.parents.get(above)
+            above = self._above.get(id(above))
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
         """Return the innermost statement that a node belongs to and that a comment can stand above."""
@@ -324,7 +327,7 @@ class Index:
 
     def function(self, node: cst.CSTNode) -> cst.FunctionDef | None:
         """Return the innermost function that a node stands in."""
-        return next((above for above in self.ancestors(node) if isinstance(above, cst.FunctionDef)), None)
+        return self._nearest(node, cst.FunctionDef)
 
     def path_of(self, node: cst.CSTNode) -> str:
         """Return the name of a definition, with those that it stands in: ``Trainer.fit``."""
@@ -334,9 +337,17 @@ class Index:
 
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the innermost class that a node stands in."""
-        return next((above for above in self.ancestors(node) if isinstance(above, cst.ClassDef)), None)
+        return self._nearest(node, cst.ClassDef)
+
+    def _nearest(self, node: cst.CSTNode, kind: type[NodeT]) -> NodeT | None:
+        # By the type itself: asking whether something is an instance of an abstract class is slow.
+        above = self._above.get(id(node))
+        while above is not None and type(above) is not kind:
+            above = self._above.get(id(above))
+        return above if isinstance(above, kind) else None
 
 
+_MAY_RUN_AGAIN = frozenset({cst.FunctionDef, cst.For, cst.While, cst.Lambda})
 _IMPORTERS = frozenset({"getattr", "import_module", "importlib.import_module"})
 _OPENS_SCOPE = frozenset(
     {
