@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, clips_itself, has_own_groups, methods_by_file
 from fsdp_migrate.source.handed_on import HandedOn
+from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.optimizer_classes import made_beside_models
 from fsdp_migrate.source.project import (
     Definition,
@@ -52,12 +53,13 @@ def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
     """Return what each file should be told of by the others; those of which nothing is known are left out."""
     project = Project.read(path for path in paths if path.suffix == ".py")
     trained = trained_elsewhere(project.texts)
-    if not trained and not any(catalog.FSDP in text for text in project.texts.values()):
-        return {}
-    following = _Following(project, handed_on=HandedOn(project))
-    following.run()
-    links = following.links()
-    return links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
+    links: dict[Path, Links] = {}
+    if trained or any(catalog.FSDP in text for text in project.texts.values()):
+        following = _Following(project, handed_on=HandedOn(project))
+        following.run()
+        links = following.links()
+    links |= {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
+    return with_lightning(project, links)
 
 
 @dataclass(eq=False)

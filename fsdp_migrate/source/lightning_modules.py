@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
-_MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModule$")
-_HARMLESS = re.compile(r"^(?:abc\.ABC|typing\.Generic|torch\.nn\..*)$")
-_HOOKS = frozenset({"configure_model", "configure_sharded_model"})
+MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModule$")
+HARMLESS = re.compile(r"^(?:abc\.ABC|typing\.Generic|torch\.nn\..*)$")
+HOOKS = frozenset({"configure_model", "configure_sharded_model"})
 
 
 @dataclass(eq=False)
@@ -39,6 +39,18 @@ class LightningModules:
             return None
         return chosen[0] if isinstance(chosen[0].body, cst.IndentedBlock) else None
 
+    def trained_elsewhere(self) -> str | None:
+        """Return the class of another file that is given to ``fit``, as imports write it, if no other is."""
+        fitted = self._fitted()
+        named = next(iter(fitted)) if len(fitted) == 1 else ""
+        return named if named in self.source.links.lightning else None
+
+    def by_name(self, name: str) -> cst.ClassDef | None:
+        """Return the only class of a name that a hook can be put into."""
+        found = [node for node in self._classes() if node.name.value == name]
+        is_block = len(found) == 1 and isinstance(found[0].body, cst.IndentedBlock)
+        return found[0] if is_block else None
+
     def _classes(self) -> list[cst.ClassDef]:
         nodes = self.source.index.by_kind.get(cst.ClassDef, ())
         return [node for node in nodes if isinstance(node, cst.ClassDef)]
@@ -49,7 +61,7 @@ class LightningModules:
 
     def _is_module(self, node: cst.ClassDef, depth: int = 0) -> bool:
         named = (name for base in node.bases for name in self.source.index.qualified(base.value))
-        if any(_MODULE.match(name) for name in named):
+        if any(MODULE.match(name) for name in named):
             return True
         return depth < 5 and any(self._is_module(base, depth + 1) for base in self._bases_here(node))
 
@@ -61,12 +73,15 @@ class LightningModules:
         for base in node.bases:
             known = self.source.index.qualified(base.value)
             is_here = isinstance(base.value, cst.Name) and base.value.value in names
-            if not is_here and not any(_MODULE.match(name) or _HARMLESS.match(name) for name in known):
+            if not is_here and not any(MODULE.match(name) or HARMLESS.match(name) for name in known):
                 return False
-        return not own & _HOOKS and depth < 5 and all(self._is_whole(each, depth + 1) for each in here)
+        return not own & HOOKS and depth < 5 and all(self._is_whole(each, depth + 1) for each in here)
 
     def _fitted(self) -> set[str]:
-        """Return the classes of the models that are given to ``fit``; ``?`` for one that is not here."""
+        """Return the classes of the models that are given to ``fit``.
+
+        One of another file is called as imports write it, or ``?`` where no file is known for it.
+        """
         found = set()
         for call in self.source.calls:
             if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "fit" or not call.args:
@@ -78,14 +93,25 @@ class LightningModules:
             made = definition(self.source, model)
             if not isinstance(made, cst.Call):
                 continue
-            func = made.func
-            while isinstance(func, cst.Attribute):  # Lit.load_from_checkpoint(...)
-                func = func.value
-            is_class = isinstance(func, cst.Name) and any(
-                binding.kind == "class" for binding in self.source.index.bindings_of(func)
-            )
-            found.add(func.value if is_class and isinstance(func, cst.Name) else "?")
+            found.add(self._class_of(made.func))
         return found
+
+    def _class_of(self, func: cst.BaseExpression) -> str:
+        """Return the name, as in :meth:`_fitted`, of a class that is called, or of which a method is."""
+        while True:
+            known = self.source.index.qualified(func)
+            if isinstance(func, cst.Name):
+                known = known | {func.value}
+            elsewhere = sorted(known & set(self.source.links.lightning))
+            if elsewhere:
+                return elsewhere[0]
+            if not isinstance(func, cst.Attribute):
+                break
+            func = func.value  # Lit.load_from_checkpoint(...)
+        is_class = isinstance(func, cst.Name) and any(
+            binding.kind == "class" for binding in self.source.index.bindings_of(func)
+        )
+        return func.value if is_class and isinstance(func, cst.Name) else "?"
 
 
 def with_hook(source: Source, node: cst.ClassDef, code: str) -> cst.ClassDef:

@@ -53,9 +53,18 @@ def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:
     return any(_WORD.match(cst.ensure_type(each, cst.SimpleString).value) for each in texts)
 
 
+def using_lightning(texts: Mapping[Path, str]) -> list[Path]:
+    """Return the files that import Lightning."""
+    return [path for path, text in texts.items() if _IMPORTS.search(text)]
+
+
+def asking_for_fsdp1(texts: Mapping[Path, str]) -> list[Path]:
+    """Return the files that ask Lightning for its FSDP1 strategy."""
+    return [path for path in using_lightning(texts) if _ASKS.search(texts[path])]
+
+
 def trained_elsewhere(texts: Mapping[Path, str]) -> set[Path]:
     """Return the files that ask a Trainer for its model, in a project that trains by Lightning's FSDP1."""
-    lightnings = {path for path, text in texts.items() if _IMPORTS.search(text)}
-    if not any(_ASKS.search(texts[path]) for path in lightnings):
+    if not asking_for_fsdp1(texts):
         return set()
-    return {path for path in lightnings if _READS.search(texts[path])}
+    return {path for path in using_lightning(texts) if _READS.search(texts[path])}

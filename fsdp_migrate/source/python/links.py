@@ -41,6 +41,10 @@ class Links:
     """The fields of classes of other files that are made here, by their names as imports write them."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
+    lightning: Mapping[str, str] = field(default_factory=dict)
+    """LightningModules of other files, as imports write them, and why they can be given no hook, if so."""
+    hooks: Mapping[str, str] = field(default_factory=dict)
+    """The hooks that LightningModules of this file get, because another file's Trainer trains them."""
     clips_itself: bool = False
     """Whether a model's class of the project has a ``clip_grad_norm_`` of its own."""
     own_groups: bool = False
@@ -50,7 +54,7 @@ class Links:
 
     def __bool__(self) -> bool:
         """Whether anything is known."""
-        known = (self.gives, self.is_given, self.names, self.optimizers, self.methods)
+        known = (self.gives, self.is_given, self.names, self.optimizers, self.methods, self.hooks)
         return self.is_trained or any(map(bool, known))
 
 

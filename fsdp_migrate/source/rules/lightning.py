@@ -68,7 +68,10 @@ _RANKS = "<number of ranks>"
 _HIDDEN = "`*` and `**` hide arguments"
 _NO_FABRIC = "the Fabric that it is given to, and its precision and number of ranks, are not seen here"
 _NO_TRAINER = "the Trainer that it is given to is not seen here"
-_NO_MODULE = "the LightningModule that the Trainer trains is not in this file, or has a configure_model"
+_NO_MODULE = (
+    "the LightningModule that the Trainer trains is not seen in these files, or has a configure_model"
+)
+_OTHER_TRAINER = "another Trainer of this file has no FSDP1, and the module's hook would run under it as well"
 _TWO = "several strategies would give the LightningModule several hooks"
 # What is said of the hook where it is not written as well.
 _OF_THE_HOOK = ("Put the hook into the LightningModule.", "stands in `configure_model`, where FSDP2 is told.")
@@ -86,6 +89,8 @@ class _Asked:
     converted: Converted
     reasons: list[str]
     module: cst.ClassDef | None = None
+    elsewhere: str | None = None
+    """The class of another file that the Trainer trains, as imports write it."""
 
     @property
     def is_fabric(self) -> bool:
@@ -120,6 +125,7 @@ def find(source: Source) -> Iterator[Found]:
                 continue
             asked.append(_of_word(source, call, arg, is_fabric=name == "Fabric"))
     yield from _together(source, asked)
+    yield from _hooks(source)
     read = {arg.node for arg in asked}
     yield from (Found("FM319", node, _WRITTEN, "commented") for node in _words_apart(source, read))
 
@@ -226,8 +232,13 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
     ]
     asked.reasons += unknown
     if asked.trainer is not None and not asked.reasons and not asked.is_fabric:
-        asked.module = LightningModules(source).trained_by(asked.trainer)
-        asked.reasons += [] if asked.module is not None else [_NO_MODULE]
+        modules = LightningModules(source)
+        asked.elsewhere = modules.trained_elsewhere()
+        if asked.elsewhere is not None:
+            asked.reasons += filter(None, [source.links.lightning[asked.elsewhere]])
+        else:
+            asked.module = modules.trained_by(asked.trainer)
+            asked.reasons += [] if asked.module is not None else [_NO_MODULE]
     return asked
 
 
@@ -255,19 +266,43 @@ def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
 
 def _together(source: Source, every: list[_Asked]) -> Iterator[Found]:
     """Rewrite what can be, each module with one hook; comment the rest."""
-    hooks: dict[cst.ClassDef, set[str]] = {}
+    hooks: dict[cst.ClassDef | str, set[str]] = {}
     for asked in every:
-        if asked.module is not None:
-            hooks.setdefault(asked.module, set()).add(asked.converted.code)
+        hooked = asked.module or asked.elsewhere
+        if hooked is not None:
+            hooks.setdefault(hooked, set()).add(asked.converted.code)
     done: set[cst.ClassDef] = set()
+    has_others = _has_other_trainers(source, every)
     for asked in every:
-        if asked.module is not None and len(hooks[asked.module]) > 1:
+        hooked = asked.module or asked.elsewhere
+        if hooked is not None and len(hooks[hooked]) > 1:
             asked.reasons.append(_TWO)
-        if asked.reasons or asked.module is None:
+        elif hooked is not None and has_others:
+            asked.reasons.append(_OTHER_TRAINER)
+        if asked.reasons or hooked is None:
             yield _left(asked)
             continue
         yield from _rewritten(source, asked, is_first=asked.module not in done)
-        done.add(asked.module)
+        done.update([asked.module] if asked.module is not None else [])
+
+
+def _has_other_trainers(source: Source, every: list[_Asked]) -> bool:
+    known = {asked.trainer for asked in every}
+    trainers = (call for call in source.calls if any(map(_TRAINER.match, source.index.qualified(call.func))))
+    return any(call not in known for call in trainers)
+
+
+def _hooks(source: Source) -> Iterator[Found]:
+    """Yield the classes that get a hook because the Trainer of another file trains them."""
+    for name, code in source.links.hooks.items():
+        module = LightningModules(source).by_name(name)
+        if module is not None:
+            becomes = f"configure_model in {name}, which shards it for the Trainer of another file"
+            yield Found("FM429", module, becomes, "rewritten", (_hook(source, module, code),))
+
+
+def _hook(source: Source, module: cst.ClassDef, code: str) -> Replace:
+    return Replace(module, lambda node: with_hook(source, node, code))
 
 
 def _left(asked: _Asked) -> Found:
@@ -305,9 +340,8 @@ def _rewritten(source: Source, asked: _Asked, *, is_first: bool) -> Iterator[Fou
     ]
     yield from said_of(findings, asked.values, lambda subject: asked.trainer or asked.node)
     shown = f"ModelParallelStrategy({asked.values.shown(_arguments(asked.wanted))})"
-    module = asked.module
-    assert module is not None
-    hook = (Replace(module, lambda node: with_hook(source, node, asked.converted.code)),) if is_first else ()
+    module, code = asked.module, asked.converted.code
+    hook = (_hook(source, module, code),) if module is not None and is_first else ()
     covers: tuple[cst.CSTNode, ...] = ()
     if asked.call is None:
         place = cst.ensure_type(asked.node, cst.Arg)
@@ -318,8 +352,10 @@ def _rewritten(source: Source, asked: _Asked, *, is_first: bool) -> Iterator[Fou
         edit, needs = _edit_of(source, asked, need)
         removed = [arg.value for arg in asked.call.args]
         covers = (asked.call.func, *(n for v in removed for n in _torch_names(source, v)))
-    becomes = f"{shown}, and configure_model in {module.name.value}"
-    yield Found("FM429", asked.node, becomes, "rewritten", (edit, *hook), needs, covers)
+    name = module.name.value if module is not None else asked.elsewhere
+    elsewhere = (asked.elsewhere, code) if asked.elsewhere is not None else None
+    becomes = f"{shown}, and configure_model in {name}"
+    yield Found("FM429", asked.node, becomes, "rewritten", (edit, *hook), needs, covers, hook=elsewhere)
 
 
 def _torch_names(source: Source, value: cst.BaseExpression) -> Iterator[cst.CSTNode]:

@@ -67,8 +67,8 @@ LIT_LEFT = [
         "If it is true, let the hook begin with `torch.nn.SyncBatchNorm",
     ),
     (LIT.replace("training_step", "configure_model"), 8, "FSDPStrategy()", "or has a configure_model"),
-    (LIT.replace("L.LightningModule", "Base"), 8, "FSDPStrategy()", "is not in this file"),
-    (LIT.replace("model = Lit()", "model = Other()"), 8, '"fsdp"', "is not in this file"),
+    (LIT.replace("L.LightningModule", "Base"), 8, "FSDPStrategy()", "is not seen in these files"),
+    (LIT.replace("model = Lit()", "model = Other()"), 8, '"fsdp"', "is not seen in these files"),
 ]
 
 

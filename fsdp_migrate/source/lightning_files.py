@@ -1,0 +1,157 @@
+"""LightningModules that a Trainer of another file trains: the strategy there, and the hook in their own file.
+
+Either without the other does not shard. So the files with the Trainers are looked at first, and a class is
+given a hook only where its strategy will be written, and no other Trainer of the project may train it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source.analysis import analyse
+from fsdp_migrate.source.lightning_modules import HARMLESS, HOOKS, MODULE
+from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.python.lightning_models import asking_for_fsdp1, using_lightning
+from fsdp_migrate.source.python.links import NOTHING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Module, Project
+    from fsdp_migrate.source.python.links import Links
+
+
+_NOT_WHOLE = "`{}` of {} has a configure_model, or inherits from a class that is not seen"
+_SHARED = "`{}` of {} may be trained by the Trainer of {} as well, and its hook would run under that too"
+_TWO = "several Trainers would give `{}` of {} several hooks"
+_NOT_WRITTEN = "`{}` of {} cannot be given a hook"
+_DEEPEST = 5
+
+
+def with_lightning(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
+    """Return what each file is told of by the others, with the LightningModules that one has for another."""
+    trainers = [path for path in asking_for_fsdp1(project.texts) if ".fit(" in project.texts[path]]
+    return _Hooks(project, dict(links), trainers).told() if trainers else links
+
+
+@dataclass(eq=False)
+class _Hooks:
+    project: Project
+    links: dict[Path, Links]
+    trainers: list[Path]
+    _owners: dict[tuple[Path, str], Definition] = field(default_factory=dict)
+
+    def told(self) -> dict[Path, Links]:
+        """Return the links."""
+        for path in self.trainers:
+            module = self.project.module(path)
+            found = dict(self._modules(module)) if module is not None else {}
+            if found:
+                self._owners.update({(path, written): owner for written, owner in found.items()})
+                self._tell(path, {written: self._reason(path, owner) for written, owner in found.items()})
+        hooks: dict[str, set[str]] = {}
+        for path, written, code in self._wanted():
+            hooks.setdefault(self._owners[path, written].key, set()).add(code)
+        for key, codes in hooks.items():
+            self._give(next(each for each in self._owners.values() if each.key == key), codes)
+        return self.links
+
+    def _tell(self, path: Path, modules: dict[str, str]) -> None:
+        before = self.links.get(path, NOTHING)
+        self.links[path] = replace(before, lightning={**before.lightning, **modules})
+
+    def _modules(self, module: Module) -> Iterator[tuple[str, Definition]]:
+        """Yield the LightningModules of other files that a file makes, as its imports write them."""
+        place = Place(module, "")
+        for node in ast.walk(module.tree):
+            text = dotted(node.func) if isinstance(node, ast.Call) else None
+            while text:
+                found = self.project.named(text, place)
+                is_class = found is not None and isinstance(found.node, ast.ClassDef)
+                if found is not None and is_class and found.module is not module:
+                    if self._is_module(found):
+                        yield self.project.qualified(text, place) or text, found
+                    break
+                text = text.rpartition(".")[0]  # Lit.load_from_checkpoint(...)
+
+    def _bases(self, owner: Definition) -> Iterator[tuple[str, Definition | None]]:
+        assert isinstance(owner.node, ast.ClassDef)
+        place = Place(owner.module, "")
+        for base in owner.node.bases:
+            node = base.value if isinstance(base, ast.Subscript) else base  # Generic[T]
+            text = dotted(node) or "?"
+            found = self.project.named(text, place)
+            is_own = found is not None and found is not owner and isinstance(found.node, ast.ClassDef)
+            yield self.project.qualified(text, place), found if is_own else None
+
+    def _is_module(self, owner: Definition, depth: int = 0) -> bool:
+        return depth < _DEEPEST and any(
+            MODULE.match(name) or (base is not None and self._is_module(base, depth + 1))
+            for name, base in self._bases(owner)
+        )
+
+    def _is_whole(self, owner: Definition, depth: int = 0) -> bool:
+        """Tell whether all that a class inherits is seen, and no hook of this name is among it."""
+        if depth == _DEEPEST or any(f"{owner.name}.{hook}" in owner.module.definitions for hook in HOOKS):
+            return False
+        return all(
+            self._is_whole(base, depth + 1)
+            if base is not None
+            else bool(MODULE.match(name) or HARMLESS.match(name))
+            for name, base in self._bases(owner)
+        )
+
+    def _reason(self, path: Path, owner: Definition) -> str:
+        """Return why a class can be given no hook, or nothing."""
+        name, home = owner.node.name, owner.module.path
+        if not self._is_whole(owner):
+            return _NOT_WHOLE.format(name, home.name)
+        trainer = re.compile(r"\bTrainer\(")
+        for other in using_lightning(self.project.texts):
+            text = self.project.texts[other]
+            if other != path and trainer.search(text) and re.search(rf"\b{re.escape(name)}\b", text):
+                if other in self.trainers and other != home:
+                    continue
+                return _SHARED.format(name, home.name, other.name)
+        return ""
+
+    def _wanted(self) -> Iterator[tuple[Path, str, str]]:
+        """Yield the hooks that go with the strategies that will be written, and for which class."""
+        for path in self.trainers:
+            if any(not reason for reason in self.links.get(path, NOTHING).lightning.values()):
+                for hook in self._hooks_of(path):
+                    yield path, *hook
+
+    def _hooks_of(self, path: Path) -> list[tuple[str, str]]:
+        try:
+            _, found = analyse(self.project.texts[path], str(path), self.links[path])
+        except (SourceError, RecursionError):
+            return []
+        return [each.hook for _, each in found if each.hook is not None and each.edits]
+
+    def _give(self, owner: Definition, codes: set[str]) -> None:
+        """Give a class its hook; or say to the files with its Trainers why not."""
+        home, name = owner.module.path, owner.name
+        before = self.links.get(home, NOTHING)
+        after = replace(before, hooks={**before.hooks, name: min(codes)})
+        reason = _TWO if len(codes) > 1 else "" if self._is_written(home, after) else _NOT_WRITTEN
+        if not reason:
+            self.links[home] = after
+            return
+        for (path, written), each in self._owners.items():
+            if each.key == owner.key:
+                self._tell(path, {written: reason.format(name, home.name)})
+
+    def _is_written(self, path: Path, links: Links) -> bool:
+        """Tell whether every hook that a file is to have will be written into it."""
+        try:
+            _, found = analyse(self.project.texts[path], str(path), links)
+        except (SourceError, RecursionError):
+            return False
+        return sum(each.code == "FM429" and bool(each.edits) for _, each in found) >= len(links.hooks)

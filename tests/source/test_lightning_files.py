@@ -1,0 +1,109 @@
+"""A LightningModule in one file, its Trainer in another: strategy and hook are written both, or neither."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import after
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+
+MODEL = """\
+import lightning as L
+
+
+class Base(L.LightningModule):
+    pass
+
+
+class Lit(Base):
+    def training_step(self, batch):
+        return self.net(batch)
+"""
+TRAIN = """\
+import lightning as L
+from model import Lit
+
+model = Lit()
+trainer = L.Trainer(devices=8, strategy="fsdp")
+trainer.fit(model)
+"""
+STRATEGY = "strategy=ModelParallelStrategy(data_parallel_size=8, "
+HOOK = "    def configure_model(self) -> None:\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        ("from model import Lit", "Lit()"),
+        ("from model import Lit", "Lit.load_from_checkpoint(path)"),
+        ("from model import Lit as Net", "Net()"),
+        ("import model as models", "models.Lit()"),
+        ("from model import *", "Lit()"),
+        ("from package import Lit", "Lit()"),
+    ],
+)
+def test_the_strategy_and_the_hook_are_written_in_their_files(tmp_path: Path, line: str, made: str) -> None:
+    train = TRAIN.replace("from model import Lit", line).replace("Lit()", made)
+    files = {"model.py": MODEL, "package/__init__.py": "from model import Lit\n", "train.py": train}
+    assert STRATEGY in after(tmp_path, files, "train.py")
+    found = (tmp_path / "model.py").read_text()
+    assert found.startswith(f"{MODEL}\n{HOOK}")
+
+
+OTHER = TRAIN.replace('"fsdp"', '"ddp"')
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"model.py": MODEL.replace("training_step", "configure_model")},
+            "`Lit` of model.py has a configure_model",
+        ),
+        (
+            {"model.py": MODEL.replace("    pass", f"{HOOK}        pass")},
+            "`Lit` of model.py has a configure_model",
+        ),
+        ({"model.py": MODEL.replace("(Base)", "(Base, Unseen)")}, "inherits from a class that is not seen"),
+        ({"model.py": MODEL, "evaluate.py": OTHER}, "by the Trainer of evaluate.py as well"),
+        (
+            {"model.py": MODEL + '\nL.Trainer(strategy="ddp").fit(Lit())\n'},
+            "by the Trainer of model.py as well",
+        ),
+        ({"model.py": MODEL, "more.py": TRAIN.replace("fsdp", "fsdp_cpu_offload")}, "several hooks"),
+        (
+            {"model.py": MODEL, "train.py": TRAIN + "L.Trainer(devices=1).test(model)\n"},
+            "another Trainer of this",
+        ),
+        (
+            {"model.py": "import lightning as L\nclass Lit(L.LightningModule): pass\n"},
+            "cannot be given a hook",
+        ),
+        ({}, "is not seen in these files"),
+    ],
+)
+def test_neither_is_written_where_one_cannot_be(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    train = after(tmp_path, {"train.py": TRAIN, **files}, "train.py")
+    assert said in train
+    assert 'strategy="fsdp")' in train
+    assert all((tmp_path / name).read_text() == text for name, text in files.items() if name == "model.py")
+
+
+def test_a_scan_says_so_in_both_files(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "train.py").write_text(TRAIN)
+    uses = scan_paths([tmp_path]).uses
+    assert [(use.line, use.code, use.action) for use in uses] == [
+        (8, "FM429", "rewritten"),
+        (5, "FM429", "rewritten"),
+    ]
