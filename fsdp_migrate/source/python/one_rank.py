@@ -7,20 +7,47 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
     from fsdp_migrate.source.python.guards import Guards
+    from fsdp_migrate.source.python.scopes import Index
 
 
 _RANK = re.compile(r"(^|_)rank$")
+_DEEPEST = 4
 _FIRST = re.compile(r"^(is_)?(local_|global_)?(main|master|rank_?0|rank_?zero)(_process|_node|_rank)?$")
 
 
 def is_of_one_rank(guards: Guards, node: cst.CSTNode) -> bool:
     """Tell whether a place is reached by one rank, or by one of each node, as far as names tell."""
     return any(_says_so(test, truth=truth) for test, truth in guards.facts(node))
+
+
+def is_inner(index: Index, guards: Guards, node: cst.BaseExpression, depth: int = 0) -> bool:
+    """Tell whether an expression may be the module within a wrapper, which one rank alone could ask.
+
+    ``model.module``, ``model.module if many else model``, a name that holds one, a function that gives one.
+    """
+    if depth > _DEEPEST:
+        return False
+    if isinstance(node, cst.IfExp):
+        return any(is_inner(index, guards, part, depth + 1) for part in (node.body, node.orelse))
+    if isinstance(node, cst.Call):
+        given = (each.value for f in guards.functions(node.func) for each in walk_for(f.body, cst.Return))
+        return any(is_inner(index, guards, value, depth + 1) for value in given if value is not None)
+    if isinstance(node, cst.Attribute) and node.attr.value == "module":
+        return True
+    if isinstance(node, cst.Attribute):
+        value = last_value(index, node)
+        return value is not None and is_inner(index, guards, value, depth + 1)
+    bindings = (
+        index.scopes[node].lookup(node.value) if isinstance(node, cst.Name) and node in index.scopes else ()
+    )
+    values = (each.value for each in bindings if each.index is None and each.value is not None)
+    return any(is_inner(index, guards, value, depth + 1) for value in values)
 
 
 def _says_so(test: cst.BaseExpression, *, truth: bool) -> bool:

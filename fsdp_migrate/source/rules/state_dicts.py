@@ -21,7 +21,7 @@ from fsdp_migrate.source.python.contexts import (
     names_in,
 )
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
-from fsdp_migrate.source.python.one_rank import is_of_one_rank
+from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
 from fsdp_migrate.source.rules.rank_files import file_of
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
@@ -186,8 +186,12 @@ def _holds_models(source: Source, node: cst.BaseExpression) -> bool:
 
 def _is_of_one_rank(source: Source, func: cst.Attribute) -> bool:
     """Tell whether one rank alone calls ``model.module.state_dict()``, which FSDP1 answered by itself."""
-    is_module = isinstance(func.value, cst.Attribute) and func.value.attr.value == "module"
-    return is_module and func.attr.value == "state_dict" and is_of_one_rank(source.models.guards, func)
+    guards = source.models.guards
+    return (
+        func.attr.value == "state_dict"
+        and is_of_one_rank(guards, func)
+        and is_inner(source.index, guards, func.value)
+    )
 
 
 def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:

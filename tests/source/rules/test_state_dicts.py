@@ -280,6 +280,22 @@ def test_one_rank_alone_asks_for_no_state_of_all(test: str) -> None:
     assert ("FM308", "rewritten") in codes(f"{MODEL}if {test}:\n    pass\nelse:\n    {ask}")
 
 
+@pytest.mark.parametrize(
+    ("made", "asked"),
+    [
+        ("raw = model.module if many else model", "raw"),
+        ("raw = model\nif many:\n    raw = model.module", "raw"),
+        ("def inner(m):\n    return m.module if many else m\nraw = inner(model)", "raw"),
+        ("def inner(m):\n    return m.module if many else m", "inner(model)"),
+    ],
+)
+def test_one_rank_alone_asks_the_inner_module_by_another_name(made: str, asked: str) -> None:
+    body = f"{MODEL}{made}\nif step % 10 == 0 and is_main:\n    torch.save({asked}.state_dict(), path)\n"
+    assert ("FM308", "commented") in codes(body)
+    assert "    torch.save(" in turned(body)
+    assert ("FM308", "rewritten") in codes(body.replace(" and is_main", ""))
+
+
 def test_one_rank_alone_behind_a_return() -> None:
     body = (
         "def save(model: FSDP, rank, path):\n    if rank != 0:\n        return\n"
