@@ -131,11 +131,11 @@ def _outline(model: nn.Module, wanted: Wanted) -> ModelOutline:
         trainable=tuple(every[0] for param, every in wanted.names.items() if param.requires_grad),
         groups=tuple(tuple(group) for group in wanted.groups) if wanted.optimizers else None,
     )
-    arguments = fsdp1_arguments(model)
-    if arguments is None:
+    prepared = fsdp1_arguments(model)
+    if prepared is None:
         return found
     try:
-        flat = outline_model(model, arguments)
+        flat = outline_model(*prepared)
     except FSDPMigrateError:
         return found  # what needs more than this says so itself
     return replace(found, units=flat.units, numbered=flat.numbered, sharding=flat.sharding)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import FlatUnit
+from fsdp_migrate.checkpoint_convert.manifest.keys import strip_wrappers
 from fsdp_migrate.checkpoint_convert.manifest.options import ModelOutline
 from fsdp_migrate.errors import ModelError
 from fsdp_migrate.mapping import map_config
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.sharding.wrap import WrapUnit
 
 
+T = TypeVar("T")
+
 # What TorchInductor wants parameters to be aligned to, in bytes; see FSDP1's `_get_aligned_numel`.
 _ALIGNMENT: Final = 16
 _SHARDING: Final[dict[str, Literal["all", "one", "some"]]] = {
@@ -38,6 +41,8 @@ def outline_model(
     model: nn.Module, fsdp1_config: Any = None, *, optimizer: Optimizer | None = None
 ) -> ModelOutline:
     """Describe a model as far as a checkpoint of it is to be read, without its values.
+
+    The names are without what ``torch.compile`` and ``checkpoint_wrapper`` put into them.
 
     Args:
         model: The model that was saved, before it was wrapped. It may be on the meta device, and is not
@@ -63,7 +68,7 @@ def outline_model(
     aliases = {alias: names[0] for names in parameter_names(model).values() for alias in names[1:]}
     outline = _outline_target(model, optimizer, ModelOutline(parameters, aliases=aliases))
     if fsdp1_config is None:
-        return outline
+        return _cleaned(outline)
     given = read_config(fsdp1_config)
     request = wrap_request(model, given, map_config(given)[0])
     found = find_units(model, request)
@@ -71,7 +76,7 @@ def outline_model(
     apart = _held_apart(outline, flat, given)
     trainable = outline.trainable or ()
     every = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
-    return replace(
+    outline = replace(
         outline,
         parameters={name: shape for name, shape in every.items() if name in {*parameters, *apart}},
         aliases={alias: name for alias, name in aliases.items() if alias not in apart},
@@ -81,12 +86,43 @@ def outline_model(
         numbered=tuple(_numbered(model, flat, given)),
         sharding=_SHARDING.get(given.sharding_strategy, "all"),
     )
+    return _cleaned(outline)
+
+
+def _cleaned(outline: ModelOutline) -> ModelOutline:
+    """Take wrappers out of every name."""
+    units = (
+        FlatUnit(strip_wrappers(unit.name), _renamed(unit.parameters), unit.alignment)
+        for unit in outline.units
+    )
+    trainable, groups = outline.trainable, outline.groups
+    return replace(
+        outline,
+        parameters=_renamed(outline.parameters),
+        units=tuple(units),
+        numbered=_texts(outline.numbered),
+        aliases=dict(zip(_renamed(outline.aliases), _texts(outline.aliases.values()), strict=True)),
+        apart=dict(zip(_renamed(outline.apart), _texts(outline.apart.values()), strict=True)),
+        buffers=None if outline.buffers is None else _renamed(outline.buffers),
+        dtypes=_renamed(outline.dtypes),
+        trainable=None if trainable is None else _texts(trainable),
+        groups=None if groups is None else tuple(_texts(group) for group in groups),
+    )
+
+
+def _renamed(named: Mapping[str, T]) -> dict[str, T]:
+    return {strip_wrappers(name): value for name, value in named.items()}
+
+
+def _texts(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(strip_wrappers(name) for name in names)
 
 
 def _outline_target(model: nn.Module, optimizer: Optimizer | None, outline: ModelOutline) -> ModelOutline:
     """Add what tells whether a checkpoint loads into a model."""
-    buffers = dict(model.named_buffers())
-    stored = model.state_dict()
+    buffers = _renamed(dict(model.named_buffers()))
+    # torch's wrapper of activation checkpointing cleans the names of a state dict, and not those of buffers.
+    stored = _renamed(model.state_dict())
     tensors = {name: tensor for name, tensor in stored.items() if hasattr(tensor, "dtype")}
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = None

@@ -46,7 +46,7 @@ from fsdp_migrate.sharding.structure import check_is_module
 from fsdp_migrate.sharding.told_in_training import tell_once_where_only_frozen_is_used
 from fsdp_migrate.sharding.tying import parameter_names
 from fsdp_migrate.sharding.unsettled import refuse_unsettled
-from fsdp_migrate.torch_compat import cpu_mends, device_meshes, devices, fsdp2, param_groups
+from fsdp_migrate.torch_compat import cpu_mends, device_meshes, devices, fsdp2, module_kinds, param_groups
 from fsdp_migrate.torch_compat.packed_weights import keep_packed, packed_attributes, uncast
 from fsdp_migrate.torch_compat.parameter_hooks import optimizers_in_backward
 
@@ -240,14 +240,16 @@ def shard_plan(model: nn.Module) -> ShardPlan:
         raise ModelError(msg) from None
 
 
-def fsdp1_arguments(model: nn.Module) -> Any:
-    """Return the FSDP1 arguments that :func:`prepare_fully_shard` was given for a model; None: it was not.
+def fsdp1_arguments(model: nn.Module) -> tuple[nn.Module, Any] | None:
+    """Return the module that :func:`prepare_fully_shard` was given, and the FSDP1 arguments; or None.
 
-    Without arguments, which means FSDP1's defaults, they are an empty mapping.
+    The module is the model, or the one that ``torch.compile`` wrapped into it afterwards. Without arguments,
+    which means FSDP1's defaults, they are an empty mapping.
     """
-    if model not in _arguments:
-        return None
-    return {} if _arguments[model] is None else _arguments[model]
+    if model in _arguments:
+        return model, {} if _arguments[model] is None else _arguments[model]
+    inner = module_kinds.without_compile(model)
+    return None if inner is model else fsdp1_arguments(inner)
 
 
 def apply_plan(

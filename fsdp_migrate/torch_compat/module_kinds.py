@@ -43,6 +43,12 @@ def is_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in vars(module)["_modules"] or module._compiled_call_impl is not None
 
 
+def without_compile(module: nn.Module) -> nn.Module:
+    """Return what ``torch.compile`` wrapped; another module as it is (2.6 to 2.15)."""
+    inner = vars(module)["_modules"].get("_orig_mod")
+    return module if inner is None else inner
+
+
 def checkpoint_wrapped(model: nn.Module) -> set[nn.Module]:
     """Return torch's wrappers of activation checkpointing, and what they wrap (2.6 to 2.15)."""
     wrappers = [module for module in model.modules() if isinstance(module, ActivationWrapper)]

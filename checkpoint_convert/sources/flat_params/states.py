@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
 from fsdp_migrate.checkpoint_convert.manifest.flat_geometry import FlatGeometry, divide_units
+from fsdp_migrate.checkpoint_convert.manifest.keys import join_path, strip_wrappers
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry, InlineValue
 from fsdp_migrate.checkpoint_convert.manifest.options import ModelOutline
 from fsdp_migrate.checkpoint_convert.sources.flat_params.described import Described, read_described
@@ -31,7 +32,7 @@ from fsdp_migrate.findings import Finding, counted, make_finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
     from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
@@ -167,7 +168,7 @@ def _computed(
             *geometry.shapes,
             *(alias for alias, name in outline.aliases.items() if name in geometry.shapes),
         }
-        taken |= {".".join(map(str, (*prefix, name))) for name in names}
+        taken |= _named_pieces(states, prefix, names)
     flat = FlatStates(_without(states, taken))
     if parts.units:
         model = flat_model(parts, geometry, prefix, outline.aliases, folder, flat.replicas)
@@ -205,6 +206,16 @@ def _model_prefix(parts: FlatParts) -> Path:
         return ()
     key, ((state, _), *_) = holders
     return state.leaves[key][0][:-1]
+
+
+def _named_pieces(states: Sequence[RankState], prefix: Path, names: Collection[str]) -> set[str]:
+    """Return the keys of parameters by their names, with or without what ``torch.compile`` puts into them."""
+    return {
+        key
+        for state in states
+        for key, (path, _) in state.leaves.items()
+        if path[: len(prefix)] == prefix and strip_wrappers(join_path(path[len(prefix) :])) in names
+    }
 
 
 def _without(states: Sequence[RankState], taken: set[str]) -> list[RankState]:
