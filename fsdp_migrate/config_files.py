@@ -22,7 +22,7 @@ from fsdp_migrate.adapters.conversion.text import (
     looks_like_json,
     read_documents,
 )
-from fsdp_migrate.adapters.conversion.unknown import FILE
+from fsdp_migrate.adapters.conversion.unknown import FILE, argument_paths
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.base import Settings
 from fsdp_migrate.adapters.engine.torch_code import torch_call
@@ -246,7 +246,7 @@ def read_config_file(
         documents = read_documents(text.removeprefix("\ufeff"), is_json=_is_json(file, text))
         blocks = [block for document in documents for block in find_blocks(document, framework, key)]
         if not blocks and len(documents) == 1 and key is None:
-            return _plain_arguments(plain(documents[0]))
+            return _own_arguments(documents[0])
         return _arguments_of(_only(blocks), file)
     except ConfigError as error:
         raise _named(error, file) from error
@@ -309,6 +309,23 @@ def _arguments_of(block: Block, path: Path) -> FSDP1Config:
         msg = f"`{block.name}` holds settings of FSDP2 already; expected FSDP1's. {where_fsdp1_is(path)}"
         raise ConfigError(msg)
     return FSDP1Config(**ADAPTERS[block.framework].parse(block))
+
+
+def _own_arguments(document: Node) -> FSDP1Config:
+    """Return the arguments in a file of no framework: of the whole file, or of the one mapping with some."""
+    paths = list(argument_paths([document]))
+    if len(paths) != 1 or not paths[0]:
+        return _plain_arguments(plain(document))
+    block = _only(find_blocks(document, "torch", paths[0]))
+    try:
+        return _plain_arguments(plain(block.node) if block.node is not None else {})
+    except ConfigError as error:
+        msg = (
+            f"{error} This is below `{paths[0]}`, which code of its own reads. Write FSDP1's arguments in a "
+            "file of their own, by the names that FullyShardedDataParallel has for them, such as "
+            "`sharding_strategy: FULL_SHARD`."
+        )
+        raise ConfigError(msg, field=error.field) from error
 
 
 def _plain_arguments(data: Any) -> FSDP1Config:
@@ -374,7 +391,7 @@ def _named(error: ConfigError | UnsupportedFeatureError, path: Path) -> ConfigEr
     """Return the error with the file's name before what it says."""
     text = f"{str(path)!r}: {_with_name(str(error), path)}"
     if isinstance(error, NothingToConvertError):
-        return NothingToConvertError(text, field=error.field, names_fsdp=error.names_fsdp)
+        return error.saying(text)
     if isinstance(error, ConfigError):
         return ConfigError(text, field=error.field)
     return UnsupportedFeatureError(text, feature=error.feature)
@@ -387,7 +404,7 @@ def _with_what_becomes(
     if not error.names_fsdp or is_script(path.suffix or path.name, text):
         return error
     said = commands_become(text, is_json=_is_json(path, text), settings=settings)
-    return NothingToConvertError(f"{error} {said}".strip(), field=error.field, names_fsdp=True)
+    return error.saying(f"{error} {said}".strip())
 
 
 def _names_lightning(text: str) -> bool:

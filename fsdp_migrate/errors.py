@@ -62,12 +62,22 @@ class NothingToConvertError(ConfigError):
     """A config, a script or a command in which no FSDP1 settings are known.
 
     ``names_fsdp`` tells whether something in it names FSDP all the same: settings of a framework that is not
-    known here, or such that may be of several.
+    known here, or such that may be of several. ``holds_arguments`` tells whether it has arguments of
+    ``FullyShardedDataParallel`` for code of its own.
     """
 
-    def __init__(self, message: str, *, field: str | None = None, names_fsdp: bool) -> None:
+    def __init__(
+        self, message: str, *, field: str | None = None, names_fsdp: bool, holds_arguments: bool = False
+    ) -> None:
         super().__init__(message, field=field)
         self.names_fsdp = names_fsdp
+        self.holds_arguments = holds_arguments
+
+    def saying(self, message: str) -> NothingToConvertError:
+        """Return the same error with another text."""
+        return NothingToConvertError(
+            message, field=self.field, names_fsdp=self.names_fsdp, holds_arguments=self.holds_arguments
+        )
 
 
 class UnsupportedFeatureError(FSDPMigrateError, NotImplementedError):

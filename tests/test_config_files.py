@@ -220,3 +220,15 @@ def test_another_file_that_was_converted_is_not_to_be_converted(
     assert "FM356" in codes(convert_command_line(command))
     monkeypatch.chdir(tmp_path / "scripts")
     assert "FM356" not in codes(convert_command_line(command))
+
+
+def test_arguments_are_read_where_a_file_of_the_projects_own_holds_them(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text("seed: 0\nfsdp:\n  sharding_strategy: NO_SHARD\n  use_orig_params: true\n")
+    assert read_config_file(path).sharding_strategy == "NO_SHARD"
+    path.write_text("seed: 0\nfsdp:\n  sharding_strategy: NO_SHARD\n  param_dtype: bf16\n")
+    with pytest.raises(ConfigError, match=r"`param_dtype` is no .* below `fsdp`.* in a file of their own"):
+        read_config_file(path)
+    path.write_text("seed: 0\nmodel: tiny\n")
+    with pytest.raises(ConfigError, match="`seed` is no argument of FullyShardedDataParallel"):
+        read_config_file(path)

@@ -244,7 +244,7 @@ def nothing_found(
         return NothingToConvertError(f"{msg} There is nothing to convert.", names_fsdp=True)
     commands = [
         f"`fsdp-migrate config {FILE} --from torch --key {path or '.'}`"
-        for path in _argument_paths(documents)
+        for path in argument_paths(documents)
         if converts(path or ".")
     ]
     of_torch = (
@@ -269,7 +269,7 @@ def nothing_found(
         msg += " `--from`."
     else:
         msg += " What code of its own makes of that, `fsdp-migrate scan` tells."
-    return NothingToConvertError(msg, names_fsdp=True)
+    return NothingToConvertError(msg, names_fsdp=True, holds_arguments=bool(commands))
 
 
 def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
@@ -375,7 +375,7 @@ def _uncertain(uncertain: list[tuple[Block, str]]) -> str:
     return f"What is around these FSDP settings does not show their framework. {'; '.join(parts)}."
 
 
-def _argument_paths(documents: list[Node]) -> Iterator[str]:
+def argument_paths(documents: list[Node]) -> Iterator[str]:
     """Yield the paths of mappings with arguments of FSDP1: two, one where FSDP is named, or nothing else."""
     for document in documents:
         for path, mapping in mappings_of(document):

@@ -34,7 +34,7 @@ def scan(
     from fsdp_migrate.source.pins import find_pins, packages_of
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import next_steps, not_migrated
-    from fsdp_migrate.source.surroundings import find_checkpoints, find_configs, find_models
+    from fsdp_migrate.source.surroundings import call_prepare, find_checkpoints, find_configs, find_models
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
@@ -42,7 +42,10 @@ def scan(
     launches = find_launches(paths)
     frameworks = {config.framework for config in configs} | {launch.framework for launch in launches}
     pins = find_pins(paths, packages_of(report, frameworks))
-    steps = next_steps(paths, report, configs, checkpoints, launches, pins, find_models(paths))
+    steps = next_steps(
+        *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
+        is_prepared=call_prepare(paths),
+    )
     blocked = not_migrated(report, configs, launches)
     log = sarif_log(report, configs, launches, pins)
     if sarif:

@@ -13,7 +13,7 @@ from fsdp_migrate.left_comments import what_they_stop
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.pins import PinFound
@@ -45,9 +45,10 @@ _BEFORE = (
 )
 _COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
 _ARGUMENTS = (
-    "Leave these where a rewritten source reads them: prepare_fully_shard takes FSDP1's arguments. "
-    "Convert them for code that calls fully_shard itself."
+    "Leave {files} where a rewritten source, `plan` or `parity` reads {them}: prepare_fully_shard takes "
+    "FSDP1's arguments. Convert {them} with `fsdp-migrate config` for code that calls fully_shard itself."
 )
+_SAVED_SINCE = " What the migrated run has saved is FSDP2's, and needs none of this."
 _INSPECT = (
     "See what the latest checkpoints hold, and the call of fsdp_migrate.load_checkpoint that loads each into "
     "the sharded model without converting."
@@ -83,6 +84,8 @@ def next_steps(
     launches: Sequence[LaunchFound] = (),
     pins: Sequence[PinFound] = (),
     models: Sequence[str] = (),
+    *,
+    is_prepared: bool = False,
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
 
@@ -94,13 +97,16 @@ def next_steps(
         launches: The launch lines that were found.
         pins: The requirements that keep out what FSDP2 needs.
         models: The folders of models of transformers that were found.
+        is_prepared: Whether sources call ``prepare_fully_shard``, as rewritten ones do.
     """
     where = shlex.join(paths)
     uses = [use for use in report.uses if not use.path.endswith(".ipynb")]
     left = [use for use in uses if use.action == "commented"]
     rewrites = [use for use in uses if use.action == "rewritten"]
     steps = _steps_for_pins(pins)
-    if rewrites or left or any(each.state == "changes" for each in configs):
+    reads_arguments = bool(rewrites) or is_prepared
+    converted = [each for each in configs if not (reads_arguments and each.holds_arguments)]
+    if rewrites or left or any(each.state == "changes" for each in converted):
         steps += _steps_for_proof(where, configs, models)
     if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
@@ -110,9 +116,11 @@ def next_steps(
         stops = what_they_stop(use.code for use in left)
         text = f"Settle by hand what got a comment: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
-    steps += _steps_for_configs(configs, reads_arguments=bool(rewrites))
+    kept = [each for each in configs if each not in converted] if rewrites or left else []
+    steps += _steps_for_configs(converted, kept)
     steps += _steps_for_launches(launches)
-    return steps + _steps_for_checkpoints([each for each in checkpoints if not _is_of_model(each, models)])
+    old = [each for each in checkpoints if not _is_of_model(each, models)]
+    return steps + _steps_for_checkpoints(old, is_migrated=is_prepared and not rewrites)
 
 
 def not_migrated(
@@ -144,19 +152,21 @@ def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
 
 def _steps_for_proof(where: str, configs: Sequence[ConfigFound], models: Sequence[str]) -> list[Step]:
     """Return what proves beforehand that the run stays the same, with what is there of configs and models."""
-    given = [each.path for each in configs if each.state == "changes"]
+    changing = [each for each in configs if each.state == "changes"]
+    given = [each.path for each in changing]
     copies = [each.fsdp1_copy for each in configs if each.fsdp1_copy and not given]
     options = [f" --config {shlex.quote(path)}" for path in (given or copies)[:_MOST_CONFIGS]]
     model = shlex.quote(f"transformers:{models[0]}") if models else _FACTORY
     whose = _FOUND_MODEL if models else _OWN_MODEL
-    when = _BEFORE if given else _COPY if copies else _OWN_CONFIG
+    is_left = bool(given) and all(each.holds_arguments for each in changing)
+    when = "" if is_left else _BEFORE if given else _COPY if copies else _OWN_CONFIG
     sizes = "--world-size RANKS --batch-size ROWS --seq-length TOKENS --memory 80GB"
     plan = f"fsdp-migrate plan --model {model}{{}} {sizes}"
     return [
         Step(_DOCTOR, (f"fsdp-migrate doctor {where}{options[0] if options else ''}",)),
         Step(f"{_PLAN} {whose}", tuple(plan.format(option) for option in options or [""])),
         Step(
-            f"{_PARITY} {when}",
+            f"{_PARITY} {when}".strip(),
             tuple(f"fsdp-migrate parity --model {model}{option}" for option in options or [""]),
         ),
     ]
@@ -171,17 +181,18 @@ def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:
     return [Step(f"Put what these print in the place of the launch lines ({places}).", commands)]
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound], *, reads_arguments: bool) -> list[Step]:
-    """Return what to do with configs; ``reads_arguments``: sources were rewritten that may read FSDP1's."""
+def _steps_for_configs(configs: Sequence[ConfigFound], kept: Sequence[ConfigFound]) -> list[Step]:
+    """Return what to do with configs; ``kept`` hold arguments that rewritten sources may read."""
     steps = []
-    changing = [each for each in configs if each.state == "changes"]
-    arguments = [each for each in changing if reads_arguments and each.framework == "torch"]
-    framework = _write_commands(each for each in changing if each not in arguments)
-    if framework:
-        text = f"Convert {counted(len(framework), 'config')}; a backup of each is kept."
-        steps.append(Step(text, framework))
-    if arguments:
-        steps.append(Step(_ARGUMENTS, _write_commands(arguments)))
+    changing = tuple(
+        f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs if each.state == "changes"
+    )
+    if changing:
+        text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
+        steps.append(Step(text, changing))
+    if kept:
+        files = listed([each.path for each in kept], _PLACES)
+        steps.append(Step(_ARGUMENTS.format(files=files, them="it" if len(kept) == 1 else "them"), ()))
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
@@ -192,23 +203,19 @@ def _steps_for_configs(configs: Sequence[ConfigFound], *, reads_arguments: bool)
     return steps
 
 
-def _write_commands(configs: Iterable[ConfigFound]) -> tuple[str, ...]:
-    return tuple(f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs)
-
-
 def _is_of_model(checkpoint: CheckpointFound, models: Sequence[str]) -> bool:
     """Tell whether it is weights alone in the folder of a model, which ``from_pretrained`` reads."""
     places = {checkpoint.path, str(Path(checkpoint.path).parent)}
     return checkpoint.is_full and not places.isdisjoint(models)
 
 
-def _steps_for_checkpoints(checkpoints: Sequence[CheckpointFound]) -> list[Step]:
+def _steps_for_checkpoints(checkpoints: Sequence[CheckpointFound], *, is_migrated: bool) -> list[Step]:
     """Return what to do with the latest of each run: look, convert, compare."""
     waiting = [each for each in checkpoints if each.is_latest and not each.is_converted]
     steps = []
     if waiting:
         inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
-        steps.append(Step(_INSPECT, inspect))
+        steps.append(Step(_INSPECT + (_SAVED_SINCE if is_migrated else ""), inspect))
     if any(each.is_full and not each.is_lightnings for each in waiting):
         steps.append(Step(_FULL, ()))
     if any(each.is_lightnings for each in waiting):

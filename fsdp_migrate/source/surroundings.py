@@ -24,7 +24,7 @@ from fsdp_migrate.errors import (
     FSDPMigrateError,
     NothingToConvertError,
 )
-from fsdp_migrate.source.files import NEVER, find_sources
+from fsdp_migrate.source.files import NEVER, SUFFIXES, find_sources
 from fsdp_migrate.text_files import newest_backup
 
 
@@ -39,6 +39,7 @@ _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
     rb"|limit_all_gathers|backward_prefetch|sync_module_states"
 )
+_PREPARES = b"prepare_fully_shard("
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
 _ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
@@ -52,6 +53,7 @@ class ConfigFound:
     """A config that speaks of FSDP. ``state``: what ``fsdp-migrate config`` would do with it.
 
     ``fsdp1_copy`` is the copy of FSDP1's settings that was kept beside one that is FSDP2's.
+    ``holds_arguments``: of no framework, but with FSDP1's arguments for code of its own.
     """
 
     path: str
@@ -59,6 +61,7 @@ class ConfigFound:
     state: Literal["changes", "elsewhere", "fsdp2", "unused", "refused", "unclear", "broken"]
     message: str = ""
     fsdp1_copy: str = ""
+    holds_arguments: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -68,6 +71,7 @@ class ConfigFound:
             "state": self.state,
             "message": self.message,
             "fsdp1_copy": self.fsdp1_copy,
+            "holds_arguments": self.holds_arguments,
         }
 
 
@@ -152,12 +156,35 @@ def _look_at(path: Path) -> ConfigFound | None:
         if isinstance(error, NothingToConvertError) and not error.names_fsdp:
             return None
         message = " ".join(str(error).split()).removeprefix(f"{str(path)!r}: ")
-        return ConfigFound(str(path), "", "unclear" if is_unclear else "broken", message)
+        holds = isinstance(error, NothingToConvertError) and error.holds_arguments
+        state: Literal["unclear", "broken"] = "unclear" if is_unclear else "broken"
+        return ConfigFound(str(path), "", state, message, holds_arguments=holds)
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
     frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))
     copy = newest_backup(path) if report.state == "fsdp2" else None
-    return ConfigFound(str(path), frameworks, report.state, fsdp1_copy="" if copy is None else str(copy))
+    return ConfigFound(
+        *(str(path), frameworks, report.state),
+        fsdp1_copy="" if copy is None else str(copy),
+        holds_arguments=frameworks == "torch" and report.state == "changes",
+    )
+
+
+def call_prepare(paths: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether Python sources at and below paths name ``prepare_fully_shard``, as rewritten ones do.
+
+    Example:
+        >>> call_prepare(["examples"]), call_prepare(["fsdp_migrate/source/files.py"])
+        (True, False)
+    """
+    return any(_names_prepare(path) for path in find_sources(paths, SUFFIXES))
+
+
+def _names_prepare(path: Path) -> bool:
+    try:
+        return path.suffix in SUFFIXES and _PREPARES in path.read_bytes()
+    except OSError:
+        return False
 
 
 def find_models(paths: Iterable[str | os.PathLike[str]]) -> list[str]:

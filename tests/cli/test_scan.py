@@ -103,12 +103,38 @@ def test_what_is_written_is_not_to_be_written_again(
     _, document = run_json("scan", ".")
     first = [step["text"] for step in document["steps"]]
     assert first[3] == "Look at the changes to the sources, and write them: 1 use in 1 file."
-    assert any(text.startswith("Leave these where") for text in first)
+    assert "Do it before" not in first[2]
+    assert any(text.startswith("Leave fsdp.yaml where") for text in first)
     assert main(["rewrite", ".", "--write"]) == 0
     _, document = run_json("scan", ".")
     assert document["steps"][3]["text"].startswith(
         "Settle by hand what got a comment: 2 places in 1 file. FM309"
     )
+
+
+def test_a_project_that_was_migrated_has_no_config_to_convert(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own configs are right as they are: the rewritten source reads FSDP1's words."""
+    monkeypatch.chdir(tmp_path)
+    Path("fsdp.yaml").write_text("sharding_strategy: FULL_SHARD\nuse_orig_params: true\n")
+    own = "seed: 0\nfsdp:\n  sharding_strategy: FULL_SHARD\n  use_orig_params: true\n"
+    Path("own.yaml").write_text(own)
+    Path("train.py").write_text("cfg = read('own.yaml')\n")
+    _, document = run_json("scan", ".")
+    commands = [command for step in document["steps"] for command in step["commands"]]
+    assert "fsdp-migrate config fsdp.yaml --write" in commands
+    assert "fsdp-migrate config own.yaml" in commands
+    Path("train.py").write_text("model = prepare_fully_shard(net, read('own.yaml')['fsdp'])\n")
+    _, document = run_json("scan", ".")
+    assert document["steps"] == []
+    torch.save({"model": {"a": torch.ones(1)}}, "step-1.pt")
+    _, document = run_json("scan", ".")
+    assert "What the migrated run has saved" in document["steps"][0]["text"]
+    # A framework's config is to be converted all the same.
+    Path("accelerate.yaml").write_text(ACCELERATE)
+    _, document = run_json("scan", ".")
+    assert "fsdp-migrate config accelerate.yaml --write" in str(document["steps"])
 
 
 def test_what_proves_the_run_comes_before_its_config_is_converted(
