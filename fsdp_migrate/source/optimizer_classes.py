@@ -1,10 +1,12 @@
-"""The classes of optimizers that a project has itself, and makes where it has FSDP1 models."""
+"""The optimizers of a project's own: their classes, and the methods of its models that make some."""
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted
 
 
@@ -12,12 +14,58 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Definition, Module
+    from fsdp_migrate.source.project import Definition, Module, Project
 
     Called = Callable[[ast.expr, Place], Iterator[Definition]]
 
 
 _DEEPEST = 4
+_MAKES_ONE = re.compile(r"optim(?!.*state)", re.IGNORECASE)
+
+
+def makes_optimizers(name: str) -> bool:
+    """Tell whether a method makes an optimizer, as its name says.
+
+    Example:
+        >>> [makes_optimizers(name) for name in ("configure_optimizers", "optim_state_dict", "step")]
+        [True, False, False]
+    """
+    return _MAKES_ONE.search(name) is not None
+
+
+def methods_by_file(
+    project: Project, modules: Iterable[Module], models: Callable[[Module], set[str]]
+) -> dict[Path, frozenset[str]]:
+    """Return the methods of each file by which sharded models make their optimizers, by their names.
+
+    Args:
+        project: The project.
+        modules: The files that FSDP1's models reach.
+        models: Returns what those are called in a file, at one place or another.
+    """
+    names: set[str] = set()
+    for module in modules:
+        calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+        asked = [
+            (dotted(call.func.value), call.func.attr)
+            for call in calls
+            if isinstance(call.func, ast.Attribute) and makes_optimizers(call.func.attr)
+        ]
+        known = models(module) | {name for call in calls for name in _wrapped(call)} if asked else set()
+        names |= {name for receiver, name in asked if receiver in known}
+    found: dict[Path, frozenset[str]] = {}
+    for path in project.holding(names):
+        defined = {
+            name for name in names if re.search(rf"^\s+def {name}\(self\b", project.texts[path], re.MULTILINE)
+        }
+        found.update({path: frozenset(defined)} if defined else {})
+    return found
+
+
+def _wrapped(call: ast.Call) -> Iterator[str]:
+    """Yield what FSDP1's class, by its usual names, is given to wrap."""
+    if (dotted(call.func) or "").split(".")[-1] in {"FSDP", catalog.FSDP}:
+        yield from filter(None, map(dotted, call.args[:1]))
 
 
 def made_beside_models(modules: Iterable[Module], owners: set[str], called: Called) -> dict[Path, set[str]]:

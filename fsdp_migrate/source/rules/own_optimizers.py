@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
+from fsdp_migrate.source.optimizer_classes import makes_optimizers
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.uses import Found
@@ -130,7 +131,7 @@ def find(source: Source) -> Iterator[Found]:
     for node in classes_given_parameters(source):
         plain = _is_arithmetic(node)
         yield Found("FM445", node, _PLAIN if plain else _STEPS, "kept" if plain else "commented")
-    for call in _given_parameters(source):
+    for call in dict.fromkeys([*_given_parameters(source), *_made_by_methods(source)]):
         if _is_foreign_optimizer(source, call):
             yield Found("FM445", call, _FOREIGN, "commented")
     for call in source.calls:
@@ -196,6 +197,21 @@ def _is_given_parameters(source: Source, call: cst.Call) -> bool:
         if source.models.certainty(model) is not None or _is_wrapped_later(source, call, model):
             return True
     return False
+
+
+def _made_by_methods(source: Source) -> Iterator[cst.Call]:
+    """Yield the calls in methods by which a model makes its own optimizer: ``configure_optimizers``."""
+    names = set(source.links.optimizer_methods)
+    for call in source.calls:
+        func = call.func
+        if isinstance(func, cst.Attribute) and makes_optimizers(func.attr.value):
+            asked = func.value
+            if source.models.certainty(asked) is not None or _is_wrapped_later(source, call, asked):
+                names.add(func.attr.value)
+    for node in source.index.by_kind.get(cst.FunctionDef, ()) if names else ():
+        assert isinstance(node, cst.FunctionDef)
+        if node.name.value in names and source.index.class_of(node) is not None:
+            yield from walk_for(node.body, cst.Call)
 
 
 def _is_wrapped_later(source: Source, call: cst.Call, model: cst.BaseExpression) -> bool:
