@@ -366,14 +366,14 @@ class _Following(ProjectKinds):
         optimizers = made_beside_models(self.looked_at, owners, self.called)
         methods = methods_by_file(self.project, self.methods)
         makers = optimizer_methods(self.project, self.looked_at, self._models_of)
-        paths = {m.path for m in self.looked_at}.union(
-            gives, given, names, taken, optimizers, methods, makers
-        )
+        paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, methods, makers)
+        paths.update(optimizers.classes, optimizers.names)
         return {
             p: Links(
                 *(gives.get(p, {}), given.get(p, {}), names.get(p, {})),
-                *(frozenset(taken.get(p, ())), frozenset(optimizers.get(p, ()))),
+                *(frozenset(taken.get(p, ())), frozenset(optimizers.classes.get(p, ()))),
                 methods=methods.get(p, frozenset()),
+                own_optimizers=frozenset(optimizers.names.get(p, ())),
                 optimizer_methods=makers.get(p, frozenset()),
                 fields=self.fields_told.get(p, {}),
                 clips_itself=clips,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
@@ -68,29 +69,50 @@ def _wrapped(call: ast.Call) -> Iterator[str]:
         yield from filter(None, map(dotted, call.args[:1]))
 
 
-def made_beside_models(modules: Iterable[Module], owners: set[str], called: Called) -> dict[Path, set[str]]:
-    """Return the names of such classes by their file, and of those that they derive from.
+@dataclass(frozen=True)
+class Made:
+    """The classes of a project's own optimizers, where FSDP1's models are."""
+
+    classes: dict[Path, set[str]] = field(default_factory=dict)
+    """Their names by their file, and of those that they derive from."""
+    names: dict[Path, set[str]] = field(default_factory=dict)
+    """What other files call them, as imports write it."""
+
+
+def made_beside_models(modules: Iterable[Module], owners: set[str], called: Called) -> Made:
+    """Return the optimizers of a project's own that are made beside FSDP1 models.
 
     Args:
         modules: The files.
         owners: The paths of those that have FSDP1 models.
         called: What of the project an expression of a file names.
     """
-    found: dict[Path, set[str]] = {}
+    made = Made()
     for module in (each for each in modules if str(each.path) in owners):
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call):
                 for definition in called(node.func, Place(module, "")):
-                    if isinstance(definition.node, ast.ClassDef):
-                        _note(definition, called, found)
-    return found
+                    is_class = isinstance(definition.node, ast.ClassDef)
+                    if is_class and _note(definition, called, made.classes):
+                        made.names.setdefault(module.path, set()).add(
+                            _written(module, dotted(node.func) or "")
+                        )
+    return made
 
 
-def _note(definition: Definition, called: Called, found: dict[Path, set[str]]) -> None:
+def _written(module: Module, text: str) -> str:
+    root, _, rest = text.partition(".")
+    written = module.imports.get(root, root)
+    return f"{written}.{rest}" if rest else written
+
+
+def _note(definition: Definition, called: Called, found: dict[Path, set[str]]) -> bool:
+    """Note a class, if it is an optimizer's."""
     line = list(_line(definition, called, 0))
-    if any(_is_torchs(each) for each in line):
-        for each in line:
-            found.setdefault(each.module.path, set()).add(each.name)
+    is_one = any(_is_torchs(each) for each in line)
+    for each in line if is_one else ():
+        found.setdefault(each.module.path, set()).add(each.name)
+    return is_one
 
 
 def _line(definition: Definition, called: Called, depth: int) -> Iterator[Definition]:
@@ -107,10 +129,7 @@ def _is_torchs(definition: Definition) -> bool:
     """Tell whether a class derives from torch's optimizers itself."""
     assert isinstance(definition.node, ast.ClassDef)
     for base in definition.node.bases:
-        text = dotted(base) or ""
-        root, _, rest = text.partition(".")
-        written = definition.module.imports.get(root, root)
-        whole = f"{written}.{rest}" if rest else written
+        whole = _written(definition.module, dotted(base) or "")
         if whole.startswith("torch.optim.") and "scheduler" not in whole.lower():
             return True
     return False

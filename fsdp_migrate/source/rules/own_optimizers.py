@@ -230,7 +230,7 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     known = source.index.qualified(call.func)
     if not name[:1].isupper() or not known or any(each.startswith("torch.") for each in known):
         return False
-    if any(each in source.links.optimizers for each in known) or any(_own(source, call.func)):
+    if known & source.links.own_optimizers or any(_own(source, call.func)):
         return False
     above = source.index.parents[call]
     targets = [text_of(t.target).lower() for t in above.targets] if isinstance(above, cst.Assign) else []
@@ -247,10 +247,19 @@ def _is_arithmetic(node: cst.ClassDef) -> bool:
         if any(isinstance(op.operator, cst.MatrixMultiply) for op in walk_for(method, cst.BinaryOperation)):
             return False
         for call in walk_for(method.body, cst.Call):
+            if _makes_a_number(call):
+                continue  # of no dimension: a count of steps
             last = (dotted(call.func) or _last(call.func)).split(".")
             if last[-1] not in _ARITHMETIC | names and last[0] != "math":
                 return False
     return True
+
+
+def _makes_a_number(call: cst.Call) -> bool:
+    """Tell whether a call is ``torch.tensor(0.0)``: DTensors take what has no dimension beside them."""
+    given = [arg.value for arg in call.args if arg.keyword is None]
+    is_number = len(given) == 1 and isinstance(given[0], (cst.Float, cst.Integer))
+    return is_number and dotted(call.func) == "torch.tensor"
 
 
 def _last(func: cst.BaseExpression) -> str:

@@ -107,6 +107,22 @@ def test_a_class_of_another_file(tmp_path: Path) -> None:
     assert "# fsdp-migrate: FM445" in left["base.py"]
 
 
+def test_a_projects_own_optimizer_is_none_of_another_package(tmp_path: Path) -> None:
+    counted = PLAIN.replace(
+        "if not state:\n", "if not state:\n                    state['step'] = torch.tensor(0.0)\n"
+    )
+    (tmp_path / "own.py").write_text(
+        f"import torch\nfrom torch.optim.optimizer import Optimizer\n\n\n{counted}"
+    )
+    (tmp_path / "main.py").write_text(
+        f"{IMPORTS}import own\nfrom own import Own\nmodel = FSDP(net)\noptimizer = Own(model.parameters())\n"
+        "other = own.Own(model.parameters())\n"
+    )
+    left = {Path(file.path).name: file.after for file in rewrite_paths([tmp_path]).changed}
+    assert set(left) == {"main.py"}
+    assert "FM445" not in left["main.py"]
+
+
 WRAPS = "def wrap(model, rank):\n    return FSDP(model, device_id=rank)\n\n\n"
 
 
