@@ -14,7 +14,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, clips_itself, has_own_groups, methods_by_file
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.lightning_files import with_lightning
-from fsdp_migrate.source.optimizer_classes import made_beside_models
+from fsdp_migrate.source.optimizer_classes import made_beside_models, methods_by_file as optimizer_methods
 from fsdp_migrate.source.project import (
     Definition,
     Module,
@@ -365,18 +365,29 @@ class _Following(ProjectKinds):
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if is_about(kinds)}
         optimizers = made_beside_models(self.looked_at, owners, self.called)
         methods = methods_by_file(self.project, self.methods)
-        paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, optimizers, methods)
+        makers = optimizer_methods(self.project, self.looked_at, self._models_of)
+        paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, methods, makers)
+        paths.update(optimizers.classes, optimizers.names)
         return {
             p: Links(
                 *(gives.get(p, {}), given.get(p, {}), names.get(p, {})),
-                *(frozenset(taken.get(p, ())), frozenset(optimizers.get(p, ()))),
+                *(frozenset(taken.get(p, ())), frozenset(optimizers.classes.get(p, ()))),
                 methods=methods.get(p, frozenset()),
+                own_optimizers=frozenset(optimizers.names.get(p, ())),
+                optimizer_methods=makers.get(p, frozenset()),
                 fields=self.fields_told.get(p, {}),
                 clips_itself=clips,
                 own_groups=groups,
                 types_elsewhere=bool(types - {p}),
             )
             for p in paths
+        }
+
+    def _models_of(self, module: Module) -> set[str]:
+        """Return what FSDP1's models are called in a file."""
+        start = f"{module.path}:"
+        return {
+            text for (key, text), kinds in self.facts.items() if key.startswith(start) and "fsdp" in kinds
         }
 
     def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:

@@ -1,10 +1,13 @@
-"""The classes of optimizers that a project has itself, and makes where it has FSDP1 models."""
+"""The optimizers of a project's own: their classes, and the methods of its models that make some."""
 
 from __future__ import annotations
 
 import ast
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted
 
 
@@ -12,37 +15,104 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Definition, Module
+    from fsdp_migrate.source.project import Definition, Module, Project
 
     Called = Callable[[ast.expr, Place], Iterator[Definition]]
 
 
 _DEEPEST = 4
+_MAKES_ONE = re.compile(r"optim(?!.*state)", re.IGNORECASE)
 
 
-def made_beside_models(modules: Iterable[Module], owners: set[str], called: Called) -> dict[Path, set[str]]:
-    """Return the names of such classes by their file, and of those that they derive from.
+def makes_optimizers(name: str) -> bool:
+    """Tell whether a method makes an optimizer, as its name says.
+
+    Example:
+        >>> [makes_optimizers(name) for name in ("configure_optimizers", "optim_state_dict", "step")]
+        [True, False, False]
+    """
+    return _MAKES_ONE.search(name) is not None
+
+
+def methods_by_file(
+    project: Project, modules: Iterable[Module], models: Callable[[Module], set[str]]
+) -> dict[Path, frozenset[str]]:
+    """Return the methods of each file by which sharded models make their optimizers, by their names.
+
+    Args:
+        project: The project.
+        modules: The files that FSDP1's models reach.
+        models: Returns what those are called in a file, at one place or another.
+    """
+    names: set[str] = set()
+    for module in modules:
+        calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+        asked = [
+            (dotted(call.func.value), call.func.attr)
+            for call in calls
+            if isinstance(call.func, ast.Attribute) and makes_optimizers(call.func.attr)
+        ]
+        known = models(module) | {name for call in calls for name in _wrapped(call)} if asked else set()
+        names |= {name for receiver, name in asked if receiver in known}
+    found: dict[Path, frozenset[str]] = {}
+    for path in project.holding(names):
+        defined = {
+            name for name in names if re.search(rf"^\s+def {name}\(self\b", project.texts[path], re.MULTILINE)
+        }
+        found.update({path: frozenset(defined)} if defined else {})
+    return found
+
+
+def _wrapped(call: ast.Call) -> Iterator[str]:
+    """Yield what FSDP1's class, by its usual names, is given to wrap."""
+    if (dotted(call.func) or "").split(".")[-1] in {"FSDP", catalog.FSDP}:
+        yield from filter(None, map(dotted, call.args[:1]))
+
+
+@dataclass(frozen=True)
+class Made:
+    """The classes of a project's own optimizers, where FSDP1's models are."""
+
+    classes: dict[Path, set[str]] = field(default_factory=dict)
+    """Their names by their file, and of those that they derive from."""
+    names: dict[Path, set[str]] = field(default_factory=dict)
+    """What other files call them, as imports write it."""
+
+
+def made_beside_models(modules: Iterable[Module], owners: set[str], called: Called) -> Made:
+    """Return the optimizers of a project's own that are made beside FSDP1 models.
 
     Args:
         modules: The files.
         owners: The paths of those that have FSDP1 models.
         called: What of the project an expression of a file names.
     """
-    found: dict[Path, set[str]] = {}
+    made = Made()
     for module in (each for each in modules if str(each.path) in owners):
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call):
                 for definition in called(node.func, Place(module, "")):
-                    if isinstance(definition.node, ast.ClassDef):
-                        _note(definition, called, found)
-    return found
+                    is_class = isinstance(definition.node, ast.ClassDef)
+                    if is_class and _note(definition, called, made.classes):
+                        made.names.setdefault(module.path, set()).add(
+                            _written(module, dotted(node.func) or "")
+                        )
+    return made
 
 
-def _note(definition: Definition, called: Called, found: dict[Path, set[str]]) -> None:
+def _written(module: Module, text: str) -> str:
+    root, _, rest = text.partition(".")
+    written = module.imports.get(root, root)
+    return f"{written}.{rest}" if rest else written
+
+
+def _note(definition: Definition, called: Called, found: dict[Path, set[str]]) -> bool:
+    """Note a class, if it is an optimizer's."""
     line = list(_line(definition, called, 0))
-    if any(_is_torchs(each) for each in line):
-        for each in line:
-            found.setdefault(each.module.path, set()).add(each.name)
+    is_one = any(_is_torchs(each) for each in line)
+    for each in line if is_one else ():
+        found.setdefault(each.module.path, set()).add(each.name)
+    return is_one
 
 
 def _line(definition: Definition, called: Called, depth: int) -> Iterator[Definition]:
@@ -59,10 +129,7 @@ def _is_torchs(definition: Definition) -> bool:
     """Tell whether a class derives from torch's optimizers itself."""
     assert isinstance(definition.node, ast.ClassDef)
     for base in definition.node.bases:
-        text = dotted(base) or ""
-        root, _, rest = text.partition(".")
-        written = definition.module.imports.get(root, root)
-        whole = f"{written}.{rest}" if rest else written
+        whole = _written(definition.module, dotted(base) or "")
         if whole.startswith("torch.optim.") and "scheduler" not in whole.lower():
             return True
     return False

@@ -35,8 +35,12 @@ class Links:
     """The imported names that other files import from this one."""
     optimizers: frozenset[str] = frozenset()
     """The classes of optimizers in this file that others, which shard models, make."""
+    own_optimizers: frozenset[str] = frozenset()
+    """The classes of the project's own optimizers that are made here, as imports write them."""
     methods: frozenset[str] = frozenset()
     """Methods of this file's classes that another file calls on sharded models."""
+    optimizer_methods: frozenset[str] = frozenset()
+    """Methods of this file's classes by which models that another file shards make their optimizers."""
     fields: Mapping[str, Fields] = field(default_factory=dict)
     """The fields of classes of other files that are made here, by their names as imports write them."""
     is_trained: bool = False
@@ -55,7 +59,7 @@ class Links:
     def __bool__(self) -> bool:
         """Whether anything is known."""
         known = (self.gives, self.is_given, self.names, self.optimizers, self.methods, self.hooks)
-        return self.is_trained or any(map(bool, known))
+        return self.is_trained or bool(self.optimizer_methods) or any(map(bool, known))
 
 
 NOTHING = Links()

@@ -19,7 +19,7 @@ PARAMETERS = frozenset({"named_parameters", "parameters"})
 SAME_PARAMETERS = frozenset(
     {"OrderedDict", "chain", "dict", "filter", "iter", "list", "reversed", "set", "sorted", "tuple"}
 )
-_MAX_DEPTH = 3
+_MAX_DEPTH = 8
 
 
 def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.BaseExpression | None:
@@ -30,11 +30,7 @@ def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.Base
         value = last_value(index, node)
         return None if value is None else model_of(index, value, depth + 1)
     if isinstance(node, cst.Call):
-        if isinstance(node.func, cst.Attribute) and node.func.attr.value in PARAMETERS:
-            return node.func.value
-        if (dotted(node.func) or "").split(".")[-1] in SAME_PARAMETERS:
-            return first_model(index, [arg.value for arg in node.args], depth)
-        return None
+        return _of_call(index, node, depth)
     if isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp)):
         return _of_comprehension(index, node, node.elt, depth)
     if isinstance(node, cst.DictComp):
@@ -43,6 +39,18 @@ def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.Base
         return first_model(index, [each.value for each in node.elements], depth)
     if isinstance(node, cst.Dict):
         return first_model(index, [each.value for each in node.elements], depth)
+    return None
+
+
+def _of_call(index: Index, call: cst.Call, depth: int) -> cst.BaseExpression | None:
+    """Return the model whose parameters a call gives, or gives back."""
+    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+    if isinstance(call.func, cst.Attribute) and name in PARAMETERS:
+        return call.func.value
+    if isinstance(call.func, cst.Attribute) and name in {"items", "values"}:
+        return model_of(index, call.func.value, depth + 1)  # of a dict of parameters by their names
+    if (dotted(call.func) or "").split(".")[-1] in SAME_PARAMETERS:
+        return first_model(index, [arg.value for arg in call.args], depth)
     return None
 
 

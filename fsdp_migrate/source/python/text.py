@@ -137,6 +137,11 @@ class Source:
         """Whether anything of FSDP1's is imported here."""
         if any(module.startswith("torch.distributed.fsdp") for module in self.index.stars):
             return True
+        whole = (
+            node for node in self.index.by_kind.get(cst.ImportAlias, ()) if isinstance(node, cst.ImportAlias)
+        )
+        if any(text_of(node.name) == "torch.distributed.fsdp" for node in whole):
+            return True
         return any(
             binding.qualified is not None
             and (

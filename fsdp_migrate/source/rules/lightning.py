@@ -51,6 +51,19 @@ _CLASS = re.compile(
     r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\..*\b"
     r"(DDPFullyShardedNativeStrategy|FSDP(Strategy|Precision|MixedPrecisionPlugin|PrecisionPlugin))\b"
 )
+_PRIVATE = re.compile(
+    r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\.strategies\.fsdp\._\w+$"
+)
+_OF_FSDP1 = "_fsdp_kwargs"
+_PRIVATE_SAID = (
+    "this is private to Lightning's FSDP1 strategy: under ModelParallelStrategy the whole state is that of "
+    "torch's get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)), "
+    "which every rank asks for."
+)
+_KWARGS = (
+    "Lightning's FSDP1 strategy alone has `_fsdp_kwargs`: where ModelParallelStrategy takes its place, "
+    "ask isinstance(strategy, ModelParallelStrategy), or the other branch runs."
+)
 _STRATEGY = re.compile(
     r"^(?P<package>lightning\.pytorch|pytorch_lightning|lightning\.fabric|lightning_fabric)\..*"
     r"\b(DDPFullyShardedNativeStrategy|FSDPStrategy)$"
@@ -126,8 +139,26 @@ def find(source: Source) -> Iterator[Found]:
             asked.append(_of_word(source, call, arg, is_fabric=name == "Fabric"))
     yield from _together(source, asked)
     yield from _hooks(source)
+    yield from _privates(source)
     read = {arg.node for arg in asked}
     yield from (Found("FM319", node, _WRITTEN, "commented") for node in _words_apart(source, read))
+
+
+def _privates(source: Source) -> Iterator[Found]:
+    """Find what is private to the strategy: its contexts, and the attribute that tells it from others."""
+    for node in (*source.loads, *source.attributes):
+        if any(map(_PRIVATE.match, source.index.qualified(node))):
+            yield Found("FM319", node, _PRIVATE_SAID, "commented")
+        elif (
+            isinstance(node, cst.Attribute) and node.attr.value == _OF_FSDP1 and dotted(node.value) != "self"
+        ):
+            yield Found("FM319", node, _KWARGS, "commented")
+    for call in source.calls:
+        name = (
+            call.args[1].value if len(call.args) > 1 and dotted(call.func) in {"getattr", "hasattr"} else None
+        )
+        if isinstance(name, cst.SimpleString) and name.evaluated_value == _OF_FSDP1:
+            yield Found("FM319", call, _KWARGS, "commented")
 
 
 def _words_apart(source: Source, read: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:

@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
+from fsdp_migrate.source.optimizer_classes import makes_optimizers
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.uses import Found
@@ -130,7 +131,7 @@ def find(source: Source) -> Iterator[Found]:
     for node in classes_given_parameters(source):
         plain = _is_arithmetic(node)
         yield Found("FM445", node, _PLAIN if plain else _STEPS, "kept" if plain else "commented")
-    for call in _given_parameters(source):
+    for call in dict.fromkeys([*_given_parameters(source), *_made_by_methods(source)]):
         if _is_foreign_optimizer(source, call):
             yield Found("FM445", call, _FOREIGN, "commented")
     for call in source.calls:
@@ -198,6 +199,21 @@ def _is_given_parameters(source: Source, call: cst.Call) -> bool:
     return False
 
 
+def _made_by_methods(source: Source) -> Iterator[cst.Call]:
+    """Yield the calls in methods by which a model makes its own optimizer: ``configure_optimizers``."""
+    names = set(source.links.optimizer_methods)
+    for call in source.calls:
+        func = call.func
+        if isinstance(func, cst.Attribute) and makes_optimizers(func.attr.value):
+            asked = func.value
+            if source.models.certainty(asked) is not None or _is_wrapped_later(source, call, asked):
+                names.add(func.attr.value)
+    for node in source.index.by_kind.get(cst.FunctionDef, ()) if names else ():
+        assert isinstance(node, cst.FunctionDef)
+        if node.name.value in names and source.index.class_of(node) is not None:
+            yield from walk_for(node.body, cst.Call)
+
+
 def _is_wrapped_later(source: Source, call: cst.Call, model: cst.BaseExpression) -> bool:
     """Tell whether the same function wraps a model below a call."""
     for other in source.calls:
@@ -214,7 +230,7 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     known = source.index.qualified(call.func)
     if not name[:1].isupper() or not known or any(each.startswith("torch.") for each in known):
         return False
-    if any(each in source.links.optimizers for each in known) or any(_own(source, call.func)):
+    if known & source.links.own_optimizers or any(_own(source, call.func)):
         return False
     above = source.index.parents[call]
     targets = [text_of(t.target).lower() for t in above.targets] if isinstance(above, cst.Assign) else []
@@ -231,10 +247,19 @@ def _is_arithmetic(node: cst.ClassDef) -> bool:
         if any(isinstance(op.operator, cst.MatrixMultiply) for op in walk_for(method, cst.BinaryOperation)):
             return False
         for call in walk_for(method.body, cst.Call):
+            if _makes_a_number(call):
+                continue  # of no dimension: a count of steps
             last = (dotted(call.func) or _last(call.func)).split(".")
             if last[-1] not in _ARITHMETIC | names and last[0] != "math":
                 return False
     return True
+
+
+def _makes_a_number(call: cst.Call) -> bool:
+    """Tell whether a call is ``torch.tensor(0.0)``: DTensors take what has no dimension beside them."""
+    given = [arg.value for arg in call.args if arg.keyword is None]
+    is_number = len(given) == 1 and isinstance(given[0], (cst.Float, cst.Integer))
+    return is_number and dotted(call.func) == "torch.tensor"
 
 
 def _last(func: cst.BaseExpression) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -42,6 +43,23 @@ _FSDP1S = frozenset(
         "flat_param",
     }
 )
+# What nothing else has, also in a file that imports nothing of FSDP1's.
+_NO_OTHERS = frozenset(
+    {
+        "_exec_order_data",
+        "_flat_param",
+        "_fsdp_wrapped_module",
+        "_fully_sharded_module_to_handle",
+        "_is_flat_param",
+        "_unsharded_flat_param_names",
+    }
+)
+# What another package's FSDP is, or writes into its checkpoints: fairscale's and torch_xla's.
+_IS_ANOTHERS = re.compile(
+    r"^class FullyShardedDataParallel\b|[\"']flatten_info[\"']"
+    r"|^\s*(?:from|import)\s+(?:fairscale|torch_xla\.distributed\.fsdp)\b",
+    re.MULTILINE,
+)
 _ASKING = frozenset({"delattr", "getattr", "hasattr", "setattr"})
 _WITH_DEFAULT = {"getattr": 3}
 
@@ -52,6 +70,7 @@ def find(source: Source) -> Iterator[Found]:
         if catalog.is_private(name) or name.split(".")[0] == "FlatParameter":
             yield Found("FM317", node, _MEANT, "commented", covers=(node,))
     if not source.uses_fsdp1:
+        yield from _without_imports(source)
         return
     own = {
         target.target.attr.value
@@ -68,11 +87,29 @@ def find(source: Source) -> Iterator[Found]:
             continue
         if not (node.attr.value in telling or _is_asked_of_a_model(source, node)) or _is_own(source, node):
             continue
-        if was_asked_for(source, node):
-            yield Found("FM317", node, _NOT_THERE, "kept")
-        else:
-            yield Found("FM317", node, _MEANT, "commented")
+        yield _of_attribute(source, node)
     yield from _by_their_names(source, telling)
+
+
+def _of_attribute(source: Source, node: cst.Attribute) -> Found:
+    if was_asked_for(source, node):
+        return Found("FM317", node, _NOT_THERE, "kept")
+    return Found("FM317", node, _MEANT, "commented")
+
+
+def is_of_another_package(source: Source) -> bool:
+    """Tell whether a source speaks of another package's FSDP, and not of torch's."""
+    return not source.uses_fsdp1 and _IS_ANOTHERS.search(source.code) is not None
+
+
+def _without_imports(source: Source) -> Iterator[Found]:
+    """Find what is FSDP1's alone in a file that is given models, and imports nothing of FSDP1's."""
+    if is_of_another_package(source):
+        return
+    for node in source.attributes:
+        is_handles = node.attr.value == "flat_param" and (dotted(node.value) or "").endswith("._handle")
+        if (is_handles or node.attr.value in _NO_OTHERS) and dotted(node.value) not in {"self", "cls"}:
+            yield _of_attribute(source, node)
 
 
 def _by_their_names(source: Source, telling: frozenset[str]) -> Iterator[Found]:

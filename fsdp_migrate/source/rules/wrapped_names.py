@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.rules.privates import asked_attribute
+from fsdp_migrate.source.rules.privates import asked_attribute, is_of_another_package
 from fsdp_migrate.source.uses import Found
 
 
@@ -31,8 +31,6 @@ _CLASS = (
     "isinstance(model, FSDPModule) of torch.distributed.fsdp, and see what depends on it."
 )
 _CLASS_NAME = re.compile(r"FullySharded(DataParallel)?['\"]")
-# What another package's FSDP is, or writes into its checkpoints: fairscale's and torch_xla's.
-_IS_ANOTHERS = re.compile(r"^class FullyShardedDataParallel\b|[\"']flatten_info[\"']", re.MULTILINE)
 _TYPE = re.compile(r"__name__|__class__|__qualname__|\btype\(")
 # Calls that take a part out of a name where it is, and leave the name alone where it is not.
 _HARMLESS = frozenset({"lstrip", "removeprefix", "removesuffix", "replace", "split", "sub", "strip"})
@@ -45,7 +43,7 @@ _SAYS = frozenset({"debug", "error", "info", "print", "warn", "warning"})
 
 def find(source: Source) -> Iterator[Found]:
     """Find strings with the parts that FSDP1 put into names, and tests for the name of its class."""
-    if _IS_ANOTHERS.search(source.code) and not source.uses_fsdp1:
+    if is_of_another_package(source):
         return
     for kind in (cst.SimpleString, cst.FormattedStringText):
         for node in source.index.by_kind.get(kind, ()):

@@ -143,3 +143,19 @@ def test_the_word_reaches_the_trainer_another_way(line: str, is_said: bool) -> N
     code = f"import pytorch_lightning as pl\n{line}\ntrainer = pl.Trainer(**given)\n"
     assert [use.code for use in scan_source(code)] == ["FM319"] * is_said
     assert scan_source(code.replace("pytorch_lightning", "other")) == []
+
+
+PRIVATE = "from lightning.fabric.strategies.fsdp import _get_full_state_dict_context as whole\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"def save(model):\n    {PRIVATE}    with whole(model, 8):\n        return model.state_dict()\n",
+        "import lightning.pytorch.strategies.fsdp as own\n\nwhole = own._get_full_state_dict_context\n",
+        "if hasattr(fabric.strategy, '_fsdp_kwargs'):\n    model = fabric.setup(model)\n",
+        "given = fabric.strategy._fsdp_kwargs\n",
+    ],
+)
+def test_what_is_private_to_the_strategy_gets_a_comment(source: str) -> None:
+    assert_framework_commented(source, "FM319")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from fsdp_migrate.source import rewrite_paths
 from tests.source.samples import IMPORTS, codes, found_comments, turned
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -111,6 +107,22 @@ def test_a_class_of_another_file(tmp_path: Path) -> None:
     assert "# fsdp-migrate: FM445" in left["base.py"]
 
 
+def test_a_projects_own_optimizer_is_none_of_another_package(tmp_path: Path) -> None:
+    counted = PLAIN.replace(
+        "if not state:\n", "if not state:\n                    state['step'] = torch.tensor(0.0)\n"
+    )
+    (tmp_path / "own.py").write_text(
+        f"import torch\nfrom torch.optim.optimizer import Optimizer\n\n\n{counted}"
+    )
+    (tmp_path / "main.py").write_text(
+        f"{IMPORTS}import own\nfrom own import Own\nmodel = FSDP(net)\noptimizer = Own(model.parameters())\n"
+        "other = own.Own(model.parameters())\n"
+    )
+    left = {Path(file.path).name: file.after for file in rewrite_paths([tmp_path]).changed}
+    assert set(left) == {"main.py"}
+    assert "FM445" not in left["main.py"]
+
+
 WRAPS = "def wrap(model, rank):\n    return FSDP(model, device_id=rank)\n\n\n"
 
 
@@ -145,3 +157,32 @@ def test_parameters_that_the_wrapping_ignores_are_meant_to_be_from_before_it() -
     )
     assert "FM446" not in {code for code, _ in codes(body)}
     assert ("FM446", "commented") in codes(f"{body}step(frozen)\n")
+
+
+METHOD = (
+    "import bitsandbytes as bnb\nimport torch\n\n\nclass Net(torch.nn.Module):\n"
+    "    def configure_optimizers(self, lr):\n        groups = [{'params': list(self.parameters())}]\n"
+    "        optimizer = bnb.optim.AdamW8bit(groups, lr=lr)\n        return optimizer\n"
+)
+BEFORE = "optimizer = net.configure_optimizers(0.1)\nmodel = FSDP(net)\n"
+AFTER = "model = FSDP(net)\nraw = model.module\noptimizer = raw.configure_optimizers(0.1)\n"
+
+
+@pytest.mark.parametrize("made", [BEFORE, AFTER, BEFORE.replace("model = ", "net = ")])
+def test_an_optimizer_of_another_package_that_the_model_makes_itself(tmp_path: Path, made: str) -> None:
+    assert ("FM445", "commented") in codes(METHOD + made)
+    assert "FM445" not in dict(codes(METHOD.replace("bnb.optim.AdamW8bit", "torch.optim.AdamW") + made))
+    (tmp_path / "net.py").write_text(METHOD)
+    (tmp_path / "train.py").write_text(f"{IMPORTS}from net import Net\n\nnet = Net()\n{made}")
+    files = {Path(each.path).name: each.after for each in rewrite_paths([tmp_path]).changed}
+    assert files.get("net.py", "").count("# fsdp-migrate: FM445 ") == 1
+
+
+def test_parameters_in_groups_by_name() -> None:
+    body = (
+        "import bitsandbytes as bnb\nmodel = FSDP(net)\n"
+        "named = {n: p for n, p in model.named_parameters() if p.requires_grad}\n"
+        "decayed = [p for n, p in named.items() if 'bias' not in n]\n"
+        "groups = [{'params': decayed, 'weight_decay': 0.1}]\noptimizer = bnb.optim.AdamW8bit(groups)\n"
+    )
+    assert ("FM445", "commented") in codes(body)

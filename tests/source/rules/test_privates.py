@@ -86,3 +86,34 @@ def test_what_a_class_here_has_too_is_still_said_of_a_sharded_model() -> None:
 )
 def test_one_private_attribute_has_one_finding(body: str, action: str) -> None:
     assert codes(body) == [("FM317", action)]
+
+
+WITHOUT = [
+    "self.net._fsdp_wrapped_module.model._fsdp_wrapped_module.prepare(1)",
+    "self.net._fsdp_wrapped_module.mask = mask",
+    "return module._handle.flat_param.grad",
+    "return [p for p in net.parameters() if p._is_flat_param]",
+    "return module._fully_sharded_module_to_handle",
+]
+
+
+@pytest.mark.parametrize("line", WITHOUT)
+@pytest.mark.parametrize("header", ["", "import torch.distributed.fsdp\n"])
+def test_what_is_fsdp1s_alone_is_said_without_its_imports(line: str, header: str) -> None:
+    method = f"class Loop:\n    def step(self, net, module, mask):\n        {line}\n"
+    assert {each for each in codes(method, header) if each[0] == "FM317"} == {("FM317", "commented")}
+    anothers = "from fairscale.nn import FullyShardedDataParallel as FSDP\n"
+    assert "FM317" not in dict(codes(method, anothers))
+
+
+def test_what_is_asked_for_first_is_kept_without_imports() -> None:
+    body = (
+        "def inner(m):\n    if hasattr(m, '_fsdp_wrapped_module'):\n"
+        "        return m._fsdp_wrapped_module\n    return m\n"
+    )
+    assert {action for _, action in codes(body, "")} == {"kept"}
+
+
+def test_an_own_attribute_of_such_a_name_is_left_alone_without_imports() -> None:
+    body = "class Flat:\n    def make(self, module):\n        self._flat_param = flat(module)\n"
+    assert codes(body, "") == []
