@@ -204,8 +204,11 @@ class AccelerateAdapter:
         block = Block(self.name, path, node, owner, document)
         values = bare_values(node, self.keys)
         block.is_fsdp2 = read_number(values.get("version")) == 2
-        kind = plain_values(owner).get("distributed_type")
-        if is_known(kind) and words.bare_word(kind) != "fsdp":
+        beside = plain_values(owner)
+        kind = beside.get("distributed_type")
+        if "distributed_type" in beside and (
+            kind is None or (is_known(kind) and words.bare_word(kind) != "fsdp")
+        ):
             block.unused = f"`distributed_type` is {shown(kind)}, so Accelerate does not read it"
         return block
 

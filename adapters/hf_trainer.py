@@ -56,9 +56,11 @@ from fsdp_migrate.adapters.hf_versions import (
     FORMER,
     PRESUMED,
     former_values,
+    refuse_file,
     refuse_xla,
     reshard_meant,
     say_mesh,
+    say_no_words,
     say_unknown_count,
     say_versions,
     take_former,
@@ -234,8 +236,7 @@ def items_of(block: Block) -> tuple[str, ...]:
         return ("full_shard",)
     if not is_known(value) or value is False:
         return ()
-    if isinstance(value, str) and value.endswith((".json", ".yaml", ".yml")):
-        raise ConfigError(f"`fsdp` is {value!r}, a file: HF Trainer reads none, ms-swift does. Convert that.")
+    refuse_file(value)
     parts = value if isinstance(value, list) else str(value).replace(",", " ").split()
     found = tuple(words.bare_word(part) for part in parts)
     for word in found:
@@ -349,7 +350,7 @@ class HFTrainerAdapter:
         try:
             items = items_of(block)
         except ConfigError as error:
-            draft.say("FM348", block.beside("fsdp"), str(error), "Correct it, and convert again.")
+            say_no_words(block, str(error), draft)
             return
         if block.node is not block.owner and block.node is None and _elsewhere(block, draft):
             _emit_fsdp(block, items, draft)

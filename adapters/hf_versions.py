@@ -32,6 +32,7 @@ FORMER = {
     "fsdp_min_num_params": "min_num_params",
 }
 """Arguments of their own before ``fsdp_config`` had them, and what they are there."""
+_FILES = (".json", ".yaml", ".yml")
 PRESUMED = {
     None: "",
     True: " `reshard_after_forward: true` is its full_shard: write false for shard_grad_op.",
@@ -121,7 +122,31 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
     if "true" in offloads and "offload" not in items:
         text += f" So is `cpu_offload`: give `offload` in `fsdp` to versions before {state.since}."
     hint = f"transformers {state.since} or newer does all that this says."
+    if items:
+        gone = TRANSFORMERS["words_deprecated"]
+        hint += f" {gone.versions} warn that words in `fsdp` will go: `fsdp: true` says the same to them."
     draft.say("FM358", block.name, text, hint)
+
+
+def refuse_file(fsdp: Any) -> None:
+    """Raise where ``fsdp`` names a file."""
+    if isinstance(fsdp, str) and fsdp.endswith(_FILES):
+        msg = f"`fsdp` is {fsdp!r}, a file: HF Trainer reads none, ms-swift does. Convert that."
+        raise ConfigError(msg, field="fsdp")
+
+
+def say_no_words(block: Block, error: str, draft: Draft) -> None:
+    """Say of an ``fsdp`` that holds no words of HF Trainer's what it is: ms-swift reads a file there."""
+    subject, value = block.beside("fsdp"), str(plain_values(block.owner).get("fsdp"))
+    if not value.endswith(_FILES):
+        draft.say("FM348", subject, error, "Correct it, and convert again.")
+        return
+    text = (
+        f"{value} is a file, which ms-swift reads and HF Trainer does not. ms-swift runs FSDP2 of it, unless "
+        "its `fsdp_config` says `fsdp_version: 1`."
+    )
+    hint = f"If it does: `fsdp-migrate config {value} --from hf`."
+    draft.say_elsewhere(value, block.settings, subject, text, hint)
 
 
 def say_unknown_count(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple[Key, ...]) -> None:

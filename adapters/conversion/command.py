@@ -113,7 +113,10 @@ def _changes_of(command: str, settings: Settings | None) -> _Changes:
     written = list(dict.fromkeys(_as_written(flag, command) for flag in own))
     if not blocks:
         why = "Expected `--fsdp` of HF Trainer, or flags such as `--fsdp_version` of `accelerate launch`."
-        if own:
+        unread = [flag for flag in own if _is_unread_hf(flag, command, launch.runner)]
+        if own and len(unread) == len(own):
+            why = " ".join(_text_of_unread(flag, command) for flag in unread)
+        elif own:
             listed = ", ".join(f"`{name}`" for name in sorted(written))
             why = f"{listed} must be the script's own. `fsdp-migrate scan` tells what it does with them."
             if any(_is_switch(flag) for flag in own):
@@ -124,8 +127,15 @@ def _changes_of(command: str, settings: Settings | None) -> _Changes:
         raise NothingToConvertError(msg, names_fsdp=_FLAG.search(command) is not None)
     text_of_own = "A flag of the script's own: left as it is. `fsdp-migrate scan` tells what the script does."
     switches = {_as_written(flag, command) for flag in own if _is_switch(flag)}
+    unread = {
+        _as_written(flag, command): _text_of_unread(flag, command)
+        for flag in own
+        if _is_unread_hf(flag, command, launch.runner)
+    }
     findings += [
-        make_finding("FM345", name, f"{text_of_own} {BARE_SWITCH}" if name in switches else text_of_own)
+        make_finding("FM351", name, unread[name])
+        if name in unread
+        else make_finding("FM345", name, f"{text_of_own} {BARE_SWITCH}" if name in switches else text_of_own)
         for name in written
     ]
     return _Changes(tuple(pieces), tuple(blocks), tuple(findings))
@@ -334,6 +344,23 @@ def _own_flags(command: str, runner: str) -> list[Flag]:
         taken |= {flag.start for flag in of_script if flag.name in _HF_FLAGS}
     named = (flag for flag in read_flags(command) if _NAMES_FSDP.search(flag.name))
     return [flag for flag in named if flag.start not in taken]
+
+
+def _is_unread_hf(flag: Flag, command: str, runner: str) -> bool:
+    """Tell whether a flag is HF Trainer's by the flags around it, and not read for want of ``--fsdp``."""
+    around = {one.name for one in _flags_of_tool("hf", command, runner)}
+    return flag.name in _HF_FLAGS - {"fsdp"} and "fsdp" not in around and bool(STRONG & around)
+
+
+def _text_of_unread(flag: Flag, command: str) -> str:
+    name = _as_written(flag, command)
+    if flag.name != "fsdp_config":
+        return f"{name} is HF Trainer's, which reads it only beside `--fsdp`: left as it is."
+    return (
+        f"{name} is HF Trainer's, which without `--fsdp` reads at most `xla`, and `activation_checkpointing` "
+        f"where Accelerate runs FSDP: left as it is. If code sets `fsdp`, convert {flag.value} with "
+        "`--from hf`."
+    )
 
 
 def _is_switch(flag: Flag) -> bool:

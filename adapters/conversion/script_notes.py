@@ -25,13 +25,16 @@ _OWN_FLAG = re.compile(
 )
 _CHOICE = re.compile(
     r"(?<=\s)(?P<said>-{0,2}(?!echo\b|printf\b)[\w.+-]+(?:=|[ \t]+|[ \t]*\\\n\s*)(?P<quote>[\"']?)"
-    r"(?:fsdp1?|fsdp_native|fsdp(?:trainer|strategy)|full_shard|shard_grad_op|hybrid_shard|fully_sharded\w*)(?P=quote))"
+    r"(?P<open>\$\{\w+:?[-=])?"  # a variable with what it is without one: `${MODE:-fsdp}`
+    r"(?:fsdp1?|fsdp_native|fsdp(?:trainer|strategy)|full_shard|shard_grad_op|hybrid_shard|fully_sharded\w*)"
+    r"(?(open)\})(?P=quote))"
     r"(?=[\s;|&)]|$)",
     re.IGNORECASE,
 )
 _SCRIPT = re.compile(r"[\w./${}-]*fsdp[\w./-]*\.(?:sh|bash|slurm|sbatch|pbs)\b", re.IGNORECASE)
 _SOURCE = re.compile(r"[\w./${}-]*fsdp[\w./-]*\.py\b|(?<=\s-m )[\w.-]*fsdp[\w.-]*", re.IGNORECASE)
 _FAIRSEQ = re.compile(r"--ddp[-_]backend(?:[ =]|\s*\\\n\s*)[\"']?fully_sharded|\bddp_backend=fully_sharded")
+_STRATEGY = re.compile(r"\bstrategy=[\"']?(fsdp\w*)", re.IGNORECASE)
 _SETTINGS = re.compile(r"^\s*[\"']?fsdp(?:_\w+)?[\"']?\s*:", re.MULTILINE)
 FAIRSEQ = "fairseq's `fully_sharded` is fairscale's FSDP, not torch's; fairseq2 runs FSDP2"
 
@@ -133,5 +136,7 @@ def _foreign(bare: str) -> str:
         package = next((p for p in framework.classes if re.search(rf"(?<=\s)-m\s+{p}\.", bare)), None)
         key = key or package
         if key is not None and "fsdp" in bare.lower():
-            return f"`{key}` is of {framework.title}, whose settings are its own: {framework.says}."
+            given = {one.lower() for one in _STRATEGY.findall(bare)}
+            done = " That stands there already." if given == {"fsdp2"} else ""
+            return f"`{key}` is of {framework.title}, whose settings are its own: {framework.says}.{done}"
     return ""

@@ -75,7 +75,8 @@ FOREIGN: tuple[Foreign, ...] = (
         "verl",
         ("verl",),
         ("actor_rollout_ref", "ulysses_sequence_parallel_size"),
-        "verl runs FSDP2 with `strategy: fsdp2` for the actor and the critic",
+        "verl runs FSDP2 with `strategy: fsdp2` for the actor and the critic, or for the `model` of its SFT "
+        "trainer",
     ),
     Foreign(
         "oumi",

@@ -66,6 +66,9 @@ TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
             "`fsdp_transformer_layer_cls_to_wrap` and `fsdp_min_num_params` are arguments of their own",
             before="5.0",
         ),
+        "words_deprecated": Claim(
+            "words in `fsdp` are warned of: `fsdp: true` is to stand there", since="5.10"
+        ),
         "no_prefetch": Claim("FSDP1 does not prefetch in backward unless `backward_prefetch` is given"),
     }
 )

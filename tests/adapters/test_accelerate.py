@@ -237,8 +237,10 @@ def test_fsdp2_is_left_alone() -> None:
     assert [f.code for f in done.findings] == ["FM347"]
 
 
-def test_what_accelerate_does_not_read_is_left_alone_and_told() -> None:
-    text = "distributed_type: DEEPSPEED\nfsdp_config:\n  fsdp_offload_params: true\n"
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "null", "'NO'"])
+@pytest.mark.parametrize("config", ["\n  fsdp_offload_params: true", " {}"])
+def test_what_accelerate_does_not_read_is_left_alone_and_told(kind: str, config: str) -> None:
+    text = f"distributed_type: {kind}\nmixed_precision: bf16\nmachine_rank: 0\nfsdp_config:{config}\n"
     done = convert_text(text)
     assert not done.is_changed
     assert [(b.state, f.code) for b, f in zip(done.blocks, done.findings, strict=True)] == [

@@ -207,6 +207,7 @@ def test_versions_of_transformers_are_named() -> None:
     assert "5.0 and later" in told.message
     assert "5.0 to 5.9 save SHARDED_STATE_DICT" in told.message
     assert "`offload` in `fsdp`" in told.message
+    assert "5.10 and later warn that words in `fsdp` will go" in (told.hint or "")
     sharded = convert(f"{HEAD}fsdp: full_shard\nfsdp_config: {{state_dict_type: SHARDED_STATE_DICT}}\n")
     assert not any("5.9" in f.message for f in sharded.findings)
 

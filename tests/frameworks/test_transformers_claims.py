@@ -15,12 +15,17 @@ pytestmark = pytest.mark.any_torch
 
 # Before 5.0 the arguments set the environment, from which Accelerate's plugin reads.
 ARGUMENTS = """
-import json, os, sys
+import json, logging, os, sys
 from transformers import TrainingArguments
-found = []
+found, told = [], []
+class Told(logging.Handler):
+    def emit(self, record):
+        told.append(record.getMessage())
+logging.getLogger("transformers").addHandler(Told())
 for case in json.loads(sys.argv[1]):
     for name in [name for name in os.environ if name.startswith("FSDP_")]:
         del os.environ[name]
+    told.clear()
     try:
         given = TrainingArguments(output_dir="x", use_cpu=True, report_to=[], **case)
     except Exception as error:
@@ -34,6 +39,7 @@ for case in json.loads(sys.argv[1]):
         read = {"fsdp_version": "VERSION", "cpu_offload": "OFFLOAD_PARAMS",
                 "transformer_cls_names_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
         found.append({name: os.environ.get("FSDP_" + read.get(name, name.upper())) for name in names})
+    found[-1]["warned"] = any("`fsdp` as a string is deprecated" in text for text in told)
 print(json.dumps(found))
 """
 WORDS = "full_shard auto_wrap"
@@ -71,6 +77,7 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "offload_word": str(did["offload word"]["cpu_offload"]).lower() == "true",
         "hybrid_refused": "error" in did["hybrid"],
         "wrap_arguments": did["class"].get("transformer_cls_names_to_wrap") == "Block",
+        "words_deprecated": did["plain"]["warned"],
         "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
     }
 

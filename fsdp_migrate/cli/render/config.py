@@ -35,7 +35,10 @@ def show_config(report: ConfigConversion, *, check: bool, everything: bool = Fal
     show_findings(findings, everything=everything or has_nothing, aside=aside)
     for block in report.conversion.blocks:
         state = STATES[block.state].replace("converted", "to be converted") if check else STATES[block.state]
-        out.print(escape(f"{block.framework}: `{block.path}`: {state}."))
+        if block.framework == "none":
+            out.print(escape(f"`{block.path}`: FSDP is off, unchanged."))
+        else:
+            out.print(escape(f"{block.framework}: `{block.path}`: {state}."))
         if block.code:
             out.print("This must stand in your code:")
             out.print(escape(block.code), soft_wrap=True)

@@ -142,9 +142,11 @@ def test_a_substitution_is_one_word() -> None:
 
 
 def test_a_file_in_place_of_options_is_named() -> None:
-    done = convert_command("swift sft --fsdp conf/fsdp2.json")
+    done = convert_command("swift sft --fsdp conf/f.json")
     assert not done.is_changed
-    assert any("'conf/fsdp2.json', a file" in str(finding.message) for finding in done.findings)
+    [found] = [finding for finding in done.findings if finding.subject == "fsdp"]
+    assert (found.code, found.hint) == ("FM356", "If it does: `fsdp-migrate config conf/f.json --from hf`.")
+    assert "conf/f.json is a file, which ms-swift reads" in found.message
 
 
 def test_flags_without_values() -> None:

@@ -29,6 +29,11 @@ pytestmark = pytest.mark.any_torch
             "It starts `pkg.fsdp1-peft`: `fsdp-migrate scan`",
         ),
         ("FSDP=full_shard\nexport FSDP\npython t.py\n", "FSDP is named by `FSDP=full_shard`"),
+        (
+            "torchrun -m verl.trainer.fsdp_sft_trainer model.strategy=fsdp2\n",
+            "or for the `model` of its SFT trainer. That stands there already.",
+        ),
+        ('export MODE="${MODE:-FSDP}"\ntorchrun t.py\n', 'FSDP is named by `MODE="${MODE:-FSDP}"`'),
         ("FSDP=full_shard python t.py\n", "FSDP is named by `FSDP=full_shard`"),
         ("srun torchrun src/train_fsdp.py  # fsdp_old.py\n", "It starts `src/train_fsdp.py`: `fsdp-migrate"),
         ("srun python $R/fsdp_q/train.py\n", "It starts `$R/fsdp_q/train.py`: `fsdp-migrate"),

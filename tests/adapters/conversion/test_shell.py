@@ -425,6 +425,18 @@ def test_a_switch_without_a_value_is_no_fsdp1_of_hf_trainer(flags: str) -> None:
     assert ("FM345", "--fsdp") in {(f.code, f.subject) for f in done.findings}
 
 
+def test_flags_of_hf_trainer_without_fsdp_are_no_scripts_own() -> None:
+    flags = "--output_dir x --fsdp_config f.json"
+    done = convert_command(f"accelerate launch --config_file z.yaml t.py {flags}")
+    assert {("FM351", "--fsdp_config")} == {(f.code, f.subject) for f in done.findings if "fsdp" in f.subject}
+    with pytest.raises(
+        ConfigError, match=r"without `--fsdp` reads at most .* convert f\.json with `--from hf`"
+    ):
+        convert_command(f"torchrun t.py {flags}")
+    with pytest.raises(ConfigError, match="reads it only beside `--fsdp`"):
+        convert_command("torchrun t.py --output_dir x --fsdp_transformer_layer_cls_to_wrap A")
+
+
 def test_flags_of_the_scripts_own_are_named_as_they_are_written() -> None:
     with pytest.raises(ConfigError, match="`--fsdp-cpu-offload`, `--low_cpu_fsdp` must be the script's own"):
         convert_command("python t.py --fsdp-cpu-offload --low_cpu_fsdp --lr=1")
