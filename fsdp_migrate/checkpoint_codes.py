@@ -35,6 +35,7 @@ CHECKPOINT_CODES: Final = {
         "refused", "Moments are equal, such as `exp_avg` and `exp_avg_sq`: torch saved them corrupt."
     ),
     "FM218": FindingCode("equivalent", "Data files were copied, because they could not be linked."),
+    "FM219": FindingCode("exact", "An optimizer has settings, and no state of any parameter."),
     "FM221": FindingCode("refused", "Two names become one when wrappers' prefixes come off."),
     "FM222": FindingCode(
         "refused", "Optimizer state by parameter number: torch lost parts of it when it was saved."

@@ -110,6 +110,30 @@ def form_findings(entries: Mapping[str, Entry], parts: Sequence[Part]) -> Iterat
             )
 
 
+def empty_optimizer_findings(
+    entries: Mapping[str, Entry], parts: Sequence[Part], name_lists: Sequence[NameList]
+) -> Iterator[Finding]:
+    """Say of an optimizer that keeps moments that there are none: it goes on from the start."""
+    fields = {names.key: {field for group in names.groups for field in group.fields} for names in name_lists}
+    for part in parts:
+        if part.kind != "optimizer":
+            continue
+        below = {key: entry_path(entries[key])[len(part.prefix) :] for key in part.keys}
+        has_state = any(str(path[0]).partition(".")[0] == "state" for path in below.values() if path)
+        # Of Adam and its kin; plain SGD keeps nothing, and has no such setting.
+        has_betas = any(
+            "betas" in fields.get(key, ()) or "betas" in {str(step).rpartition(".")[2] for step in path}
+            for key, path in below.items()
+        )
+        if has_betas and not has_state:
+            yield make_finding(
+                "FM219",
+                part.name,
+                "its settings have `betas`, and no parameter has moments: saved before a step, or after a "
+                "resume that loaded none.",
+            )
+
+
 def key_findings(entries: Mapping[str, Entry]) -> Iterator[Finding]:
     """Refuse mappings that were not walked: torch would look for their keys under names that nobody knows."""
     for entry in entries.values():

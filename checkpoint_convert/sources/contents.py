@@ -25,6 +25,7 @@ from fsdp_migrate.checkpoint_convert.sources.adapter_findings import truncated_a
 from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
 from fsdp_migrate.checkpoint_convert.sources.content_findings import (
     FLAT_PARAMETER,
+    empty_optimizer_findings,
     form_findings,
     key_findings,
     overwritten_findings,
@@ -145,6 +146,7 @@ def build_manifest(
     # Checksums are those of this folder, and no output's.
     known = contents.files.keys() | contents.own_files | {CHECKSUMS_FILE}
     extra = {name: size for name, size in files.items() if name not in known}
+    refused = any(finding.fidelity == "refused" for finding in contents.findings)
     findings = [
         *contents.findings,
         *(
@@ -153,6 +155,8 @@ def build_manifest(
             else _flat_findings(contents)
         ),
         *form_findings(entries, parts),
+        # What is refused was left out of the entries.
+        *(() if refused else empty_optimizer_findings(entries, parts, name_lists)),
         *unlisted_findings(folder, entries, trusted=options.trust_pickle),
         *key_findings(entries),
         *truncated_adapter_findings(entries),

@@ -14,6 +14,7 @@ from fsdp_migrate.findings import listed, named
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry
     from fsdp_migrate.doctor.sight import Sight
 
 
@@ -74,6 +75,24 @@ def _wants_full(sight: Sight) -> str:
     return ""
 
 
+def _is_in_shards(entry: Entry) -> bool:
+    return isinstance(entry, TensorEntry) and any(
+        each.stored.file.endswith(".distcp") for each in entry.chunks
+    )
+
+
+def _resumes_empty(sight: Sight) -> str:
+    """Look for an optimizer that Accelerate saved in shards: the form that FSDP1 does not load again."""
+    manifest = sight.manifest
+    if manifest is None or manifest.framework != "accelerate" or str(sight.setting("version")) == "2":
+        return ""
+    sharded = {key for key, entry in manifest.entries.items() if _is_in_shards(entry)}
+    optimizers = [
+        part.name for part in manifest.parts if part.kind == "optimizer" and not sharded.isdisjoint(part.keys)
+    ]
+    return f"Accelerate saved {named(optimizers, MOST_SEEN)} in shards" if optimizers else ""
+
+
 def _separate_experts(sight: Sight) -> str:
     found = [entry.key for entry in _tensors(sight) if _EXPERT.match(entry.key)]
     return f"experts have tensors of their own: {named(found, MOST_SEEN)}" if found else ""
@@ -109,6 +128,21 @@ CHECKPOINT_FAULTS = (
         lambda sight: sight.findings("FM222"),
         "Save by `get_state_dict`, or `fsdp_migrate.runtime.sharded_state_dict`.",
         harm="silent",
+    ),
+    KnownFault(
+        "accelerate-resumes-without-moments",
+        "`load_state` of Accelerate, and with it the resume of HF Trainer, loads no optimizer state under "
+        "FSDP1 with `SHARDED_STATE_DICT`: it asks the new optimizer what to load, which has no state yet. "
+        "The FSDP1 run that was resumed parts from the one that was not stopped at its second step.",
+        "measured",
+        "checkpoint",
+        _resumes_empty,
+        "Compare the FSDP2 run with the FSDP1 run that was not stopped: under FSDP2 the state is loaded. A "
+        "checkpoint that was saved after such a resume and before a step has no moments (FM219).",
+        (Affected("accelerate", "1.13"),),
+        reproduced=True,
+        harm="silent",
+        looked_up="2026-11-25",
     ),
     KnownFault(
         "missing-experts",

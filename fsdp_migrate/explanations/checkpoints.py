@@ -82,6 +82,12 @@ EXPLANATIONS = {
         "A hard link must lie on the same file system as the file. Here the output lies on another one, or the file system has no hard links.",
         "Nothing. It took the time and the space of a copy.",
     ),
+    "FM219": (
+        "Its settings tell of moments, such as Adam's, and none is there. It was saved before the first step, or after a resume that loaded none: Accelerate's"
+        " `load_state` under FSDP1 with `SHARDED_STATE_DICT` does that, without an error, and so does HF Trainer. What goes on from here begins with empty moments,"
+        " under FSDP1 and FSDP2 alike.",
+        "Look for an earlier checkpoint that has them: `fsdp-migrate inspect` shows how many tensors an optimizer has. Without one, warm up again.",
+    ),
     "FM221": (
         "Without wrappers' prefixes, or after a rename, two entries would have one name, and one of them would be lost.",
         "Save the checkpoint with one of them left out, or choose a `--rename` that keeps them apart.",

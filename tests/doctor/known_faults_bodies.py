@@ -197,6 +197,20 @@ def _loads_no_moments(folder: Path) -> bool:
     return not fresh.state
 
 
+def _resumes_empty(folder: Path) -> bool:
+    from accelerate import PartialState
+    from accelerate.utils import FullyShardedDataParallelPlugin, load_fsdp_optimizer, save_fsdp_optimizer
+
+    model = FSDP(nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True)
+    state: Any = PartialState(cpu=True)
+    state.is_fsdp2 = False  # as of an Accelerator, which is not made for FSDP without a GPU
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=1, state_dict_type="SHARDED_STATE_DICT")
+    save_fsdp_optimizer(plugin, state, _trained(model), model, folder / "accelerate")
+    fresh = torch.optim.AdamW(model.parameters(), lr=0.5)
+    load_fsdp_optimizer(plugin, state, fresh, model, folder / "accelerate")
+    return not fresh.state and fresh.param_groups[0]["lr"] == 0.1
+
+
 def _slips_through(folder: Path) -> bool:
     try:
         dcp.load({"a": torch.ones(1)}, checkpoint_id=folder / "nothing")
@@ -294,6 +308,7 @@ FAULTS: dict[str, Callable[[Path], bool]] = {
     "containers-are-no-units": _refuses_containers,
     "clipping-plain-among-sharded": _refuses_plain_gradients,
     "corrupt-full-optimizer": _corrupts_moments,
+    "accelerate-resumes-without-moments": _resumes_empty,
     "initial-lr-is-lost": _loses_initial_lr,
     "raw-optimizer-state": _loads_no_moments,
     "checkpoint-errors-slip-through": _slips_through,

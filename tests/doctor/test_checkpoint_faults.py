@@ -12,6 +12,7 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
     Chunk,
     GroupOutline,
     NameList,
+    Part,
     Stored,
     TensorEntry,
 )
@@ -54,6 +55,19 @@ def grouped(count: int) -> Sight:
     return replace(sight, manifest=replace(sight.manifest, name_lists=(listed,)))
 
 
+def of_accelerate(file: str) -> Sight:
+    sight = of_tensors(optimizer__state__w__exp_avg=(2,))
+    assert sight.manifest is not None
+    [(key, entry)] = sight.manifest.entries.items()
+    assert isinstance(entry, TensorEntry)
+    moved = replace(entry, chunks=(Chunk((0,), (2,), Stored(file, 0, 8)),))
+    part = Part("optimizer", ("optimizer",), (key,))
+    return replace(
+        sight,
+        manifest=replace(sight.manifest, framework="accelerate", entries={key: moved}, parts=(part,)),
+    )
+
+
 EXPERTS: dict[str, Any] = {"layers__0__mlp__experts__0__w": (4, 4), "layers__0__mlp__experts__1__w": (4, 4)}
 
 
@@ -63,6 +77,10 @@ CASES: dict[str, tuple[Sight, Sight]] = {
     "checkpoint-of-2.15": (of_tensors(portable=False), of_tensors()),
     "corrupt-full-optimizer": (of_tensors(make_finding("FM217", "a", "equal")), of_tensors()),
     "optimizer-by-numbers": (of_tensors(make_finding("FM222", "a", "lost")), of_tensors()),
+    "accelerate-resumes-without-moments": (
+        of_accelerate("optimizer_0/__0_0.distcp"),
+        of_accelerate("optimizer.bin"),
+    ),
     "missing-experts": (
         of_tensors(layers__0__mlp__gate__weight=(4, 4), **EXPERTS),
         of_tensors(layers__0__mlp__gate__weight=(2, 4), **EXPERTS),

@@ -46,6 +46,32 @@ def test_what_is_empty_is_told(tmp_path: Path) -> None:
     assert verify_checkpoints(source, tmp_path / "out").is_same
 
 
+def test_an_optimizer_that_lost_its_moments_is_told(tmp_path: Path) -> None:
+    """As Accelerate's FSDP1 leaves it that was resumed; what has none by nature is no news."""
+    model = torch.nn.Linear(2, 2)
+    names = [name for name, _ in model.named_parameters()]
+    for kind, is_told in ((torch.optim.AdamW, True), (torch.optim.SGD, False)):
+        optimizer = kind(model.parameters(), lr=0.1)
+        for stepped in (False, True):
+            model(torch.ones(2)).sum().backward()
+            if stepped:
+                optimizer.step()
+            own = optimizer.state_dict()
+            state = {
+                "state": {names[number]: value for number, value in own["state"].items()},
+                "param_groups": [{**group, "params": names} for group in own["param_groups"]],
+            }
+            saved = {"model": model.state_dict(), "optimizer": state}
+            folder = tmp_path / f"{kind.__name__}{stepped}"
+            torch.save(saved, tmp_path / "a.pt")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                dcp_save(saved, checkpoint_id=folder, **ALONE)
+            for source in (folder, tmp_path / "a.pt"):
+                codes = {finding.code for finding in inspect_checkpoint(source).findings}
+                assert ("FM219" in codes) is (is_told and not stepped), (source, kind)
+
+
 def test_a_bare_state_whose_paths_were_not_recorded(tmp_path: Path) -> None:
     """`flatten_state_dict=False` records none, and the names of this one begin with words of others."""
     state = {"model.layers.0.weight": torch.ones(3, 4), "lm_head.weight": torch.zeros(5, 3)}
