@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from fsdp_migrate import convert_config_file
-from fsdp_migrate.config_files import ConfigConversion, convert_command_line, read_config_file
+from fsdp_migrate.config_files import (
+    ConfigConversion,
+    convert_command_line,
+    read_config_file,
+    recomputes_units,
+)
 from fsdp_migrate.errors import ConfigError, FindingsError, OutputError, OutputExistsError
 from tests.ranks import ROOT
 
@@ -229,6 +234,20 @@ def test_arguments_are_read_where_a_file_of_the_projects_own_holds_them(tmp_path
     path.write_text("seed: 0\nfsdp:\n  sharding_strategy: NO_SHARD\n  param_dtype: bf16\n")
     with pytest.raises(ConfigError, match=r"`param_dtype` is no .* below `fsdp`.* in a file of their own"):
         read_config_file(path)
+    script = tmp_path / "run.sh"
+    flags = "--use_fsdp --fsdp_sharding_strategy 2 --fsdp_activation_checkpointing true"
+    launch = f"F='{flags}'\naccelerate launch --mixed_precision bf16 $F x.py\n"
+    script.write_text(launch)
+    config = read_config_file(script)
+    assert config.sharding_strategy == "SHARD_GRAD_OP"
+    assert config.mixed_precision is not None
+    assert recomputes_units(script)
+    script.write_text(f"{launch}accelerate launch --use_fsdp --fsdp_offload_params true x.py\n")
+    with pytest.raises(ConfigError, match=r"one command with flags for FSDP .* found 2 .*YAML, JSON"):
+        read_config_file(script)
+    script.write_text("torchrun x.py\n")
+    with pytest.raises(ConfigError, match=r"found none\."):
+        read_config_file(script)
     path.write_text("seed: 0\nmodel: tiny\n")
     with pytest.raises(ConfigError, match="`seed` is no argument of FullyShardedDataParallel"):
         read_config_file(path)

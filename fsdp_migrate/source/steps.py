@@ -106,8 +106,9 @@ def next_steps(
     steps = _steps_for_pins(pins)
     reads_arguments = bool(rewrites) or is_prepared
     converted = [each for each in configs if not (reads_arguments and each.holds_arguments)]
-    if rewrites or left or any(each.state == "changes" for each in converted):
-        steps += _steps_for_proof(where, configs, models)
+    states = [each.state for each in converted] + [each.state for each in launches]
+    if rewrites or left or any(s == "changes" for s in states):
+        steps += _steps_for_proof(where, configs, launches, models)
     if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
@@ -150,15 +151,19 @@ def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
     return [Step(f"Raise the requirements that keep out what FSDP2 needs: {listed}.", ())]
 
 
-def _steps_for_proof(where: str, configs: Sequence[ConfigFound], models: Sequence[str]) -> list[Step]:
+def _steps_for_proof(
+    where: str, configs: Sequence[ConfigFound], launches: Sequence[LaunchFound], models: Sequence[str]
+) -> list[Step]:
     """Return what proves beforehand that the run stays the same, with what is there of configs and models."""
     changing = [each for each in configs if each.state == "changes"]
-    given = [each.path for each in changing]
+    scripts = [each.path for each in launches if each.state == "changes"]
+    # plan and parity read a script that starts one run.
+    given = [*(each.path for each in changing), *(path for path in scripts if scripts.count(path) == 1)]
     copies = [each.fsdp1_copy for each in configs if each.fsdp1_copy and not given]
     options = [f" --config {shlex.quote(path)}" for path in (given or copies)[:_MOST_CONFIGS]]
     model = shlex.quote(f"transformers:{models[0]}") if models else _FACTORY
     whose = _FOUND_MODEL if models else _OWN_MODEL
-    is_left = bool(given) and all(each.holds_arguments for each in changing)
+    is_left = bool(changing) and not scripts and all(each.holds_arguments for each in changing)
     when = "" if is_left else _BEFORE if given else _COPY if copies else _OWN_CONFIG
     sizes = "--world-size RANKS --batch-size ROWS --seq-length TOKENS --memory 80GB"
     plan = f"fsdp-migrate plan --model {model}{{}} {sizes}"
@@ -173,12 +178,21 @@ def _steps_for_proof(where: str, configs: Sequence[ConfigFound], models: Sequenc
 
 
 def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:
-    changing = [each for each in launches if each.state in {"changes", "refused"}]
-    if not changing:
-        return []
-    places = ", ".join(each.place for each in changing)
-    commands = tuple(f"fsdp-migrate config --command {shlex.quote(each.command)}" for each in changing)
-    return [Step(f"Put what these print in the place of the launch lines ({places}).", commands)]
+    """Return what to do with scripts that start runs; what is refused is shown by its command alone."""
+    steps = []
+    places = [each.place for each in launches if each.state == "changes"]
+    if places:
+        scripts = dict.fromkeys(each.path for each in launches if each.state == "changes")
+        text = f"Convert the launch lines ({listed(places, _PLACES)}); a backup of each script is kept."
+        commands = tuple(f"fsdp-migrate config {shlex.quote(path)} --write" for path in scripts)
+        steps.append(Step(text, commands))
+    refused = [each for each in launches if each.state == "refused"]
+    if refused:
+        lines = listed([each.place for each in refused], _PLACES)
+        text = f"See why these launch lines cannot be converted ({lines})."
+        commands = tuple(f"fsdp-migrate config --command {shlex.quote(each.command)}" for each in refused)
+        steps.append(Step(text, commands))
+    return steps
 
 
 def _steps_for_configs(configs: Sequence[ConfigFound], kept: Sequence[ConfigFound]) -> list[Step]:

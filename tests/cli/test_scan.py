@@ -16,6 +16,7 @@ import torch
 from ruamel.yaml import YAML
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.config_files import read_config_file
 from fsdp_migrate.source.checkpoint_runs import target_of
 from fsdp_migrate.source.surroundings import find_configs
 from tests.cli.conftest import CODE
@@ -329,7 +330,10 @@ def test_a_repository_of_the_trainer_is_seen(
     steps = [step["text"] for step in document["steps"]]
     assert "requirements.txt:2" in steps[0]
     commands = [command for step in document["steps"] for command in step["commands"]]
-    assert main(shlex.split(next(command for command in commands if "--command" in command))[1:]) == 0
+    assert "fsdp-migrate parity --model PKG.MOD:FACTORY --config job.slurm" in commands
+    assert main(shlex.split(next(command for command in commands if "job.slurm --write" in command))[1:]) == 0
+    assert "--fsdp_version 2" in Path("job.slurm").read_text()
+    assert read_config_file("job.slurm.fsdp1").sharding_strategy == "SHARD_GRAD_OP"
 
 
 def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_the_newest(
