@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
@@ -63,6 +64,7 @@ _STATISTICS = frozenset(
 _FUNCTIONS = frozenset(
     {
         "torch._foreach_norm",
+        "torch.nn.utils.clip_grad.get_total_norm",
         "torch.nn.utils.get_total_norm",
         "torch.nn.utils.parameters_to_vector",
         "torch.nn.utils.vector_to_parameters",
@@ -103,10 +105,12 @@ _STATISTIC = (
     ".full_tensor() of it, and do not sum it over ranks again."
 )
 _COUNT = (
-    "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part, "
-    "and do not multiply by the number of ranks."
+    "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
+    "its bytes, and do not multiply by the number of ranks."
 )
-_RANKS = re.compile(r"world_size|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards")
+_RANKS = re.compile(
+    r"world_size|element_size\(|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards"
+)
 _ONE = (
     "this is a DTensor now, of which this rank holds a part: index it, and give it to what takes plain "
     "tensors, as .full_tensor() or .to_local(), and put back what is a DTensor."
@@ -178,8 +182,27 @@ def _of_call(source: Source, call: cst.Call) -> str:
 
 
 def _is_about_ranks(source: Source, call: cst.Call) -> bool:
-    """Tell whether a count is said to be one rank's, or is multiplied by the number of ranks."""
-    return _RANKS.search(text_of(source.index.statement(call)).lower()) is not None
+    """Tell whether a count is said to be one rank's, is of bytes, or is multiplied by the number of ranks."""
+    line = source.index.statement(call)
+    return _RANKS.search(text_of(line).lower()) is not None or _is_summed_over_ranks(source, line)
+
+
+def _is_summed_over_ranks(source: Source, line: cst.CSTNode) -> bool:
+    """Tell whether what a line assigns is given to ``all_reduce``, as it is or in a tensor."""
+    targets = {name.value for each in walk_for(line, cst.AssignTarget) for name in walk_for(each, cst.Name)}
+    function = source.index.function(line)
+    for call in source.calls if targets else ():
+        if (dotted(call.func) or "").split(".")[-1] != "all_reduce" or source.index.function(
+            call
+        ) is not function:
+            continue
+        given: list[cst.BaseExpression] = [arg.value for arg in call.args[:1]]
+        given += [
+            held for each in given if isinstance(each, cst.Name) and (held := last_value(source.index, each))
+        ]
+        if any(name.value in targets for each in given for name in walk_for(each, cst.Name)):
+            return True
+    return False
 
 
 def _is_of_parameters(source: Source, node: cst.BaseExpression) -> bool:
@@ -188,6 +211,11 @@ def _is_of_parameters(source: Source, node: cst.BaseExpression) -> bool:
         return _is_of_parameter(source, node.elt)
     if isinstance(node, (cst.List, cst.Tuple)):
         return any(_is_of_parameter(source, each.value) for each in node.elements)
+    held = (
+        last_value(source.index, node) if isinstance(node, cst.Name) and node in source.index.scopes else None
+    )
+    if isinstance(held, (cst.ListComp, cst.GeneratorExp, cst.List, cst.Tuple)):
+        return _is_of_parameters(source, held)  # `grads = [p.grad for p in model.parameters()]`
     return _is_of_parameter(source, node) or _is_list(source, node)
 
 
