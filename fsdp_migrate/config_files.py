@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.conversion.command import convert_command, convert_script
+from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.project_imports import lightning_package
@@ -236,6 +236,8 @@ def read_config_file(
 ) -> FSDP1Config:
     """Read FSDP1 arguments from a config file of any known framework, or a mapping of them, as words.
 
+    Of a shell script they are the flags of its launch line.
+
     Raises:
         ConfigError: There is no such file, it cannot be read, it holds no FSDP settings or several, or an
             argument means nothing.
@@ -243,13 +245,28 @@ def read_config_file(
     file = Path(path)
     text = read_text(file)
     try:
-        documents = read_documents(text.removeprefix("\ufeff"), is_json=_is_json(file, text))
+        documents = documents_of(file, text)
         blocks = [block for document in documents for block in find_blocks(document, framework, key)]
         if not blocks and len(documents) == 1 and key is None:
             return _own_arguments(documents[0])
         return _arguments_of(_only(blocks), file)
     except ConfigError as error:
         raise _named(error, file) from error
+
+
+def documents_of(path: Path, text: str) -> list[Node]:
+    """Return what a file holds; of a shell script, what the flags of its commands stand for."""
+    if not is_script(path.suffix or path.name, text):
+        return read_documents(text.removeprefix("\ufeff"), is_json=_is_json(path, text))
+    settings = settings_in_script(text)
+    if not settings:
+        told = ", ".join(block.path for block in convert_script(text).blocks)
+        msg = (
+            f"No command in it has FSDP settings as flags; {told} has them elsewhere, or is FSDP2's. "
+            f"`fsdp-migrate config {shlex.quote(str(path))}` says where: give that file."
+        )
+        raise ConfigError(msg)
+    return [document for each in settings for document in read_documents(each, is_json=True)]
 
 
 def recomputes_units(path: str | os.PathLike[str]) -> bool:
@@ -266,7 +283,7 @@ def recomputes_units(path: str | os.PathLike[str]) -> bool:
     """
     file = Path(path)
     text = read_text(file)
-    documents = read_documents(text.removeprefix("\ufeff"), is_json=_is_json(file, text))
+    documents = documents_of(file, text)
     blocks = [block for document in documents for block in find_blocks(document, "auto", None)]
     given = [plain(block.node) for block in blocks if block.node and block.framework in _RECOMPUTING]
     flags = [each.get(f"{prefix}activation_checkpointing") for each in given for prefix in ("", "fsdp_")]

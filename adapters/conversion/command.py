@@ -170,6 +170,30 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     return TextConversion(text, _changed(text, done.pieces), tuple(blocks), tuple(findings))
 
 
+def settings_in_script(text: str) -> list[str]:
+    r"""Return what the FSDP flags of each command in a shell script stand for, as JSON; each text once.
+
+    Example:
+        >>> settings_in_script("accelerate launch --use_fsdp --fsdp_offload_params true x.py\n")
+        ['{"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": "true"}}']
+    """
+    script = Script(text)
+    commands = (one.text for start, end in script.others() for one in script.variants(start, end))
+    found: dict[str, None] = {}
+    for command in commands:
+        if not _FLAG.search(command):
+            continue
+        runner = launch_of(words_of(command)).runner
+        for framework in ("accelerate", "hf"):
+            flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
+            document = _document(framework, flags)
+            if framework == runner == "accelerate" and "use_fsdp" in flags and "config_file" not in flags:
+                document = _accelerate_document(flags)  # without others: Accelerate's defaults
+            if document is not None:
+                found[json.dumps(document)] = None
+    return list(found)
+
+
 class _Script:
     """What became of the commands of a script until now."""
 
@@ -228,16 +252,10 @@ def _collide(one: Piece, other: Piece) -> bool:
 def _converted(framework: str, command: str, runner: str, settings: Settings | None) -> _Changes | None:
     """Convert the flags of one framework in a command; None where it has none of FSDP's."""
     flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
-    if framework == "hf" and _is_hf(flags):
-        before = _hf_document(flags)
-    elif framework == "accelerate" and _ACCELERATE_FLAGS & {
-        name for name in flags if name.startswith("fsdp_")
-    }:
-        before = _accelerate_document(flags)
-    elif framework == "accelerate" and runner == "accelerate" and ({"use_fsdp", "config_file"} & set(flags)):
-        return _told(command, flags, settings or Settings())
-    else:
-        return None
+    before = _document(framework, flags)
+    if before is None:
+        told = framework == runner == "accelerate" and {"use_fsdp", "config_file"} & set(flags)
+        return _told(command, flags, settings or Settings()) if told else None
     flagged = replace(settings or Settings(), is_command=True)
     done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=flagged)
     if not done.is_changed:
@@ -246,6 +264,14 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         return _Changes((), done.blocks, findings)
     old, new = (_as_flags(framework, json.loads(text)) for text in (json.dumps(before), done.text))
     return _Changes(_edits(command, flags, old, new), done.blocks, done.findings)
+
+
+def _document(framework: str, flags: dict[str, Flag]) -> dict[str, Any] | None:
+    """Return what the flags of a framework stand for; None where they have no FSDP settings."""
+    if framework == "hf":
+        return _hf_document(flags) if _is_hf(flags) else None
+    named = {name for name in flags if name.startswith("fsdp_")}
+    return _accelerate_document(flags) if _ACCELERATE_FLAGS & named else None
 
 
 def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
