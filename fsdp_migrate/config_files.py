@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.conversion.command import blocks_of_script, convert_command, convert_script
+from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.project_imports import lightning_package
@@ -170,7 +170,7 @@ def convert_config_file(
     package = lightning_package(path) if _names_lightning(text) else None
     settings = Settings(world_size, nodes, package, partial(holds_fsdp2, path.parent))
     try:
-        if _is_script(path, text):
+        if is_script(path.suffix or path.name, text):
             conversion = convert_script(text, settings=settings)
         else:
             is_json = _is_json(path, text)
@@ -236,6 +236,8 @@ def read_config_file(
 ) -> FSDP1Config:
     """Read FSDP1 arguments from a config file of any known framework, or a mapping of them, as words.
 
+    Of a shell script they are the flags of its launch line.
+
     Raises:
         ConfigError: There is no such file, it cannot be read, it holds no FSDP settings or several, or an
             argument means nothing.
@@ -243,15 +245,29 @@ def read_config_file(
     file = Path(path)
     text = read_text(file)
     try:
-        if _is_script(file, text):
-            return _arguments_of(_only_command(blocks_of_script(text)), file)
-        documents = read_documents(text.removeprefix("\ufeff"), is_json=_is_json(file, text))
+        documents = documents_of(file, text)
         blocks = [block for document in documents for block in find_blocks(document, framework, key)]
         if not blocks and len(documents) == 1 and key is None:
             return _own_arguments(documents[0])
         return _arguments_of(_only(blocks), file)
     except ConfigError as error:
         raise _named(error, file) from error
+
+
+def documents_of(path: Path, text: str) -> list[Node]:
+    """Return what a file holds; of a shell script, what the flags of its commands stand for."""
+    name = Path(path.name.partition(BACKUP)[0])  # a script's copy is one as well
+    if not is_script(name.suffix or name.name, text):
+        return read_documents(text.removeprefix("\ufeff"), is_json=_is_json(path, text))
+    settings = settings_in_script(text)
+    if not settings:
+        told = ", ".join(block.path for block in convert_script(text).blocks)
+        msg = (
+            f"No command in it has FSDP settings as flags; {told} has them elsewhere, or is FSDP2's. "
+            f"`fsdp-migrate config {shlex.quote(str(path))}` says where: give that file."
+        )
+        raise ConfigError(msg)
+    return [document for each in settings for document in read_documents(each, is_json=True)]
 
 
 def recomputes_units(path: str | os.PathLike[str]) -> bool:
@@ -268,11 +284,8 @@ def recomputes_units(path: str | os.PathLike[str]) -> bool:
     """
     file = Path(path)
     text = read_text(file)
-    if _is_script(file, text):
-        blocks = blocks_of_script(text)
-    else:
-        documents = read_documents(text.removeprefix("\ufeff"), is_json=_is_json(file, text))
-        blocks = [block for document in documents for block in find_blocks(document, "auto", None)]
+    documents = documents_of(file, text)
+    blocks = [block for document in documents for block in find_blocks(document, "auto", None)]
     given = [plain(block.node) for block in blocks if block.node and block.framework in _RECOMPUTING]
     flags = [each.get(f"{prefix}activation_checkpointing") for each in given for prefix in ("", "fsdp_")]
     return any(words.read_bool(flag, "activation_checkpointing") for flag in flags if flag is not None)
@@ -343,21 +356,6 @@ def _plain_arguments(data: Any) -> FSDP1Config:
     return FSDP1Config(**data)
 
 
-def _only_command(blocks: list[Block]) -> Block:
-    if len(blocks) == 1:
-        return blocks[0]
-    found = f"{len(blocks)} that differ" if blocks else "none"
-    msg = (
-        f"It should hold one command with flags for FSDP of `accelerate launch` or HF Trainer; found {found}."
-    )
-    raise ConfigError(f"{msg} Give the settings of one run: YAML, JSON, or a script that starts it alone.")
-
-
-def _is_script(path: Path, text: str) -> bool:
-    name, _, _ = path.name.partition(BACKUP)  # a script's copy is one
-    return is_script(Path(name).suffix or name, text)
-
-
 def _only(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
@@ -421,7 +419,7 @@ def _with_what_becomes(
     error: NothingToConvertError, path: Path, text: str, settings: Settings
 ) -> NothingToConvertError:
     """Return the error with what the commands become that a manifest holds."""
-    if not error.names_fsdp or _is_script(path, text):
+    if not error.names_fsdp or is_script(path.suffix or path.name, text):
         return error
     said = commands_become(text, is_json=_is_json(path, text), settings=settings)
     return error.saying(f"{error} {said}".strip())

@@ -234,20 +234,28 @@ def test_arguments_are_read_where_a_file_of_the_projects_own_holds_them(tmp_path
     path.write_text("seed: 0\nfsdp:\n  sharding_strategy: NO_SHARD\n  param_dtype: bf16\n")
     with pytest.raises(ConfigError, match=r"`param_dtype` is no .* below `fsdp`.* in a file of their own"):
         read_config_file(path)
-    script = tmp_path / "run.sh"
-    flags = "--use_fsdp --fsdp_sharding_strategy 2 --fsdp_activation_checkpointing true"
-    launch = f"F='{flags}'\naccelerate launch --mixed_precision bf16 $F x.py\n"
-    script.write_text(launch)
-    config = read_config_file(script)
-    assert config.sharding_strategy == "SHARD_GRAD_OP"
-    assert config.mixed_precision is not None
-    assert recomputes_units(script)
-    script.write_text(f"{launch}accelerate launch --use_fsdp --fsdp_offload_params true x.py\n")
-    with pytest.raises(ConfigError, match=r"one command with flags for FSDP .* found 2 .*YAML, JSON"):
-        read_config_file(script)
-    script.write_text("torchrun x.py\n")
-    with pytest.raises(ConfigError, match=r"found none\."):
-        read_config_file(script)
     path.write_text("seed: 0\nmodel: tiny\n")
     with pytest.raises(ConfigError, match="`seed` is no argument of FullyShardedDataParallel"):
         read_config_file(path)
+
+
+FLAGS = "--fsdp_sharding_strategy SHARD_GRAD_OP --fsdp_use_orig_params true"
+
+
+def test_flags_of_a_launch_line_are_read_as_fsdp1s_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f'#!/bin/bash\nFLAGS="{FLAGS}"\naccelerate launch --use_fsdp $FLAGS \\\n  train.py\n')
+    config = read_config_file(script)
+    assert (config.sharding_strategy, config.use_orig_params) == ("SHARD_GRAD_OP", True)
+    script.write_text("torchrun train.py --fsdp 'full_shard offload'\n")
+    assert read_config_file(script).cpu_offload
+    assert not recomputes_units(script)
+    script.write_text("accelerate launch --config_file fsdp.yaml train.py\n")
+    with pytest.raises(ConfigError, match=r"line 1 has them elsewhere.*`fsdp-migrate config \S+run\.sh`"):
+        read_config_file(script)
+    script.write_text("python train.py\n")
+    with pytest.raises(ConfigError, match=r"run\.sh"):
+        read_config_file(script)
+    script.write_text(f"accelerate launch {FLAGS} a.py\naccelerate launch --fsdp_offload_params 1 b.py\n")
+    with pytest.raises(ConfigError, match="one block of FSDP settings"):
+        read_config_file(script)

@@ -17,13 +17,6 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.environment import told_by_environment, told_of_precision
-from fsdp_migrate.adapters.conversion.flag_documents import (
-    BESIDE,
-    HF_FORMER,
-    accelerate_document,
-    as_flags,
-    hf_document,
-)
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
 from fsdp_migrate.adapters.conversion.shell import (
@@ -31,19 +24,14 @@ from fsdp_migrate.adapters.conversion.shell import (
     number_of,
     words_of,
 )
-from fsdp_migrate.adapters.conversion.text import (
-    BlockReport,
-    TextConversion,
-    convert_text,
-    find_blocks,
-    read_documents,
-)
+from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.conversion.variables import Expanded, Piece, Script
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.base import (
     Settings,
     by_name as keys_by_name,
     elsewhere,
+    is_known,
     read_number,
 )
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
@@ -54,20 +42,20 @@ from fsdp_migrate.words import bare_word
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from fsdp_migrate.adapters.engine.base import Block
+    from collections.abc import Iterable
 
 
 _GAP = re.compile(r"(?:\s|\\\n)*\Z")
-_HF_FLAGS = frozenset({"fsdp", "fsdp_config", *HF_FORMER})
+_HF_FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
+_HF_FLAGS = frozenset({"fsdp", "fsdp_config", *_HF_FORMER})
 _RENAMED = {"fsdp_sharding_strategy": "fsdp_reshard_after_forward"}
+_BESIDE = ("num_processes", "num_machines", "mixed_precision")
 _ACCELERATE_FLAGS = frozenset(
     {
         "use_fsdp",
         "config_file",
         "use_parallelism_config",
-        *BESIDE,
+        *_BESIDE,
         *(f"fsdp_{name}" for name in keys_by_name(ACCELERATE_KEYS)),
     }
 )
@@ -182,6 +170,30 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     return TextConversion(text, _changed(text, done.pieces), tuple(blocks), tuple(findings))
 
 
+def settings_in_script(text: str) -> list[str]:
+    r"""Return what the FSDP flags of each command in a shell script stand for, as JSON; each text once.
+
+    Example:
+        >>> settings_in_script("accelerate launch --use_fsdp --fsdp_offload_params true x.py\n")
+        ['{"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": "true"}}']
+    """
+    script = Script(text)
+    commands = (one.text for start, end in script.others() for one in script.variants(start, end))
+    found: dict[str, None] = {}
+    for command in commands:
+        if not _FLAG.search(command):
+            continue
+        runner = launch_of(words_of(command)).runner
+        for framework in ("accelerate", "hf"):
+            flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
+            document = _document(framework, flags)
+            if framework == runner == "accelerate" and "use_fsdp" in flags and "config_file" not in flags:
+                document = _accelerate_document(flags)  # without others: Accelerate's defaults
+            if document is not None:
+                found[json.dumps(document)] = None
+    return list(found)
+
+
 class _Script:
     """What became of the commands of a script until now."""
 
@@ -240,61 +252,26 @@ def _collide(one: Piece, other: Piece) -> bool:
 def _converted(framework: str, command: str, runner: str, settings: Settings | None) -> _Changes | None:
     """Convert the flags of one framework in a command; None where it has none of FSDP's."""
     flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
-    before = _document_of(framework, flags)
+    before = _document(framework, flags)
     if before is None:
-        is_told = framework == "accelerate" and runner == "accelerate"
-        if is_told and {"use_fsdp", "config_file"} & set(flags):
-            return _told(command, flags, settings or Settings())
-        return None
+        told = framework == runner == "accelerate" and {"use_fsdp", "config_file"} & set(flags)
+        return _told(command, flags, settings or Settings()) if told else None
     flagged = replace(settings or Settings(), is_command=True)
     done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=flagged)
     if not done.is_changed:
         # What converts a mapping of a file, by `--key`, converts no command.
         findings = tuple(replace(f, hint=None) if f.code == "FM351" else f for f in done.findings)
         return _Changes((), done.blocks, findings)
-    old, new = (as_flags(framework, json.loads(text)) for text in (json.dumps(before), done.text))
+    old, new = (_as_flags(framework, json.loads(text)) for text in (json.dumps(before), done.text))
     return _Changes(_edits(command, flags, old, new), done.blocks, done.findings)
 
 
-def _document_of(framework: str, flags: dict[str, Flag]) -> dict[str, Any] | None:
-    """Return the flags of one framework as the document that they stand for; None without FSDP's."""
+def _document(framework: str, flags: dict[str, Flag]) -> dict[str, Any] | None:
+    """Return what the flags of a framework stand for; None where they have no FSDP settings."""
     if framework == "hf":
-        return hf_document(flags) if _is_hf(flags) else None
-    has_settings = any(name.startswith("fsdp_") and name in _ACCELERATE_FLAGS for name in flags)
-    return accelerate_document(flags) if has_settings else None
-
-
-def blocks_of_script(text: str) -> list[Block]:
-    r"""Return the settings that the FSDP flags of a script's commands stand for, each once.
-
-    Raises:
-        ConfigError: A command cannot be read.
-
-    Example:
-        >>> script = "accelerate launch --fsdp_sharding_strategy 2 x.py"
-        >>> [block.framework for block in blocks_of_script(script)]
-        ['accelerate']
-    """
-    found: list[tuple[str, str]] = []
-    for command in _commands_with_flags(Script(text)):
-        runner = launch_of(words_of(command)).runner
-        for framework in ("accelerate", "hf"):
-            flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
-            document = _document_of(framework, flags)
-            if document is not None:
-                found.append((framework, json.dumps(document)))
-    return [
-        block
-        for framework, document in dict.fromkeys(found)
-        for node in read_documents(document, is_json=True)
-        for block in find_blocks(node, framework, None)
-    ]
-
-
-def _commands_with_flags(script: Script) -> Iterator[str]:
-    """Yield the commands of a script that have FSDP's flags, with what their variables hold."""
-    for start, end in script.others():
-        yield from (one.text for one in script.variants(start, end) if _FLAG.search(one.text))
+        return _hf_document(flags) if _is_hf(flags) else None
+    named = {name for name in flags if name.startswith("fsdp_")}
+    return _accelerate_document(flags) if _ACCELERATE_FLAGS & named else None
 
 
 def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
@@ -304,7 +281,7 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     if given is None:
         document = json.dumps({"distributed_type": "FSDP", "mixed_precision": precision})
         done = convert_text(document, framework="accelerate", is_json=True)
-        new = as_flags("accelerate", json.loads(done.text))
+        new = _as_flags("accelerate", json.loads(done.text))
         return _Changes(_edits(command, flags, {}, new), done.blocks, done.findings)
     text = f"{given.value} is another file, which is not converted with this one."
     nodes, ranks = (
@@ -420,6 +397,60 @@ def _as_written(flag: Flag, command: str) -> str:
     return command[flag.start : flag.end].replace("=", " ").split()[0]
 
 
+def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
+    # `output_dir` is by what the adapter knows the Trainer's arguments.
+    document: dict[str, Any] = {"output_dir": "", "fsdp": _words(flags["fsdp"])}
+    given = flags.get("fsdp_config")
+    text = given.value if given is not None else None
+    if text is not None and text.lstrip().startswith("{"):
+        try:
+            document["fsdp_config"] = json.loads(text)
+        except json.JSONDecodeError as error:
+            msg = f"`--fsdp_config` is no JSON: line {error.lineno}, column {error.colno}: {error.msg}."
+            raise ConfigError(msg, field="fsdp_config") from error
+    elif text is not None:
+        document["fsdp_config"] = text
+    former = {name: flags[name].value for name in _HF_FORMER if name in flags}
+    if former and not isinstance(document.get("fsdp_config"), str):
+        document["fsdp_config"] = {**former, **document.get("fsdp_config", {})}
+    for name in ("bf16", "fp16"):
+        if name in flags and is_on(flags[name]):
+            document[name] = True
+    if "optim" in flags and flags["optim"].value:
+        document["optim"] = flags["optim"].value
+    return document
+
+
+def _words(flag: Flag) -> Any:
+    return True if flag.value is None else flag.value
+
+
+def _accelerate_document(flags: dict[str, Flag]) -> dict[str, Any]:
+    block = {name: flag.value for name, flag in flags.items() if name.startswith("fsdp_")}
+    document: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": block}
+    if "config_file" in flags:
+        document["config_file"] = flags["config_file"].value
+    for name in _BESIDE:
+        if name in flags and is_known(flags[name].value):
+            number = read_number(flags[name].value)
+            document[name] = flags[name].value if number is None else number
+    return document
+
+
+def _as_flags(framework: str, document: dict[str, Any]) -> dict[str, str]:
+    """Return the flags that a document stands for, with their values as they stand in a command."""
+    if framework == "hf":
+        config = document.get("fsdp_config")
+        flags = {"fsdp": document["fsdp"]}
+        if config is not None:
+            flags["fsdp_config"] = config if isinstance(config, str) else json.dumps(config)
+        return {name: "true" if value is True else str(value) for name, value in flags.items()}
+    flags = {**document["fsdp_config"], **document.get("parallelism_config", {})}
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in flags.items()
+    }
+
+
 def _end_of(flag: Flag, command: str) -> int:
     """Return where a flag ends; what follows the switch `--use_fsdp` is the script, in a variable too."""
     bare = re.compile(r"--use[-_]fsdp(?!=)").match(command, flag.start)
@@ -430,7 +461,7 @@ def _edits(
     command: str, flags: dict[str, Flag], old: dict[str, str], new: dict[str, str]
 ) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
-    former = [name for name in HF_FORMER if name in flags and "fsdp" in flags and name not in new]
+    former = [name for name in _HF_FORMER if name in flags and "fsdp" in flags and name not in new]
     gone = [name for name in (*old, *former) if name not in new and name in flags]
     renamed = {old_name: name for old_name, name in _RENAMED.items() if old_name in gone and name in new}
     for old_name, name in renamed.items():

@@ -32,6 +32,7 @@ def scan(
     from fsdp_migrate.source.checkpoint_runs import with_readers
     from fsdp_migrate.source.launchers import find_launches
     from fsdp_migrate.source.pins import find_pins, packages_of
+    from fsdp_migrate.source.prepared_apart import find_prepared_apart
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import next_steps, not_migrated
     from fsdp_migrate.source.surroundings import call_prepare, find_checkpoints, find_configs, find_models
@@ -41,10 +42,12 @@ def scan(
     configs, checkpoints = find_configs(paths), with_readers(find_checkpoints(paths), paths)
     launches = find_launches(paths)
     frameworks = {config.framework for config in configs} | {launch.framework for launch in launches}
-    pins = find_pins(paths, packages_of(report, frameworks))
+    packages = packages_of(report, frameworks)
+    pins = find_pins(paths, packages)
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
         is_prepared=call_prepare(paths),
+        apart=find_prepared_apart(paths) if "accelerate" in packages else (),  # DDP takes it alone
     )
     blocked = not_migrated(report, configs, launches)
     log = sarif_log(report, configs, launches, pins)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.adapters.conversion.text import find_blocks, looks_like_json, read_documents
+from fsdp_migrate.adapters.conversion.text import find_blocks
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint
-from fsdp_migrate.config_files import read_config_file, read_text
+from fsdp_migrate.config_files import documents_of, read_config_file, read_text
 from fsdp_migrate.doctor.known import MOST_SEEN, seen_of
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.factories import build_model
@@ -139,7 +139,7 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], str]:
     text = read_text(path)
     settings: dict[str, Any] = {}
     framework = ""
-    for document in read_documents(text, is_json=looks_like_json(text)):
+    for document in documents_of(path, text):
         settings.update(_scalars(plain(document)))
         framework = framework or next((block.framework for block in find_blocks(document)), "")
     return settings, framework

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
+from fsdp_migrate.source.prepared_apart import MODEL_ALONE
 
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ SOURCE_FAULTS = (
         "advised to prepare the model alone, before the optimizer was made.",
         "huggingface/accelerate#3394",
         "sources",
-        _line(r"\baccelerator\.prepare\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*\)"),
+        _line(MODEL_ALONE),
         "Make the optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`; "
         "other objects may go along.",
         (Affected("accelerate", "1.6"),),

@@ -58,6 +58,10 @@ _FULL = (
     "the rewritten script does so as before, and hands it to FSDP2. Convert it for one that reads a folder "
     "with dcp.load."
 )
+_TOGETHER = (
+    "Let Accelerate prepare the model and its optimizer in one call, as its FSDP2 asks for: make the "
+    "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
+)
 _LIGHTNINGS = (
     "Lightning's Trainer reads its own checkpoints: convert the file as below, and give the folder to "
     "Trainer.fit(model, ckpt_path=FOLDER), whose strategy is ModelParallelStrategy."
@@ -86,6 +90,7 @@ def next_steps(
     models: Sequence[str] = (),
     *,
     is_prepared: bool = False,
+    apart: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
 
@@ -98,6 +103,7 @@ def next_steps(
         pins: The requirements that keep out what FSDP2 needs.
         models: The folders of models of transformers that were found.
         is_prepared: Whether sources call ``prepare_fully_shard``, as rewritten ones do.
+        apart: The places where Accelerate gets a model without its optimizer.
     """
     where = shlex.join(paths)
     uses = [use for use in report.uses if not use.path.endswith(".ipynb")]
@@ -106,8 +112,8 @@ def next_steps(
     steps = _steps_for_pins(pins)
     reads_arguments = bool(rewrites) or is_prepared
     converted = [each for each in configs if not (reads_arguments and each.holds_arguments)]
-    states = [each.state for each in converted] + [each.state for each in launches]
-    if rewrites or left or any(s == "changes" for s in states):
+    states = {*(each.state for each in converted), *(each.state for each in launches)}
+    if rewrites or left or "changes" in states:
         steps += _steps_for_proof(where, configs, launches, models)
     if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
@@ -120,6 +126,8 @@ def next_steps(
     kept = [each for each in configs if each not in converted] if rewrites or left else []
     steps += _steps_for_configs(converted, kept)
     steps += _steps_for_launches(launches)
+    if apart:
+        steps.append(Step(f"{_TOGETHER} ({listed(apart, _PLACES)}).", ()))
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     return steps + _steps_for_checkpoints(old, is_migrated=is_prepared and not rewrites)
 
@@ -156,14 +164,13 @@ def _steps_for_proof(
 ) -> list[Step]:
     """Return what proves beforehand that the run stays the same, with what is there of configs and models."""
     changing = [each for each in configs if each.state == "changes"]
-    scripts = [each.path for each in launches if each.state == "changes"]
-    # plan and parity read a script that starts one run.
-    given = [*(each.path for each in changing), *(path for path in scripts if scripts.count(path) == 1)]
+    given = [each.path for each in changing]
+    given += dict.fromkeys(each.path for each in launches if each.state == "changes")
     copies = [each.fsdp1_copy for each in configs if each.fsdp1_copy and not given]
     options = [f" --config {shlex.quote(path)}" for path in (given or copies)[:_MOST_CONFIGS]]
     model = shlex.quote(f"transformers:{models[0]}") if models else _FACTORY
     whose = _FOUND_MODEL if models else _OWN_MODEL
-    is_left = bool(changing) and not scripts and all(each.holds_arguments for each in changing)
+    is_left = bool(given) and len(given) == sum(each.holds_arguments for each in changing)
     when = "" if is_left else _BEFORE if given else _COPY if copies else _OWN_CONFIG
     sizes = "--world-size RANKS --batch-size ROWS --seq-length TOKENS --memory 80GB"
     plan = f"fsdp-migrate plan --model {model}{{}} {sizes}"
@@ -178,20 +185,17 @@ def _steps_for_proof(
 
 
 def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:
-    """Return what to do with scripts that start runs; what is refused is shown by its command alone."""
     steps = []
-    places = [each.place for each in launches if each.state == "changes"]
-    if places:
-        scripts = dict.fromkeys(each.path for each in launches if each.state == "changes")
-        text = f"Convert the launch lines ({listed(places, _PLACES)}); a backup of each script is kept."
+    if changing := [each for each in launches if each.state == "changes"]:
+        places = ", ".join(each.place for each in changing)
+        scripts = dict.fromkeys(each.path for each in changing)
         commands = tuple(f"fsdp-migrate config {shlex.quote(path)} --write" for path in scripts)
+        text = f"Convert the flags of the launch lines ({places}); a backup of each script is kept."
         steps.append(Step(text, commands))
-    refused = [each for each in launches if each.state == "refused"]
-    if refused:
-        lines = listed([each.place for each in refused], _PLACES)
-        text = f"See why these launch lines cannot be converted ({lines})."
+    if refused := [each for each in launches if each.state == "refused"]:
+        places = ", ".join(each.place for each in refused)
         commands = tuple(f"fsdp-migrate config --command {shlex.quote(each.command)}" for each in refused)
-        steps.append(Step(text, commands))
+        steps.append(Step(f"See why these launch lines cannot be converted ({places}).", commands))
     return steps
 
 

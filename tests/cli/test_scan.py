@@ -330,10 +330,19 @@ def test_a_repository_of_the_trainer_is_seen(
     steps = [step["text"] for step in document["steps"]]
     assert "requirements.txt:2" in steps[0]
     commands = [command for step in document["steps"] for command in step["commands"]]
-    assert "fsdp-migrate parity --model PKG.MOD:FACTORY --config job.slurm" in commands
-    assert main(shlex.split(next(command for command in commands if "job.slurm --write" in command))[1:]) == 0
-    assert "--fsdp_version 2" in Path("job.slurm").read_text()
+    # Whoever has the settings as flags is told to look before, and to let Accelerate have both at once.
+    assert "fsdp-migrate doctor . --config settings.json" in commands
+    assert sum(f"{command} --model" in each for each in commands for command in ("plan", "parity")) == 4
+    assert main(["plan", "--model", "tests.models:Net", "--config", "job.slurm", "--world-size", "2"]) == 0
+    assert not any("accelerator.prepare" in step for step in steps)
+    Path("own.py").write_text("# accelerator.prepare(model)\nmodel = accelerator.prepare(model)\n")
+    _, document = run_json("scan", ".")
+    assert [step["text"].endswith("(own.py:2).") for step in document["steps"]].count(True) == 1
+    assert main(shlex.split("config job.slurm --write")) == 0
     assert read_config_file("job.slurm.fsdp1").sharding_strategy == "SHARD_GRAD_OP"
+    assert "fsdp-migrate config job.slurm --write" in commands
+    _, document = run_json("scan", ".")
+    assert "fsdp2" in {each["state"] for each in document["launches"]}
 
 
 def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_the_newest(

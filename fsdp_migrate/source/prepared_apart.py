@@ -1,0 +1,41 @@
+"""Where a script hands Accelerate a model without its optimizer, which its FSDP2 refuses."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.source.files import find_sources, read_source
+
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+
+MODEL_ALONE: Final = r"\baccelerator\.prepare\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*\)"
+
+
+def find_prepared_apart(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the places at and below paths where ``accelerator.prepare`` gets a model alone.
+
+    Raises:
+        SourceError: There is nothing at a path.
+
+    Example:
+        >>> find_prepared_apart(["fsdp_migrate/source"])
+        []
+    """
+    found = []
+    for path in find_sources(paths):
+        try:
+            lines = read_source(path).splitlines()
+        except FSDPMigrateError:
+            continue
+        found += [f"{path}:{number}" for number, line in enumerate(lines, 1) if _is_meant(line)]
+    return found
+
+
+def _is_meant(line: str) -> bool:
+    return re.search(MODEL_ALONE, line) is not None and not line.lstrip().startswith("#")
