@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
@@ -63,6 +64,7 @@ _STATISTICS = frozenset(
 _FUNCTIONS = frozenset(
     {
         "torch._foreach_norm",
+        "torch.nn.utils.clip_grad.get_total_norm",
         "torch.nn.utils.get_total_norm",
         "torch.nn.utils.parameters_to_vector",
         "torch.nn.utils.vector_to_parameters",
@@ -103,10 +105,12 @@ _STATISTIC = (
     ".full_tensor() of it, and do not sum it over ranks again."
 )
 _COUNT = (
-    "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part, "
-    "and do not multiply by the number of ranks."
+    "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
+    "its bytes, and do not multiply by the number of ranks."
 )
-_RANKS = re.compile(r"world_size|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards")
+_RANKS = re.compile(
+    r"world_size|element_size\(|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards"
+)
 _ONE = (
     "this is a DTensor now, of which this rank holds a part: index it, and give it to what takes plain "
     "tensors, as .full_tensor() or .to_local(), and put back what is a DTensor."
@@ -178,7 +182,7 @@ def _of_call(source: Source, call: cst.Call) -> str:
 
 
 def _is_about_ranks(source: Source, call: cst.Call) -> bool:
-    """Tell whether a count is said to be one rank's, or is multiplied by the number of ranks."""
+    """Tell whether a count is said to be one rank's, is of bytes, or is multiplied by the number of ranks."""
     return _RANKS.search(text_of(source.index.statement(call)).lower()) is not None
 
 
@@ -188,6 +192,11 @@ def _is_of_parameters(source: Source, node: cst.BaseExpression) -> bool:
         return _is_of_parameter(source, node.elt)
     if isinstance(node, (cst.List, cst.Tuple)):
         return any(_is_of_parameter(source, each.value) for each in node.elements)
+    held = (
+        last_value(source.index, node) if isinstance(node, cst.Name) and node in source.index.scopes else None
+    )
+    if isinstance(held, (cst.ListComp, cst.GeneratorExp, cst.List, cst.Tuple)):
+        return _is_of_parameters(source, held)  # `grads = [p.grad for p in model.parameters()]`
     return _is_of_parameter(source, node) or _is_list(source, node)
 
 

@@ -38,6 +38,9 @@ MODEL = "m = FSDP(net)\n"
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\ndist.all_reduce(g)\n",
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).float()\ndist.all_reduce(g)\n",
         "x = world_size * sum(p.numel() for p in net.parameters())\n",
+        "x = sum(p.numel() * p.element_size() for p in m.parameters())\n",
+        "grads = [p.grad for p in m.parameters()]\nx = torch.nn.utils.get_total_norm(grads)\n",
+        "grads = [p.grad for p in m.parameters()]\nx = torch.nn.utils.clip_grad.get_total_norm(grads)\n",
     ],
 )
 def test_what_was_of_one_rank_is_said(body: str) -> None:
