@@ -359,6 +359,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM447": FindingCode(
             "changed", "An optimizer is given sharded parameters and plain ones in one list."
         ),
+        "FM448": FindingCode(
+            "equivalent", "`model.forward(...)` becomes `model(...)`, in whose hooks FSDP2 gathers."
+        ),
         "FM425": FindingCode(
             "changed",
             "`optimizer.state_dict()` of a sharded model: one rank's part, which cannot be joined.",

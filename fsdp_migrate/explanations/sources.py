@@ -198,6 +198,12 @@ EXPLANATIONS = {
         ' kernels refuse a group that holds both kinds: the first step fails with "got mixed torch.Tensor and DTensor".',
         "Give each kind a group of its own, `AdamW([{'params': head.parameters()}, {'params': model.parameters()}])`, or `foreach=False`.",
     ),
+    "FM448": (
+        "FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which run where the module is called, and not where its"
+        ' `forward` is called by name: that fails with "got mixed torch.Tensor and DTensor".',
+        "Nothing, where it was rewritten. Where a comment says so, call the model itself. For another method that uses parameters itself there is"
+        ' `fsdp_migrate.runtime.register_forward_methods(model, "NAME")`.',
+    ),
     "FM426": (
         "Under `SHARDED_STATE_DICT` each rank saved its shards by `torch.save`. FSDP1's are `ShardedTensor`s, FSDP2's `DTensor`s. The rewritten code"
         " reads what it has saved itself, at the same number of ranks.",

@@ -1,4 +1,4 @@
-"""Other things that were done to an FSDP1 model: hooks, ``apply``, copies, checkpointing after wrapping."""
+"""Other things done to an FSDP1 model: hooks, ``apply``, ``forward``, copies, checkpointing afterwards."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
-from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.method_calls import sureness
+from fsdp_migrate.source.python.nodes import dotted, short
+from fsdp_migrate.source.uses import Found, Replace
 
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 NAME = "model-methods"
-CODES = ("FM303", "FM317", "FM321", "FM322", "FM323", "FM324")
+CODES = ("FM303", "FM317", "FM321", "FM322", "FM323", "FM324", "FM448")
 
 _METHODS = {
     "register_comm_hook": (
@@ -33,6 +34,9 @@ _METHODS = {
         ),
     ),
 }
+_FORWARD = (
+    "where this is the sharded model, call it by itself, model(...): FSDP2 gathers in hooks of that call."
+)
 _APPLY = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.apply_activation_checkpointing"
 # Functions of other sources that do so, by what they are called.
 _CHECKPOINTS = re.compile(r"^(apply|enable|set|wrap)_\w*checkpointing|^apply_(ac|activation_checkpoint)$")
@@ -81,6 +85,8 @@ def find(source: Source) -> Iterator[Found]:
             code, meant = _METHODS[func.attr.value]
             if source.models.certainty(func.value) is not None:
                 yield Found(code, call, meant, "commented")
+        if isinstance(func, cst.Attribute) and func.attr.value == "forward":
+            yield from _of_forward(source, call, func)
         first = call.args[0].value if call.args else None
         if isinstance(func, (cst.Name, cst.Attribute)) and not source.index.qualified(func) & set(_FUNCTIONS):
             named = _CHECKPOINTS.search((dotted(func) or "").split(".")[-1])
@@ -95,6 +101,16 @@ def find(source: Source) -> Iterator[Found]:
             ):
                 code, meant = _FUNCTIONS[name]
                 yield Found(code, call, meant, "commented")
+
+
+def _of_forward(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[Found]:
+    """Find ``model.forward(...)``, which FSDP1's wrapper answered as a call of the model."""
+    sure = sureness(source, func.value)
+    if sure == "sure":
+        edit = Replace(func, lambda updated: updated.value)
+        yield Found("FM448", call, f"{short(func.value, 30)}(...)", "rewritten", (edit,))
+    elif sure == "mixed":
+        yield Found("FM448", call, _FORWARD, "commented")
 
 
 def _comes_after_wrapping(source: Source, call: cst.Call) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_commented, assert_left_alone, codes
+from tests.source.samples import assert_commented, assert_left_alone, assert_turned, codes
 
 
 pytestmark = pytest.mark.any_torch
@@ -38,7 +38,21 @@ def test_what_makes_fsdp1s_model_in_another_package() -> None:
     assert ("FM303", "commented") in codes(code)
 
 
+@pytest.mark.parametrize("called", ["model.forward", "model.module.forward"])
+def test_forward_by_its_name_becomes_a_call_of_the_model(called: str) -> None:
+    before = f"out = {called}(x, mask=mask)  # logits\n"
+    comment = "# fsdp-migrate: FM315\n" if "module" in called else ""
+    assert_turned(before, f"{comment}out = model(x, mask=mask)  # logits\n")
+
+
+def test_forward_of_what_may_be_another_model_gets_a_comment() -> None:
+    made = "model = FSDP(net) if sharded else torch.nn.parallel.DistributedDataParallel(net)\n"
+    assert ("FM448", "commented") in codes(f"{made}model.forward(x)\n")
+
+
 LEFT_ALONE = [
+    "net.forward(x)\n",
+    "class Net(torch.nn.Module):\n    def f(self, x):\n        return self.forward(x), super().forward(x)\n",
     "net.apply(initialise)\n",
     "import copy\ncopied = copy.deepcopy(net)\n",
 ]
