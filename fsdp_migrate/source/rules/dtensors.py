@@ -183,7 +183,26 @@ def _of_call(source: Source, call: cst.Call) -> str:
 
 def _is_about_ranks(source: Source, call: cst.Call) -> bool:
     """Tell whether a count is said to be one rank's, is of bytes, or is multiplied by the number of ranks."""
-    return _RANKS.search(text_of(source.index.statement(call)).lower()) is not None
+    line = source.index.statement(call)
+    return _RANKS.search(text_of(line).lower()) is not None or _is_summed_over_ranks(source, line)
+
+
+def _is_summed_over_ranks(source: Source, line: cst.CSTNode) -> bool:
+    """Tell whether what a line assigns is given to ``all_reduce``, as it is or in a tensor."""
+    targets = {name.value for each in walk_for(line, cst.AssignTarget) for name in walk_for(each, cst.Name)}
+    function = source.index.function(line)
+    for call in source.calls if targets else ():
+        if (dotted(call.func) or "").split(".")[-1] != "all_reduce" or source.index.function(
+            call
+        ) is not function:
+            continue
+        given: list[cst.BaseExpression] = [arg.value for arg in call.args[:1]]
+        given += [
+            held for each in given if isinstance(each, cst.Name) and (held := last_value(source.index, each))
+        ]
+        if any(name.value in targets for each in given for name in walk_for(each, cst.Name)):
+            return True
+    return False
 
 
 def _is_of_parameters(source: Source, node: cst.BaseExpression) -> bool:

@@ -191,6 +191,10 @@ def _bases(source: Source, names: set[str]) -> set[str]:
 def _is_given_parameters(source: Source, call: cst.Call) -> bool:
     """Tell whether a call is given the parameters of an FSDP1 model, or a model whose parameters it takes."""
     for arg in call.args:
+        # What another function, or file, gave: `def build(params): return Adam8bit(list(params))`.
+        names = (each for each in walk_for(arg.value, cst.Name) if each in source.index.scopes)
+        if any(map(source.models.is_parameters, names)):
+            return True
         model = model_of(source.index, arg.value)
         if model is None:
             continue

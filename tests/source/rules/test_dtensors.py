@@ -39,6 +39,7 @@ MODEL = "m = FSDP(net)\n"
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).float()\ndist.all_reduce(g)\n",
         "x = world_size * sum(p.numel() for p in net.parameters())\n",
         "x = sum(p.numel() * p.element_size() for p in m.parameters())\n",
+        "n = sum(p.numel() for p in m.parameters())\nt = torch.tensor([n])\ndist.all_reduce(t)\n",
         "grads = [p.grad for p in m.parameters()]\nx = torch.nn.utils.get_total_norm(grads)\n",
         "grads = [p.grad for p in m.parameters()]\nx = torch.nn.utils.clip_grad.get_total_norm(grads)\n",
     ],

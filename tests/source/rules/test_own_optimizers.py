@@ -186,3 +186,16 @@ def test_parameters_in_groups_by_name() -> None:
         "groups = [{'params': decayed, 'weight_decay': 0.1}]\noptimizer = bnb.optim.AdamW8bit(groups)\n"
     )
     assert ("FM445", "commented") in codes(body)
+
+
+def test_parameters_that_a_function_of_another_file_is_given(tmp_path: Path) -> None:
+    (tmp_path / "optim.py").write_text(
+        "def build(params, lr):\n    params = list(params)\n    import bitsandbytes as bnb\n"
+        "    return bnb.optim.Adam8bit(params, lr=lr)\n"
+    )
+    (tmp_path / "main.py").write_text(
+        f"{IMPORTS}from optim import build\n\n\ndef wrap(net):\n    return FSDP(net)\n\n\n"
+        "model = wrap(net)\noptimizer = build(model.parameters(), 0.1)\n"
+    )
+    rewrite_paths([tmp_path], write=True)
+    assert "# fsdp-migrate: FM445" in (tmp_path / "optim.py").read_text()
