@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HINTS = re.compile(
     r"fsdp|FSDP|FullyShardedDataParallel|ShardedGradScaler|_fpw_module|TrainingArguments|parallelism_config"
     r"|\b_(?:is_)?flat_param\b|\b_handle\.flat_param\b|\b_fully_sharded_module_to_handle\b"
-    r"|\b_unsharded_flat_param_names\b|\b_exec_order_data\b"
+    r"|\b_unsharded_flat_param_names\b|\b_exec_order_data\b|\.summon_full_params\("
 )
 """A source without any of these has nothing that a rule finds, and is not parsed."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.parameters import makes_optimizers
 
 
 if TYPE_CHECKING:
@@ -21,17 +22,6 @@ if TYPE_CHECKING:
 
 
 _DEEPEST = 4
-_MAKES_ONE = re.compile(r"optim(?!.*state)", re.IGNORECASE)
-
-
-def makes_optimizers(name: str) -> bool:
-    """Tell whether a method makes an optimizer, as its name says.
-
-    Example:
-        >>> [makes_optimizers(name) for name in ("configure_optimizers", "optim_state_dict", "step")]
-        [True, False, False]
-    """
-    return _MAKES_ONE.search(name) is not None
 
 
 def methods_by_file(

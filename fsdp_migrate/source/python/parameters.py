@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -20,6 +21,17 @@ SAME_PARAMETERS = frozenset(
     {"OrderedDict", "chain", "dict", "filter", "iter", "list", "reversed", "set", "sorted", "tuple"}
 )
 _MAX_DEPTH = 8
+_MAKES_ONE = re.compile(r"optim(?!.*state)", re.IGNORECASE)
+
+
+def makes_optimizers(name: str) -> bool:
+    """Tell whether a method makes an optimizer, as its name says.
+
+    Example:
+        >>> [makes_optimizers(name) for name in ("configure_optimizers", "optim_state_dict", "step")]
+        [True, False, False]
+    """
+    return _MAKES_ONE.search(name) is not None
 
 
 def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.BaseExpression | None:

@@ -129,8 +129,8 @@ class Source:
         if not isinstance(func, cst.Attribute) or func.attr.value not in catalog.CLASS_FUNCTIONS:
             return ""
         is_given = any(text_of(arg.value) == text_of(func.value) for arg in call.args)
-        is_model = self.models.certainty(func.value) is not None or self.models.is_guarded(func.value)
-        return func.attr.value if is_given and (is_model or self.uses_fsdp1) else ""
+        # `model.summon_full_params(model)` is a function of the class, whatever is known of the model.
+        return func.attr.value if is_given else ""
 
     @functools.cached_property
     def uses_fsdp1(self) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.rules import (
     accelerate_plugin,
     class_checks,
+    class_names,
     clipping,
     constructor,
     dtensors,
@@ -62,6 +63,7 @@ RULES: tuple[ModuleType, ...] = (
     grad_scaler,
     module_attribute,
     wrapped_names,
+    class_names,
     privates,
     parameter_shapes,
     dtensors,

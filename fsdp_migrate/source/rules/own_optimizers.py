@@ -9,9 +9,8 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
-from fsdp_migrate.source.optimizer_classes import makes_optimizers
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
-from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.python.parameters import makes_optimizers, model_of
 from fsdp_migrate.source.uses import Found
 
 

@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.method_calls import sureness, unbound
 from fsdp_migrate.source.python.nodes import dotted, keyword, text_of, walk_for
+from fsdp_migrate.source.rules.privates import is_of_another_package
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -66,7 +67,11 @@ def find(source: Source) -> Iterator[Found]:
             continue
         func = call.func
         named = isinstance(func, cst.Attribute) and func.attr.value == "summon_full_params"
-        if named and sureness(source, cst.ensure_type(func, cst.Attribute).value) in {"sure", "mixed"}:
+        if not named or is_of_another_package(source):
+            continue
+        # Given itself, it is a function of the class that an instance is asked for.
+        is_torchs = source.class_function(call) == "summon_full_params"
+        if is_torchs or sureness(source, cst.ensure_type(func, cst.Attribute).value) in {"sure", "mixed"}:
             yield _of_call(source, call, ())
 
 

@@ -59,10 +59,26 @@ def find(source: Source) -> Iterator[Found]:
             else:
                 yield Found("FM316", node, _MEANT, "commented")
 
+    yield from _class_names(source)
+
+
+def _class_names(source: Source) -> Iterator[Found]:
+    """Find tests for the name of FSDP1's class."""
     for test in source.index.by_kind.get(cst.Comparison, ()):
         assert isinstance(test, cst.Comparison)
         if _asks_for_class_name(source, test):
             yield Found("FM316", test, _CLASS, "commented")
+    for call in source.calls:
+        if _asks_how_it_starts(call):
+            yield Found("FM316", call, _CLASS, "commented")
+
+
+def _asks_how_it_starts(call: cst.Call) -> bool:
+    """Tell whether a call is ``type(m).__name__.startswith("FullySharded")``."""
+    func = call.func
+    if not isinstance(func, cst.Attribute) or func.attr.value not in _ASKED or len(call.args) != 1:
+        return False
+    return bool(_CLASS_NAME.search(text_of(call.args[0].value)) and _TYPE.search(text_of(func.value)))
 
 
 def _asks_for_class_name(source: Source, test: cst.Comparison) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import MODEL, assert_commented, assert_turned, turned
+from tests.source.samples import MODEL, assert_commented, assert_turned, codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -58,3 +58,11 @@ def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
 )
 def test_the_comment_names_what_runs(inner: str, said: str) -> None:
     assert said in turned(f"{MODEL}with FSDP.summon_full_params(model):\n    y = {inner}\n")
+
+
+def test_a_model_that_is_given_to_its_own_function_is_fsdp1s_without_imports() -> None:
+    body = "with self.net.summon_full_params(self.net, writeback=False) if many else nothing():\n    save()\n"
+    after = turned(body, "")
+    assert "with summon_full_params(self.net, writeback=False) if many else nothing():\n" in after
+    theirs = "from fairscale.nn import FullyShardedDataParallel as FSDP\n"
+    assert "FM313" not in dict(codes(body, theirs))

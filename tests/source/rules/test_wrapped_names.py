@@ -75,6 +75,7 @@ def test_a_part_that_is_asked_for_and_taken_out() -> None:
         'type(m).__name__ == "FullyShardedDataParallel"',
         '"FullyShardedDataParallel" in str(type(m))',
         'kind in ("DistributedDataParallel", "FullyShardedDataParallel")',
+        'm.__class__.__name__.startswith("FullyShardedDataParallel")',
     ],
 )
 def test_the_class_is_asked_for_by_its_name(test: str) -> None:

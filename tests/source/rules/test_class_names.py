@@ -1,0 +1,39 @@
+"""Tests for the class of a module, where FSDP2 gives units classes of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import codes
+
+
+pytestmark = pytest.mark.any_torch
+
+
+WALK = """\
+def find(module, name):
+    if module.__class__.__name__ == name:
+        return module.__class__
+    return next(filter(None, (find(child, name) for child in module.children())), None)
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("model = FSDP(net)\nfor m in model.modules():\n    if type(m) is Block:\n        pass\n", True),
+        ("model = FSDP(net)\nx = [m for n, m in model.named_modules() if type(m) == Block]\n", True),
+        ("model = FSDP(net)\nx = sum(type(m).__name__ == 'Block' for m in model.modules())\n", True),
+        ("model = FSDP(net)\nkind = model.__class__.__name__\nok = kind in names\n", True),
+        (f"{WALK}model = FSDP(net)\nfind(model, 'Block')\n", True),
+        (f"{WALK}find(net, 'Block')\nmodel = FSDP(net)\n", False),
+        ("model = FSDP(net)\nx = [m for m in model.modules() if isinstance(m, Block)]\n", False),
+        ("x = [m for m in net.modules() if type(m) is Block]\nmodel = FSDP(net)\n", False),
+        ("model = FSDP(net)\nok = type(model).__name__ == 'DistributedDataParallel'\n", False),
+        ("model = FSDP(net)\nok = type(loss) is Block\n", False),
+    ],
+)
+def test_the_class_of_a_unit_is_one_of_its_own(body: str, *, is_said: bool) -> None:
+    assert (("FM316", "commented") in codes(body)) is is_said
