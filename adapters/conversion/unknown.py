@@ -44,6 +44,7 @@ _ARGUMENT_FLAG = re.compile(
     r"|--(?:[\w-]+\.)*fsdp(?:_config)?(?:\.[\w-]+)+"
 )
 _MOST_SHOWN = 60
+_HYDRA_GROUP = re.compile(r"(?:\A|\.)defaults\.\d+\.(?:override )?/?(?P<group>[\w/-]+)(?:@[\w.]+)?\Z")
 _NAMED_FILE = re.compile(
     r"(?:--config_file[ =]\"?|(?=[\w./-]*(?i:fsdp)))([\w./-]+\.(?:json|ya?ml))\b",
 )
@@ -321,9 +322,20 @@ def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
         if any(text.startswith(SWITCH) for _, text in named_in):
             msg = f"No key in it configures FSDP{whose}, but the environment that it sets does: {places}."
             return NothingToConvertError(msg, names_fsdp=True)
-        msg += f" FSDP is named by {places}{_CHOSEN}"
-        msg = f"{msg} {named_files(' '.join(line for _, line in named_in))}".rstrip()
+        of_hydra = [found for path, line in named_in for found in _of_hydra(path, line)]
+        others = " ".join(line for path, line in named_in if not _HYDRA_GROUP.search(path))
+        msg += f" FSDP is named by {places}{_CHOSEN} {named_files(others)}".rstrip()
+        if of_hydra:
+            msg += f" Hydra takes {named(of_hydra, 3)} from the folder of its configs: convert that."
     return NothingToConvertError(msg, names_fsdp=False)
+
+
+def _of_hydra(path: str, value: str) -> list[str]:
+    """Return the file, within the folder of Hydra's configs, that an entry of a ``defaults`` list names."""
+    group = _HYDRA_GROUP.search(path)
+    if group is None or not re.fullmatch(r"[\w./-]+", value):
+        return []
+    return [f"{group['group']}/{value.removesuffix('.yaml')}.yaml"]
 
 
 def _values_naming(documents: list[Node]) -> list[str]:
@@ -373,7 +385,10 @@ def _uncertain(uncertain: list[tuple[Block, str]]) -> str:
         f"`{block.name}` may be {title}'s: `{command} --from {block.framework} --key {block.name}`"
         for block, title in uncertain
     ]
-    return f"What is around these FSDP settings does not show their framework. {'; '.join(parts)}."
+    return (
+        f"What is around these FSDP settings does not show their framework. {'; '.join(parts)}. Where code "
+        "of its own reads them, `fsdp-migrate scan` looks."
+    )
 
 
 def argument_paths(documents: list[Node]) -> Iterator[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STATES = {
     "converted": "converted to FSDP2",
     "fsdp2": "FSDP2 already, unchanged",
-    "unused": "not read by its framework, unchanged",
+    "unused": "FSDP is off here, unchanged",
     "unchanged": "nothing converted here; see above",
 }
 

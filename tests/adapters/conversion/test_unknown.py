@@ -301,6 +301,21 @@ def test_torchs_own_arguments_are_not_asked_for() -> None:
     assert frameworks_of("sharding_strategy: FULL_SHARD\nuse_orig_params: true\n") == ["torch"]
 
 
+@pytest.mark.parametrize(
+    ("entry", "file"),
+    [
+        ("override /trainer: fsdp.yaml", "`trainer/fsdp.yaml`"),
+        ("strategy: fsdp", "`strategy/fsdp.yaml`"),
+        ("/train/strategy@strategy: fsdp2", "`train/strategy/fsdp2.yaml`"),
+    ],
+)
+def test_what_hydra_takes_is_named_by_its_group(entry: str, file: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert_text(f"defaults:\n  - base\n  - {entry}\nlr: 1\n")
+    assert f"Hydra takes {file} from the folder of its configs" in str(caught.value)
+    assert "fsdp-migrate config fsdp.yaml" not in str(caught.value)
+
+
 def test_overrides_of_verl_in_a_manifest_are_verls() -> None:
     with pytest.raises(ConfigError, match="A command in it configures FSDP for verl"):
         convert_text("args: [actor_rollout_ref.actor.fsdp_config.x=1]\n")
