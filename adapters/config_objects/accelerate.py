@@ -47,7 +47,9 @@ def plugin_arguments(plugin: Any) -> dict[str, Any]:
     """
     if getattr(plugin, "fsdp_version", 1) == 2:
         msg = (
-            "The plugin has `fsdp_version` 2: Accelerate runs FSDP2 with it, and there is nothing to migrate."
+            "The plugin has `fsdp_version` 2: Accelerate runs FSDP2 with it, and `accelerator.prepare` "
+            "shards the model. prepare_fully_shard takes a plugin of FSDP1: start with the config as it "
+            "was, which `config --write` keeps as NAME.fsdp1."
         )
         raise ConfigError(msg, field="fsdp_version")
     if getattr(plugin, "activation_checkpointing", False):

@@ -127,14 +127,14 @@ def _changes_of(command: str, settings: Settings | None) -> _Changes:
         raise NothingToConvertError(msg, names_fsdp=_FLAG.search(command) is not None)
     text_of_own = "A flag of the script's own: left as it is. `fsdp-migrate scan` tells what the script does."
     switches = {_as_written(flag, command) for flag in own if _is_switch(flag)}
-    unread = {
+    ignored = {
         _as_written(flag, command): _text_of_unread(flag, command)
         for flag in own
         if _is_unread_hf(flag, command, launch.runner)
     }
     findings += [
-        make_finding("FM351", name, unread[name])
-        if name in unread
+        make_finding("FM351", name, ignored[name])
+        if name in ignored
         else make_finding("FM345", name, f"{text_of_own} {BARE_SWITCH}" if name in switches else text_of_own)
         for name in written
     ]

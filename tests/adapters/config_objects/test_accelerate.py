@@ -60,7 +60,7 @@ def test_defaults_are_accelerates() -> None:
     [
         ({"activation_checkpointing": True}, "activation_checkpointing=True"),
         ({"auto_wrap_policy": "transformer_based_wrap"}, "_no_split_modules"),
-        ({"fsdp_version": 2}, "nothing to migrate"),
+        ({"fsdp_version": 2}, r"takes a plugin of FSDP1: .* NAME\.fsdp1"),
     ],
 )
 def test_what_a_plugin_cannot_say_is_an_error(arguments: dict[str, Any], message: str) -> None:

@@ -1,0 +1,98 @@
+"""Ranks that train under Accelerate's FSDP1, and go on with what docs/frameworks.md shows."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+from fsdp_migrate.runtime import sharded_state_dict
+from tests.models import Net, batch
+
+
+def go_on(folder: str, precision: str, example: str) -> dict[str, list[float]]:
+    """Return the losses after a checkpoint: of FSDP1, which was not stopped, and of the example."""
+    warnings.simplefilter("ignore")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
+    # Accelerate makes FSDP of several accelerators alone.
+    several = mock.Mock(return_value=("gloo", DistributedType.MULTI_GPU))
+    with (
+        mock.patch.object(PartialState, "_prepare_backend", several),
+        mock.patch.object(PartialState, "set_device", _take_the_cpu),
+    ):
+        found = {"fsdp1": _fsdp1(folder, precision)}
+        AcceleratorState._reset_state(reset_partial_state=True)
+        found["example"] = _example(folder, precision, example)
+    return found
+
+
+def _take_the_cpu(state: Any) -> None:
+    state.device = torch.device("cpu")
+
+
+def _make(precision: str) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(1)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=1,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Block"],
+        state_dict_type="SHARDED_STATE_DICT",
+        use_orig_params=True,
+        cpu_ram_efficient_loading=False,
+    )
+    accelerator = Accelerator(mixed_precision=precision, fsdp_plugin=plugin)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return accelerator, model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def _loss(model: nn.Module, step: int) -> torch.Tensor:
+    tokens = batch(step, dist.get_rank())
+    # Without a cast of its own: what dtype the outputs have decides.
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def _fsdp1(folder: str, precision: str) -> list[float]:
+    accelerator, model, optimizer, scheduler = _make(precision)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    losses = []
+    for step in range(5):
+        if step == 2:
+            accelerator.save_state(folder)
+        loss = _loss(model, step)
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses[2:]
+
+
+def _example(folder: str, precision: str, example: str) -> list[float]:
+    accelerator, model, optimizer, scheduler = _make(precision)
+    names: dict[str, Any] = {
+        "accelerator": accelerator,
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "batches": range(2, 5),
+        "loss_of": _loss,
+        "CKPT": folder,
+        "OUT": f"{folder}-new",
+        "losses": [],
+    }
+    exec(compile(example, "docs/frameworks.md", "exec"), names)
+    state = sharded_state_dict(names["model"], names["optimizer"].optimizer)
+    dcp_load(state, checkpoint_id=f"{folder}-new")
+    return list(names["losses"])

@@ -1,0 +1,26 @@
+"""What docs/frameworks.md shows for FSDP1's bits under Accelerate, run as it stands there."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.frameworks import accelerate_bodies
+from tests.ranks import ROOT, run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("precision", ["bf16", "no"])
+def test_the_example_has_the_losses_of_fsdp1(precision: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    [example] = re.findall(r"```python\n(import torch\nfrom accelerate\b.*?)```", page, re.DOTALL)
+    # That they can be compared is the one thing added.
+    before, backward, after = example.partition("    accelerator.backward(loss)\n")
+    example = f"{before}    losses.append(loss.item())\n{backward}{after}"
+    for found in run_ranks(accelerate_bodies.go_on, str(tmp_path / "old"), precision, example):
+        assert found["example"] == found["fsdp1"]
