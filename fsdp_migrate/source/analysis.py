@@ -151,7 +151,8 @@ def report(path: str, source: Source, found: list[tuple[str, Found]], cell: int 
             statements.add((item.code, line))
         where, text = source.position(item.node), short(item.node)
         use = Use(path, *where, name, item.code, text, item.becomes, item.action, cell)
-        uses.append(replace(use, is_marked=is_commented and line in marked))
+        note = item.note if item.action == "rewritten" else ""
+        uses.append(replace(use, is_marked=is_commented and line in marked, note=note))
     # A comment of an earlier rewriting is to be settled also where no rule finds anything below it any more.
     for line, text, code, becomes in left:
         if code in FINDING_CODES and (code, line) not in statements:

@@ -107,7 +107,7 @@ def next_steps(
     """
     where = shlex.join(paths)
     uses = [use for use in report.uses if not use.path.endswith(".ipynb")]
-    left = [use for use in uses if use.action == "commented"]
+    left = [use for use in uses if use.is_for_people]
     rewrites = [use for use in uses if use.action == "rewritten"]
     steps = _steps_for_pins(pins)
     reads_arguments = bool(rewrites) or is_prepared
@@ -121,7 +121,7 @@ def next_steps(
         steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
     if left:
         stops = what_they_stop(use.code for use in left)
-        text = f"Settle by hand what got a comment: {_amount(left, 'place')}. {stops}"
+        text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     kept = [each for each in configs if each not in converted] if rewrites or left else []
     steps += _steps_for_configs(converted, kept)

@@ -96,6 +96,13 @@ class Use:
     cell: int | None = None
     is_marked: bool = False
     """Whether the comment that ``rewrite`` leaves stands above it."""
+    note: str = ""
+    """The comment that ``rewrite`` leaves above what it changes, or nothing."""
+
+    @property
+    def is_for_people(self) -> bool:
+        """Whether ``rewrite`` leaves a comment, which somebody has to look at."""
+        return self.action == "commented" or bool(self.note)
 
     @property
     def place(self) -> str:
@@ -118,6 +125,7 @@ class Use:
             "text": self.text,
             "becomes": self.becomes,
             "action": self.action,
+            "note": self.note,
         }
 
 

@@ -109,7 +109,7 @@ def test_what_is_written_is_not_to_be_written_again(
     assert main(["rewrite", ".", "--write"]) == 0
     _, document = run_json("scan", ".")
     assert document["steps"][3]["text"].startswith(
-        "Settle by hand what got a comment: 2 places in 1 file. FM309"
+        "Settle by hand what got a comment, and delete it: 2 places in 1 file. FM309"
     )
 
 
@@ -136,6 +136,32 @@ def test_a_project_that_was_migrated_has_no_config_to_convert(
     Path("accelerate.yaml").write_text(ACCELERATE)
     _, document = run_json("scan", ".")
     assert "fsdp-migrate config accelerate.yaml --write" in str(document["steps"])
+
+
+def test_a_change_with_a_comment_is_counted_by_scan_as_by_rewrite(
+    tmp_path: Path,
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(net, **options)\n"
+    )
+    Path("train.py").write_text(code)
+    _, document = run_json("scan", ".")
+    assert document["steps"][4]["text"].startswith(
+        "Settle by hand what got a comment, and delete it: 1 place"
+    )
+    assert document["totals"]["rewritten"] == 2
+    assert main(["scan", "."]) == 0
+    shown = capsys.readouterr().out
+    assert "To be done by hand: 1 place" in shown
+    assert "the arguments are known only when this runs" in shown
+    assert main(["rewrite", ".", "--write"]) == 0
+    assert "To be settled by hand: 1 comment" in capsys.readouterr().out
+    _, document = run_json("scan", ".")
+    assert "and delete it: 1 place" in document["steps"][3]["text"]
 
 
 def test_what_proves_the_run_comes_before_its_config_is_converted(

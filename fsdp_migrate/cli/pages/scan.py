@@ -55,7 +55,7 @@ def scan_report(
         blocked: What cannot be migrated as it stands.
     """
     needed = [use for use in report.uses if use.action in {"rewritten", "commented"}]
-    by_hand = sum(use.action == "commented" for use in needed)
+    by_hand = sum(use.is_for_people for use in needed)
     refused = sum(FINDING_CODES[use.code].fidelity == "refused" for use in needed)
     sections = (
         Facts("What was scanned", tuple(_facts(paths, report))),
@@ -73,7 +73,8 @@ def scan_report(
     )
     files = len({use.path for use in report.uses})
     found = f"{counted(len(report.uses), 'use')} of FSDP1 in {counted(files, 'file')} of {report.num_files:,}"
-    done = f"{len(needed) - by_hand:,} by `fsdp-migrate rewrite`, {by_hand:,} by hand"
+    written = sum(use.action == "rewritten" for use in needed)
+    done = f"{written:,} by `fsdp-migrate rewrite`, {by_hand:,} by hand"
     verdict = f"{found}: {done}." if report.uses else nothing_found(report)
     tone: Tone = "bad" if refused else "warning" if steps else "good"
     return make_report("fsdp-migrate scan", verdict, tone, sections, {})
@@ -106,18 +107,18 @@ def _uses(title: str, uses: Sequence[Use], *, folded: bool = False) -> Table | N
 
 def _weight(use: Use) -> tuple[bool, int]:
     """What somebody has to do by hand comes first, and of that what cannot be migrated."""
-    return use.action != "commented", FIDELITIES.index(FINDING_CODES[use.code].fidelity)
+    return not use.is_for_people, FIDELITIES.index(FINDING_CODES[use.code].fidelity)
 
 
 def _use(use: Use) -> tuple[Cell, ...]:
     fidelity = FINDING_CODES[use.code].fidelity
-    action = Badge(use.action, "warning" if use.action == "commented" else "neutral")
+    action = Badge(use.action, "warning" if use.is_for_people else "neutral")
     return (
         Name(use.place),
         action,
         Code(use.code),
         Name(use.text),
-        use.becomes,
+        use.note or use.becomes,
         Badge(fidelity, TONES[fidelity]),
     )
 

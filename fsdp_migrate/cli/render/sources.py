@@ -73,10 +73,10 @@ def nothing_found(report: ScanReport) -> str:
 def _show_what_is_left(uses: Sequence[Use]) -> None:
     """Show by hand what has to be done by hand, what matters most first; the rest is counted."""
     out = console()
-    by_hand = [use for use in uses if use.action == "commented"]
+    by_hand = [use for use in uses if use.is_for_people]
     groups: dict[tuple[str, str], list[Use]] = {}
     for use in sorted(by_hand, key=lambda use: FIDELITIES.index(FINDING_CODES[use.code].fidelity)):
-        groups.setdefault((use.code, use.becomes), []).append(use)
+        groups.setdefault((use.code, use.note or use.becomes), []).append(use)
     if by_hand:
         out.print(f"[bold]To be done by hand: {counted(len(by_hand), 'place')}[/]")
     for (code, becomes), found in groups.items():
@@ -93,7 +93,7 @@ def _show_what_is_left(uses: Sequence[Use]) -> None:
         out.print(f"[bold]Done by `fsdp-migrate rewrite`: {counted(rewritten.total(), 'use')}[/]")
     for code, count in sorted(rewritten.items()):
         print_text(out, FINDING_CODES[code].summary, indent=" " * 15, first=f"{count:>5} x {code}  ")
-    if rest := len(uses) - len(by_hand) - rewritten.total():
+    if rest := len(uses) - sum(use.action in {"commented", "rewritten"} for use in uses):
         needs = "need" if rest > 1 else "needs"
         out.print(f"{counted(rest, 'more use')} {needs} no action; --all shows every use.")
 
