@@ -23,7 +23,9 @@ def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpressi
     """
     if isinstance(node, cst.Attribute):
         return _of_attribute(index, node)
-    bindings = index.scopes[node].lookup(node.value)
+    # What is read in the value of an assignment is what was there before it: `params = list(params)`.
+    above = {node, *index.ancestors(node)}
+    bindings = [each for each in index.scopes[node].lookup(node.value) if each.value not in above]
     if len(bindings) == 1:
         return bindings[0].value if bindings[0].index is None else None
     function, place = index.function(node), index.order[node]

@@ -68,6 +68,11 @@ _HOLDS = (
     "get_model_state_dict or set_model_state_dict, given it, with options=StateDictOptions("
     "full_state_dict=True). Every rank must make this call."
 )
+_MISSING = (
+    "set_model_state_dict, which takes its place, fills in what a full state lacks and names nothing as "
+    "missing: take it with options=StateDictOptions(full_state_dict=True, strict=False), and for what is "
+    "missing set(get_model_state_dict(model)) - set(state), before it."
+)
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
 
@@ -298,6 +303,8 @@ def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
     given = arguments(call, ("state_dict", "strict")) or {}
     if "strict" in given and literal(given["strict"]) is not True:
         options["strict"] = given["strict"]
+        if settings.kind == "full" and _says_what_is_missing(source, call):
+            return Found("FM308", call, _MISSING, "commented")
     name = source.local_name(_SET)
     made = _make_options(source, options)
 
@@ -309,6 +316,22 @@ def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
     edits: tuple[Edit, ...] = (Replace(call, build),)
     needs = (_SET, _OPTIONS) if made else (_SET,)
     return Found("FM308", call, short(build(call), 110), "rewritten", edits, needs)
+
+
+def _says_what_is_missing(source: Source, call: cst.Call) -> bool:
+    """Tell whether what ``load_state_dict`` gives is looked at: unpacked, returned, asked for its keys."""
+    above = source.index.parents[call]
+    if isinstance(above, (cst.Attribute, cst.Return, cst.Subscript)):
+        return True
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    if not isinstance(target, cst.Name):
+        return isinstance(target, (cst.Tuple, cst.List))
+    readers = (source.index.parents[each] for each in source.readers(target))
+    return any(
+        isinstance(each, cst.Subscript)
+        or (isinstance(each, cst.Attribute) and each.attr.value in {"missing_keys", "unexpected_keys"})
+        for each in readers
+    )
 
 
 def _make_options(source: Source, options: dict[str, cst.BaseExpression]) -> dict[str, cst.BaseExpression]:

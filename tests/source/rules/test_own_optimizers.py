@@ -47,6 +47,10 @@ def test_a_class_that_no_sharded_model_is_given_to_is_left_alone() -> None:
     [
         ("optimizer = bnb.optim.AdamW8bit(model.parameters())\n", True),
         ("opt = Outer(params=model.parameters())\n", True),
+        (
+            "kept = model.parameters()\nkept = list(filter(is_trained, kept))\nopt = Outer(kept)\n",
+            True,
+        ),
         ("optimizer = torch.optim.AdamW(model.parameters())\n", False),
         ("average = Outer(model.parameters())\n", False),
         ("optimizer = Outer(other.parameters())\n", False),

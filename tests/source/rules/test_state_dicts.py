@@ -315,3 +315,18 @@ def test_rank_zero_of_a_process_group_is_not_that_of_all(group: str, *, is_own: 
     after = turned(body)
     assert ('state = full_state_dict(model).get("model", {})\n' in after) is is_own
     assert ("state = get_model_state_dict(model, " in after) is not is_own
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("missing, unexpected = model.load_state_dict(state, strict=False)", True),
+        ("found = model.load_state_dict(state, strict=flag)\nif found.missing_keys:\n    pass", True),
+        ("missing = model.load_state_dict(state, strict=False).missing_keys", True),
+        ("found = model.load_state_dict(state, strict=False)\nprint(found)", False),
+        ("found = model.load_state_dict(state)\nassert not found.missing_keys", False),
+        ("model.load_state_dict(state, strict=False)", False),
+    ],
+)
+def test_what_a_state_lacks_is_not_said_by_torchs_function(line: str, *, is_said: bool) -> None:
+    assert (("FM308", "commented") in codes(f"{MODEL}{line}\n")) is is_said
