@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +27,22 @@ _MAX_WHERE = 200
 _PICKLE = "data.pkl"
 
 
+@dataclass(frozen=True, slots=True)
+class ValueDifference:
+    """How two values differ; ``is_form``: in what an optimizer's settings mean nothing by."""
+
+    text: str
+    is_form: bool = False
+
+
 def value_difference(
-    one: TorchZip, other: TorchZip, names: Mapping[str, str], other_names: Mapping[str, str]
-) -> str | None:
+    one: TorchZip,
+    other: TorchZip,
+    names: Mapping[str, str],
+    other_names: Mapping[str, str],
+    *,
+    are_settings: bool = False,
+) -> ValueDifference | None:
     """Say how two stored values differ, or return None.
 
     Values that ask for classes outside the allow-list are compared by the bytes of their pickles.
@@ -38,13 +52,15 @@ def value_difference(
         other: The second.
         names: Parameter names of the first that count as others, once wrappers are off.
         other_names: The same for the second.
+        are_settings: They are of an optimizer's groups. There a tuple means what a list means, and names of
+            parameters are found in any order.
     """
     try:
         values = load_item(one), load_item(other)
     except UnsafePickleError:
         return _raw_difference(one, other)
     try:
-        return _Comparison((one, other), (names, other_names)).run(*values)
+        return _Comparison((one, other), (names, other_names), are_settings).run(*values)
     except CheckpointFormatError:
         # Tensors that were expanded and not copied: torch reads them, and nothing here does.
         if _raw_difference(one, other) is None:
@@ -52,10 +68,11 @@ def value_difference(
         raise
 
 
-def _raw_difference(one: TorchZip, other: TorchZip) -> str | None:
+def _raw_difference(one: TorchZip, other: TorchZip) -> ValueDifference | None:
     ours, theirs = ({n for n in z.records if _has_content(n)} for z in (one, other))
     if ours != theirs or any(one.read(name) != other.read(name) for name in sorted(ours)):
-        return "the bytes differ; what they mean was not read, because they ask for an unknown class"
+        text = "the bytes differ; what they mean was not read, because they ask for an unknown class"
+        return ValueDifference(text)
     return None
 
 
@@ -70,14 +87,17 @@ class _Comparison:
         self,
         archives: tuple[TorchZip, TorchZip],
         names: tuple[Mapping[str, str], Mapping[str, str]],
+        are_settings: bool,
     ) -> None:
         self._archives = archives
         self._names = names
+        self._are_settings = are_settings
+        self._form: ValueDifference | None = None
         self._pending: list[tuple[object, object, str]] = []
         self._seen: set[tuple[int, int]] = set()
 
-    def run(self, one: object, other: object) -> str | None:
-        """Return the first difference found."""
+    def run(self, one: object, other: object) -> ValueDifference | None:
+        """Return the first difference found; one of form only where there is no other."""
         self._pending.append((one, other, ""))
         while self._pending:
             left, right, where = self._pending.pop()
@@ -88,12 +108,14 @@ class _Comparison:
                 self._seen.add((id(left), id(right)))
             problem = self._compare(left, right, where)
             if problem is not None:
-                return f"{where or 'the value'}: {problem}"
-        return None
+                return ValueDifference(f"{where or 'the value'}: {problem}")
+        return self._form
 
     def _compare(self, left: object, right: object, where: str) -> str | None:
         if type(left) is not type(right):
-            return f"{_show(left)} and {_show(right)} are of different types"
+            if not self._are_settings or {type(left), type(right)} != {list, tuple}:
+                return f"{_show(left)} and {_show(right)} are of different types"
+            self._note_form(where, f"{_show(left)} and {_show(right)}")
         if isinstance(left, list | tuple) and isinstance(right, list | tuple):
             return self._sequences(left, right, where)
         if isinstance(left, dict) and isinstance(right, dict):
@@ -132,7 +154,11 @@ class _Comparison:
         theirs = [self._names[1].get(each, each) for each in right if isinstance(each, str)]
         if len(ours) == len(left) and ours != theirs and sorted(ours) == sorted(theirs):
             first = next(at for at, each in enumerate(ours) if each != theirs[at])
-            return f"the same {len(ours)} names in another order, first at [{first}]"
+            text = f"the same {len(ours)} names in another order, first at [{first}]"
+            if not self._are_settings:
+                return text
+            self._note_form(where, text)
+            return None
         # From the last: the stack gives back the first one, and the first difference is to be told.
         for number in range(len(left) - 1, -1, -1):
             self._push(left[number], right[number], f"{where}[{number}]")
@@ -155,6 +181,9 @@ class _Comparison:
         comparison.add(memoryview(ours), memoryview(theirs))
         found = comparison.result(left.shape)
         return None if found is None else f"the tensor {found}"
+
+    def _note_form(self, where: str, text: str) -> None:
+        self._form = self._form or ValueDifference(f"{where}: {text}" if where else text, is_form=True)
 
     def _push(self, left: object, right: object, where: str) -> None:
         # Cut, because a value can be nested a million times.

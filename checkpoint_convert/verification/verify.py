@@ -96,6 +96,8 @@ class VerifyReport:
         aside: What only one of them has and was not compared, because the framework of the other keeps it
             elsewhere or not at all. Never a part of a model, and of an optimizer only beside safetensors.
         cast: The tensors whose values were compared after the cast that was asked for, with their new type.
+        alike: Settings of optimizers that are the same in another form, with how: a list for a tuple, or the
+            names of parameters in another order. Both load alike.
     """
 
     src: str
@@ -108,6 +110,7 @@ class VerifyReport:
     renamed: Mapping[str, str]
     aside: tuple[str, ...] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
+    alike: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_same(self) -> bool:
@@ -127,6 +130,7 @@ class VerifyReport:
             "renamed": dict(self.renamed),
             "aside": list(self.aside),
             "cast": dict(self.cast),
+            "alike": dict(self.alike),
             "differences": [difference.as_dict() for difference in self.differences],
         }
 
@@ -224,6 +228,12 @@ def _manifest(source: Location | Manifest, options: SourceOptions | None) -> Man
     return source if isinstance(source, Manifest) else read_manifest(source, options)
 
 
+def _settings_of(manifest: Manifest) -> set[str]:
+    """Return the keys of what stands in the parameter groups of optimizers."""
+    optimizers = (part for part in manifest.parts if part.kind == "optimizer")
+    return {key for part in optimizers for key in part.keys if "param_groups" in key.split(".")}
+
+
 class _EnoughError(Exception):
     """There are as many differences as were asked for."""
 
@@ -237,6 +247,8 @@ class _Comparison:
         aside: tuple[str, ...],
     ) -> None:
         self._aside = aside
+        self._alike: dict[str, str] = {}
+        self._settings = _settings_of(sides[0].manifest)
         self._sides = sides
         self._max = max(max_differences, 1)
         self._found = list(damaged)
@@ -281,6 +293,7 @@ class _Comparison:
             },
             aside=self._aside,
             cast={key: dtype for key, dtype in self._sides[0].dtypes.items() if key in self._common},
+            alike=dict(sorted(self._alike.items())),
         )
 
     def _entry(self, key: str) -> Entry:
@@ -321,9 +334,11 @@ class _Comparison:
         names = [
             side.names.get(entry.key, {}) for side, entry in zip(self._sides, (ours, theirs), strict=True)
         ]
-        problem = value_difference(one, other, names[0], names[1])
-        if problem is not None:
-            self._add(Difference(self._name(0, key), "value", problem))
+        found = value_difference(one, other, *names, are_settings=ours.key in self._settings)
+        if found is not None and found.is_form:
+            self._alike[self._name(0, key)] = found.text
+        elif found is not None:
+            self._add(Difference(self._name(0, key), "value", found.text))
 
     def _compare_tensors(self, key: str, ours: TensorEntry, theirs: TensorEntry, advance: Advance) -> None:
         if ours.shape != theirs.shape:

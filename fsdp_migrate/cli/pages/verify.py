@@ -24,13 +24,19 @@ def verification_report(report: VerifyReport) -> Report:
     held = f"{counted(report.tensors, 'tensor')} ({decimal(report.nbytes)}) and {values}"
     most = "" if report.is_complete else "at least "
     found = counted(len(report.differences), "difference")
-    verdict = f"The same: {held}, bit for bit." if report.is_same else f"Different: {most}{found}, of {held}."
+    alike = f", {counted(len(report.alike), 'setting')} in another form" if report.alike else ""
+    verdict = (
+        f"The same: {held}, bit for bit{alike}."
+        if report.is_same
+        else f"Different: {most}{found}, of {held}."
+    )
     sections = (
         Facts("What was compared", tuple(_facts(report))),
         _differences(report),
         _pairs("Under another name in the second", ("in the first", "in the second"), report.renamed),
         _pairs("Cast before they were compared, as asked", ("tensor", "to"), report.cast),
-        _names("Not compared: the other has no place for them", report.aside),
+        _names("Not compared: the other keeps such things elsewhere", report.aside),
+        _pairs("Alike, in another form", ("setting", "first and second"), report.alike),
     )
     return make_report("fsdp-migrate verify", verdict, "good" if report.is_same else "bad", sections, {})
 

@@ -32,13 +32,16 @@ def show_verification(report: VerifyReport) -> None:
         shown = ", ".join(f"`{escape(key)}`" for key in report.aside[:3])
         more = ", ..." if len(report.aside) > 3 else ""
         aside = _entries(len(report.aside))
-        out.print(f"Not compared, because the other has no place for them: {aside}, {shown}{more}")
+        out.print(f"Not compared, because the other keeps such things elsewhere: {aside}, {shown}{more}")
     if report.cast:
         count = len(report.cast)
         what = counted(count, "tensor")
         out.print(f"The first was cast before it was compared, as asked: {what}")
+    for key, text in list(report.alike.items())[:3]:
+        print_text(out, f"{key}: {text}", indent="    ", first="Alike, in another form: ")
     if report.is_same:
-        out.print(f"[green]The same[/]: {held}, bit for bit")
+        alike = f", {counted(len(report.alike), 'setting')} in another form" if report.alike else ""
+        out.print(f"[green]The same[/]: {held}, bit for bit{alike}")
         return
     out.print(f"[red]Different[/], of {held}:")
     for difference in report.differences:

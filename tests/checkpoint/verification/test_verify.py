@@ -79,6 +79,28 @@ def test_names_in_another_order_are_said_to_be_no_more_than_that(tmp_path: Path)
     assert difference.message == "the value: the same 2 names in another order, first at [0]"
 
 
+def test_settings_of_an_optimizer_in_another_form_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Accelerate's FSDP2 saves betas as a list, and torch's FSDP1 the names in another order."""
+    group = {"params": ["w", "v"], "lr": 0.1, "betas": (0.9, 0.99)}
+    for name, own in (("a", group), ("b", {**group, "params": ["v", "w"], "betas": [0.9, 0.99]})):
+        save_with_torch(change("optim/param_groups", [own]), tmp_path / name)
+    report = verify_checkpoints(tmp_path / "a", tmp_path / "b")
+    assert report.is_same
+    assert report.alike == {
+        "optim.param_groups.0.betas": "a tuple and a list",
+        "optim.param_groups.0.params": "the same 2 names in another order, first at [0]",
+    }
+    assert main(["verify", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Alike, in another form: optim.param_groups.0.betas: a tuple and" in shown
+    assert "bit for bit, 2 settings in another form" in shown
+    save_with_torch(change("optim/param_groups", [{**group, "betas": [0.9, 0.98]}]), tmp_path / "c")
+    (difference,) = verify_checkpoints(tmp_path / "a", tmp_path / "c").differences
+    assert difference.message == "[1]: 0.99 and 0.98"
+
+
 def test_the_first_element_that_differs_is_given(tmp_path: Path) -> None:
     other = state()
     other["model"]["w"][1, 2] = -1
