@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
+    FSDPModule,
     FullOptimStateDictConfig,
     FullStateDictConfig,
     FullyShardedDataParallel as FSDP,
@@ -20,6 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from fsdp_migrate import load_checkpoint, prepare_fully_shard
+from fsdp_migrate.torch_compat.cpu_mends import mend_gloo_averaging
 from tests.models import Block, Net, batch, loss_of
 
 
@@ -112,9 +115,12 @@ def load_each(folder: str, cases: Sequence[tuple[str, str, str]]) -> list[list[f
 def _fsdp2(way: str, *, use_orig_params: bool) -> nn.Module:
     net: Any = _begin(99)
     if way == "fully_shard":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for block in net.blocks:
-            fully_shard(block)
-        sharded: nn.Module = fully_shard(net)
+            fully_shard(block, mesh=mesh)
+        sharded: nn.Module = fully_shard(net, mesh=mesh)
+        units = [each for each in sharded.modules() if isinstance(each, FSDPModule)]
+        mend_gloo_averaging(mesh, units)  # up to torch 2.8 gloo sums
         return sharded
     if way == "compiled blocks":
         for index, block in enumerate(net.blocks):
