@@ -26,7 +26,8 @@ EXPLANATIONS = {
     ),
     "FM305": (
         "A sharded model is an instance of `FSDPModule`, as it was one of `FullyShardedDataParallel`.",
-        "Look at the code below the check: `.module` and other attributes of the wrapper are gone.",
+        "Look at the code below the check: `.module` and other attributes of the wrapper are gone. In a walk over modules a check that leaves out"
+        " wrappers stays, and a comment says to take it away: FSDP2 has no wrappers, and a layer that is a unit is `FSDPModule` itself.",
     ),
     "FM306": (
         "With FSDP1 a context chose the kind of state dict. With torch's functions `StateDictOptions` chooses it in each call.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.finding_codes import FINDING_CODES
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python import mentions
 from fsdp_migrate.source.python.branches import fsdp1_branch
 from fsdp_migrate.source.python.links import NOTHING
@@ -75,13 +76,16 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     checks: set[cst.CSTNode] = set()
     guards = source.models.guards
     has_torchrec = torchrecs_model(source.index)
+    has_own = not source.uses_fsdp1 and _defines_the_class(source)
     for rule in _in_order():
         for each in rule.find(source):
+            if each.edits and has_own:
+                continue  # a copy of torch's file, whose attributes are its own
             # The first edit of a node counts. And what another rule takes away is not said to stay.
             if each.node in edited or (each.action == "kept" and each.node in gone):
                 continue
             is_of_model = each.action == "commented" and not each.covers and rule in OF_MODELS
-            if is_of_model and guards.is_without_fsdp(each.node):
+            if is_of_model and (guards.is_without_fsdp(each.node) or guards.is_of_others(each.node)):
                 continue
             found = _left_alone(source, each, branches) or _below(source, each, checks) or each
             checks.update([found.node] if found.code == "FM420" and rule is class_checks else [])
@@ -92,6 +96,12 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
             yield rule.NAME, _beside_torchrec(found) if has_torchrec else found
     for found in leftovers.find(source, covered):
         yield leftovers.NAME, found
+
+
+def _defines_the_class(source: Source) -> bool:
+    """Tell whether a source has a class of its own that is called as FSDP1's is."""
+    nodes = source.index.by_kind.get(cst.ClassDef, ())
+    return any(cst.ensure_type(node, cst.ClassDef).name.value == catalog.FSDP for node in nodes)
 
 
 def _in_order() -> list[ModuleType]:

@@ -30,6 +30,7 @@ from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere
 from fsdp_migrate.source.python.links import NOTHING, Links
+from fsdp_migrate.source.python.wrappers import WRAPPERS
 
 
 if TYPE_CHECKING:
@@ -368,11 +369,13 @@ class _Following(ProjectKinds):
         makers = optimizer_methods(self.project, self.looked_at, self._models_of)
         paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, methods, makers)
         paths.update(optimizers.classes, optimizers.names)
+        wrappers = {module.path: self._wrappers(module) for module in self.looked_at}
         return {
             p: Links(
                 *(gives.get(p, {}), given.get(p, {}), names.get(p, {})),
                 *(frozenset(taken.get(p, ())), frozenset(optimizers.classes.get(p, ()))),
                 methods=methods.get(p, frozenset()),
+                wrappers=wrappers.get(p, frozenset()),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
                 optimizer_methods=makers.get(p, frozenset()),
                 fields=self.fields_told.get(p, {}),
@@ -382,6 +385,21 @@ class _Following(ProjectKinds):
             )
             for p in paths
         }
+
+    def _wrappers(self, module: Module) -> frozenset[str]:
+        """Return the imported classes of the project that wrap models, and derive from none of FSDP1's."""
+        named = {written for written in module.imports.values() if WRAPPERS.search(written)}
+        found = {written: self.project.find(module, written) for written in named}
+        return frozenset(
+            written
+            for written, owner in found.items()
+            if owner is not None and isinstance(owner.node, ast.ClassDef) and not self._is_fsdp1s(owner)
+        )
+
+    def _is_fsdp1s(self, owner: Definition, depth: int = 0) -> bool:
+        if self.project.is_subclass(owner):
+            return True
+        return depth < 4 and any(self._is_fsdp1s(base, depth + 1) for base in self.project.bases(owner))
 
     def _models_of(self, module: Module) -> set[str]:
         """Return what FSDP1's models are called in a file."""

@@ -382,3 +382,17 @@ def test_what_nothing_new_is_known_of_is_passed_over(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(_Following, "_found_more", all_again)
     assert links_of(paths) == links
+
+
+def test_a_branch_for_a_wrapper_of_the_projects_own_is_left_alone(tmp_path: Path) -> None:
+    branch = "    if isinstance(model, ManualFSDP):\n        model.load_state_dict(state)\n"
+    train = (
+        f"{FSDP}from own import ManualFSDP\nmodel = FSDP(net)\n\n\ndef load(model, state, optimizer):\n"
+        f"{branch}        optimizer.load_state_dict(state)\n"
+        "    else:\n        FSDP.set_state_dict_type(model, kind)\n"
+        "\n\nload(model, state, optimizer)\n"
+    )
+    own = "import torch\n\n\nclass ManualFSDP(torch.nn.Module):\n    pass\n"
+    assert branch in after(tmp_path, {"own.py": own, "train.py": train}, "train.py")
+    derived = f"{FSDP}\n\nclass ManualFSDP(FSDP):\n    pass\n"
+    assert branch not in after(tmp_path, {"own.py": derived, "train.py": train}, "train.py")

@@ -11,14 +11,15 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.makers import makes_fsdp
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.wrappers import DDP
+from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fsdp_migrate.source.python.scopes import Index
+    from fsdp_migrate.source.python.scopes import Binding, Index
 
     IsClass = Callable[[cst.CSTNode], bool]
 
@@ -45,6 +46,8 @@ class Guards:
     """Answers where in a source a check for a class was found true, or false. Reads only."""
 
     index: Index
+    wrappers: frozenset[str] = frozenset()
+    """Wrappers' classes of other files, that are none of FSDP1's."""
 
     def holds(self, node: cst.CSTNode, is_class: IsClass) -> bool:
         """Tell whether an expression stands where it was found to be of a class."""
@@ -89,6 +92,19 @@ class Guards:
     @functools.cached_property
     def _has_match(self) -> bool:
         return bool(self.index.by_kind.get(cst.Match))
+
+    def is_of_other_wrapper(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where it was found to be in another wrapper than FSDP1's."""
+        return self.holds(node, is_other_wrapper(self.index, self.wrappers))
+
+    def is_of_others(self, node: cst.CSTNode) -> bool:
+        """Tell whether a place is reached only where something was found to be in another wrapper."""
+        is_class = is_other_wrapper(self.index, self.wrappers)
+        checks = (test for test, truth in self.facts(node) if truth and isinstance(test, cst.Call))
+        asked = (
+            call.args[1].value for call in checks if dotted(call.func) == "isinstance" and len(call.args) == 2
+        )
+        return any(map(is_class, asked))
 
     def facts(self, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, bool]]:
         """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
@@ -244,13 +260,27 @@ def is_fsdp1_class(index: Index) -> IsClass:
     return lambda asked: index.fsdp1(asked) == catalog.FSDP
 
 
-def is_ddp_class(index: Index) -> IsClass:
-    """Return the question whether an expression is DDP's class, or several such and no other."""
+def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:
+    """Return the question whether an expression is a wrapper's class, or several such, and none is FSDP1's.
+
+    DDP's, and of the classes that are called so those of this source, and those ``known`` of other files.
+    """
+
+    def is_own(binding: Binding) -> bool:
+        node = binding.node
+        return isinstance(node, cst.ClassDef) and not makes_fsdp(index, binding)
 
     def is_class(asked: cst.CSTNode) -> bool:
         if isinstance(asked, cst.Tuple):
             return bool(asked.elements) and all(is_class(each.value) for each in asked.elements)
-        return isinstance(asked, (cst.Name, cst.Attribute)) and bool(index.qualified(asked) & DDP)
+        if not isinstance(asked, (cst.Name, cst.Attribute)):
+            return False
+        names = index.qualified(asked)
+        if names & (DDP | known):
+            return True
+        bindings = index.bindings_of(asked) if isinstance(asked, cst.Name) else []
+        is_named = isinstance(asked, cst.Name) and WRAPPERS.search(asked.value) is not None
+        return is_named and bool(bindings) and all(map(is_own, bindings))
 
     return is_class
 

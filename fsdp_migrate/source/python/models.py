@@ -12,7 +12,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.annotations import annotated, objects
 from fsdp_migrate.source.python.containers import added_to, given_by, held_by, is_slice, public_owner, step_of
 from fsdp_migrate.source.python.evidence import given_as_models
-from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_ddp_class, is_fsdp1_class
+from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
 from fsdp_migrate.source.python.held import (
     EACH,
     ITEM,
@@ -86,7 +86,7 @@ class Models:
     """What expressions were found to be since facts were last looked for."""
 
     def __post_init__(self) -> None:
-        self.guards = Guards(self.index)
+        self.guards = Guards(self.index, self.links.wrappers)
         self._of_fsdp2 = {self._key(each) for each in given_to_fsdp2(self.index, self.is_constructor)}
         for given, kind in annotated(self.index):
             self._add_given(given, {kind})
@@ -196,7 +196,7 @@ class Models:
 
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
-        if self.guards.holds(node, is_ddp_class(self.index)) or self.guards.is_without_fsdp(node):
+        if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
         return self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -34,6 +35,8 @@ DDP = frozenset(
         "torch.nn.parallel.distributed.DistributedDataParallel",
     }
 )
+WRAPPERS = re.compile(r"(FSDP|DDP|DataParallel)$")
+"""How classes are called that wrap a model, a project's own among them: ``ManualFSDP``."""
 # What gives back the model that it is called on, or with.
 SAME_MODEL = frozenset({"bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"})
 MAKES = "makes:fsdp"

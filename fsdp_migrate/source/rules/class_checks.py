@@ -34,6 +34,7 @@ _PARTS = (
     cst.SubscriptElement,
     cst.Tuple,
 )
+_COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 MODULE = Need("torch.distributed.fsdp", "FSDPModule")
 
 _OF_FSDP1 = (
@@ -44,6 +45,11 @@ _BY_NAME = (
     "this function tells FSDP1's models from others, as its name says, and finds none any more: see what its "
     "callers do then, and remove it."
 )
+_WRAPPERS = (
+    "this leaves out FSDP1's wrappers in a walk over modules, and FSDP2 has none: a layer that is a unit is "
+    "FSDPModule itself, and would be left out in their place. Take the check away."
+)
+_OF_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _FSDP1 = re.compile(r"fsdp_?v?1(?!\d)")
 _BESIDE = "stays: FSDP2's class is asked for beside it"
 
@@ -62,11 +68,67 @@ def find(source: Source) -> Iterator[Found]:
         check = _check_of(source, node) if knows_fsdp2 else None
         if _is_about_fsdp1(source, node) and _check_of(source, node) is not None:
             yield Found("FM420", node, _BY_NAME, "commented", covers=(node,))
+        elif _leaves_out_wrappers(source, node):
+            yield Found("FM305", node, _WRAPPERS, "commented", covers=(node,))
         elif check is None:
             new = source.local_name(MODULE)
             yield Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
         else:
             yield _beside_fsdp2(source, node, check)
+
+
+def _leaves_out_wrappers(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a check passes over wrappers in a walk over modules: ``not isinstance(m, FSDP)``."""
+    check = _check_of(source, node)
+    if check is None or not isinstance(check.args[0].value, cst.Name):
+        return False
+    below: cst.CSTNode = check
+    is_negated = False
+    for above in source.index.ancestors(check):
+        if isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not):
+            is_negated = not is_negated
+        elif isinstance(above, cst.If) and below is above.test:
+            is_negated = is_negated or _only_goes_on(above)
+            break
+        elif not isinstance(above, cst.BooleanOperation):
+            break
+        below = above
+    return is_negated and _is_each_module(source, check.args[0].value)
+
+
+def _only_goes_on(choice: cst.If) -> bool:
+    """Tell whether a branch does nothing but ``continue``."""
+    lines = choice.body.body
+    line = lines[0] if len(lines) == 1 else None
+    small = line.body if isinstance(line, cst.SimpleStatementLine) else lines
+    return len(small) == 1 and isinstance(small[0], cst.Continue)
+
+
+def _is_each_module(source: Source, name: cst.Name) -> bool:
+    """Tell whether a name stands for each module of a model: in a walk, or in a function for one."""
+    for above in source.index.ancestors(name):
+        if isinstance(above, (cst.Lambda, cst.FunctionDef)):
+            if name.value not in {param.name.value for param in above.params.params}:
+                return False
+            return isinstance(above, cst.Lambda) or _is_given_as_check(source, above)
+        loop = above.for_in if isinstance(above, _COMPREHENSIONS) else above
+        if isinstance(loop, (cst.For, cst.CompFor)):
+            names = {each.value for each in walk_for(loop.target, cst.Name)}
+            calls = walk_for(loop.iter, cst.Call) if name.value in names else ()
+            if any((dotted(call.func) or "").split(".")[-1] in _OF_MODULES for call in calls):
+                return True
+    return False
+
+
+def _is_given_as_check(source: Source, function: cst.FunctionDef) -> bool:
+    """Tell whether a function is given to a walk over modules: ``check_fn=is_layer``."""
+    return any(
+        isinstance(arg.value, cst.Name)
+        and arg.value.value == function.name.value
+        and (arg.keyword is not None and arg.keyword.value in {"check_fn", "lambda_fn"})
+        for call in source.calls
+        for arg in call.args
+    )
 
 
 def _beside_fsdp2(source: Source, node: cst.BaseExpression, check: cst.Call) -> Found:

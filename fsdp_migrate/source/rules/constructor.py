@@ -13,6 +13,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import given_before
 from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -132,12 +133,14 @@ def _model_of(call: cst.Call) -> cst.BaseExpression:
 def _nested(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
     """Return the calls that wrap a part of a model, and those that wrap a model with such parts."""
     inner = {call for call in calls if _wraps_a_part(source, call)}
-    wrapped = {call: text_of(_model_of(call)) for call in calls if _has_model(call)}
+    wrapped = {call: text_of(_itself(_model_of(call))) for call in calls if _has_model(call)}
     pairs = {
         part
         for part, text in wrapped.items()
         for whole, other in wrapped.items()
-        if part is not whole and (text.startswith((f"{other}.", f"{other}[")))
+        if part is not whole
+        and text.startswith((f"{other}.", f"{other}["))
+        and not source.index.excludes(part, whole)
     }
     if not inner and not pairs:
         return set()
@@ -148,6 +151,17 @@ def _nested(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
     }
     # A part that is wrapped in a loop, in another function even, belongs to some model that is wrapped too.
     return pairs | wholes | (set(calls) if inner else set())
+
+
+def _itself(model: cst.BaseExpression) -> cst.BaseExpression:
+    """Return a model without what gives it back: ``model.to(device)`` is no part of it."""
+    while (
+        isinstance(model, cst.Call)
+        and isinstance(model.func, cst.Attribute)
+        and model.func.attr.value in SAME_MODEL
+    ):
+        model = model.func.value
+    return model
 
 
 def _wraps_a_part(source: Source, call: cst.Call) -> bool:

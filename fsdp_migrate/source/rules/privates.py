@@ -54,9 +54,9 @@ _NO_OTHERS = frozenset(
         "_unsharded_flat_param_names",
     }
 )
-# What another package's FSDP is, or writes into its checkpoints: fairscale's and torch_xla's.
+# What another FSDP is, or writes into its checkpoints: fairscale's, torch_xla's and a project's own.
 _IS_ANOTHERS = re.compile(
-    r"^class FullyShardedDataParallel\b|[\"']flatten_info[\"']"
+    r"^class FullyShardedDataParallel\b|[\"']flatten_info[\"']|^\s+self\._fsdp_wrapped_module\s*="
     r"|^\s*(?:from|import)\s+(?:fairscale|torch_xla\.distributed\.fsdp)\b",
     re.MULTILINE,
 )

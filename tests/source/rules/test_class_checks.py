@@ -294,3 +294,21 @@ def test_a_question_whether_a_model_is_fully_sharded_is_not_about_fsdp2() -> Non
 def test_assertions_about_the_class() -> None:
     body = "self.assertIsInstance(model, FSDP)\nself.assertNotIsInstance(model.net, FSDP, 'a text')\n"
     assert turned(body) == body.replace("FSDP", "FSDPModule")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("checkpoint(net, check_fn=lambda m: is_layer(m) and not isinstance(m, FSDP))\n", True),
+        ("def is_one(m):\n    return not isinstance(m, FSDP)\n\n\ncheckpoint(net, check_fn=is_one)\n", True),
+        ("for m in net.modules():\n    if isinstance(m, FSDP):\n        continue\n    hook(m)\n", True),
+        ("x = [m for n, m in net.named_modules() if not isinstance(m, FSDP)]\n", True),
+        ("for m in net.modules():\n    if not isinstance(m, FSDP):\n        hook(m)\n", True),
+        ("for m in net.modules():\n    if isinstance(m, FSDP):\n        hook(m)\n", False),
+        ("def f(m):\n    if not isinstance(m, FSDP):\n        raise TypeError\n", False),
+        ("x = [m for m in net.modules() if isinstance(m, FSDP)]\n", False),
+    ],
+)
+def test_a_check_that_leaves_out_wrappers_in_a_walk(body: str, *, is_said: bool) -> None:
+    assert (("FM305", "commented") in codes(body)) is is_said
+    assert ("FSDPModule" in turned(body).replace("is FSDPModule itself", "")) is not is_said

@@ -254,3 +254,12 @@ def test_a_comment_too_says_that_a_name_may_be_anothers() -> None:
         "    return FSDP(net, *given)\n"
     )
     assert "FM302 this name may stand for something other" in turned(source, header="")
+
+
+def test_two_alternatives_are_not_one_inside_the_other() -> None:
+    body = (
+        "if many:\n    self.model = FSDP(self.net.to(device), device_id=0)\n"
+        "else:\n    self.model = FSDP(self.net)\n"
+    )
+    assert [code for code, _ in codes(body)] == ["FM301", "FM301"]
+    assert "FM303" in dict(codes("a = FSDP(net.layers)\nb = FSDP(net)\n"))

@@ -87,3 +87,11 @@ def test_a_check_for_one_of_several_classes(asked: str, test: str) -> None:
         f"def inner(model):\n    if {test.format(asked)}:\n        return inner(model.module)\n"
     )
     assert ("FM333", "commented") in codes(body)
+
+
+def test_a_copy_of_torchs_file_is_not_edited() -> None:
+    own = (
+        "class FullyShardedDataParallel(nn.Module):\n    def order(self, found):\n"
+        "        for wrap in self.fsdp_modules(self):\n            found[wrap.module] = wrap\n"
+    )
+    assert turned(own, "") == own

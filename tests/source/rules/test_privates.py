@@ -117,3 +117,11 @@ def test_what_is_asked_for_first_is_kept_without_imports() -> None:
 def test_an_own_attribute_of_such_a_name_is_left_alone_without_imports() -> None:
     body = "class Flat:\n    def make(self, module):\n        self._flat_param = flat(module)\n"
     assert codes(body, "") == []
+
+
+def test_a_wrapper_of_the_projects_own_has_its_own_attribute() -> None:
+    body = (
+        "class Wrapper(nn.Module):\n    def __init__(self, net):\n        self._fsdp_wrapped_module = net\n"
+        "    def names(self, m):\n        return '_fsdp_wrapped_module' in m._fsdp_wrapped_module.names\n"
+    )
+    assert {action for _, action in codes(body, "")} <= {"mentioned"}
