@@ -38,11 +38,21 @@ def find(source: Source) -> Iterator[Found]:
 
 def _asks_for_own_class(source: Source, test: cst.Comparison) -> bool:
     """Tell whether the class of a sharded model's module is compared: ``type(m) is Block``."""
-    sides = [test.left, *(each.comparator for each in test.comparisons)]
+    # A part of the name, as in `"Norm" in type(m).__name__`, is in FSDP2's name too.
+    others = (
+        each.comparator
+        for each in test.comparisons
+        if not isinstance(each.operator, (cst.In, cst.NotIn)) or not _ends_in_name(each.comparator)
+    )
+    sides = [test.left, *others]
     if any(_DDPS.search(text_of(each)) or each in source.references for each in sides):
         return False
     asked = (part for side in sides for part in (side, _value(source, side)) if part is not None)
     return any(_is_class_of_a_module(source, part) for part in asked)
+
+
+def _ends_in_name(node: cst.BaseExpression) -> bool:
+    return isinstance(node, cst.Attribute) and node.attr.value in {"__name__", "__qualname__"}
 
 
 def _value(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
@@ -53,7 +63,7 @@ def _value(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | Non
 
 def _is_class_of_a_module(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether an expression is the class, or its name, of a sharded model or of a module in one."""
-    while isinstance(node, cst.Attribute) and node.attr.value in {"__name__", "__qualname__"}:
+    while isinstance(node, cst.Attribute) and _ends_in_name(node):
         node = node.value
     if isinstance(node, cst.Call) and dotted(node.func) == "type" and len(node.args) == 1:
         module = node.args[0].value

@@ -102,7 +102,7 @@ _COLLECTIVE = (
 )
 _STATISTIC = (
     "this was of one rank's part of a flat parameter, and is of the whole now, as a DTensor: take "
-    ".full_tensor() of it, and do not sum it over ranks again."
+    ".full_tensor() of it, and do not sum it over the ranks that share it again."
 )
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
@@ -122,7 +122,10 @@ _PUT = (
 _PLAIN = frozenset({"full_tensor", "to_local"})
 _DEEPEST = 3
 _WEIGHTS = frozenset({"bias", "weight"})
-_CLIPPED = "the norm is that of the whole gradient now, the same on each rank: do not sum it over ranks."
+_CLIPPED = (
+    "the norm is that of the whole gradient now, the same on each rank: do not sum it over the ranks that "
+    "share the gradient."
+)
 
 
 def find(source: Source) -> Iterator[Found]:

@@ -33,6 +33,8 @@ def find(module, name):
         ("x = [m for m in net.modules() if type(m) is Block]\nmodel = FSDP(net)\n", False),
         ("model = FSDP(net)\nok = type(model).__name__ == 'DistributedDataParallel'\n", False),
         ("model = FSDP(net)\nok = type(loss) is Block\n", False),
+        ("model = FSDP(net)\nx = ['Norm' in type(m).__name__ for m in model.modules()]\n", False),
+        ("model = FSDP(net)\nx = [type(m).__name__ in names for m in model.modules()]\n", True),
     ],
 )
 def test_the_class_of_a_unit_is_one_of_its_own(body: str, *, is_said: bool) -> None:
