@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
+from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.python.held import (
     EACH,
@@ -25,6 +26,7 @@ from fsdp_migrate.source.python.held import (
     put,
     taken,
     whole,
+    without_models,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
@@ -41,6 +43,8 @@ IS = "is:"
 """Before the key of a class: an object that a call of it made, with what that call gave."""
 ANY = "any:"
 """The same, of an object that is made elsewhere."""
+BARE = "bare:"
+"""The same, of an object whose call gave the constructor none of the models that other calls give it."""
 _MAKES = "makes:"
 _MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
 _TOLD = _MODELS | {MAKES, "other"}
@@ -162,18 +166,20 @@ class ProjectKinds:
     def attribute_kinds(self, kinds: Collection[str], name: str) -> set[str]:
         """Return what an attribute of an object may be."""
         found = taken(attribute(name), kinds)
-        for owner, is_any in self.objects_in(kinds):
-            if is_any or name not in fields_of(self.project, owner)[0]:
-                found |= self.of_class(owner, f"self.{name}")
+        for owner, start in self.objects_in(kinds):
+            if start == ANY or name not in fields_of(self.project, owner)[0]:
+                kinds_here = self.of_class(owner, f"self.{name}")
+                is_plain = start == BARE and has_model(kinds_here) and is_owed(self, owner, name)
+                found |= without_models(kinds_here) if is_plain else kinds_here
         return found
 
-    def objects_in(self, kinds: Collection[str]) -> Iterator[tuple[Definition, bool]]:
-        """Yield the classes that something is an object of, and whether it is made elsewhere."""
+    def objects_in(self, kinds: Collection[str]) -> Iterator[tuple[Definition, str]]:
+        """Yield the classes that something is an object of, and how it is made."""
         for kind in kinds:
-            for start in (IS, ANY):
+            for start in (IS, ANY, BARE):
                 owner = self.known.get(kind.removeprefix(start)) if kind.startswith(start) else None
                 if owner is not None:
-                    yield owner, start == ANY
+                    yield owner, start
 
     def _is_before(self, text: str, node: ast.expr, place: Place) -> bool:
         """Tell whether a name is used above the lines of its function that make it a model."""
@@ -233,7 +239,8 @@ class ProjectKinds:
                 self.known[definition.key] = definition
                 # A subclass of FSDP1's is no object that holds a model: a call of it makes one.
                 if not self.project.is_subclass(definition):
-                    found |= {f"{IS}{definition.key}"} | self._fields(definition, call, place)
+                    start = BARE if is_bare(self, definition, call) else IS
+                    found |= {f"{start}{definition.key}"} | self._fields(definition, call, place)
             found |= self.returned(definition)
         made = (kind for kind in self.kinds(call.func, place) if kind.startswith(_MAKES))
         found |= {kind.removeprefix(_MAKES) for kind in made}
@@ -322,7 +329,7 @@ class ProjectKinds:
             before, mark, last = kind.rpartition(">")
             if last in _TOLD:
                 found.add(kind)
-            elif mark and last.startswith((IS, ANY)):
+            elif mark and last.startswith((IS, ANY, BARE)):
                 inside = self._inside.get(last)
                 if inside is None:
                     inside = self._inside[last] = self._in_object(last)
@@ -331,8 +338,10 @@ class ProjectKinds:
 
     def _in_object(self, kind: str) -> set[str]:
         found: set[str] = set()
-        for owner, is_any in self.objects_in({kind}):
-            without = () if is_any else fields_of(self.project, owner)[0]
+        for owner, start in self.objects_in({kind}):
+            without = {*fields_of(self.project, owner)[0]} if start != ANY else set()
+            names = (text.removeprefix("self.") for text, _ in self._by_owner.get(owner.key, ()))
+            without.update(name for name in names if start == BARE and is_owed(self, owner, name))
             found |= self._attributes(owner, without)
         return found
 

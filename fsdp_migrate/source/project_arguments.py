@@ -1,0 +1,89 @@
+"""Attributes that hold a model only where the constructor was given one, over a project's files."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Protocol
+
+from fsdp_migrate.source.project import Definition, Place, bound, dotted
+from fsdp_migrate.source.python.held import has_model
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fsdp_migrate.source.project import Project
+
+
+class Facts(Protocol):
+    """What is known of a project's names, as :class:`fsdp_migrate.source.project_kinds.ProjectKinds` is."""
+
+    @property
+    def project(self) -> Project:
+        """The files."""
+
+    @property
+    def facts(self) -> Mapping[tuple[str, str], set[str]]:
+        """What a name of a scope may be."""
+
+    @property
+    def from_others(self) -> Mapping[tuple[str, str], set[str]]:
+        """The part of it that other files tell."""
+
+    def kinds(self, node: ast.expr, place: Place) -> set[str]:
+        """Return what an expression may be."""
+
+    def ask(self, key: tuple[str, str]) -> None:
+        """Note that what is found depends on something."""
+
+
+def is_bare(known: Facts, definition: Definition, call: ast.Call) -> bool:
+    """Tell whether a call of a class gives its own constructor no parameter that models are given by."""
+    made = definition.module.definitions.get(f"{definition.name}.__init__")
+    is_starred = any(isinstance(arg, ast.Starred) for arg in call.args)
+    if made is None or is_starred or any(each.arg is None for each in call.keywords):
+        return False
+    named = {each.arg: None for each in call.keywords if each.arg}
+    return not any(
+        _is_model(known, made, name) for name, _ in bound(made, call, [None] * len(call.args), named)
+    )
+
+
+def is_owed(known: Facts, owner: Definition, name: str) -> bool:
+    """Tell whether an attribute is a model by the parameters of the class's own constructor alone."""
+    known.ask((owner.key, f"self.{name}"))
+    made = owner.module.definitions.get(f"{owner.name}.__init__")
+    if made is None or known.from_others.get((owner.key, f"self.{name}")):
+        return False
+    place, within = Place(made.module, made.name), set(ast.walk(made.node))
+    values = _values(owner.node, name)
+    parts = [part for value in values for part in _parts(value)] if within.issuperset(values) else []
+    given = [part for part in parts if isinstance(part, ast.Name) and _is_model(known, made, part.id)]
+    return bool(given) and not any(has_model(known.kinds(part, place)) for part in parts if part not in given)
+
+
+def _values(owner: ast.AST, name: str) -> list[ast.AST]:
+    """Return what ``self.name`` is set to in a class, or where it is set in another way."""
+    found: list[ast.AST] = []
+    values: dict[ast.expr, ast.expr] = {}
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Assign):
+            values.update((target, node.value) for target in node.targets)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            values[node.target] = node.value
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name:
+            found.append(values.get(node, node) if dotted(node.value) == "self" else node)
+    return found
+
+
+def _parts(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what a value may be: each branch of a choice."""
+    if isinstance(node, ast.IfExp):
+        yield from (*_parts(node.body), *_parts(node.orelse))
+    elif isinstance(node, ast.expr):
+        yield node
+
+
+def _is_model(known: Facts, made: Definition, name: str) -> bool:
+    known.ask((made.key, name))
+    return has_model(known.facts.get((made.key, name), ()))
