@@ -14,6 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.config_files import holds_fsdp2
+from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
 from fsdp_migrate.source.python.nodes import code, dotted
 from fsdp_migrate.source.python.values import (
@@ -216,7 +217,16 @@ def _left(converted: Converted, values: Values, reasons: tuple[str, ...]) -> str
     here = f" Here: fsdp_config={values.shown(python_text(after.get('fsdp_config')))}"
     if reasons == (_UNKNOWN,):
         here += ", with False in place of True if `fsdp` says shard_grad_op"
-    return f"{said} {_MEANT}{here}."
+    return f"{said} {_MEANT}{here}.{_changing(converted)}"
+
+
+def _changing(converted: Converted) -> str:
+    """Name what has no place in the dict for FSDP2, or means something else there, with its code."""
+    held = converted.before.get("fsdp_config")
+    keys = {f"fsdp_config.{name}" for name in held} if isinstance(held, dict) else set()
+    found = [each for each in converted.findings if each.subject in keys and each.code in SAID and each.hint]
+    texts = dict.fromkeys(f"`{each.subject.partition('.')[2]}` ({each.code})" for each in found)
+    return f" What changes: {listed(texts, 6)}." if texts else ""
 
 
 def _edits(
