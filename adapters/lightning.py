@@ -63,6 +63,41 @@ STRONG = frozenset(
 )
 WEAK = frozenset({"precision", "max_steps"})
 MARKERS = STRONG | WEAK
+# With others beside them, `WEAK` is no sign of the Trainer: it takes no `lr`, no `batch_size`.
+TRAINER = MARKERS | frozenset(
+    {
+        "barebones",
+        "benchmark",
+        "default_root_dir",
+        "detect_anomaly",
+        "deterministic",
+        "enable_autolog_hparams",
+        "enable_checkpointing",
+        "enable_model_summary",
+        "enable_progress_bar",
+        "fast_dev_run",
+        "gradient_clip_algorithm",
+        "inference_mode",
+        "limit_predict_batches",
+        "limit_test_batches",
+        "limit_train_batches",
+        "limit_val_batches",
+        "logger",
+        "max_time",
+        "min_epochs",
+        "min_steps",
+        "model_registry",
+        "num_sanity_val_steps",
+        "overfit_batches",
+        "plugins",
+        "profiler",
+        "reload_dataloaders_every_n_epochs",
+        "strategy",
+        "use_distributed_sampler",
+        "val_check_interval",
+    }
+)
+"""The arguments of Lightning's Trainer."""
 POLICIES = frozenset({"auto_wrap_policy", "activation_checkpointing_policy"})
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 PRECISIONS = {"bf16-mixed": "bfloat16", "bf16": "bfloat16", "bf16-true": "bfloat16", "16-true": "float16"}
@@ -155,7 +190,7 @@ class LightningAdapter:
             if isinstance(word, str) and word in WORDS and not is_anothers(mapping, self.name):
                 block = Block(self.name, (*path, "strategy"), None, mapping, document)
                 names = set(values)
-                block.is_certain = is_of(target, self.name) or bool(STRONG & names) or names >= WEAK
+                block.is_certain = is_of(target, self.name) or _are_trainers(names)
                 # The word alone may be a file of a Hydra group, such as one of `@package trainer`.
                 is_alone = not path and names <= {"strategy", "defaults"}
                 if block.is_certain or MARKERS & names or is_alone or (path and path[-1] == "trainer"):
@@ -240,6 +275,13 @@ def _arguments_node(block: Block) -> Mapping | None:
     if block.node is None:
         return None
     return mapping_at(block.node, "init_args") if "class_path" in effective(block.node) else block.node
+
+
+def _are_trainers(names: set[str]) -> bool:
+    """Tell whether the arguments around ``strategy: fsdp`` show Lightning's Trainer."""
+    if any(name.startswith("fsdp_") for name in names):
+        return False  # what code of the project's own makes the strategy of
+    return bool(STRONG & names) or (names >= WEAK and names - {"defaults"} <= TRAINER)
 
 
 def _word(block: Block) -> Any:

@@ -58,7 +58,7 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
             "\n".join(f"{name}={_quoted(value)}" for name, value in given.items()), settings
         )
         said += [f"{f.message} {f.hint or ''}".rstrip() for f in findings]
-    return " ".join(said)
+    return " ".join(dict.fromkeys(said))  # a script of several variants says a thing once
 
 
 def _commands(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_migrate.adapters.engine.claims import LIGHTNING
+from fsdp_migrate.adapters.lightning import TRAINER
 from tests.frameworks.claims import run, wrong
 
 
@@ -48,9 +49,12 @@ found["one_name_is_a_policy"] = (
 )
 found["fairscale_gone"] = "ddp_fully_sharded" not in StrategyRegistry
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
-print(json.dumps(found))
+arguments = sorted(set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})
+print(json.dumps([found, arguments]))
 """
 
 
 def test_what_is_claimed_of_lightning() -> None:
-    assert wrong(LIGHTNING, "lightning", run(PROBE)) == []
+    found, arguments = run(PROBE)
+    assert wrong(LIGHTNING, "lightning", found) == []
+    assert set(arguments) <= TRAINER

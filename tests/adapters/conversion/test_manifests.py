@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.config_files import convert_config_file
 from fsdp_migrate.errors import NothingToConvertError
 
@@ -65,6 +67,13 @@ def test_what_a_command_becomes_is_said(tmp_path: Path, text: str, said: str) ->
         convert_config_file(path)
     assert str(caught.value).endswith(said)
     assert path.read_text() == text
+
+
+def test_what_a_command_becomes_is_said_once_for_all_its_variants() -> None:
+    command = "torchrun $SCRIPT --fsdp full_shard --output_dir x"
+    run = f"if [ $A = 1 ]; then\n  SCRIPT=a.py\nelse\n  SCRIPT=b.py\nfi\n{command}\n"
+    said = commands_become(json.dumps({"run": run}), is_json=True)
+    assert said.count("older ones stay with FSDP1") == 1
 
 
 @pytest.mark.parametrize(

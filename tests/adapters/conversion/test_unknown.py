@@ -45,6 +45,8 @@ def frameworks_of(text: str) -> list[str]:
         ("trainer:\n  strategy: fsdp\n", []),
         ("accelerator: gpu\nstrategy: fsdp\n", ["lightning"]),
         ("precision: bf16-mixed\nmax_steps: 10\nstrategy: fsdp\n", ["lightning"]),
+        ("precision: bf16\nmax_steps: 10\nlr: 1\nstrategy: fsdp\n", []),
+        ("precision: bf16\ndevices: 8\nfsdp_min_params: 5\nstrategy: fsdp\n", []),
         (
             "max_seq_len: 8\nfsdp_config: {sharding_strategy: FULL_SHARD, activation_checkpointing: true}\n",
             [],
