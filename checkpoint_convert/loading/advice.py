@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from fsdp_migrate.checkpoint_convert.manifest.keys import strip_wrappers
 from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
 
 
+ACCELERATES_WAY: Final = (
+    "under FSDP2 with `fsdp_state_dict_type: FULL_STATE_DICT`, from Accelerate 1.7 on; convert it for "
+    "SHARDED_STATE_DICT"
+)
+LIGHTNINGS_WAY: Final = "with `ModelParallelStrategy` and `ckpt_path`"
+_ACCELERATES_FULL: Final = "pytorch_model_fsdp.bin"
 _MOST_EXTRA: Final = 6
 _NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
 
@@ -26,17 +33,20 @@ class LoadAdvice:
         call: The line of Python.
         better_converted: When converting it first is better.
         trainer: The line for the framework's Trainer that loads it, where there is one.
+        by_framework: How the framework's own FSDP2 loads it as it is, where it does.
     """
 
     call: str
     better_converted: tuple[str, ...]
     trainer: str | None = None
+    by_framework: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
         return {
             "call": self.call,
             "trainer": self.trainer,
+            "by_framework": self.by_framework,
             "better_converted": list(self.better_converted),
         }
 
@@ -70,8 +80,22 @@ def advise_loading(manifest: Manifest) -> LoadAdvice:
     trainer = None
     if manifest.framework == "composer":
         trainer = f"Trainer(..., callbacks=[FSDP2Migration()], load_path={manifest.source!r})"
-    better = tuple(_better_converted(manifest))
-    return LoadAdvice(f"load_checkpoint({', '.join(arguments)})", better, trainer)
+    by_framework = _by_framework(manifest)
+    better = tuple(_better_converted(manifest, loads_itself=by_framework is not None))
+    return LoadAdvice(f"load_checkpoint({', '.join(arguments)})", better, trainer, by_framework)
+
+
+def _by_framework(manifest: Manifest) -> str | None:
+    """Say how the framework's FSDP2 reads FSDP1's checkpoint itself: a full one, by the model's own names."""
+    if any(finding.fidelity == "refused" for finding in manifest.findings):
+        return None
+    if any(strip_wrappers(key) != key for key in manifest.entries):
+        return None
+    if manifest.framework == "accelerate" and _ACCELERATES_FULL in manifest.files:
+        return f"{TARGETS['accelerate'].loader} loads it as it is, {ACCELERATES_WAY}."
+    if manifest.framework == "lightning" and manifest.layout == "file":
+        return f"Lightning's Trainer loads it as it is, {LIGHTNINGS_WAY}."
+    return None
 
 
 def _variable(name: str) -> str:
@@ -82,7 +106,7 @@ def _variable(name: str) -> str:
     return "0" if last.lower() in _NUMBERS else "None"
 
 
-def _better_converted(manifest: Manifest) -> list[str]:
+def _better_converted(manifest: Manifest, *, loads_itself: bool) -> list[str]:
     found = []
     if is_packed(manifest.source.rstrip("/").rpartition("/")[2]):
         found.append("it is packed, and each start unpacks it on every rank")
@@ -91,7 +115,7 @@ def _better_converted(manifest: Manifest) -> list[str]:
     if manifest.layout == "ranks":
         found.append("each start looks into the file of every rank")
     loader = TARGETS[manifest.framework].loader
-    if loader:
+    if loader and not loads_itself:
         found.append(f"{loader} is to load it by itself")
     found.append("the run is started many times from it")
     return found

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 _STATE_FILE: Final = re.compile(r"^[^/]+\.(?:pt|pth|bin|ckpt|th)$")
 # What the HF Trainer and Accelerate write beside a model, and no model is called.
-_BESIDE: Final = re.compile(r"(?:training_args|scheduler|scaler|rng_state|random_states|sampler)[_\d]*\.\w+")
+BESIDE_MODELS: Final = re.compile(
+    r"(?:training_args|scheduler|scaler|rng_state|random_states|sampler)[_\d]*\.\w+"
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class FolderFiles:
     @cached_property
     def states(self) -> list[str]:
         """The files that can be a state of torch.save; those of ranks among them."""
-        return [name for name in self.files if _STATE_FILE.search(name) and not _BESIDE.fullmatch(name)]
+        return [name for name in self.files if _STATE_FILE.search(name) and not BESIDE_MODELS.fullmatch(name)]
 
     @cached_property
     def paired(self) -> PairedFiles | None:

@@ -58,12 +58,17 @@ _FULL = (
     "the rewritten script does so as before, and hands it to FSDP2. Convert it for one that reads a folder "
     "with dcp.load."
 )
+_ELSEWHERE = (
+    "Read what is said of launch lines whose settings stand in other files, such as what becomes of the "
+    "mixed precision that they ask for"
+)
 _TOGETHER = (
     "Let Accelerate prepare the model and its optimizer in one call, as its FSDP2 asks for: make the "
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
 )
 _LIGHTNINGS = (
-    "Lightning's Trainer reads its own checkpoints: convert the file as below, and give the folder to "
+    "Lightning's Trainer goes on from this file as it is, with ModelParallelStrategy; for a folder of "
+    "torch.distributed.checkpoint convert it as below. Give either to "
     "Trainer.fit(model, ckpt_path=FOLDER), whose strategy is ModelParallelStrategy."
 )
 
@@ -192,6 +197,11 @@ def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:
         commands = tuple(f"fsdp-migrate config {shlex.quote(path)} --write" for path in scripts)
         text = f"Convert the flags of the launch lines ({places}); a backup of each script is kept."
         steps.append(Step(text, commands))
+    if elsewhere := [each for each in launches if each.state == "elsewhere"]:
+        places = ", ".join(each.place for each in elsewhere)
+        scripts = dict.fromkeys(each.path for each in elsewhere)
+        commands = tuple(f"fsdp-migrate config {shlex.quote(path)}" for path in scripts)
+        steps.append(Step(f"{_ELSEWHERE} ({places}).", commands))
     if refused := [each for each in launches if each.state == "refused"]:
         places = ", ".join(each.place for each in refused)
         commands = tuple(f"fsdp-migrate config --command {shlex.quote(each.command)}" for each in refused)

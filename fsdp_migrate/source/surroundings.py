@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
-from fsdp_migrate.checkpoint_convert.sources.folder_layouts import FolderFiles, find_layout, layout_title
+from fsdp_migrate.checkpoint_convert.sources.folder_layouts import (
+    BESIDE_MODELS,
+    FolderFiles,
+    find_layout,
+    layout_title,
+)
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
 from fsdp_migrate.errors import (
     CheckpointError,
@@ -296,7 +301,7 @@ def _as_words(title: str) -> str:
 def _of_file(path: Path) -> Iterator[CheckpointFound]:
     if path.suffix == ".safetensors":
         yield CheckpointFound(str(path), _as_words(layout_title("safetensors")))
-    elif path.suffix in _SAVED and _is_checkpoint(path):
+    elif path.suffix in _SAVED and not BESIDE_MODELS.fullmatch(path.name) and _is_checkpoint(path):
         layout = _as_words(layout_title("file"))
         if _is_lightnings(path):
             yield CheckpointFound(str(path), f"{layout} of Lightning's Trainer", is_lightnings=True)

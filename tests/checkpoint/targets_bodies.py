@@ -17,11 +17,17 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel as FSDP,
+    StateDictType,
+    fully_shard,
+)
 
 from fsdp_migrate.torch_compat.cpu_mends import mend_fsdp2_on_cpu
 from tests.models import Block, Net
-from tests.rank_bodies.conversions import _full, _loss, _optimizer, _tokens
+from tests.rank_bodies.conversions import _fsdp1, _full, _loss, _optimizer, _tokens
 
 
 Found = dict[str, Any]
@@ -78,6 +84,33 @@ def load_accelerate(folder: str) -> Found:
     if Path(folder, "scheduler.bin").exists():
         found["scheduler"] = torch.load(Path(folder, "scheduler.bin"), weights_only=True)
     return found
+
+
+def save_full(folder: str, kind: str = "plain") -> None:
+    """Save what ``save_fsdp1`` trains, whole, in the files of Accelerate and of Lightning's FSDPStrategy.
+
+    Their own functions move it to the CPU, which on a CPU ends the process, or leaves moments corrupt.
+    """
+    warnings.simplefilter("ignore")
+    torch.manual_seed(1)
+    model, optimizer = _fsdp1(kind)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for step in range(2):
+        _loss(model, _tokens(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    outer: Any = torch.compile(model, backend="eager") if kind == "compiled" else model
+    configs = FullStateDictConfig(rank0_only=True), FullOptimStateDictConfig(False, rank0_only=True)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, *configs):
+        names, state = outer.state_dict(), FSDP.optim_state_dict(outer, optimizer)
+    if dist.get_rank() == 0:
+        Path(folder, "accelerate").mkdir(parents=True)
+        torch.save(names, f"{folder}/accelerate/pytorch_model_fsdp.bin")
+        torch.save(state, f"{folder}/accelerate/optimizer.bin")
+        saved = {"pytorch-lightning_version": "2.6.6", "state_dict": names, "optimizer_states": [state]}
+        torch.save({**saved, "epoch": 0, "global_step": 2, "loops": {}}, f"{folder}/state.ckpt")
+    dist.barrier()
 
 
 def load_lightning(folder: str) -> Found:

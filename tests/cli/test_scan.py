@@ -334,6 +334,7 @@ def trainer(tmp_path: Path) -> Path:
     for step in (9, 10):
         shutil.copytree(CHECKPOINTS / "plain.dcp", runs / f"step-{step}")
     torch.save({"a": torch.ones(1)}, runs / "step-10.pt")
+    torch.save({"lr": 0.1}, runs / "training_args.bin")  # of HF Trainer, and no checkpoint
     return tmp_path
 
 
@@ -356,6 +357,8 @@ def test_a_repository_of_the_trainer_is_seen(
     steps = [step["text"] for step in document["steps"]]
     assert "requirements.txt:2" in steps[0]
     commands = [command for step in document["steps"] for command in step["commands"]]
+    # Its `--bf16` stands there, and what becomes of it is said there.
+    assert "fsdp-migrate config run.sh" in commands
     # Whoever has the settings as flags is told to look before, and to let Accelerate have both at once.
     assert "fsdp-migrate doctor . --config settings.json" in commands
     assert sum(f"{command} --model" in each for each in commands for command in ("plan", "parity")) == 4

@@ -123,6 +123,8 @@ def _show_loading(manifest: Manifest, *, is_better_converted: bool) -> None:
     if advice.trainer is not None:
         out.print("Composer's Trainer loads it with one callback more:")
         print_text(out, advice.trainer, indent="      ", first="  ")
+    if advice.by_framework is not None:
+        print_text(out, advice.by_framework)
     if is_better_converted:
         print_text(out, f"Converting is still better where {', or where '.join(advice.better_converted)}.")
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdp_migrate.checkpoint_convert import OutputOptions, convert_checkpoint, verify_checkpoints
+from fsdp_migrate.checkpoint_convert import (
+    OutputOptions,
+    convert_checkpoint,
+    inspect_checkpoint,
+    verify_checkpoints,
+)
+from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 from tests.checkpoint import targets_bodies as targets
 from tests.rank_bodies import conversions
 from tests.ranks import run_ranks
@@ -78,6 +84,25 @@ def test_accelerate_goes_on_from_either_form(fsdp1: tuple[Path, dict[str, Any]],
         "pytorch_model_fsdp.bin",
         "scheduler.bin",
     ]
+
+
+def test_frameworks_load_fsdp1s_full_checkpoints_as_they_are(
+    fsdp1: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """As ``inspect`` says of them; of one with prefixes in its names it says nothing of the kind."""
+    _, wanted = fsdp1
+    run_ranks(targets.save_full, str(tmp_path))
+    for name, load in {"accelerate": targets.load_accelerate, "state.ckpt": targets.load_lightning}.items():
+        advice = advise_loading(inspect_checkpoint(tmp_path / name))
+        assert "loads it as it is" in str(advice.by_framework)
+        assert advice.better_converted == ("the run is started many times from it",)
+        for found in run_ranks(load, str(tmp_path / name)):
+            assert_loaded(found, wanted)
+    run_ranks(targets.save_full, str(tmp_path / "compiled"), "compiled")
+    for name in ("accelerate", "state.ckpt"):
+        advice = advise_loading(inspect_checkpoint(tmp_path / "compiled" / name))
+        assert advice.by_framework is None
+        assert "is to load it by itself" in advice.better_converted[0]
 
 
 def test_torch_loads_what_accelerate_saved(fsdp1: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
