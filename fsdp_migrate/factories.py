@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import sysconfig
 import traceback
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from fsdp_migrate.findings import named
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 _MOST_NAMED = 12
@@ -62,12 +63,12 @@ def call_factory(
         ConfigError: It raised, or what it returned is neither a model nor a model and its optimizer.
     """
     place: AbstractContextManager[Any] = nullcontext() if device is None else torch.device(device)
+    called = name.partition(":")[2] or name
     try:
-        with place:
+        with place, code_of_user(called):
             model = factory()
     except Exception as error:
         where = "" if device is None else f", on the {device} device and without a process group"
-        called = name.partition(":")[2] or name
         msg = (
             f"`--model` is {name!r}, and `{called}()` raised {describe_error(error)}. "
             f"It is called without arguments{where}; name a function that makes the plain model so."
@@ -116,7 +117,14 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
     if "" not in sys.path:
         sys.path.append("")
     try:
-        found: Any = importlib.import_module(module_name)
+        with code_of_user(module_name):
+            found: Any = importlib.import_module(module_name)
+    except EndedError as error:
+        msg = (
+            f"`--{option}` is {name!r}, but module `{module_name}` ended while it was imported: {error}. It "
+            'runs when it is imported. Put what starts the run below `if __name__ == "__main__":`.'
+        )
+        raise ConfigError(msg, field=option) from error
     except ImportError as error:
         msg = f"`--{option}` is {name!r}, but module `{module_name}` cannot be imported: {error}."
         raise ConfigError(msg, field=option) from error
@@ -189,11 +197,47 @@ def _build_from_config(name: str, described: tuple[dict[str, Any], str | None]) 
     return model
 
 
+class EndedError(Exception):
+    """The user's code ended the process, as a script does that reads a command line which is not its own."""
+
+
+@contextmanager
+def code_of_user(name: str) -> Iterator[None]:
+    """Run code of the user's; an end of the process is an error. ``name`` stands in its usage lines.
+
+    Raises:
+        EndedError: It raised ``SystemExit``.
+    """
+    before = sys.argv[:]
+    sys.argv[:1] = [name]
+    try:
+        yield
+    except SystemExit as ended:
+        code = 0 if ended.code is None else ended.code
+        if isinstance(code, int) and code > 128:  # a signal, and not the user's code
+            raise
+        text = f"exit code {code}" if isinstance(code, int) else str(code)
+        msg = f"SystemExit{_place_of(ended)} ({text})"
+        raise EndedError(msg) from ended
+    finally:
+        sys.argv[:] = before
+
+
 def describe_error(error: Exception) -> str:
     """Name an error of the user's code, and the last line of theirs that led to it."""
-    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, EndedError):
+        return f"{error}: it ended the process. What it reads of the command line is fsdp-migrate's"
+    return f"{type(error).__name__}{_place_of(error)}: {error}".rstrip(". ")
+
+
+def _place_of(error: BaseException) -> str:
+    """Return where the user's own code was: not in a package, nor in Python's own modules."""
+    own = sysconfig.get_path("stdlib")
     theirs = [
-        frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename
+        and frame.filename != __file__
+        and not frame.filename.startswith((own, "<frozen"))
     ]
-    where = f" in {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
-    return f"{type(error).__name__}{where}: {error}".rstrip(". ")
+    return f" in {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fsdp_migrate.errors import ConfigError
-from fsdp_migrate.factories import describe_error
+from fsdp_migrate.factories import code_of_user, describe_error
 from fsdp_migrate.findings import counted, named
 
 
@@ -118,7 +118,8 @@ def _of_user(batches: Any, *, steps: int, rank: int, world_size: int) -> tuple[A
 
 def _by_user(make: Callable[[], Any]) -> Any:
     try:
-        return make()
+        with code_of_user("data"):
+            return make()
     except Exception as error:
         msg = f"`data` raised {describe_error(error)}."
         raise ConfigError(msg, field="data") from error

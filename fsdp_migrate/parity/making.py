@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fsdp_migrate.errors import ConfigError, RankError
-from fsdp_migrate.factories import call_factory, describe_error
+from fsdp_migrate.factories import call_factory, code_of_user, describe_error
 from fsdp_migrate.loading import load_checkpoint
 from fsdp_migrate.parity.fsdp1 import fsdp1_arguments, settle_config
 from fsdp_migrate.parity.recording import clean_name
@@ -57,7 +57,8 @@ class ComparisonRequest:
         is_function = callable(given) and not isinstance(given, type) and not hasattr(given, "model_fields")
         if is_function:
             try:
-                given = given(model)
+                with code_of_user("fsdp1_config"):
+                    given = given(model)
             except Exception as error:
                 msg = f"`fsdp1_config`, a function of the model, raised {describe_error(error)}."
                 raise ConfigError(msg, field="fsdp1_config") from error
@@ -168,7 +169,8 @@ def optimizer_maker(
 
         def checked(model: nn.Module) -> Optimizer:
             try:
-                found = own(model)
+                with code_of_user("optimizer"):
+                    found = own(model)
             except Exception as error:
                 msg = f"`optimizer`, a function of the sharded model, raised {describe_error(error)}."
                 raise ConfigError(msg, field="optimizer") from error

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ruamel.yaml import YAML
 
@@ -14,8 +14,7 @@ from fsdp_migrate.adapters.conversion.text import convert_text
 from fsdp_migrate.adapters.engine.base import Settings
 
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 
 def run(code: str, *arguments: object) -> object:
@@ -188,7 +187,7 @@ def test_lightning_trains_with_what_was_written() -> None:
     assert found == {"units": ["", "blocks.0", "blocks.1"], "steps": 2, "moved": True}
 
 
-# As docs/loading.md says it: a line where each framework has made its model and optimizer.
+# The code of docs/loading.md, where Accelerate and the HF Trainer have saved; Lightning's hook asks for more.
 LOADING = """
 import json, os, sys, warnings
 warnings.simplefilter("ignore")
@@ -198,7 +197,7 @@ from fsdp_migrate import load_checkpoint
 from fsdp_migrate.runtime import end_process_group
 
 folder, found = sys.argv[1], {}
-path = folder + "/state.pt"
+path, CKPT = folder + "/state.pt", folder + "/saved"
 torch.manual_seed(1)
 
 class Net(nn.Module):
@@ -215,8 +214,14 @@ def save(model, optimizer, scheduler):
     own = optimizer.state_dict()
     state = {names[number]: value for number, value in own["state"].items()}
     groups = [{**group, "params": [names[n] for n in group["params"]]} for group in own["param_groups"]]
-    torch.save({"model": model.state_dict(), "optimizer": {"state": state, "param_groups": groups},
-                "lr_scheduler": scheduler.state_dict(), "step": 1}, path)
+    moments = {"state": state, "param_groups": groups}
+    steps = scheduler.state_dict()
+    torch.save({"model": model.state_dict(), "optimizer": moments, "lr_scheduler": steps}, path)
+    os.mkdir(CKPT)
+    torch.save(model.state_dict(), CKPT + "/pytorch_model_fsdp.bin")
+    torch.save(moments, CKPT + "/optimizer.bin")
+    for name in ("scheduler.bin", "scheduler.pt"):
+        torch.save(steps, f"{CKPT}/{name}")
 
 def adam(model):
     return torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -235,11 +240,12 @@ def same(model, optimizer, scheduler):
             scheduler.last_epoch]
 
 from accelerate import Accelerator
+from transformers import Trainer, TrainerCallback, TrainingArguments
 accelerator = Accelerator(cpu=True)
 model = Net()
 optimizer = adam(model)
-model, optimizer, scheduler = accelerator.prepare(model, optimizer, steps(optimizer))
-load_checkpoint(path, accelerator.unwrap_model(model), optimizer, extra={"lr_scheduler": scheduler})
+scheduler = steps(optimizer)
+exec(sys.argv[2])
 found["accelerate"] = same(accelerator.unwrap_model(model), optimizer.optimizer, scheduler.scheduler)
 
 import lightning.pytorch as pl
@@ -276,11 +282,9 @@ end_process_group()
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
     os.environ.pop(name, None)
 
-from transformers import Trainer, TrainerCallback, TrainingArguments
-
-class LoadFSDP1(TrainerCallback):
+class Loading(LoadFSDP1):
     def on_train_begin(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs):
-        load_checkpoint(path, model, optimizer, extra={"lr_scheduler": lr_scheduler})
+        super().on_train_begin(args, state, control, model, optimizer, lr_scheduler, **kwargs)
         found["hf"] = same(model, getattr(optimizer, "optimizer", optimizer), lr_scheduler)
 
 model = Net()
@@ -289,11 +293,13 @@ data = [{"x": torch.ones(4), "labels": torch.ones(1)}] * 2
 arguments = TrainingArguments(output_dir=folder + "/hf", use_cpu=True, max_steps=1, report_to=[],
                               disable_tqdm=True, save_strategy="no")
 Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, steps(optimizer)),
-        callbacks=[LoadFSDP1()]).train()
+        callbacks=[Loading()]).train()
 print(json.dumps(found))
 """
 
 
 def test_a_checkpoint_is_loaded_where_each_framework_has_a_place_for_it(tmp_path: Path) -> None:
-    found = run(LOADING, tmp_path)
+    page = (ROOT / "docs/loading.md").read_text().partition("## With a framework")[2]
+    code = page.partition("```python\n")[2].partition("```")[0]
+    found = run(LOADING, tmp_path, code)
     assert found == {name: [True, True, 2, 1] for name in ("accelerate", "lightning", "hf")}

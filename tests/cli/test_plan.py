@@ -205,3 +205,35 @@ def test_layers_are_recomputed_as_the_config_says(
     command = ["plan", "--model", "tests.models:Net", "--config", str(path), "--world-size", "2", "--json"]
     assert main([*command, *asked]) == 0
     assert len(json.loads(capsys.readouterr().out)["activation_checkpointing"]) == layers
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (
+            "runs:Net",
+            "module `{module}` ended while it was imported: SystemExit in {file}:5 (exit code 2). It runs",
+        ),
+        ("reads:make", "`make()` raised SystemExit in {file}:5 (exit code 2): it ended the process."),
+    ],
+)
+def test_a_script_that_reads_the_command_line_is_not_taken_for_ours(
+    factory: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called = factory.partition(":")[2]
+    module = f"script_that_{factory.partition(':')[0]}"
+    script = "import argparse\n\n\ndef {name}():\n    argparse.ArgumentParser().parse_args()\n\n{call}\n"
+    file = tmp_path / f"{module}.py"
+    file.write_text(script.format(name=called, call=f"{called}()" if called == "Net" else ""))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = ["plan", "--model", f"{module}:{called}", "--world-size", "2"]
+    monkeypatch.setattr("sys.argv", ["fsdp-migrate", *given])
+    assert main(given) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert message.format(module=module, file=file) in shown
+    assert "fsdp-migrate: error" not in shown
+    assert f"{module}: error" in shown or f"{called}: error" in shown
