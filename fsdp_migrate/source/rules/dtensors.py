@@ -119,6 +119,8 @@ _PUT = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it. Copy into "
     "it, p.data.copy_(x); where another dtype is meant, give mixed_precision."
 )
+_PLAIN = frozenset({"full_tensor", "to_local"})
+_DEEPEST = 3
 _WEIGHTS = frozenset({"bias", "weight"})
 _CLIPPED = "the norm is that of the whole gradient now, the same on each rank: do not sum it over ranks."
 
@@ -159,7 +161,7 @@ def _is_other_class(call: cst.Call) -> Iterator[bool]:
     """Yield whether a call is one of DTensors already: ``p.full_tensor().norm()``."""
     for inner in walk_for(call, cst.Call):
         last = inner.func.attr.value if isinstance(inner.func, cst.Attribute) else ""
-        yield last in {"full_tensor", "to_local"}
+        yield last in _PLAIN
 
 
 def _of_call(source: Source, call: cst.Call) -> str:
@@ -170,7 +172,9 @@ def _of_call(source: Source, call: cst.Call) -> str:
         given = [arg.value for arg in call.args if not arg.star]
         if any(_is_of_parameter(source, each) for each in given):
             return _COLLECTIVE
-        return _CLIPPED if first is not None and name == "all_reduce" and _is_norm(source, first) else ""
+        if first is None or name != "all_reduce":
+            return ""
+        return _CLIPPED if _is_norm(source, first) or _is_of_gradients(source, call, first) else ""
     if known & _FUNCTIONS:
         return _STATISTIC if first is not None and _is_of_parameters(source, first) else ""
     if isinstance(call.func, cst.Attribute) and _is_of_parameter(source, call.func.value):
@@ -316,6 +320,31 @@ def _is_itself(source: Source, model: cst.BaseExpression) -> bool:
     return name not in catalog.OF_MODULES and any(
         func.attr.value == name and source.models.certainty(func.value) is not None for func in asked
     )
+
+
+def _is_of_gradients(source: Source, call: cst.Call, node: cst.BaseExpression) -> bool:
+    """Tell whether a function that is given a sharded model sums over ranks what it made of gradients."""
+    function = source.index.function(call)
+    if function is None or not isinstance(node, cst.Name):
+        return False
+    given = (source.models.facts.get((function, each.name.value), ()) for each in function.params.params)
+    if not any("fsdp" in kinds for kinds in given):
+        return False
+    made_plain = (each.attr.value in _PLAIN for each in walk_for(function, cst.Attribute))
+    return not any(made_plain) and _holds_gradients(source, node, 0)
+
+
+def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
+    """Tell whether a name holds what was made of ``.grad``, by way of other names too."""
+    for binding in source.index.scopes[node].lookup(node.value) if node in source.index.scopes else ():
+        if binding.value is None:
+            continue
+        if any(each.attr.value == "grad" for each in walk_for(binding.value, cst.Attribute)):
+            return True
+        names = (each for each in walk_for(binding.value, cst.Name) if each.value != node.value)
+        if depth < _DEEPEST and any(_holds_gradients(source, each, depth + 1) for each in names):
+            return True
+    return False
 
 
 def _is_norm(source: Source, node: cst.BaseExpression) -> bool:

@@ -14,7 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.source.lightning_modules import LightningModules, with_hook
 from fsdp_migrate.source.python.items import changed_call
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
 from fsdp_migrate.source.settings_in_python import (
     SAID,
@@ -50,6 +50,19 @@ _ASKED = (
 _CLASS = re.compile(
     r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\..*\b"
     r"(DDPFullyShardedNativeStrategy|FSDP(Strategy|Precision|MixedPrecisionPlugin|PrecisionPlugin))\b"
+)
+_RAYS = re.compile(r"^ray\.train\.lightning\.(\w+\.)*RayFSDPStrategy$")
+_RAY_SAID = (
+    "this is Lightning's FSDP1 strategy with Ray's devices and ranks: derive a class from "
+    "ModelParallelStrategy with the same root_device and distributed_sampler_kwargs, and call "
+    "prepare_fully_shard(self, {...}) in the module's configure_model, with the arguments that stand here."
+)
+_TEXTS = frozenset({"dest", "help", "metavar"})
+_OPTION = re.compile(r"^--?[\w-]*strategy$")
+_CHOSEN = (
+    "this word may be given for Lightning's FSDP1 strategy: where it is chosen, give the Trainer "
+    "ModelParallelStrategy() instead, and call prepare_fully_shard(self, {...}) in the module's "
+    "configure_model."
 )
 _PRIVATE = re.compile(
     r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\.strategies\.fsdp\._\w+$"
@@ -142,6 +155,7 @@ def find(source: Source) -> Iterator[Found]:
     yield from _privates(source)
     read = {arg.node for arg in asked}
     yield from (Found("FM319", node, _WRITTEN, "commented") for node in _words_apart(source, read))
+    yield from _chosen_words(source)
 
 
 def _privates(source: Source) -> Iterator[Found]:
@@ -149,6 +163,8 @@ def _privates(source: Source) -> Iterator[Found]:
     for node in (*source.loads, *source.attributes):
         if any(map(_PRIVATE.match, source.index.qualified(node))):
             yield Found("FM319", node, _PRIVATE_SAID, "commented")
+        elif any(map(_RAYS.match, source.index.qualified(node))):
+            yield Found("FM319", node, _RAY_SAID, "commented")
         elif (
             isinstance(node, cst.Attribute) and node.attr.value == _OF_FSDP1 and dotted(node.value) != "self"
         ):
@@ -177,15 +193,27 @@ def _words_apart(source: Source, read: set[cst.CSTNode]) -> Iterator[cst.CSTNode
             yield node
 
 
+def _chosen_words(source: Source) -> Iterator[Found]:
+    """Find options of a command that may be the strategy's word: ``("--strategy", choices=[...])``."""
+    for call in source.calls if _IMPORTS.search(source.code) else ():
+        first = call.args[0].value if call.args else None
+        if not isinstance(first, cst.SimpleString) or not _OPTION.match(str(first.evaluated_value)):
+            continue
+        given = (arg.value for arg in call.args if arg.keyword is None or arg.keyword.value not in _TEXTS)
+        words = (text for value in given for text in walk_for(value, cst.SimpleString))
+        if any(_WORD.match(str(text.evaluated_value)) for text in words):
+            yield Found("FM319", call, _CHOSEN, "commented")
+
+
 def _is_of_strategy(above: cst.CSTNode) -> bool:
     """Tell whether what holds a value is called ``strategy``: an argument, an item, or a name."""
     if isinstance(above, cst.Arg):
         return above.keyword is not None and above.keyword.value == "strategy"
     if isinstance(above, cst.DictElement):
         return isinstance(above.key, cst.SimpleString) and above.key.value.strip("'\"") == "strategy"
-    if not isinstance(above, cst.Assign):
+    if not isinstance(above, (cst.AnnAssign, cst.Assign)):
         return False
-    targets = [each.target for each in above.targets]
+    targets = [above.target] if isinstance(above, cst.AnnAssign) else [each.target for each in above.targets]
     return any(re.search(r"(^|[.\[_'\"])strategy['\"]?\]?$", text_of(target)) for target in targets)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 NAME = "raw-optimizer-state"
-CODES = ("FM425",)
+CODES = ("FM333", "FM425")
 
 _SAVED = (
     "this is one rank's part of the state, keyed by numbers, now as DTensors: save "
@@ -31,6 +31,12 @@ _MAYBE = (
     "where this optimizer has a sharded model, this is one rank's part of the state, keyed by numbers: save "
     "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict."
 )
+_MODELS = (
+    "where this is the sharded model, its state is of DTensors, of which each rank has a part: take torch's "
+    "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) on every "
+    "rank."
+)
+_MODEL = re.compile(r"model|module|net", re.IGNORECASE)
 _LOADED = (
     "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit: take "
     "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate, which puts the parts of all ranks together."
@@ -57,6 +63,8 @@ def find(source: Source) -> Iterator[Found]:
         if saves and not _is_given_to_fsdp1(source, call):
             saved.add(text_of(func.value))
             yield Found("FM425", call, _SAVED if saves == "certain" else _MAYBE, "commented")
+            beside = _models_beside(source, call) if saves == "mixed" else ()
+            yield from (Found("FM333", each, _MODELS, "commented") for each in beside)
     # Without any of these nothing here says that a model is sharded.
     is_about = source.uses_fsdp1 or saved or _has_a_model(source)
     for call in _of_optimizers(source, "load_state_dict") if is_about else ():
@@ -76,6 +84,22 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM425", call, _LOADED_ALONE, "commented")
         elif not saved and _is_of_another_place(source, func.value):
             yield Found("FM425", call, _MAY_BE_LOADED, "commented")
+
+
+def _models_beside(source: Source, call: cst.Call) -> Iterator[cst.Call]:
+    """Yield the states of models that a function is given and saves in one dict with an optimizer's."""
+    whole = next((each for each in source.index.ancestors(call) if isinstance(each, cst.Dict)), None)
+    function = source.index.function(call)
+    given = {each.name.value for each in function.params.params} if function is not None else set()
+    for other in walk_for(whole, cst.Call) if whole is not None else ():
+        func = other.func
+        if not isinstance(func, cst.Attribute) or func.attr.value != "state_dict" or other.args:
+            continue
+        model = func.value
+        is_given = isinstance(model, cst.Name) and model.value in given and _MODEL.search(model.value)
+        is_known = source.models.certainty(model) is not None or source.models.is_other_branch(model)
+        if is_given and not is_known and source.contexts.around(other) is None:
+            yield other
 
 
 def _is_of_another_place(source: Source, optimizer: cst.BaseExpression) -> bool:

@@ -20,7 +20,15 @@ from fsdp_migrate.source.python.contexts import (
     is_not_a_model,
     names_in,
 )
-from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
+from fsdp_migrate.source.python.nodes import (
+    arguments,
+    call as make_call,
+    dotted,
+    literal,
+    short,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
 from fsdp_migrate.source.rules.rank_files import file_of
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
@@ -207,6 +215,7 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     asked = func.value
     last = (dotted(asked) or "").split(".")[-1]
     is_given = any(arg.keyword is not None and arg.keyword.value == "state_dict" for arg in call.args)
+    is_given = is_given or _may_hold_the_state(source, call)
     if is_given or last in _NOT_MODELS or "tokenizer" in last or source.contexts.around(call) is not None:
         return
     certainty = _certainty(source, call, asked)
@@ -316,6 +325,14 @@ def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
     edits: tuple[Edit, ...] = (Replace(call, build),)
     needs = (_SET, _OPTIONS) if made else (_SET,)
     return Found("FM308", call, short(build(call), 110), "rewritten", edits, needs)
+
+
+def _may_hold_the_state(source: Source, call: cst.Call) -> bool:
+    """Tell whether ``**kwargs`` hold the state: ``kwargs["state_dict"] = ...``, or ``setdefault`` of it."""
+    function = source.index.function(call)
+    held = [text_of(arg.value) for arg in call.args if arg.star == "**"]
+    texts = walk_for(function or source.module, cst.SimpleString) if held else ()
+    return any(text.value.strip("'\"") == "state_dict" for text in texts)
 
 
 def _says_what_is_missing(source: Source, call: cst.Call) -> bool:

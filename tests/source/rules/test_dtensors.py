@@ -171,3 +171,25 @@ def test_parameters_of_a_part_of_a_model() -> None:
     body = "for name, p in model.module.decoders.named_parameters():\n    loss += torch.sum(p ** 2)\n"
     assert ("FM423", "commented") in codes(f"model = FSDP(net)\n{body.replace('p ** 2', 'p')}")
     assert ("FM423", "commented") in codes(f"model = FSDP(net)\n{body}")
+
+
+GATHERED = """\
+def clip(model, group):
+    found = {}
+    def gather(module):
+        for n, p in module.named_parameters(recurse=False):
+            found[id(p)] = p
+    gather(model)
+    squares = sum(p.grad.pow(2).sum() for p in found.values())
+    total = squares + 0
+    dist.all_reduce(total, group=group)
+
+
+"""
+
+
+def test_a_norm_of_parameters_that_were_gathered_by_hand() -> None:
+    assert ("FM423", "commented") in codes(f"{GATHERED}{MODEL}clip(m, None)\n", HEADER)
+    assert "FM423" not in dict(codes(f"{GATHERED}{MODEL}clip(other, None)\n", HEADER))
+    plain = GATHERED.replace("p.grad.pow", "p.grad.to_local().pow")
+    assert "FM423" not in dict(codes(f"{plain}{MODEL}clip(m, None)\n", HEADER))

@@ -135,6 +135,11 @@ def test_other_frameworks_without_fsdp1_are_left_alone(source: str) -> None:
         ('given = {"strategy": "fsdp_native"}', True),
         ('given = dict(strategy="fsdp")', True),
         ('strategy = "fsdp" if many else "auto"', True),
+        ('class Options:\n    strategy: str = "fsdp"', True),
+        ('parser.add_argument("--strategy", choices=["ddp", "fsdp"])', True),
+        ('parser.add_argument("--strategy", default="fsdp")', True),
+        ('parser.add_argument("--strategy", choices=["ddp"], help="fsdp")', False),
+        ('parser.add_argument("--plugin", choices=["ddp", "fsdp"])', False),
         ('given["name"] = "fsdp"', False),
         ('is_sharded = strategy == "fsdp"', False),
     ],
@@ -158,4 +163,9 @@ PRIVATE = "from lightning.fabric.strategies.fsdp import _get_full_state_dict_con
     ],
 )
 def test_what_is_private_to_the_strategy_gets_a_comment(source: str) -> None:
+    assert_framework_commented(source, "FM319")
+
+
+def test_rays_strategy_is_lightnings() -> None:
+    source = "from ray.train.lightning import RayFSDPStrategy\ns = RayFSDPStrategy(cpu_offload=True)\n"
     assert_framework_commented(source, "FM319")

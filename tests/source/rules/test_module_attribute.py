@@ -95,3 +95,11 @@ def test_a_copy_of_torchs_file_is_not_edited() -> None:
         "        for wrap in self.fsdp_modules(self):\n            found[wrap.module] = wrap\n"
     )
     assert turned(own, "") == own
+
+
+@pytest.mark.parametrize("asked", ["type(model).__name__", "model.__class__.__name__"])
+def test_what_is_ddps_by_the_name_of_its_class_keeps_its_module(asked: str) -> None:
+    branch = f"def inner(model):\n    if {asked} == 'DistributedDataParallel':\n        return model.module\n"
+    body = f"{branch}    if isinstance(model, FSDP):\n        return model\n    return model\n"
+    assert "        return model.module\n" in turned(body)
+    assert "FM333" not in dict(codes(body))

@@ -187,3 +187,17 @@ def test_a_state_beside_that_of_what_the_wrapper_holds() -> None:
 def test_an_item_of_a_checkpoint_by_its_name(state: str, *, is_said: bool) -> None:
     body = f"def load(model: FSDP, optimizer, checkpoint):\n    optimizer.load_state_dict({state})\n"
     assert (("FM425", "commented") in codes(body)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("model", "is_said"), [("model", True), ("plain.net", False), ("scheduler", False), ("vocabulary", False)]
+)
+def test_a_state_of_a_model_that_the_same_dict_holds(model: str, *, is_said: bool) -> None:
+    saved = f"{{'model': {model}.state_dict(), 'optimizer': optimizer.state_dict()}}"
+    body = (
+        "def save(model, plain, scheduler, vocabulary, optimizer, path):\n"
+        f"    torch.save({saved}, path)\n\n\nsharded = FSDP(net)\n"
+    )
+    found = codes(body)
+    assert ("FM425", "commented") in found
+    assert (("FM333", "commented") in found) is is_said

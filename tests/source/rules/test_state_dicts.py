@@ -233,6 +233,8 @@ def test_what_is_moved_before_it_is_wrapped_is_a_plain_model() -> None:
         ("model.save_pretrained(folder)", "FM308"),
         ("model.llm.save_pretrained(folder, safe_serialization=True)", "FM308"),
         ("model.save_pretrained(folder, state_dict=state)", None),
+        ("kwargs.setdefault('state_dict', whole)\nmodel.save_pretrained(folder, **kwargs)", None),
+        ("model.save_pretrained(folder, **kwargs)", "FM308"),
         ("model.config.save_pretrained(folder)", None),
         ("tokenizer.save_pretrained(folder)", None),
         ("other.save_pretrained(folder)", None),
