@@ -373,7 +373,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "equivalent", "Accelerate's plugin asks for FSDP2, with the settings that it gave to FSDP1."
         ),
         "FM428": FindingCode(
-            "equivalent", "Arguments of Hugging Face's Trainer ask for FSDP2, with the settings for FSDP1."
+            "equivalent", "Arguments of Hugging Face's Trainer for FSDP1 become those that ask for FSDP2."
         ),
         "FM429": FindingCode(
             "equivalent", "Lightning's strategy is that of FSDP2, and the module shards itself in its hook."

@@ -101,7 +101,8 @@ def _by_framework(manifest: Manifest) -> str | None:
 def _variable(name: str) -> str:
     """Return what to write for a thing that is asked for: an object's name, or what stands for a value."""
     last = name.rpartition(".")[2]
-    if "sched" in last.lower() and last.isidentifier():
+    # Several are a list, as Lightning saves them: it has no `load_state_dict`.
+    if "sched" in last.lower() and last.isidentifier() and not last.endswith("s"):
         return last
     return "0" if last.lower() in _NUMBERS else "None"
 

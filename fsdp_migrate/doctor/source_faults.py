@@ -36,6 +36,12 @@ def _has(text: str, pattern: str) -> bool:
     return re.search(pattern, text) is not None
 
 
+def _offloads_full_state(sight: Sight) -> str:
+    if sight.has_accelerator:
+        return ""
+    return sight.find(r"\bFullStateDictConfig\([^)\n]*\boffload_to_cpu\s*=\s*True")
+
+
 SOURCE_FAULTS = (
     KnownFault(
         "initial-lr-is-lost",
@@ -210,6 +216,19 @@ SOURCE_FAULTS = (
         "Make the optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`; "
         "other objects may go along.",
         (Affected("accelerate", "1.6"),),
+        looked_up="2026-11-25",
+    ),
+    KnownFault(
+        "full-state-ends-on-cpu",
+        "FSDP1's full state dict of a model on a CPU, with `offload_to_cpu=True`, reads memory that torch "
+        "has freed: Segmentation fault, or RuntimeError: setStorage. Accelerate and Lightning ask for it "
+        "with FULL_STATE_DICT, so that an FSDP1 run on a CPU, to compare with, cannot save in that form.",
+        "measured",
+        "sources",
+        _offloads_full_state,
+        "Write `FullStateDictConfig(offload_to_cpu=False, rank0_only=True)` there, or save with "
+        "`SHARDED_STATE_DICT`. FSDP2's `full_state_dict` is not concerned, and neither is FSDP1 on a GPU.",
+        (Affected("torch", "2.13"),),
         looked_up="2026-11-25",
     ),
     KnownFault(

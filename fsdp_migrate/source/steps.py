@@ -38,7 +38,11 @@ _FOUND_MODEL = (
     "The model is that of the config.json that was found, with random weights; PKG.MOD:FACTORY in its place "
     "names a function that makes yours."
 )
-_OWN_CONFIG = "`--config FILE` tells both FSDP1's arguments; without it they are FSDP1's defaults."
+_OWN_CONFIG = (
+    "`--config FILE` tells both FSDP1's arguments, as YAML: `sharding_strategy: FULL_SHARD`, "
+    "`auto_wrap_policy: {transformer_layer_cls: [Block]}`. Without it they are FSDP1's defaults, whatever "
+    "the sources say."
+)
 _BEFORE = (
     "Do it before the config is converted: FSDP1 runs by it. Afterwards the copy is right, which is kept as "
     "NAME.fsdp1."

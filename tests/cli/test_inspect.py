@@ -78,6 +78,26 @@ def test_inspect_says_what_to_type_to_load_it(capsys: pytest.CaptureFixture[str]
     assert document["loading"]["better_converted"] == ["the run is started many times from it"]
 
 
+def test_what_is_shown_is_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A heading above nothing, metadata as data, and "1 more" in place of its name."""
+    folder = tmp_path / "accelerate"
+    options = ["--to", "accelerate", "--state-dict-type", "sharded", "--weights-only"]
+    assert main(["convert", str(NEWEST), str(folder), *options]) == 0
+    for number in range(4):
+        (folder / f"note{number}.txt").write_text("x")
+    capsys.readouterr()
+    assert main(["inspect", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    data = len(list(folder.rglob("*.distcp")))
+    assert f"{data} data files" in shown
+    assert "4 other files: note0.txt, note1.txt, note2.txt, note3.txt\n" in shown
+    torch.save({"model": {"w": torch.ones(2)}, "step": 1}, tmp_path / "a.pt")
+    assert main(["inspect", str(tmp_path / "a.pt")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    headed = [after for line, after in zip(lines, [*lines[1:], ""], strict=True) if line.endswith("say:")]
+    assert all(": " in line for line in headed)
+
+
 @pytest.mark.parametrize("arguments", [[], ["--deep"]])
 def test_inspect_as_a_document(clean: Path, run_json: RunJson, arguments: list[str]) -> None:
     code, document = run_json("inspect", clean, *arguments)

@@ -25,6 +25,8 @@ def of_source(text: str, **versions: str) -> Sight:
 
 LOAD = "dcp.load(state)\n"
 
+WHOLE = "c = FullStateDictConfig(offload_to_cpu=True)"
+
 CASES: dict[str, tuple[Sight, Sight]] = {
     "initial-lr-is-lost": (
         of_source("s = LambdaLR(o, f, last_epoch=step)"),
@@ -81,6 +83,10 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         of_source(
             "model, optimizer = accelerator.prepare(model, optimizer)\na = accelerator.prepare(loader)"
         ),
+    ),
+    "full-state-ends-on-cpu": (
+        replace(of_source(WHOLE), has_accelerator=False),
+        replace(of_source(WHOLE.replace("True", "False")), has_accelerator=False),
     ),
     "optimizer-of-8-bits": (of_source("o = bnb.optim.AdamW8bit(p)"), of_source("o = bnb.optim.AdamW(p)")),
 }

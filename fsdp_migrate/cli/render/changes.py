@@ -8,7 +8,7 @@ from fsdp_migrate.cli.render.screen import console, print_text
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 ACTIONS = {
@@ -20,9 +20,9 @@ ACTIONS = {
 SHOWN = 3
 
 
-def show_changes(plan: Mapping[str, Any]) -> None:
-    """Show what of the entries changes, with the first names of each kind of change."""
-    changes = {
+def changes_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return what of the entries changes, by kind of change; kinds without a change are left out."""
+    changes: dict[str, list[str]] = {
         "renamed": [f"{old} -> {new}" for old, new in plan["renamed"].items()],
         "divided again": plan["rechunked"],
         "cast": [f"{key}: {cast['from']} -> {cast['to']}" for key, cast in plan["cast"].items()],
@@ -33,11 +33,25 @@ def show_changes(plan: Mapping[str, Any]) -> None:
         "left out": plan["left_out"],
         "files copied": plan["extra_files"],
     }
-    out = console()
+    return {change: entries for change, entries in changes.items() if entries}
+
+
+def shown_of(entries: Sequence[str]) -> Sequence[str]:
+    """Return the first entries; all of them where one more fills the line that would say so.
+
+    Example:
+        >>> len(shown_of("abcd")), len(shown_of("abcde"))
+        (4, 3)
+    """
+    return entries if len(entries) <= SHOWN + 1 else entries[:SHOWN]
+
+
+def show_changes(plan: Mapping[str, Any]) -> None:
+    """Show what of the entries changes, with the first names of each kind of change."""
+    out, changes = console(), changes_of(plan)
     for change, entries in changes.items():
-        if entries:
-            print_text(out, f"{change}: {len(entries)}")
-            for entry in entries[:SHOWN]:
-                print_text(out, entry, indent="    ", first="  ")
-    if any(len(entries) > SHOWN for entries in changes.values()):
+        print_text(out, f"{change}: {len(entries)}")
+        for entry in shown_of(entries):
+            print_text(out, entry, indent="    ", first="  ")
+    if any(len(shown_of(entries)) < len(entries) for entries in changes.values()):
         out.print("With --json every entry is named.")

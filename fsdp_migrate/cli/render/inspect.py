@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
-from fsdp_migrate.cli.render.changes import ACTIONS, SHOWN, show_changes
+from fsdp_migrate.cli.render.changes import ACTIONS, changes_of, show_changes, shown_of
 from fsdp_migrate.cli.render.findings import show_named_findings
 from fsdp_migrate.cli.render.screen import console, escape, make_table, print_text
 from fsdp_migrate.findings import listed
@@ -56,12 +57,16 @@ def show_manifest(manifest: Manifest) -> None:
             ", ".join(part["dtypes"]),
         )
     out.print(table)
-    files = described["files"]
+    # Of frameworks that keep several distributed checkpoints, `.metadata` is among them.
+    files = {name: size for name, size in described["files"].items() if not name.endswith(METADATA_FILE)}
     total = sum(files.values())
     out.print(f"{len(files)} data file{'s' * (len(files) != 1)}, {decimal(total)}")
     others = described["extra_files"]
     if others:
-        out.print(f"{len(others)} other file{'s' * (len(others) != 1)}: {escape(listed(others, SHOWN))}")
+        shown = shown_of(list(others))
+        more = " (--json names them)" if len(shown) < len(others) else ""
+        names = escape(listed(others, len(shown)))
+        out.print(f"{len(others)} other file{'s' * (len(others) != 1)}: {names}{more}", soft_wrap=True)
 
 
 def _divided(part: Mapping[str, Any]) -> str:
@@ -93,7 +98,7 @@ def show_outlook(
         out.print(f"{ACTIONS[plan.action]}.")
     _show_loading(manifest, is_better_converted=plan.action != "none")
     described = plan.as_dict()
-    if plan.action != "none":
+    if plan.action != "none" and changes_of(described):
         out.print("What a conversion would do and say:")
         show_changes(described)
     show_named_findings(described["findings"], described["source"], everything=everything)

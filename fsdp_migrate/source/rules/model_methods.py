@@ -70,8 +70,9 @@ _FUNCTIONS = {
     _APPLY: (
         "FM324",
         (
-            "checkpoint layers before the model is sharded: give prepare_fully_shard the same choice as "
-            "activation_checkpointing=, which spares a second all-gather."
+            "checkpoint layers before the model is sharded: give prepare_fully_shard "
+            "activation_checkpointing=[Block], or the check_fn that stands here, which spares a second "
+            "all-gather."
         ),
     ),
 }

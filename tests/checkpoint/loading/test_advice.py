@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 from tests.ranks import ROOT
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.any_torch
+
+
+def test_a_list_of_schedulers_comes_back_as_a_value(tmp_path: Path) -> None:
+    """As Lightning saves them; a list takes no state."""
+    model = nn.Linear(2, 2)
+    states = [{"last_epoch": 2, "_last_lr": [0.1]}]
+    torch.save(
+        {"pytorch-lightning_version": "2.6.6", "state_dict": model.state_dict(), "lr_schedulers": states},
+        tmp_path / "a.ckpt",
+    )
+    assert "'lr_schedulers': None" in advise_loading(inspect_checkpoint(tmp_path / "a.ckpt")).call
+    report = load_checkpoint(tmp_path / "a.ckpt", model, extra={"lr_schedulers": None})
+    assert report.values == {"lr_schedulers": states}
 
 
 def test_the_line_is_that_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
