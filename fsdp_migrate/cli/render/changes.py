@@ -18,6 +18,8 @@ ACTIONS = {
 }
 # How many entries of each kind of change are shown; all of them are in the document of `--json`.
 SHOWN = 3
+# Findings for everybody's eyes that say which parts are left out, and why.
+_NAME_WHAT_IS_LEFT = ("FM257",)
 
 
 def show_changes(plan: Mapping[str, Any]) -> None:
@@ -33,11 +35,13 @@ def show_changes(plan: Mapping[str, Any]) -> None:
         "left out": plan["left_out"],
         "files copied": plan["extra_files"],
     }
+    told = [code for code in _NAME_WHAT_IS_LEFT if any(each["code"] == code for each in plan["findings"])]
     out = console()
     for change, entries in changes.items():
+        is_told = change == "left out" and bool(told)
         if entries:
-            print_text(out, f"{change}: {len(entries)}")
-            for entry in entries[:SHOWN]:
+            print_text(out, f"{change}: {len(entries)}{f', see {told[0]}' if is_told else ''}")
+            for entry in () if is_told else entries[:SHOWN]:
                 print_text(out, entry, indent="    ", first="  ")
     if any(len(entries) > SHOWN for entries in changes.values()):
         out.print("With --json every entry is named.")
