@@ -94,6 +94,7 @@ def test_a_copy_of_torchs_file_is_not_edited() -> None:
         "class FullyShardedDataParallel(nn.Module):\n    def order(self, found):\n"
         "        for wrap in self.fsdp_modules(self):\n            found[wrap.module] = wrap\n"
     )
+    own += "    def whole(self):\n        with self.state_dict_type(self, Kind.L):\n            pass\n"
     assert turned(own, "") == own
 
 
