@@ -38,7 +38,9 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
         return "no"
     certainty = source.models.certainty(receiver)
     if certainty is not None:
-        return "sure" if certainty == "certain" else "mixed"
+        # A function that asks for (FSDP, DDP) is given both, whatever the calls that are seen here give it.
+        is_both = _is_parameter(source, receiver) and source.models.is_guarded_among(receiver)
+        return "sure" if certainty == "certain" and not is_both else "mixed"
     if source.models.is_guarded_among(receiver):
         return "mixed"
     text = dotted(receiver)
@@ -48,6 +50,12 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
     last = (text or "").split(".")[-1].lower()
     named = any(word in last for word in ("model", "module", "fsdp"))
     return "likely" if named and _stands_below_a_switch(source, receiver) else "unknown"
+
+
+def _is_parameter(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a name is a parameter of its function, and nothing else."""
+    bindings = source.index.bindings_of(node) if isinstance(node, cst.Name) else ()
+    return bool(bindings) and all(each.kind == "param" for each in bindings)
 
 
 def is_likely_made_elsewhere(source: Source, receiver: cst.BaseExpression) -> bool:

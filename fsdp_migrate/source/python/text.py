@@ -129,8 +129,10 @@ class Source:
         if not isinstance(func, cst.Attribute) or func.attr.value not in catalog.CLASS_FUNCTIONS:
             return ""
         is_given = any(text_of(arg.value) == text_of(func.value) for arg in call.args)
-        # `model.summon_full_params(model)` is a function of the class, whatever is known of the model.
-        return func.attr.value if is_given else ""
+        # `model.summon_full_params(model)` is nobody else's, whatever is known of the model.
+        is_model = self.models.certainty(func.value) is not None or self.models.is_guarded(func.value)
+        is_certain = is_model or self.uses_fsdp1 or func.attr.value == "summon_full_params"
+        return func.attr.value if is_given and is_certain else ""
 
     @functools.cached_property
     def uses_fsdp1(self) -> bool:

@@ -75,6 +75,7 @@ _CASTS = (
     "`mixed_precision_policy`: {} cannot be given to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
     "output_dtype, cast_forward_inputs)"
 )
+_OFFLOAD = "`cpu_offload`: FSDP2 takes true, false or a CPUOffloadPolicy, and not torch's CPUOffload"
 _SHARED = "`mixed_precision_policy`: its MixedPrecision is used elsewhere too"
 _STATE_TYPE = (
     "state_dict_type is FULL_STATE_DICT, as it was: FSDP2's default is another. Where the config of "
@@ -228,16 +229,17 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
             policy = _policy(value)
             held |= policy or {}
             reasons += [] if policy else [_POLICY]
-        elif name == "mixed_precision_policy" and not isinstance(value, str):
+        elif name == "mixed_precision_policy" and (not isinstance(value, str) or values.has_unread(value)):
             reasons += _casts(value, values)
             reasons += [] if definition(source, node) is node or is_only_use(source, node) else [_SHARED]
             findings += _said_of_casts(value)
-        elif name == "cpu_offload" and isinstance(value, dict):
-            held["offload_params"] = value.get("offload_params", False)
+        elif name == "cpu_offload" and _is_made_elsewhere(source, values.expression(value)):
+            reasons.append(_OFFLOAD)
         elif name == "transformer_cls_names_to_wrap" and isinstance(value, list):
             held[_KEYS[name]] = ",".join(map(str, value))
         else:
-            held[_KEYS.get(name, name)] = value
+            is_object = name == "cpu_offload" and isinstance(value, dict)
+            held[_KEYS.get(name, name)] = value.get("offload_params", False) if is_object else value
     strategy = str(held.get("sharding_strategy", held.get("reshard_after_forward"))).upper()
     # In torch's enum of strategies 4 and 5 are the hybrid ones.
     if "HYBRID_SHARD" in strategy or strategy in {"4", "5"}:
@@ -245,6 +247,14 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
     if "state_dict_type" not in held:
         findings.append(make_finding("FM344", "state_dict_type", _STATE_TYPE))
     return held, findings, reasons
+
+
+def _is_made_elsewhere(source: Source, node: cst.BaseExpression | None) -> bool:
+    """Tell whether a value is what a call gives, which may be an object of torch's."""
+    if isinstance(node, cst.Call):
+        return True
+    bindings = source.index.bindings_of(node) if isinstance(node, cst.Name) else ()
+    return any(each.index is not None or isinstance(each.value, cst.Call) for each in bindings)
 
 
 def _policy(value: Any) -> dict[str, Any] | None:

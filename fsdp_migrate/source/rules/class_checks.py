@@ -88,7 +88,7 @@ def _leaves_out_wrappers(source: Source, node: cst.BaseExpression) -> bool:
         if isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not):
             is_negated = not is_negated
         elif isinstance(above, cst.If) and below is above.test:
-            is_negated = is_negated or _only_goes_on(above)
+            is_negated = is_negated is not _only_goes_on(above)  # `if not ...: continue` goes on with these
             break
         elif not isinstance(above, cst.BooleanOperation):
             break

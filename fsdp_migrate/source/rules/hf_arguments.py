@@ -63,6 +63,8 @@ _AXOLOTL = (
 )
 _IS_ITEM = re.compile(r"""\[["']fsdp["']\]$""")
 _SHARED = "the dict of `fsdp_config` is used in other places too"
+_TAKES_IN = "the dict of `fsdp_config` takes in what is known only when this runs"
+_BY_STARS = "this dict is given to the Trainer's arguments by `**`, and stays as it is"
 _MADE = "the function that `fsdp_config` comes from would need names that it has not"
 _FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 _BESIDE = ("bf16", "fp16")
@@ -160,10 +162,30 @@ def _reasons(
         source, given["fsdp_config"]
     )
     if is_dict and not is_made and values.expression(before.get("fsdp_config")) is not None:
-        return (_SHARED,)
+        return (_TAKES_IN if _takes_in(home) else _SHARED,)
     if is_dict and is_made and values.has_unread(converted.after.get("fsdp_config")):
         return (*converted.reasons, _MADE)
     return converted.reasons
+
+
+def _takes_in(home: cst.BaseExpression | None) -> bool:
+    """Tell whether a dict that is written out takes in another: ``{"a": 1, **more}``."""
+    if isinstance(home, cst.Call):
+        return any(arg.star for arg in home.args)
+    return isinstance(home, cst.Dict) and any(isinstance(e, cst.StarredDictElement) for e in home.elements)
+
+
+def _why(source: Source, place: cst.CSTNode) -> str:
+    """Return why what a dict holds is left: as it is made in another place, or is given by ``**`` here."""
+    assign = next((each for each in source.index.ancestors(place) if isinstance(each, cst.Assign)), None)
+    target = assign.targets[0].target if assign is not None else None
+    for reader in source.readers(target) if isinstance(target, cst.Name) else ():
+        arg = source.index.parents[reader]
+        call = source.index.parents.get(arg)
+        is_starred = isinstance(arg, cst.Arg) and arg.star == "**"
+        if is_starred and isinstance(call, cst.Call) and _is_of_the_trainer(source, call):
+            return _BY_STARS
+    return _ELSEWHERE
 
 
 def _is_converted_elsewhere(source: Source, converted: Converted, values: Values) -> bool:
@@ -278,7 +300,7 @@ def _stated(source: Source, given: Given, place: cst.CSTNode) -> Iterator[Found]
         return
     names = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE)
     held = {name: values.read(given[name]) for name in names if name in given}
-    yield from _commented(held, values, place, _ELSEWHERE)
+    yield from _commented(held, values, place, _why(source, place))
 
 
 def _of_class(source: Source, node: cst.ClassDef) -> Iterator[Found]:

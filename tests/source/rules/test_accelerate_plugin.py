@@ -66,6 +66,11 @@ def test_accelerates_plugin(before: str, after: str) -> None:
 
 PLUGINS_LEFT = [
     (
+        "mixed_precision_policy=policy(), sharding_strategy=2",
+        "what is known only when this runs cannot be given",
+    ),
+    ("cpu_offload=policy(), sharding_strategy=2", "true, false or a CPUOffloadPolicy"),
+    (
         "sharding_strategy=ShardingStrategy[args.s]",
         "reshard_after_forward=<True, or False for SHARD_GRAD_OP>",
     ),

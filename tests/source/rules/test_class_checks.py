@@ -305,6 +305,7 @@ def test_assertions_about_the_class() -> None:
         ("x = [m for n, m in net.named_modules() if not isinstance(m, FSDP)]\n", True),
         ("for m in net.modules():\n    if not isinstance(m, FSDP):\n        hook(m)\n", True),
         ("for m in net.modules():\n    if isinstance(m, FSDP):\n        hook(m)\n", False),
+        ("for m in net.modules():\n    if not isinstance(m, FSDP):\n        continue\n    hook(m)\n", False),
         ("def f(m):\n    if not isinstance(m, FSDP):\n        raise TypeError\n", False),
         ("x = [m for m in net.modules() if isinstance(m, FSDP)]\n", False),
     ],

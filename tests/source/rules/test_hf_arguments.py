@@ -215,3 +215,16 @@ def test_a_config_of_axolotls_is_not_the_trainers(version: str, action: str) -> 
     found = [use for use in scan_source(code) if use.code == "FM327"]
     assert [use.action for use in found] == [action]
     assert ("Axolotl" in found[0].becomes) is (action == "commented")
+
+
+def test_why_a_dict_is_left_is_true_of_it() -> None:
+    starred = (
+        'given = {"output_dir": "x", "fsdp": "full_shard"}\ngiven["lr"] = 1\na = TrainingArguments(**given)\n'
+    )
+    said = comments(starred, HF)
+    assert "given to the Trainer's arguments by `**`" in said
+    assert "in another place" not in said
+    taking = 'a = TrainingArguments(output_dir="o", fsdp="full_shard", fsdp_config={**more})\n'
+    said = comments(taking, HF)
+    assert "takes in what is known only when this runs" in said
+    assert "used in other places" not in said

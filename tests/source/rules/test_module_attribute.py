@@ -94,6 +94,7 @@ def test_a_copy_of_torchs_file_is_not_edited() -> None:
         "class FullyShardedDataParallel(nn.Module):\n    def order(self, found):\n"
         "        for wrap in self.fsdp_modules(self):\n            found[wrap.module] = wrap\n"
     )
+    own += "    def whole(self):\n        with self.state_dict_type(self, Kind.L):\n            pass\n"
     assert turned(own, "") == own
 
 
@@ -103,3 +104,13 @@ def test_what_is_ddps_by_the_name_of_its_class_keeps_its_module(asked: str) -> N
     body = f"{branch}    if isinstance(model, FSDP):\n        return model\n    return model\n"
     assert "        return model.module\n" in turned(body)
     assert "FM333" not in dict(codes(body))
+
+
+def test_a_function_that_asks_for_both_wrappers_is_given_both() -> None:
+    body = (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n\n\ndef inner(model):\n"
+        "    if isinstance(model, (FSDP, DDP)):\n        return model.module\n    return model\n\n\n"
+        "inner(FSDP(net))\n"
+    )
+    assert ("FM333", "commented") in codes(body)
+    assert "        return model.module\n" in turned(body)
