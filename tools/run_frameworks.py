@@ -31,6 +31,7 @@ VERSIONS = (
     "torchao",
     "lion-pytorch",
     "pytorch-optimizer",
+    "timm",
 )
 """A name alone is the newest version."""
 # These would bring another torch, or what only a GPU's machine has; what they need is here.
@@ -44,9 +45,10 @@ ALONE = frozenset(
         "torchao",
         "lion-pytorch",
         "pytorch-optimizer",
+        "timm",
     }
 )
-BESIDE = {"bitsandbytes": ("peft",)}
+BESIDE = {"bitsandbytes": ("peft",), "timm": ("torchvision==0.28.*", "pillow")}
 """What a package's tests need with it."""
 TESTS: dict[str, tuple[str, ...]] = {
     "accelerate": ("test_accelerate_claims.py",),
@@ -59,6 +61,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "torchao": ("test_torchao.py", "test_optimizers.py"),
     "lion-pytorch": ("test_optimizers.py",),
     "pytorch-optimizer": ("test_optimizers.py",),
+    "timm": ("test_timm.py",),
 }
 
 

@@ -92,7 +92,7 @@ EXPLANATIONS = {
         " `NO_SHARD`, or on one rank, with `use_orig_params=True` they kept their shapes.) FSDP2's have their own shapes, and the test does what it says: weight decay"
         " or an optimizer comes to other parameters than in the old run, without an error.",
         "Decide which of the two is meant. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
-        ' `[{"params": [], ...}, {"params": list(model.parameters()), ...}]`; then the checkpoint of the old run fits. To divide them as the test says from now on,'
+        ' `[{"params": [], ...}, {"params": list(model.parameters()), ...}]`; then the checkpoint of the old run fits. (Functions of timm leave an empty group out: then it is one group of all.) To divide them as the test says from now on,'
         " load that checkpoint with `load_checkpoint(..., strict=False)`, and then set each group's settings (`weight_decay`) again: they are the old run's.",
     ),
     "FM319": (

@@ -254,10 +254,12 @@ def _groups_text(stored: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) 
     theirs, ours = ({name for group in each for name in group} for each in (stored, own))
     odd = [f"`{name}`" for name in (*sorted(theirs - ours)[:4], *sorted(ours - theirs)[:4])]
     what = f"only one side knows {', '.join(odd)}" if odd else "the same parameters, divided otherwise"
-    if not odd and 0 in sizes[0] and 0 not in sizes[1]:
+    # timm leaves a group out that is empty.
+    has_empty = 0 in sizes[0] or len(sizes[0]) == 1 < len(sizes[1])
+    if not odd and has_empty and 0 not in sizes[1]:
         what += (
-            ". A test such as `p.ndim >= 2` leaves a group empty under FSDP1, whose parameters were flat: "
-            "`fsdp-migrate explain FM318`"
+            ". A test such as `p.ndim >= 2` leaves a group empty under FSDP1, whose parameters were flat, "
+            "and timm's functions leave such a group out: `fsdp-migrate explain FM318`"
         )
     return (
         f"the checkpoint has {counted(len(stored), 'parameter group')} of {sizes[0]} parameters, and the "

@@ -3,13 +3,14 @@ from __future__ import annotations
 import importlib.util
 
 
-# `make test-frameworks` installs Axolotl, PEFT, bitsandbytes and torchao, which no lane has; the others are
-# in one or in both.
+# `make test-frameworks` installs Axolotl, PEFT, bitsandbytes, timm and torchao, which no lane has; the others
+# are in one or in both.
 _TESTS = {
     "axolotl": "test_axolotl_claims.py",
     "bitsandbytes": "test_bitsandbytes.py",
     "lightning": "test_lightning_claims.py",
     "peft": "test_peft.py",
+    "timm": "test_timm.py",
     "torchao": "test_torchao.py",
 }
 collect_ignore = [path for name, path in _TESTS.items() if importlib.util.find_spec(name) is None]

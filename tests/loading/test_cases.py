@@ -218,6 +218,11 @@ def test_a_group_that_flat_parameters_left_empty_is_explained(tmp_path: Path) ->
     divided = torch.optim.AdamW([{"params": each} for each in by_shape], lr=1.0)
     with pytest.raises(CheckpointMismatchError, match="fsdp-migrate explain FM318"):
         load_checkpoint(tmp_path / "state.pt", fresh, divided)
+    # timm leaves the empty group out.
+    own["param_groups"] = [{**first, "params": names}]
+    torch.save({"model": model.state_dict(), "optimizer": own}, tmp_path / "one.pt")
+    with pytest.raises(CheckpointMismatchError, match=r"1 parameter group .* 2 of .*explain FM318"):
+        load_checkpoint(tmp_path / "one.pt", fresh, divided)
     # What the explanation says fits.
     flat: list[dict[str, Any]] = [{"params": []}, {"params": list(fresh.parameters())}]
     as_before = torch.optim.AdamW(flat, lr=1.0)
