@@ -332,3 +332,5 @@ def test_commands_of_the_first_pages_are_there(page: str) -> None:
             option for name, option in OPTIONS if name == command
         }, (command, rest)
         assert command in COMMANDS
+        # A checkpoint alone has no config.json, which from_pretrained looks for.
+        assert "--to hf" not in rest or "--hf-config" in rest, rest

@@ -116,7 +116,7 @@ class HfTarget(Target):
         missing = [] if MODEL_CONFIG in beside else [f"`{MODEL_CONFIG}`"]
         missing += [] if any(map(is_tokenizer, beside)) else ["the tokenizer"]
         if missing:
-            yield make_finding("FM292", MODEL_CONFIG, f"missing: {' and '.join(missing)}.", _HOW_TO_BRING)
+            yield make_finding("FM292", "hf", f"the output lacks {' and '.join(missing)}.", _HOW_TO_BRING)
 
 
 def is_huggingface_model(manifest: Manifest, models: Sequence[Part]) -> bool:

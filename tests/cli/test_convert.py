@@ -183,6 +183,10 @@ def test_findings_say_what_their_code_means_and_what_was_left_out_for_whom(
     said = capsys.readouterr().out
     assert "files of safetensors hold the tensors of a model" in said
     assert "FM207" not in said
+    assert "see FM257" in said
+    assert (
+        said.count("optimizer") == 1
+    )  # what was left out is named there, and not in the list of changes too
     assert said.index("FM257") < said.index("FM213")
     assert main(["convert", str(PLAIN), str(tmp_path / "weights"), "--weights-only", "--all"]) == 0
     assert "FM207" in capsys.readouterr().out

@@ -18,6 +18,8 @@ ACTIONS = {
 }
 # How many entries of each kind of change are shown; all of them are in the document of `--json`.
 SHOWN = 3
+# Findings for everybody's eyes that say which parts are left out, and why.
+_NAME_WHAT_IS_LEFT = ("FM257",)
 
 
 def changes_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -49,9 +51,11 @@ def shown_of(entries: Sequence[str]) -> Sequence[str]:
 def show_changes(plan: Mapping[str, Any]) -> None:
     """Show what of the entries changes, with the first names of each kind of change."""
     out, changes = console(), changes_of(plan)
+    told = [code for code in _NAME_WHAT_IS_LEFT if any(each["code"] == code for each in plan["findings"])]
     for change, entries in changes.items():
-        print_text(out, f"{change}: {len(entries)}")
-        for entry in shown_of(entries):
+        is_told = change == "left out" and bool(told)
+        print_text(out, f"{change}: {len(entries)}{f', see {told[0]}' if is_told else ''}")
+        for entry in () if is_told else shown_of(entries):
             print_text(out, entry, indent="    ", first="  ")
     if any(len(shown_of(entries)) < len(entries) for entries in changes.values()):
         out.print("With --json every entry is named.")

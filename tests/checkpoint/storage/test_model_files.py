@@ -63,6 +63,9 @@ def test_what_a_published_model_lacks_is_said_and_no_pickle_comes_along(tmp_path
     (left,) = (each for each in report.findings if each.code == "FM212")
     assert "`training_args.bin`" in left.message
     (source / "config.json").write_text("{}")
+    report = convert_checkpoint(source, tmp_path / "bare", to="hf")
+    (finding,) = (each for each in report.findings if each.code == "FM292")
+    assert "config.json" not in f"{finding.subject} {finding.message}"  # that one is there
     (source / "vocab.txt").write_text("a")
     assert "FM292" not in codes(convert_checkpoint(source, tmp_path / "whole", to="hf"))
 
