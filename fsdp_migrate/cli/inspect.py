@@ -47,6 +47,9 @@ def inspect(
             "inspect", {"manifest": manifest.as_dict(), "conversion": conversion, "loading": loading}
         )
     else:
+        named = {"--model": model, "--config": config}
+        needed = [word for option, value in named.items() if value for word in (option, str(value))]
+        needed += ["--trust-pickle"] if trust_pickle else []
         show_manifest(manifest)
-        show_outlook(manifest, plan, problem, everything=everything)
+        show_outlook(manifest, plan, problem, needed, everything=everything)
     return 0

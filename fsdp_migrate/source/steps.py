@@ -75,6 +75,11 @@ _LIGHTNINGS = (
     "torch.distributed.checkpoint convert it as below. Give either to "
     "Trainer.fit(model, ckpt_path=FOLDER), whose strategy is ModelParallelStrategy."
 )
+_FLAT = (
+    "Files of ranks with flat parameters (LOCAL_STATE_DICT) need `--model PKG.MOD:FACTORY --config FILE` "
+    "here and in the next step: the model, and FSDP1's arguments of the run that saved them. `inspect` says "
+    "whether they are flat."
+)
 
 
 @dataclass(frozen=True)
@@ -256,6 +261,8 @@ def _steps_for_checkpoints(checkpoints: Sequence[CheckpointFound], *, is_migrate
     if pairs:
         convert = tuple(f"fsdp-migrate convert {source} {out}" for source, out in pairs)
         verify = tuple(f"fsdp-migrate verify {source} {out}" for source, out in pairs)
-        steps.append(Step("Or convert the one that the next run starts from.", convert))
+        of_ranks = any(each.is_of_ranks for each in waiting)
+        text = "Or convert the one that the next run starts from."
+        steps.append(Step(f"{text} {_FLAT}" if of_ranks else text, convert))
         steps.append(Step("Compare it with its source.", verify))
     return steps

@@ -109,6 +109,11 @@ class CheckpointFound:
         """Tell whether it is a full state, which the functions for full states read as it is."""
         return self.layout.startswith("full state")
 
+    @property
+    def is_of_ranks(self) -> bool:
+        """Tell whether each rank saved a file of its own."""
+        return self.layout == _as_words(layout_title("ranks"))
+
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
         return {

@@ -75,6 +75,14 @@ def test_lightnings_own_file_is_read_by_its_trainer(tmp_path: Path) -> None:
     assert "torch.load" not in said
 
 
+def test_files_of_ranks_are_converted_with_the_model_where_they_are_flat(tmp_path: Path) -> None:
+    for rank in range(2):
+        torch.save({"model": {}}, tmp_path / f"state_rank{rank}.pt")
+    steps = next_steps([], ScanReport((), 0), [], find_checkpoints([tmp_path]))
+    (step,) = (step for step in steps if any(" convert " in command for command in step.commands))
+    assert "need `--model PKG.MOD:FACTORY --config FILE`" in step.text
+
+
 def test_what_stays_is_not_taken_for_fsdp2(tmp_path: Path) -> None:
     two = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
     (tmp_path / "two.yaml").write_text(two)

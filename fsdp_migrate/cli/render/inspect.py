@@ -17,7 +17,7 @@ from fsdp_migrate.findings import listed
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert import (
         ConversionPlan,
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20
 _WIDE = 100
+_FLAT = frozenset({"FM238", "FM239"})
+_KNOWS_ITS_UNITS = (
+    "A model of `prepare_fully_shard` knows how FSDP1 flattened it. It loads the files of all ranks as they "
+    "are, without these options."
+)
 
 
 def show_manifest(manifest: Manifest) -> None:
@@ -78,21 +83,38 @@ def _divided(part: Mapping[str, Any]) -> str:
 
 
 def show_outlook(
-    manifest: Manifest, plan: ConversionPlan | None, problem: PlanError | None, *, everything: bool = False
+    manifest: Manifest,
+    plan: ConversionPlan | None,
+    problem: PlanError | None,
+    needed: Sequence[str] = (),
+    *,
+    everything: bool = False,
 ) -> None:
-    """Show what a conversion of the checkpoint would do, or why there can be none; and every finding."""
+    """Show what a conversion of the checkpoint would do, or why there can be none; and every finding.
+
+    Args:
+        manifest: What the checkpoint holds.
+        plan: What a conversion would do.
+        problem: Why there can be none.
+        needed: The options that say what the checkpoint does not, which a conversion needs too.
+        everything: Show findings that need no action, too.
+    """
     out = console()
     if plan is None:
         out.print(escape(str(problem)))
         refused = {finding.code for finding in problem.findings} if problem is not None else set()
+        if refused and refused <= _FLAT and manifest.layout != "file":
+            print_text(out, _KNOWS_ITS_UNITS)
+            _show_loading(manifest, is_better_converted=False)
         others = (f.as_dict() for f in manifest.findings if f.code not in refused)
         show_named_findings(others, manifest.source, everything=everything)
         return
     if plan.action == "none":
         out.print("[green]FSDP2 loads it as it is.[/] Nothing needs to be converted.")
     else:
+        command = ["fsdp-migrate", "convert", manifest.source, "OUT", *needed]
         out.print(
-            escape(f"`fsdp-migrate convert {shlex.quote(manifest.source)} OUT` would {plan.action} it: "),
+            escape(f"`{shlex.join(command)}` would {plan.action} it: "),
             end="",
         )
         out.print(f"{ACTIONS[plan.action]}.")

@@ -128,6 +128,13 @@ def test_the_command_takes_the_fsdp1_arguments(
         loaded["optimizer"]["state"]["blocks.1.up.weight"]["exp_avg"],
         expected["optimizer.blocks.1.up.weight.exp_avg"],
     )
+    assert main(["inspect", str(source), "--model", model, "--config", str(config)]) == 0
+    again = f"`fsdp-migrate convert {source} OUT --model {model} --config {config}` would"
+    assert again in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(source)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cannot be converted" in said
+    assert f"load_checkpoint('{source}', model, optimizer)" in said  # which knows how it is flattened
 
 
 def test_a_tie_between_units_was_trained_apart(tmp_path: Path) -> None:
