@@ -362,6 +362,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM448": FindingCode(
             "equivalent", "`model.forward(...)` becomes `model(...)`, in whose hooks FSDP2 gathers."
         ),
+        "FM449": FindingCode(
+            "changed", "Accelerate is given a model without its optimizer, which its FSDP2 refuses."
+        ),
         "FM425": FindingCode(
             "changed",
             "`optimizer.state_dict()` of a sharded model: one rank's part, which cannot be joined.",

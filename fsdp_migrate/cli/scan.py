@@ -47,7 +47,7 @@ def scan(
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
         is_prepared=call_prepare(paths),
-        apart=find_prepared_apart(paths) if "accelerate" in packages else (),  # DDP takes it alone
+        apart=find_prepared_apart(paths, report) if "accelerate" in packages else (),  # DDP takes it alone
     )
     blocked = not_migrated(report, configs, launches)
     log = sarif_log(report, configs, launches, pins)

@@ -58,8 +58,10 @@ def _size_without_policy(sight: Sight) -> str:
 
 
 def _recomputes(sight: Sight) -> str:
-    name = "activation_checkpointing"
-    return f"`fsdp_{name}` is on" if _is(sight.setting(name), "true") else ""
+    # HF Trainer hands its own on to Accelerate's plugin.
+    is_on = sight.framework in {"accelerate", "hf"} and _is(sight.setting("activation_checkpointing"), "true")
+    prefix = "fsdp_" if sight.framework == "accelerate" else ""
+    return f"`{prefix}activation_checkpointing` is on" if is_on else ""
 
 
 def _hybrid(sight: Sight) -> str:
@@ -145,8 +147,10 @@ FRAMEWORK_FAULTS = (
         "kept than under FSDP1.",
         "huggingface/accelerate#4172",
         "config",
-        _in("accelerate", _recomputes),
-        "Set `fsdp_activation_checkpointing: false`, and call the model's `gradient_checkpointing_enable()`.",
+        _recomputes,
+        "Set `fsdp_activation_checkpointing: false`, and call the model's `gradient_checkpointing_enable()`. "
+        "In HF Trainer's `fsdp_config` it is `activation_checkpointing`, and the argument "
+        "`gradient_checkpointing` calls that.",
         (Affected("accelerate", "1.6"),),
         harm="costs",
     ),

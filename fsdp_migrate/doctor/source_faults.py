@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
-from fsdp_migrate.source.prepared_apart import MODEL_ALONE
+from fsdp_migrate.source.catalog import MODEL_ALONE
 
 
 if TYPE_CHECKING:

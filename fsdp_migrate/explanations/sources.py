@@ -199,6 +199,11 @@ EXPLANATIONS = {
         ' kernels refuse a group that holds both kinds: the first step fails with "got mixed torch.Tensor and DTensor".',
         "Give each kind a group of its own, `AdamW([{'params': head.parameters()}, {'params': model.parameters()}])`, or `foreach=False`.",
     ),
+    "FM449": (
+        "For FSDP1 Accelerate once advised to prepare the model alone, before the optimizer was made. Its FSDP2 puts the sharded parameters into the"
+        ' optimizer, and stops at the start: "a model and optimizer must be passed together".',
+        "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment.",
+    ),
     "FM448": (
         "FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which run where the module is called, and not where its"
         ' `forward` is called by name: that fails with "got mixed torch.Tensor and DTensor".',

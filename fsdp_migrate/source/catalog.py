@@ -252,3 +252,10 @@ def is_private(name: str) -> bool:
     """
     first = name.split(".", maxsplit=1)[0]
     return first.startswith("_") and first not in ARGUMENT_WORDS
+
+
+_NO_OPTIMIZER = r"(?:,\s*[\w.]*(?:loader|sched|dataset)\w*\s*)*"
+MODEL_ALONE = (
+    r"\baccelerator\.prepare\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*" + _NO_OPTIMIZER + r"\)"
+)
+"""A call that gives Accelerate a model without its optimizer: right under FSDP1, and refused by its FSDP2."""

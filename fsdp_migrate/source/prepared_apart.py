@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.source.catalog import MODEL_ALONE
 from fsdp_migrate.source.files import find_sources, read_source
 
 
@@ -13,12 +14,20 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
+    from fsdp_migrate.source.uses import ScanReport
 
-MODEL_ALONE: Final = r"\baccelerator\.prepare\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*\)"
+
+_CODE: Final = "FM449"
 
 
-def find_prepared_apart(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+def find_prepared_apart(
+    paths: Iterable[str | os.PathLike[str]], report: ScanReport | None = None
+) -> list[str]:
     """Return the places at and below paths where ``accelerator.prepare`` gets a model alone.
+
+    Args:
+        paths: Files and folders.
+        report: What was found in them: what gets a comment (FM449) is left out.
 
     Raises:
         SourceError: There is nothing at a path.
@@ -27,6 +36,7 @@ def find_prepared_apart(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         >>> find_prepared_apart(["fsdp_migrate/source"])
         []
     """
+    told = {f"{use.path}:{use.line}" for use in report.uses if use.code == _CODE} if report else set()
     found = []
     for path in find_sources(paths):
         try:
@@ -34,7 +44,7 @@ def find_prepared_apart(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         except FSDPMigrateError:
             continue
         found += [f"{path}:{number}" for number, line in enumerate(lines, 1) if _is_meant(line)]
-    return found
+    return [place for place in found if place not in told]
 
 
 def _is_meant(line: str) -> bool:

@@ -367,6 +367,11 @@ def test_a_repository_of_the_trainer_is_seen(
     Path("own.py").write_text("# accelerator.prepare(model)\nmodel = accelerator.prepare(model)\n")
     _, document = run_json("scan", ".")
     assert [step["text"].endswith("(own.py:2).") for step in document["steps"]].count(True) == 1
+    # Beside the plugin it gets a comment, which is a step of its own.
+    Path("own.py").write_text("Accelerator(fsdp_plugin=made)\nmodel = accelerator.prepare(model)\n")
+    _, document = run_json("scan", ".")
+    assert "FM449" in str(document)
+    assert not any("own.py:2" in step["text"] for step in document["steps"])
     assert main(shlex.split("config job.slurm --write")) == 0
     assert read_config_file("job.slurm.fsdp1").sharding_strategy == "SHARD_GRAD_OP"
     assert "fsdp-migrate config job.slurm --write" in commands

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Sight, Sight]] = {
     ),
     "accelerate-recomputes-children": (
         of_config("accelerate", settings={"fsdp_activation_checkpointing": True}),
-        of_config("hf", settings={"fsdp_activation_checkpointing": True}),
+        of_config("composer", settings={"fsdp_activation_checkpointing": True}),
     ),
     "accelerate-shards-no-shard": (
         of_config("accelerate", sharding_strategy="NO_SHARD"),
@@ -64,6 +64,13 @@ CASES: dict[str, tuple[Sight, Sight]] = {
 @pytest.mark.parametrize("fault", FRAMEWORK_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_seen_where_it_is_and_nowhere_else(fault: KnownFault) -> None:
     assert_seen(fault, *CASES[fault.name])
+
+
+def test_hf_trainer_hands_its_checkpointing_on_to_accelerate() -> None:
+    (fault,) = (each for each in FRAMEWORK_FAULTS if each.name == "accelerate-recomputes-children")
+    for settings in ({"activation_checkpointing": True}, {"fsdp_activation_checkpointing": "true"}):
+        assert "`activation_checkpointing` is on" in fault.sees(of_config("hf", settings=settings))
+    assert not fault.sees(of_config("hf", settings={"activation_checkpointing": False}))
 
 
 def test_every_case_is_one_of_a_fault() -> None:

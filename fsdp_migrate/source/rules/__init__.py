@@ -25,6 +25,7 @@ from fsdp_migrate.source.rules import (
     own_optimizers,
     parameter_shapes,
     partials,
+    prepared_apart,
     privates,
     rank_files,
     raw_optimizer_states,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 RULES: tuple[ModuleType, ...] = (
     lightning,
     accelerate_plugin,
+    prepared_apart,
     hf_arguments,
     constructor,
     partials,

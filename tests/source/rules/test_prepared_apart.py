@@ -1,0 +1,45 @@
+"""Models that Accelerate is to prepare without their optimizers."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+from tests.source.samples import comments, turned
+
+
+pytestmark = pytest.mark.any_torch
+
+
+PLUGIN = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    'plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="FULL_STATE_DICT")\n'
+    "accelerator = Accelerator(fsdp_plugin=plugin)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "model = accelerator.prepare(model)\n",
+        "self.net = self.accelerator.prepare(self.net)\n",
+        "model = accelerator.prepare(\n    model,  # sharded first\n)\n",
+        "model, loader = accelerator.prepare(model, train_dataloader)\n",
+    ],
+)
+def test_a_model_alone_gets_a_comment(call: str) -> None:
+    assert "FM449 Accelerate's FSDP2 refuses it" in comments(call, PLUGIN)
+    assert turned(PLUGIN + call, header="").endswith(call)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        PLUGIN + "model, optimizer = accelerator.prepare(model, optimizer)\n",
+        PLUGIN + "loader = accelerator.prepare(loader)\n",
+        PLUGIN + "objects = accelerator.prepare(model, *others)\n",
+        "# no FSDP here\nfrom accelerate import Accelerator\nmodel = accelerator.prepare(model)\n",
+    ],
+)
+def test_other_calls_are_right(code: str) -> None:
+    assert "FM449" not in {use.code for use in scan_source(code)}
