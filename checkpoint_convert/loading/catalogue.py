@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.execution.identity import check_unchanged
 from fsdp_migrate.checkpoint_convert.execution.new_values import rewritten_value
-from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
+from fsdp_migrate.checkpoint_convert.manifest.keys import all_have_module, join_path
 from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor, PlannedValue
 from fsdp_migrate.checkpoint_convert.maps.read import read_map
@@ -63,6 +63,12 @@ class OfferedPart:
         return key.removeprefix(f"{self.prefix}.") if self.prefix else key
 
 
+def _without_model(manifest: Manifest) -> Manifest:
+    """Return a manifest that is held against no model; whether ``module.`` is the model's own is kept."""
+    own = manifest.outline.parameters if manifest.outline is not None else ()
+    return replace(manifest, outline=None, keeps_module=all_have_module(own))
+
+
 class Catalogue:
     """An open checkpoint; what it offers is what ``convert`` would write, and nothing is written.
 
@@ -98,7 +104,7 @@ class Catalogue:
             self.folder: Folder
             self.manifest: Manifest
             self.folder, found = self._stack.enter_context(reading_source(src, options))
-            held = found if holds_to_model else replace(found, outline=None)
+            held = found if holds_to_model else _without_model(found)
             self.plan: ConversionPlan = plan_conversion(
                 held, to=to, weights_only=weights_only, output_options=asked
             )

@@ -208,6 +208,7 @@ class Manifest:
         stamps: What tells each of its files from one that takes its place later.
         changes: When the system noted the last change of each of its files, and how many names each has.
         outline: The model that was given with it.
+        keeps_module: Whether the model's own names begin with ``module.``, which is then no prefix of DDP's.
         is_relinkable: Whether an output can share its data files; only those of distributed checkpoints.
         places: For each entry of a distributed checkpoint in a folder below: that folder, and the key there.
         added: The keys of entries that are in no file of it, and that a conversion adds.
@@ -231,6 +232,7 @@ class Manifest:
     stamps: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     outline: ModelOutline | None = None
+    keeps_module: bool = False
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     added: tuple[str, ...] = ()
     ties: Mapping[str, str] = field(default_factory=dict)

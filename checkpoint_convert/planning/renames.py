@@ -193,7 +193,13 @@ def _without_module(name: str | int, *, whole: bool) -> str | int:
 
 
 def drops_module(part: Part, manifest: Manifest, lists: Sequence[NameList]) -> bool:
-    """Tell whether every parameter name of a part, in its entries and its lists, begins with ``module.``."""
+    """Tell whether every parameter name of a part, in its entries and its lists, begins with ``module.``.
+
+    Where the model that was given has such names itself, they are its own, and stay.
+    """
+    own = manifest.outline.parameters if manifest.outline is not None else ()
+    if manifest.keeps_module or all_have_module(own):
+        return False
     # Not made as lists: the first name most often tells.
     names = (name for found in lists for name in found.names or ())
     known = (name for key in part.keys if (name := parameter_name(part, entry_path(manifest.entries[key]))))
@@ -234,8 +240,8 @@ def _findings(
                 part.name,
                 f"{counted(len(part.keys), 'entry', 'entries')}, such as `{part.keys[0]}`: now "
                 f"`{join_path(paths[part.keys[0]])}`.",
-                "If `module` is the name of a submodule of yours, wrap the model in one of that name "
-                "when loading.",
+                "If `module` is a submodule of yours that holds all parameters, give the model "
+                "(`--model pkg.mod:factory`): its names stay then, as with `load_checkpoint`.",
             )
         )
     if wrapped or module or not asked.is_empty:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_migrate.runtime.sharded import local_of
 from fsdp_migrate.runtime.state_dicts import check_owners, clean_parameter_name
 from fsdp_migrate.sharding.tying import parameter_names
 from fsdp_migrate.torch_compat.local_boxes import local_box
+from fsdp_migrate.torch_compat.module_kinds import without_compile
 
 
 if TYPE_CHECKING:
@@ -69,10 +71,16 @@ def look_at(model: nn.Module, optimizers: Sequence[Optimizer]) -> Wanted:
     state = _state_of(model)
     names = {
         param: tuple(dict.fromkeys(map(clean_parameter_name, every)))
-        for param, every in parameter_names(model).items()
+        for param, every in parameter_names(_without_ddp(model)).items()
     }
     check_owners(optimizers, names)
     return Wanted(state, names, tuple(optimizers), (*model.parameters(), *model.buffers()))
+
+
+def _without_ddp(model: nn.Module) -> nn.Module:
+    """Return what DistributedDataParallel wraps, compiled or not: torch's state dicts leave its name out."""
+    inner = without_compile(model)
+    return _without_ddp(inner.module) if isinstance(inner, DistributedDataParallel) else model
 
 
 def _state_of(model: nn.Module) -> dict[str, Any]:

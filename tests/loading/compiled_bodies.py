@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_migrate import load_checkpoint, prepare_fully_shard
 from fsdp_migrate.torch_compat.cpu_mends import mend_gloo_averaging
@@ -99,6 +100,45 @@ def _save(folder: Path, form: str, root: FSDP, outer: nn.Module, optimizer: torc
         elif rank == 0:
             torch.save(state, folder / "state.pt")
     dist.barrier()
+
+
+def load_ddp(folder: str) -> list[list[float]]:
+    """Train under DDP, save, and return the next two losses, and those of models that load it."""
+    path = Path(folder) / "ddp.pt"
+    model = DistributedDataParallel(_begin(1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    _train(model, optimizer, range(2))
+    if dist.get_rank() == 0:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    dist.barrier()
+    found = [_train(model, optimizer, range(2, 4))]
+    for way in ("fully_shard", "DDP", "compiled DDP", "own module"):
+        loaded = _fsdp2(way, use_orig_params=True) if way == "fully_shard" else _replicated(way)
+        optimizer = torch.optim.AdamW(loaded.parameters(), lr=1.0)
+        load_checkpoint(path, loaded, optimizer)
+        found.append(_train(loaded, optimizer, range(2, 4)))
+    return found
+
+
+class Owner(nn.Module):
+    """A model that keeps all that it has under the name that DDP adds."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(tokens)
+        return out
+
+
+def _replicated(way: str) -> nn.Module:
+    if way == "own module":
+        owner: nn.Module = Owner(_begin(99))
+        fully_shard(owner)
+        return owner
+    model = DistributedDataParallel(_begin(99))
+    return compiled(model) if way == "compiled DDP" else model
 
 
 def load_each(folder: str, cases: Sequence[tuple[str, str, str]]) -> list[list[float]]:

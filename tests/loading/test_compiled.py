@@ -1,4 +1,4 @@
-"""Names with ``_orig_mod.``: what FSDP1 and ``torch.compile`` saved fits compiled models and plain ones."""
+"""Names with ``_orig_mod.`` or ``module.``: what was saved fits compiled models and plain ones."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ def test_the_next_losses_are_those_of_fsdp1(tmp_path: Path) -> None:
         out = tmp_path / f"out{number}"
         convert_checkpoint(tmp_path / "around" / "local", out, options=options)
         assert set(load_with_torch(out)["model"]) == set(Net().state_dict())
+
+
+def test_the_prefix_of_ddp_fits_models_with_it_and_without(tmp_path: Path) -> None:
+    for wanted, *found in run_ranks(bodies.load_ddp, str(tmp_path)):
+        assert found == [wanted] * 4

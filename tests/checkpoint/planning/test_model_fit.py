@@ -91,6 +91,15 @@ def test_names_change_in_model_optimizer_and_groups(tmp_path: Path) -> None:
     assert "param_groups.up.weight.lr" in load_with_torch(tmp_path / "back")["optimizer"]
 
 
+def test_a_model_whose_own_names_begin_as_those_of_ddp_keeps_them(tmp_path: Path) -> None:
+    model = torch.nn.ModuleDict({"module": Tiny()})
+    save(tmp_path / "source", model, optimizer_of(model))
+    assert problems(tmp_path / "source", model, optimizer_of(model)) == {}
+    options = SourceOptions(model=outline_model(model))
+    convert_checkpoint(tmp_path / "source", tmp_path / "out", options=options, world_size=3)
+    assert "module.up.weight" in load_with_torch(tmp_path / "out")["model"]
+
+
 def test_groups_saved_whole_are_renamed_too(tmp_path: Path) -> None:
     options = OutputOptions(renames=(r"blocks\.(\d)=layers.\1",))
     convert_checkpoint(DATA / "torch-2.3.1" / "mesh.dcp", tmp_path / "out", output_options=options)
