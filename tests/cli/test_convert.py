@@ -217,3 +217,15 @@ def test_the_command_that_compares_is_shown_and_finds_them_the_same(
 def test_dtypes_by_the_names_of_torch(clean: Path, run_json: RunJson, spelling: str, short: str) -> None:
     plans = [run_json("convert", clean, "--dry-run", "--dtype", word) for word in (spelling, short)]
     assert plans[0] == plans[1]
+
+
+def test_what_was_finished_is_not_said_to_be_converted_again(
+    compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["convert", str(compiled), str(tmp_path / "out"), "--world-size", "3"]
+    assert main(arguments) == 0
+    assert "Converted" in capsys.readouterr().out
+    assert main([*arguments, "--resume"]) == 0
+    shown = capsys.readouterr().out
+    assert "All of it was there already" in shown
+    assert "Converted" not in shown

@@ -46,7 +46,10 @@ def show_conversion(report: ConversionReport, *, everything: bool = False) -> No
     counts = {"of data files linked": report.bytes_linked, "written": report.bytes_written}
     done = ", ".join(f"{decimal(count)} {what}" for what, count in counts.items() if count)
     held = f"{_entries(described['entries'])}, {decimal(described['nbytes'])} in tensors"
-    out.print(f"[green]Converted[/] {held}: {done or 'nothing but metadata written'}")
+    if report.bytes_resumed and report.bytes_resumed == report.bytes_written:
+        out.print(f"[green]All of it was there already[/]: {held}; every byte is as it would be written.")
+    else:
+        out.print(f"[green]Converted[/] {held}: {done or 'nothing but metadata written'}")
     # Not broken into lines: people copy paths.
     out.print(f"  {described['source']} -> {report.output}", markup=False, soft_wrap=True)
 
