@@ -30,6 +30,7 @@ def rewrite(
     """
     from fsdp_migrate.cli.render.sources import show_rewriting
     from fsdp_migrate.source import rewrite_paths
+    from fsdp_migrate.source.pins import without_ours
 
     if check + diff + write > 1:
         msg = "--check, --diff and --write exclude each other."
@@ -38,5 +39,6 @@ def rewrite(
     if json:
         write_document("rewrite", report.as_dict())
     else:
-        show_rewriting(report, diff=not check and not write)
+        lacking = without_ours(paths) if report.imports_ours else None
+        show_rewriting(report, lacking, diff=not check and not write)
     return 1 if report.problems or (check and report.changed) else 0

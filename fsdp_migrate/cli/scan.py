@@ -31,7 +31,7 @@ def scan(
     from fsdp_migrate.source import scan_paths
     from fsdp_migrate.source.checkpoint_runs import with_readers
     from fsdp_migrate.source.launchers import find_launches
-    from fsdp_migrate.source.pins import find_pins, packages_of
+    from fsdp_migrate.source.pins import find_pins, packages_of, without_ours
     from fsdp_migrate.source.prepared_apart import find_prepared_apart
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import next_steps, not_migrated
@@ -47,10 +47,10 @@ def scan(
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
         is_prepared=call_prepare(paths),
+        lacking=without_ours(paths) or (),
         apart=find_prepared_apart(paths, report) if "accelerate" in packages else (),  # DDP takes it alone
     )
-    blocked = not_migrated(report, configs, launches)
-    log = sarif_log(report, configs, launches, pins)
+    blocked, log = not_migrated(report, configs, launches), sarif_log(report, configs, launches, pins)
     if sarif:
         write_json(log)
     elif json:

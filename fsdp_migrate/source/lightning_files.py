@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.links import Links
 
 
-_NOT_WHOLE = "`{}` of {} has a configure_model, or inherits from a class that is not seen"
+_NOT_WHOLE = (
+    "`{}` of {} has a configure_model (put the lines of the hook at its end, and write no second `def`), or "
+    "inherits from a class that is not seen"
+)
 _SHARED = "`{}` of {} may be trained by the Trainer of {} as well, and its hook would run under that too"
 _TWO = "several Trainers would give `{}` of {} several hooks"
 _NOT_WRITTEN = "`{}` of {} cannot be given a hook"

@@ -45,6 +45,15 @@ class LightningModules:
         named = next(iter(fitted)) if len(fitted) == 1 else ""
         return named if named in self.source.links.lightning else None
 
+    def with_a_hook(self) -> list[str]:
+        """Return the classes that have a hook of these names themselves."""
+        return [
+            node.name.value
+            for node in self._classes()
+            if self._is_module(node)
+            and HOOKS & {item.name.value for item in node.body.body if isinstance(item, cst.FunctionDef)}
+        ]
+
     def by_name(self, name: str) -> cst.ClassDef | None:
         """Return the only class of a name that a hook can be put into."""
         found = [node for node in self._classes() if node.name.value == name]

@@ -1,4 +1,4 @@
-"""Requirements that keep out what FSDP2 needs: ``torch==2.1.2`` in a requirements file."""
+"""Requirements that keep out what FSDP2 needs, such as ``torch==2.1.2``, or lack fsdp-migrate itself."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ _PIN = re.compile(
 _BOUND = re.compile(r"(===?|~=|!=|<=?|>=?|=)\s*([\d.]+)(\.?\*)?")
 _EXACT = re.compile(r"===?\s*(\d+(?:\.\d+)*)")
 _MAX_BYTES = 1_000_000
+_OURS = re.compile(r"\bfsdp[-_]migrate\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,34 @@ def find_exact_pins(paths: Iterable[str | os.PathLike[str]]) -> list[ExactPin]:
     ]
 
 
+def without_ours(paths: Iterable[str | os.PathLike[str]]) -> list[str] | None:
+    """Return the files of requirements of a project that does not name fsdp-migrate, or None where one does.
+
+    Where there is none at and below paths, those beside them count.
+
+    Example:
+        >>> without_ours(["pyproject.toml"]), without_ours(["fsdp_migrate/source"])
+        (None, [])
+    """
+    given = [Path(path) for path in paths]
+    files = list(_files(given))
+    if not files:
+        folders = dict.fromkeys(path.parent for path in given if path.parent.is_dir())
+        beside = (each for folder in folders for each in sorted(folder.iterdir()))
+        files = [each for each in beside if _FILES.match(each.name) and each.is_file()]
+    files = [each for each in files if not each.name.startswith("constraints")]
+    if any(_OURS.search(line.partition("#")[0]) for path in files for line in _lines(path)):
+        return None
+    return [str(path) for path in files]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines() if path.stat().st_size <= _MAX_BYTES else []
+    except OSError:
+        return []
+
+
 def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     for path in map(Path, paths):
         if path.is_file() and _FILES.match(path.name):
@@ -157,13 +186,7 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
 def _requirements(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, int, str, str]]:
     """Yield path, line, package and bounds of each requirement that is known here."""
     for path in _files(paths):
-        try:
-            if path.stat().st_size > _MAX_BYTES:
-                continue
-            lines = path.read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(_lines(path), 1):
             for match in _PIN.finditer(line.partition("#")[0]):
                 yield str(path), number, match[1].lower(), match[2].strip().rstrip(",")
 

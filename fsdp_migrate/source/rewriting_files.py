@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from fsdp_migrate.source.python.links import Links
+
+
+_IMPORTS_OURS = re.compile(r"^\s*(?:from|import) fsdp_migrate\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,11 @@ class RewriteReport:
     def left(self) -> Counter[str]:
         """How many comments with each code stand in the files that change, for somebody to settle."""
         return Counter(code for file in self.changed for _, code in comments_in(file.after))
+
+    @property
+    def imports_ours(self) -> bool:
+        """Whether a file that changes imports fsdp_migrate, which the project then needs."""
+        return any(_IMPORTS_OURS.search(file.after) for file in self.changed)
 
     @property
     def problems(self) -> tuple[Rewritten, ...]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _PLACES = 3
+# What becomes a call of prepare_fully_shard.
+_PREPARING = frozenset({"FM301", "FM302", "FM331", "FM429"})
 _FACTORY = "PKG.MOD:FACTORY"
 _MOST_CONFIGS = 3
 _DOCTOR = "See which known faults of torch and the frameworks hit you. This and the next two change nothing."
@@ -105,6 +107,7 @@ def next_steps(
     *,
     is_prepared: bool = False,
     apart: Sequence[str] = (),
+    lacking: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
 
@@ -117,6 +120,7 @@ def next_steps(
         pins: The requirements that keep out what FSDP2 needs.
         models: The folders of models of transformers that were found.
         is_prepared: Whether sources call ``prepare_fully_shard``, as rewritten ones do.
+        lacking: The files of requirements of a project that does not name fsdp-migrate.
         apart: The places where Accelerate gets a model without its optimizer.
     """
     where = shlex.join(paths)
@@ -133,6 +137,9 @@ def next_steps(
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
         steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
+    if lacking and (is_prepared or any(use.code in _PREPARING for use in rewrites)):
+        text = f"Add `fsdp-migrate` to {listed(lacking, _PLACES)}: the rewritten sources import it."
+        steps.append(Step(text, ()))
     if left:
         stops = what_they_stop(use.code for use in left)
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"

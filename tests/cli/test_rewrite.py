@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,6 @@ from tests.cli.conftest import CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -97,3 +97,25 @@ def test_rewrite_writes_one_document(
 
 def test_modes_exclude_each_other(scripts: Path) -> None:
     assert main(["rewrite", str(scripts), "--check", "--write"]) == 2
+
+
+def test_requirements_without_ours_are_named(
+    scripts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is rewritten imports fsdp_migrate, which the next machine does not have by itself."""
+    monkeypatch.chdir(scripts)
+    requirements = Path("requirements.txt")
+    requirements.write_text("torch>=2.6  # not fsdp-migrate\n")
+    said = "import fsdp_migrate: add `fsdp-migrate` to {}."
+    assert main(["rewrite", ".", "--check"]) == 1
+    assert said.format("requirements.txt") in capsys.readouterr().out
+    (file,) = sorted(Path().rglob("*.py"))[:1]
+    assert main(["scan", "."]) == 0
+    assert "Add `fsdp-migrate` to requirements.txt: the" in capsys.readouterr().out
+    requirements.write_text("torch>=2.6\nfsdp_migrate[all]>=0.1\n")
+    for command in (["rewrite", ".", "--check"], ["rewrite", str(file), "--check"], ["scan", "."]):
+        main(command)
+        assert "`fsdp-migrate` to" not in capsys.readouterr().out
+    requirements.unlink()
+    assert main(["rewrite", ".", "--write"]) == 0
+    assert said.format("what the project installs") in capsys.readouterr().out

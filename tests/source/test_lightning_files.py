@@ -68,7 +68,7 @@ OTHER = TRAIN.replace('"fsdp"', '"ddp"')
     [
         (
             {"model.py": MODEL.replace("training_step", "configure_model")},
-            "`Lit` of model.py has a configure_model",
+            "`Lit` of model.py has a configure_model (put the lines of the hook at its end",
         ),
         (
             {"model.py": MODEL.replace("    pass", f"{HOOK}        pass")},

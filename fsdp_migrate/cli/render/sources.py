@@ -182,8 +182,14 @@ def _summary(report: ScanReport) -> Table:
     return table
 
 
-def show_rewriting(report: RewriteReport, *, diff: bool) -> None:
-    """Show the changes as a diff, alone on stdout, or the names of the files; what went wrong on stderr."""
+def show_rewriting(report: RewriteReport, lacking: Sequence[str] | None = None, *, diff: bool) -> None:
+    """Show the changes as a diff, alone on stdout, or the names of the files; what went wrong on stderr.
+
+    Args:
+        report: What was rewritten.
+        lacking: The files of requirements that do not name fsdp-migrate; None where that is no fault.
+        diff: Show the diff.
+    """
     out = console(aside=diff)
     wrong = console(aside=True)
     for file in report.changed:
@@ -199,6 +205,10 @@ def show_rewriting(report: RewriteReport, *, diff: bool) -> None:
     out.print(f"{counted(len(report.changed), 'file')} of {report.num_files:,} {done}.")
     if report.changed:
         out.print(" ".join(_what_is_left(report)), soft_wrap=True)
+    if lacking is not None:
+        where = listed(lacking, _PLACES) if lacking else "what the project installs"
+        text = f"The rewritten sources import fsdp_migrate: add `fsdp-migrate` to {where}."
+        out.print(escape(text), soft_wrap=True)
 
 
 def _what_is_left(report: RewriteReport) -> Iterator[str]:

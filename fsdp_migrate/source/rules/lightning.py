@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
+from fsdp_migrate.findings import named
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.lightning_modules import LightningModules, with_hook
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
@@ -97,6 +99,11 @@ _NO_TRAINER = "the Trainer that it is given to is not seen here"
 _NO_MODULE = (
     "the LightningModule that the Trainer trains is not seen in these files, or has a configure_model"
 )
+_OWN_HOOK = (
+    "{} makes or shards its model in such a hook already: put the lines of the one below at its end, and "
+    "write no second `def`, which would take its place."
+)
+_WRAPS = " Name the classes that `wrap()` is given there (FM303) in `auto_wrap_policy`, or all is one unit."
 _OTHER_TRAINER = "another Trainer of this file has no FSDP1, and the module's hook would run under it as well"
 _TWO = "several strategies would give the LightningModule several hooks"
 # What is said of the hook where it is not written as well.
@@ -339,7 +346,7 @@ def _together(source: Source, every: list[_Asked]) -> Iterator[Found]:
         elif hooked is not None and has_others:
             asked.reasons.append(_OTHER_TRAINER)
         if asked.reasons or hooked is None:
-            yield _left(asked)
+            yield _left(source, asked)
             continue
         yield from _rewritten(source, asked, is_first=asked.module not in done)
         done.update([asked.module] if asked.module is not None else [])
@@ -364,7 +371,7 @@ def _hook(source: Source, module: cst.ClassDef, code: str) -> Replace:
     return Replace(module, lambda node: with_hook(source, node, code))
 
 
-def _left(asked: _Asked) -> Found:
+def _left(source: Source, asked: _Asked) -> Found:
     """Return the comment for what is left to a person: strategy and hook, as far as they are known."""
     wanted = {name: _RANKS if value == "auto" else value for name, value in asked.wanted.items()}
     said = in_sentences(asked.reasons)
@@ -381,9 +388,18 @@ def _left(asked: _Asked) -> Found:
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
     text = (
         f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put what stands "
-        "below into the LightningModule. Either without the other does not shard."
+        f"below into the LightningModule. Either without the other does not shard.{_of_own_hook(source)}"
     )
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
+
+
+def _of_own_hook(source: Source) -> str:
+    """Say what becomes of a hook that a class of the file has already: a second one would take its place."""
+    having = LightningModules(source).with_a_hook()
+    if not having:
+        return ""
+    wraps = not catalog.MANUAL_WRAPPING.isdisjoint(source.references.values())
+    return f" {_OWN_HOOK.format(named(having, 3))}{_WRAPS if wraps else ''}"
 
 
 def _arguments(wanted: dict[str, Any]) -> str:

@@ -81,6 +81,22 @@ def test_without_its_hook_the_strategy_stays(header: str, devices: object, strat
     assert "# fsdp-migrate:     def configure_model(self) -> None:" in found
 
 
+def test_a_hook_that_is_there_is_not_to_be_replaced_by_a_second_one() -> None:
+    wraps = "    self.block = wrap(self.block)\n"
+    header = LIT.replace(
+        "import lightning as L\n", "import lightning as L\nfrom torch.distributed.fsdp.wrap import wrap\n"
+    )
+    method = f"  def configure_model(self):\n{wraps}\n  def training_step"
+    body = header.replace("  def training_step", method) + TRAINER.format(8, "FSDPStrategy()")
+    (said,) = (line for line in turned(body, header="").splitlines() if "# fsdp-migrate: FM319" in line)
+    assert "`Lit` makes or shards its model in such a hook already" in said
+    assert "no second `def`" in said
+    assert "(FM303) in `auto_wrap_policy`" in said
+    said = turned(body.replace(wraps, "    self.block = Block()\n"), header="")
+    assert "no second `def`" in said
+    assert "in `auto_wrap_policy`" not in said
+
+
 def test_the_hook_is_laid_out_as_its_source_is() -> None:
     body = (LIT + TRAINER.format(8, "FSDPStrategy()")).replace("\n", "\r\n")
     after = turned(body, header="")
