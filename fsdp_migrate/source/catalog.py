@@ -194,6 +194,15 @@ MODEL_FUNCTIONS = {
 FORMER_ARGUMENTS = {"fsdp_auto_wrap_policy": "auto_wrap_policy", "ignored_parameters": "ignored_states"}
 """What arguments of the constructor were called in torch 1.11 to 2.0, and what they are called since."""
 
+SIZE_POLICY = "size_based_auto_wrap_policy"
+FORMER_SIZE_POLICY = "default_auto_wrap_policy"
+"""Its name in torch 1.11; later versions do not have it."""
+
+FORMER_MODULES = frozenset(
+    {"_symbolic_trace", "_utils", "flat_param", "flatten_params_wrapper", "shard_utils"}
+)
+"""Modules of torch 1.11 to 2.0 that no torch with FSDP2 has."""
+
 MANUAL_WRAPPING = frozenset({"ConfigAutoWrap", "enable_wrap", "wrap"})
 
 PUBLIC_NAMES = (

@@ -96,7 +96,7 @@ def unneeded(source: Source, gone: set[cst.CSTNode]) -> set[tuple[cst.CSTNode, s
             is_taken = scope is source.index.scope and name in source.links.taken
             if name in strings or is_taken or not all(map(_is_fsdp1_import, bindings)):
                 continue
-            if any(_is_tried(source, binding.node) for binding in bindings):
+            if any(is_tried(source, binding.node) for binding in bindings):
                 continue
             loads = [
                 load
@@ -108,7 +108,7 @@ def unneeded(source: Source, gone: set[cst.CSTNode]) -> set[tuple[cst.CSTNode, s
     return removed
 
 
-def _is_tried(source: Source, node: cst.CSTNode) -> bool:
+def is_tried(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether it is asked, by ``try``, if something can be imported: without it the answer changes."""
     below = node
     for above in source.index.ancestors(node):

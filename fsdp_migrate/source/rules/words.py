@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 NAME = "argument-words"
 CODES = ("FM310",)
 
-# The name of torch 1.11; later versions do not have it.
-_FORMER = "default_auto_wrap_policy"
-_NOW = Need("torch.distributed.fsdp.wrap", "size_based_auto_wrap_policy")
+_NOW = Need("torch.distributed.fsdp.wrap", catalog.SIZE_POLICY)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -29,6 +27,6 @@ def find(source: Source) -> Iterator[Found]:
         if name.split(".")[0] in catalog.ARGUMENT_WORDS:
             becomes = "stays: prepare_fully_shard takes it as it is"
             yield Found("FM310", node, becomes, "kept", covers=(node,))
-        elif name == _FORMER:
+        elif name == catalog.FORMER_SIZE_POLICY:
             new = source.local_name(_NOW)
             yield Found("FM310", node, new, "rewritten", (renamed(node, new),), (_NOW,), covers=(node,))
