@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 _MAX_DEPTH = 3
+_DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
 _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
-_DDP_NAMES = frozenset({"DataParallel", "DistributedDataParallel"})
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
@@ -63,7 +63,9 @@ class Guards:
 
     def is_excluded(self, node: cst.CSTNode, text: str, is_class: IsClass) -> bool:
         """Tell whether a place is reached only where an expression was found to be of another class."""
-        return any(self._says(test, text, is_class, want=not truth) for test, truth in self.facts(node))
+        if any(self._says(test, text, is_class, want=not truth) for test, truth in self.facts(node)):
+            return True
+        return self._is_excluded_by_state(node, text, is_class)
 
     def is_without_fsdp(self, node: cst.CSTNode) -> bool:
         """Tell whether a place is reached only without FSDP: ``if not use_fsdp:``, ``if mode == "ddp":``."""
@@ -96,9 +98,6 @@ class Guards:
 
     def is_of_other_wrapper(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be in another wrapper than FSDP1's."""
-        text = text_of(node)
-        if any(truth and _names_ddp(test, text) for test, truth in self.facts(node)):
-            return True
         return self.holds(node, is_other_wrapper(self.index, self.wrappers))
 
     def is_of_others(self, node: cst.CSTNode) -> bool:
@@ -169,11 +168,37 @@ class Guards:
             # Of `a and b` that is true both are; of `a or b` that is false neither is. Else one of them is.
             found = (says(part, want=want) for part in (test.left, test.right))
             return any(found) if isinstance(test.operator, cst.And) is want else all(found)
+        if isinstance(test, cst.Comparison):
+            return _compares_type(test, text, is_class, want=want)
         if not want or not isinstance(test, cst.Call):
             return False
         if within and _asks_each(test, text, is_class):
             return True
         return self._is_check(test, text, is_class, depth, within=within)
+
+    def _is_excluded_by_state(self, node: cst.CSTNode, text: str, is_class: IsClass) -> bool:
+        """Tell whether a place is reached only where a name is None that each model of a class has set.
+
+        Below ``if isinstance(model, FSDP): state = model.state_dict()``, that is where ``state is None``.
+        """
+        facts = list(self.facts(node))
+        nones = (name for test, truth in facts if (name := _none(test, truth=truth)) is not None)
+        return any(self._is_set_of_each(name, facts, text, is_class) for name in nones)
+
+    def _is_set_of_each(
+        self, name: cst.Name, facts: list[tuple[cst.BaseExpression, bool]], text: str, is_class: IsClass
+    ) -> bool:
+        """Tell whether a name gets the state of each model of a class, by a check and nothing else."""
+        known = {test for test, _ in facts}
+        for binding in self.index.scopes[name].lookup(name.value) if name in self.index.scopes else ():
+            value = binding.value
+            is_state = isinstance(value, cst.Call) and text_of(value.func) == f"{text}.state_dict"
+            more = [(test, truth) for test, truth in self.facts(binding.node) if test not in known]
+            if is_state and len(more) == 1 and self._says(more[0][0], text, is_class, want=more[0][1]):
+                test = more[0][0]
+                # `isinstance(model, FSDP) and rank == 0` leaves other ranks without a state.
+                return not isinstance(test, cst.BooleanOperation)
+        return False
 
     def _held(self, test: cst.BaseExpression) -> cst.BaseExpression | None:
         """Return the question whose answer a name holds: ``is_fsdp = isinstance(model, FSDP)``."""
@@ -213,16 +238,6 @@ class Guards:
                     yield item
 
 
-def _names_ddp(test: cst.BaseExpression, text: str) -> bool:
-    """Tell whether a test asks for DDP's class by its name: ``type(m).__name__ == "DataParallel"``."""
-    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
-        return False
-    asked = test.comparisons[0]
-    named = isinstance(asked.operator, cst.Equal) and isinstance(asked.comparator, cst.SimpleString)
-    is_ddps = named and text_of(asked.comparator).strip("'\"") in _DDP_NAMES
-    return is_ddps and text_of(test.left) in {f"type({text}).__name__", f"{text}.__class__.__name__"}
-
-
 def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
     """Tell whether a test that is ``truth`` says that a switch for FSDP is off."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
@@ -235,6 +250,16 @@ def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
         is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
         return _is_none(test, truth=truth) or is_fsdps or _is_word(test, _DDP, truth=truth)
     return not truth and _SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
+
+
+def _none(test: cst.BaseExpression, *, truth: bool) -> cst.Name | None:
+    """Return the name that a test that is ``truth`` says to be None."""
+    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
+        return None
+    operator, other = test.comparisons[0].operator, test.comparisons[0].comparator
+    if text_of(other) != "None" or not isinstance(operator, cst.Is if truth else cst.IsNot):
+        return None
+    return test.left if isinstance(test.left, cst.Name) else None
 
 
 def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
@@ -269,6 +294,20 @@ def _is_word(test: cst.Comparison, word: re.Pattern[str], *, truth: bool) -> boo
     )
 
 
+def _compares_type(test: cst.Comparison, text: str, is_class: IsClass, *, want: bool) -> bool:
+    """Tell whether a comparison that is ``want`` says a class: ``type(model).__name__ == "DDP"``."""
+    if len(test.comparisons) != 1:
+        return False
+    operator, other = test.comparisons[0].operator, test.comparisons[0].comparator
+    asked = (f"type({text})", f"type({text}).__name__", f"{text}.__class__", f"{text}.__class__.__name__")
+    same = (cst.Equal, cst.Is, cst.In) if want else (cst.NotEqual, cst.IsNot, cst.NotIn)
+    if not isinstance(operator, same):
+        return False
+    if isinstance(operator, (cst.In, cst.NotIn)) and isinstance(test.left, cst.SimpleString):
+        return text_of(other) in {*asked, f"str({asked[0]})"} and is_class(test.left)
+    return text_of(test.left) in asked and is_class(other)
+
+
 def is_fsdp1_class(index: Index) -> IsClass:
     """Return the question whether an expression is FSDP1's class, and no other."""
     return lambda asked: index.fsdp1(asked) == catalog.FSDP
@@ -287,6 +326,8 @@ def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:
     def is_class(asked: cst.CSTNode) -> bool:
         if isinstance(asked, cst.Tuple):
             return bool(asked.elements) and all(is_class(each.value) for each in asked.elements)
+        if isinstance(asked, cst.SimpleString):
+            return asked.evaluated_value in _DDP_NAMES
         if not isinstance(asked, (cst.Name, cst.Attribute)):
             return False
         names = index.qualified(asked)

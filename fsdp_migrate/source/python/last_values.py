@@ -33,7 +33,7 @@ def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpressi
         return None
     before = [each for each in bindings if index.order[each.node] < place]
     last = max(before, key=lambda each: index.order[each.node], default=None)
-    if last is None or last.value is None or last.index is not None or not _always_runs(index, last, node):
+    if last is None or last.value is None or last.index is not None or not always_runs(index, last, node):
         return None
     return last.value
 
@@ -65,7 +65,7 @@ def _given(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.BaseExp
             yield given[-1].value
 
 
-def _always_runs(index: Index, binding: Binding, node: cst.CSTNode) -> bool:
+def always_runs(index: Index, binding: Binding, node: cst.CSTNode) -> bool:
     """Tell whether an assignment stands in a block that the place stands in too: then it was run."""
     blocks = (cst.IndentedBlock, cst.SimpleStatementSuite, cst.Module)
     block = next((a for a in index.ancestors(binding.node) if isinstance(a, blocks)), None)

@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.annotations import annotated, objects
+from fsdp_migrate.source.python.bound_anew import is_bound_anew, was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.containers import added_to, given_by, held_by, is_slice, public_owner, step_of
 from fsdp_migrate.source.python.evidence import given_as_models
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
@@ -25,7 +26,7 @@ from fsdp_migrate.source.python.held import (
     whole,
     without_models,
 )
-from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.last_values import stands_for
 from fsdp_migrate.source.python.lightning_models import is_trainers_model, trains_by_fsdp1
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
@@ -114,7 +115,7 @@ class Models:
         kinds = whole(self.kinds(node))  # first: most are no model, and the rest is slow
         if "fsdp" not in kinds or self.is_before_wrapping(node):
             return None
-        if self.is_other_branch(node) or self._was_just_wrapped_by_ddp(node):
+        if self.is_other_branch(node) or was_just_wrapped_by_ddp(self.index, node):
             return None
         return "certain" if kinds == {"fsdp"} else "mixed"
 
@@ -124,7 +125,9 @@ class Models:
         ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
         """
         key = self._key(node)
-        if key is None or key in self.given:
+        if key is None or self._is_bound_anew(node, key):
+            return key is not None
+        if key in self.given:
             return False
         made = self.made.get(key, [])
         if not made:
@@ -141,12 +144,9 @@ class Models:
                 return False
         return True
 
-    def _was_just_wrapped_by_ddp(self, node: cst.BaseExpression) -> bool:
-        """Tell whether the last assignment to a name, whatever it was before, made it DDP's."""
-        if not isinstance(node, (cst.Name, cst.Attribute)) or node not in self.index.scopes:
-            return False
-        value = last_value(self.index, node)
-        return isinstance(value, cst.Call) and bool(self.index.qualified(value.func) & DDP)
+    def _is_bound_anew(self, node: cst.BaseExpression, key: Key) -> bool:
+        models = {text for (_, text), kinds in self.facts.items() if "fsdp" in kinds}
+        return is_bound_anew(self.index, node, [*self.made.get(key, ()), *self.evidence.get(key, ())], models)
 
     @property
     def names_made(self) -> set[str]:

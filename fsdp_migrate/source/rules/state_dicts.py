@@ -20,15 +20,8 @@ from fsdp_migrate.source.python.contexts import (
     is_not_a_model,
     names_in,
 )
-from fsdp_migrate.source.python.nodes import (
-    arguments,
-    call as make_call,
-    dotted,
-    literal,
-    short,
-    text_of,
-    walk_for,
-)
+from fsdp_migrate.source.python.keywords import is_given_by_name
+from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
 from fsdp_migrate.source.rules.rank_files import file_of
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
@@ -214,9 +207,12 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
         return
     asked = func.value
     last = (dotted(asked) or "").split(".")[-1]
-    is_given = any(arg.keyword is not None and arg.keyword.value == "state_dict" for arg in call.args)
-    is_given = is_given or _may_hold_the_state(source, call)
-    if is_given or last in _NOT_MODELS or "tokenizer" in last or source.contexts.around(call) is not None:
+    if (
+        is_given_by_name(source, call, "state_dict")
+        or last in _NOT_MODELS
+        or "tokenizer" in last
+        or source.contexts.around(call) is not None
+    ):
         return
     certainty = _certainty(source, call, asked)
     # A part of a sharded model has a sharded state, too.
@@ -240,7 +236,7 @@ def _certainty(source: Source, call: cst.Call, model: cst.BaseExpression) -> Cer
         if sure in {"sure", "mixed"}:
             return "certain" if sure == "sure" else "mixed"
     certainty = source.models.certainty(model)
-    if certainty is None and source.models.is_guarded(model):
+    if certainty != "certain" and source.models.is_guarded(model):
         return "certain"
     is_plain = source.models.is_other_branch(model) or source.models.is_before_wrapping(model)
     if certainty is None and not is_plain:
@@ -325,14 +321,6 @@ def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
     edits: tuple[Edit, ...] = (Replace(call, build),)
     needs = (_SET, _OPTIONS) if made else (_SET,)
     return Found("FM308", call, short(build(call), 110), "rewritten", edits, needs)
-
-
-def _may_hold_the_state(source: Source, call: cst.Call) -> bool:
-    """Tell whether ``**kwargs`` hold the state: ``kwargs["state_dict"] = ...``, or ``setdefault`` of it."""
-    function = source.index.function(call)
-    held = [text_of(arg.value) for arg in call.args if arg.star == "**"]
-    texts = walk_for(function or source.module, cst.SimpleString) if held else ()
-    return any(text.value.strip("'\"") == "state_dict" for text in texts)
 
 
 def _says_what_is_missing(source: Source, call: cst.Call) -> bool:

@@ -332,3 +332,23 @@ def test_rank_zero_of_a_process_group_is_not_that_of_all(group: str, *, is_own: 
 )
 def test_what_a_state_lacks_is_not_said_by_torchs_function(line: str, *, is_said: bool) -> None:
     assert (("FM308", "commented") in codes(f"{MODEL}{line}\n")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("above", "given", "is_found"),
+    [
+        ('kwargs.setdefault("state_dict", state)', "**kwargs", False),
+        ('kwargs["state_dict"] = state', "**kwargs", False),
+        ('kwargs = {"state_dict": state}', "**kwargs", False),
+        ("kwargs.update(state_dict=state)", "**kwargs", False),
+        ("pass", "**dict(state_dict=state)", False),
+        ("pass", "**kwargs", True),
+        ('kwargs["state_dict"] = None', "**kwargs", True),
+        ('kwargs["max_shard_size"] = state', "**kwargs", True),
+    ],
+)
+def test_a_state_that_is_given_in_a_dict_of_keywords(above: str, given: str, *, is_found: bool) -> None:
+    body = (
+        f"def f(net, state, **kwargs):\n    m = FSDP(net)\n    {above}\n    m.save_pretrained('x', {given})\n"
+    )
+    assert (("FM308", "commented") in codes(body)) is is_found

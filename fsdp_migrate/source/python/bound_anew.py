@@ -1,0 +1,104 @@
+"""Names that are bound to another model below: by DDP's call, or by what makes a plain one again."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import always_runs, last_value
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from fsdp_migrate.source.python.scopes import Binding, Index
+
+
+# What functions are called that may wrap a model themselves, and what they may be told.
+_MAY_WRAP = re.compile(r"accelerat|ddp|distribut|fsdp|parallel|prepare|setup|shard|wrap", re.IGNORECASE)
+
+
+def was_just_wrapped_by_ddp(index: Index, node: cst.BaseExpression) -> bool:
+    """Tell whether the last assignment to a name, whatever it was before, made it DDP's."""
+    if not isinstance(node, (cst.Name, cst.Attribute)) or node not in index.scopes:
+        return False
+    value = last_value(index, node)
+    return isinstance(value, cst.Call) and bool(index.qualified(value.func) & DDP)
+
+
+def is_bound_anew(
+    index: Index, node: cst.BaseExpression, made: Sequence[cst.CSTNode], models: Collection[str]
+) -> bool:
+    """Tell whether a name was bound to a plain model after it was a sharded one, and is wrapped no more.
+
+    Args:
+        index: The source.
+        node: The name, where it is used.
+        made: What makes it a sharded model, or shows it to be one.
+        models: What is called a sharded model anywhere in the source.
+    """
+    if not isinstance(node, cst.Name) or node not in index.scopes:
+        return False
+    function, place = index.function(node), index.order[node]
+    bindings = [b for b in index.scopes[node].lookup(node.value) if index.function(b.node) is function]
+    before = [b for b in bindings if index.order[b.node] < place]
+    last = max(before, key=lambda each: index.order[each.node], default=None)
+    if last is None or last.node in made or not always_runs(index, last, node):
+        return False
+    value = last.value
+    if not isinstance(value, cst.Call) or _may_wrap(value):
+        return False
+    names = {text_of(each) for kind in (cst.Name, cst.Attribute) for each in walk_for(value, kind)}
+    if node.value in names or not names.isdisjoint(models):
+        return False
+    below = [each for each in made if index.order[each] > index.order[last.node]]
+    if any(index.order[each] < place or _comes_round(index, each, node, last.node) for each in below):
+        return False
+    return _makes_plain(value) or _was_deleted(index, last, node) or _was_plain(index, bindings, last, made)
+
+
+def _may_wrap(call: cst.Call) -> bool:
+    """Tell whether a call may wrap a model, by what it is called and told: ``distributed=False`` says no."""
+    told = (arg for arg in call.args if arg.keyword is None or text_of(arg.value) not in {"False", "None"})
+    return any(_MAY_WRAP.search(text_of(each)) for each in (call.func, *told))
+
+
+def _comes_round(index: Index, wrapping: cst.CSTNode, node: cst.CSTNode, binding: cst.CSTNode) -> bool:
+    """Tell whether a wrapping below a place comes before it in the next round of a loop."""
+    if index.function(wrapping) is not index.function(node):
+        return True
+    loops = {a for a in index.ancestors(wrapping) if isinstance(a, (cst.For, cst.While))}
+    outside = loops - set(index.ancestors(binding))
+    return any(above in outside for above in index.ancestors(node))
+
+
+def _makes_plain(call: cst.Call) -> bool:
+    """Tell whether a call makes a model of a class: ``Net(...)``, ``Net.from_pretrained(...)``."""
+    name = (dotted(call.func) or "").split(".")[-1]
+    return name == "from_pretrained" or (name[:1].isupper() and WRAPPERS.search(name) is None)
+
+
+def _was_deleted(index: Index, last: Binding, node: cst.Name) -> bool:
+    """Tell whether ``del model`` stands above the binding."""
+    for each in index.by_kind.get(cst.Del, ()):
+        is_above = index.order[each] < index.order[last.node]
+        if is_above and index.function(each) is index.function(node):
+            names = (name.value for name in walk_for(cst.ensure_type(each, cst.Del).target, cst.Name))
+            if node.value in names:
+                return True
+    return False
+
+
+def _was_plain(index: Index, bindings: Sequence[Binding], last: Binding, made: Sequence[cst.CSTNode]) -> bool:
+    """Tell whether the same function gave what was wrapped further up: ``m = load(); m = FSDP(m)``."""
+    assert isinstance(last.value, cst.Call)
+    called = text_of(last.value.func)
+    for each in bindings:
+        is_same = isinstance(each.value, cst.Call) and text_of(each.value.func) == called
+        if is_same and each.node not in made and index.order[each.node] < index.order[last.node]:
+            return any(index.order[wrapping] > index.order[each.node] for wrapping in made)
+    return False

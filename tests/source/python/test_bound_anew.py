@@ -1,0 +1,93 @@
+"""Names that stand for another model further down."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.source.samples import codes
+
+
+pytestmark = pytest.mark.any_torch
+
+_WRAPPED = "model = FSDP(net)\nrun(model)\n"
+_MIXED = """\
+model = load(args)
+if sharded:
+    model = FSDP(model)
+else:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+"""
+
+
+def _found(body: str) -> set[str]:
+    return {code for code, _ in codes(f"def f(net, args, sharded):\n{textwrap.indent(body, '    ')}")}
+
+
+@pytest.mark.parametrize(
+    "anew",
+    [
+        "del model\nmodel, _, _ = build(args, distributed=False)\n",
+        "del model, net\nmodel = build(args)\n",
+        "model = load(args)\n",
+        "model = Net(args)\n",
+        "model = AutoModel.from_pretrained(args)\n",
+    ],
+)
+def test_a_name_that_is_bound_to_a_plain_model_again(anew: str) -> None:
+    used = "model.load_state_dict(state)\nmodel.save_pretrained(folder)\nfor x in xs:\n    model.module\n"
+    assert _found(f"{_MIXED}{anew}{used}") == {"FM301"}
+    # What is wrapped again is a model of FSDP1's again.
+    assert "FM308" in _found(f"{_WRAPPED}{anew}model = FSDP(model)\nmodel.load_state_dict(state)\n")
+
+
+@pytest.mark.parametrize(
+    "anew",
+    [
+        "model = build(args)\n",
+        "del model\nmodel = setup_model(args)\n",
+        "del model\nmodel = build(args, fsdp=True)\n",
+        "model = Wrapper(model)\n",
+        "model = ManualFSDP(net)\n",
+        "if again:\n    model = Net(args)\n",
+        "model = Net(args)\nFSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)\n",
+        "other = model\nmodel = Outer(other)\n",
+    ],
+)
+def test_a_name_that_may_be_a_sharded_model_still(anew: str) -> None:
+    assert {"FM308", "FM333"} & _found(f"{_WRAPPED}{anew}model.load_state_dict(state)\n")
+
+
+def test_a_name_that_is_wrapped_in_a_later_round() -> None:
+    loop = "for x in xs:\n    model.load_state_dict(state)\n    model = FSDP(net)\n"
+    assert "FM308" in _found(f"model = Net(args)\n{loop}")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        'type(model).__name__ == "DistributedDataParallel"',
+        'model.__class__.__name__ in ("DistributedDataParallel", "DataParallel")',
+        "type(model) is torch.nn.parallel.DistributedDataParallel",
+        '"DistributedDataParallel" in str(type(model))',
+    ],
+)
+def test_ddps_class_by_its_name(test: str) -> None:
+    assert _found(f"{_MIXED}if {test}:\n    return model.module\n") == {"FM301"}
+    assert "FM333" in _found(f"{_MIXED}if not ({test}):\n    return model.module\n")
+    assert "FM333" in _found(f"{_MIXED}if {test} or sharded:\n    return model.module\n")
+
+
+def test_a_class_by_several_names_is_in_doubt() -> None:
+    names = '("DistributedDataParallel", "FullyShardedDataParallel")'
+    assert "FM333" in _found(f"{_MIXED}if type(model).__name__ in {names}:\n    return model.module\n")
+
+
+def test_a_state_that_each_sharded_model_has_set() -> None:
+    check = "state = None\nif isinstance(model, FSDP){}:\n    state = model.state_dict()\n"
+    rest = "save(state if state is not None else model.state_dict())\n"
+    assert "FM333" not in _found(f"{_MIXED}{check.format('')}{rest}")
+    # Of other ranks it is None, and sharded.
+    assert "FM333" in _found(f"{_MIXED}{check.format(' and rank == 0')}{rest}")
+    assert "FM333" in _found(f"{_MIXED}{check.format('')}save(state or model.state_dict())\n")
