@@ -103,3 +103,17 @@ def test_what_is_ddps_by_the_name_of_its_class_keeps_its_module(asked: str) -> N
     body = f"{branch}    if isinstance(model, FSDP):\n        return model\n    return model\n"
     assert "        return model.module\n" in turned(body)
     assert "FM333" not in dict(codes(body))
+
+
+def test_a_question_with_a_default_where_nothing_is_trained() -> None:
+    asked = "skip = getattr(model, 'no_sync', nothing)\n"
+    body = "def f(net, nothing):\n    model = FSDP(net)\n    {}    with {}skip():\n        model(x)\n"
+    assert ("FM315", "kept") in codes(body.format(asked, "cast(), torch.no_grad(), "))
+    assert ("FM315", "kept") in codes(f"@torch.inference_mode()\n{body.format(asked, '')}")
+    assert ("FM315", "commented") in codes(body.format(asked, ""))
+    # What is read once more for training, and what has no default.
+    trained = f"{body.format(asked, 'torch.no_grad(), ')}    with skip():\n        model(x).backward()\n"
+    assert ("FM315", "commented") in codes(trained)
+    assert ("FM315", "commented") in codes(
+        body.format("skip = getattr(model, 'no_sync')\n", "torch.no_grad(), ")
+    )
