@@ -30,7 +30,6 @@ _DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
 _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
-_DDP_NAMES = frozenset({"DataParallel", "DistributedDataParallel"})
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
@@ -99,9 +98,6 @@ class Guards:
 
     def is_of_other_wrapper(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be in another wrapper than FSDP1's."""
-        text = text_of(node)
-        if any(truth and _names_ddp(test, text) for test, truth in self.facts(node)):
-            return True
         return self.holds(node, is_other_wrapper(self.index, self.wrappers))
 
     def is_of_others(self, node: cst.CSTNode) -> bool:
@@ -240,16 +236,6 @@ class Guards:
             for item in owner.body.body if owner is not None else ():
                 if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
                     yield item
-
-
-def _names_ddp(test: cst.BaseExpression, text: str) -> bool:
-    """Tell whether a test asks for DDP's class by its name: ``type(m).__name__ == "DataParallel"``."""
-    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
-        return False
-    asked = test.comparisons[0]
-    named = isinstance(asked.operator, cst.Equal) and isinstance(asked.comparator, cst.SimpleString)
-    is_ddps = named and text_of(asked.comparator).strip("'\"") in _DDP_NAMES
-    return is_ddps and text_of(test.left) in {f"type({text}).__name__", f"{text}.__class__.__name__"}
 
 
 def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:

@@ -27,6 +27,8 @@ _ROUND = (
 _MAYBE = "where this is the sharded model, there is no `.module`: FSDP2 wraps nothing, take the model itself."
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
+_SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
+_NO_GRAD = frozenset({"inference_mode", "no_grad"})
 _NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_module", "_handle", "_handles"})
 
 
@@ -83,5 +85,31 @@ def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
         return
     if name.evaluated_value in {"module", "_fsdp_wrapped_module", "_handle", "_handles"}:
         yield Found("FM315", call, _NOT_ASKED, "kept")
+    elif name.evaluated_value == "no_sync" and len(call.args) == 3 and _is_sampling(source, call):
+        yield Found("FM315", call, _SAMPLED, "kept")
     else:
         yield Found("FM315", call, _ASKED, "commented")
+
+
+def _is_sampling(source: Source, call: cst.Call) -> bool:
+    """Tell whether ``getattr(model, "no_sync", default)`` serves code without gradients alone."""
+    if _is_without_gradients(source, call):
+        return True
+    above = source.index.parents[call]
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    if not isinstance(target, cst.Name):
+        return False
+    readers = [node for node in source.readers(target) if node is not target]
+    return bool(readers) and all(_is_without_gradients(source, node) for node in readers)
+
+
+def _is_without_gradients(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a place, or the context that it is a part of, is within ``torch.no_grad()``."""
+    for above in source.index.ancestors(node):
+        asked = [item.item for item in above.items] if isinstance(above, cst.With) else []
+        if isinstance(above, cst.FunctionDef):
+            asked = [each.decorator for each in above.decorators]
+        made = (each.func if isinstance(each, cst.Call) else each for each in asked)
+        if any((dotted(each) or "").split(".")[-1] in _NO_GRAD for each in made):
+            return True
+    return False

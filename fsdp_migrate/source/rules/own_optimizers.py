@@ -34,6 +34,7 @@ _FOREIGN = (
     "does and kernels of their own (bitsandbytes, apex) do not."
 )
 _PLAIN = "stays: its step does arithmetic alone, which DTensors take"
+_UNWRAPS = "stays: its step takes DTensors apart itself"
 _KEPT = (
     "this holds the parameters from before sharding, in whose place FSDP2 puts new ones: make it of the "
     "sharded model, or give the optimizers in it to prepare_fully_shard as optimizers=."
@@ -122,14 +123,15 @@ _ARITHMETIC = frozenset(
     }
 )
 _NAMED = re.compile(r"ada(m|grad|factor)|lion|optim|sgd|shampoo|lamb|lars|muon|\bopt(?![a-z])|_opt(?![a-z])")
+_TAKE_APART = frozenset({"full_tensor", "to_local"})
 _NOT_STEPS = frozenset({"__init__", "__setstate__", "load_state_dict", "state_dict"})
 
 
 def find(source: Source) -> Iterator[Found]:
     """Find classes of optimizers, calls of those that are not torch's, and parameters that are kept."""
     for node in classes_given_parameters(source):
-        plain = _is_arithmetic(node)
-        yield Found("FM445", node, _PLAIN if plain else _STEPS, "kept" if plain else "commented")
+        stays = _PLAIN if _is_arithmetic(node) else _UNWRAPS if _unwraps(source, node) else None
+        yield Found("FM445", node, stays or _STEPS, "kept" if stays else "commented")
     for call in dict.fromkeys([*_given_parameters(source), *_made_by_methods(source)]):
         if _is_foreign_optimizer(source, call):
             yield Found("FM445", call, _FOREIGN, "commented")
@@ -256,6 +258,21 @@ def _is_arithmetic(node: cst.ClassDef) -> bool:
             if last[-1] not in _ARITHMETIC | names and last[0] != "math":
                 return False
     return True
+
+
+def _unwraps(source: Source, node: cst.ClassDef) -> bool:
+    """Tell whether the methods of an optimizer, or functions here that they call, take DTensors apart."""
+    methods = [each for each in node.body.body if isinstance(each, cst.FunctionDef)]
+    steps = [each for each in methods if each.name.value not in _NOT_STEPS]
+    called = [
+        function
+        for step in steps
+        for call in walk_for(step.body, cst.Call)
+        for function in source.models.guards.functions(call.func)
+        if isinstance(call.func, cst.Name)
+    ]
+    names = (name for each in [*steps, *called] for name in walk_for(each.body, cst.Name))
+    return any(name.value in _TAKE_APART for name in names)
 
 
 def _makes_a_number(call: cst.Call) -> bool:

@@ -114,3 +114,17 @@ def test_a_function_that_asks_for_both_wrappers_is_given_both() -> None:
     )
     assert ("FM333", "commented") in codes(body)
     assert "        return model.module\n" in turned(body)
+
+
+def test_a_question_with_a_default_where_nothing_is_trained() -> None:
+    asked = "skip = getattr(model, 'no_sync', nothing)\n"
+    body = "def f(net, nothing):\n    model = FSDP(net)\n    {}    with {}skip():\n        model(x)\n"
+    assert ("FM315", "kept") in codes(body.format(asked, "cast(), torch.no_grad(), "))
+    assert ("FM315", "kept") in codes(f"@torch.inference_mode()\n{body.format(asked, '')}")
+    assert ("FM315", "commented") in codes(body.format(asked, ""))
+    # What is read once more for training, and what has no default.
+    trained = f"{body.format(asked, 'torch.no_grad(), ')}    with skip():\n        model(x).backward()\n"
+    assert ("FM315", "commented") in codes(trained)
+    assert ("FM315", "commented") in codes(
+        body.format("skip = getattr(model, 'no_sync')\n", "torch.no_grad(), ")
+    )

@@ -37,6 +37,20 @@ def test_a_class_that_looks_at_a_parameter_as_a_whole_gets_a_comment(made: str) 
     assert {action for code, action in codes(PLAIN + made) if code == "FM445"} == {"kept"}
 
 
+def test_a_class_that_takes_dtensors_apart_itself_stays() -> None:
+    own = STEP.format(
+        "g = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad\n                g.norm()"
+    )
+    below = f"def _local(t):\n    return t.to_local() if hasattr(t, 'to_local') else t\n\n{STEP}"
+    made = "model = FSDP(net)\noptimizer = Own(model.parameters(), lr=0.1)\n"
+    for body in (own, below.format("_local(p.grad).norm()")):
+        assert {action for code, action in codes(body + made) if code == "FM445"} == {"kept"}
+    saved = WHOLE.replace(
+        "    def step", "    def state_dict(self):\n        return self.x.to_local()\n    def step"
+    )
+    assert {action for code, action in codes(saved + made) if code == "FM445"} == {"commented"}
+
+
 def test_a_class_that_no_sharded_model_is_given_to_is_left_alone() -> None:
     body = f"{WHOLE}model = FSDP(net)\noptimizer = Own(other.parameters(), lr=0.1)\n"
     assert "FM445" not in {code for code, _ in codes(body)}
