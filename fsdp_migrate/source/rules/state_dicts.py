@@ -17,10 +17,10 @@ from fsdp_migrate.source.python.contexts import (
     Flag,
     Settings,
     can_turn,
-    is_not_a_model,
     names_in,
 )
 from fsdp_migrate.source.python.keywords import is_given_by_name
+from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
 from fsdp_migrate.source.rules.rank_files import file_of
@@ -41,14 +41,15 @@ _TORCH = "torch.distributed.checkpoint.state_dict"
 _GET = Need(_TORCH, "get_model_state_dict")
 _SET = Need(_TORCH, "set_model_state_dict")
 _OPTIONS = Need(_TORCH, "StateDictOptions")
+_LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 _FULL = Need("fsdp_migrate.runtime", "full_state_dict")
 _LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 
 _HINT = "`fsdp-migrate explain FM307` says what takes its place."
 _ELSEWHERE = (
     "what this gives was decided by contexts or types set in other places, and is sharded now; take "
-    "torch's get_model_state_dict with the options that were meant, and for a full state that is loaded "
-    f"load_model_state_dict of fsdp_migrate.runtime: {_HINT}"
+    "torch's get_model_state_dict with the options that were meant, or fsdp_migrate.runtime's "
+    f"load_model_state_dict: {_HINT}"
 )
 _FILE = (
     " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads it in place of "
@@ -68,8 +69,8 @@ _ONE_RANK = (
 )
 _HOLDS = (
     "it holds sharded models, and its state is theirs, of DTensors: where they are sharded, take torch's "
-    "get_model_state_dict(it, options=StateDictOptions(full_state_dict=True)), or load_model_state_dict(it, "
-    "state) of fsdp_migrate.runtime. Every rank must make this call."
+    "get_model_state_dict, given it, with options=StateDictOptions(full_state_dict=True), or "
+    "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
 )
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
@@ -114,7 +115,7 @@ def _of_file(source: Source, call: cst.Call) -> str:
     """Return what loads a file of ``torch.load`` into a model, where a call does; empty for others."""
     func = call.func
     is_load = isinstance(func, cst.Attribute) and func.attr.value == "load_state_dict"
-    if not is_load or not isinstance(func, cst.Attribute) or is_not_a_model(func.value):
+    if not is_load or not isinstance(func, cst.Attribute) or is_no_model(source.index, func.value):
         return ""
     file = file_of(source, call)
     given = arguments(file, ("f",)) if file is not None else None
@@ -160,7 +161,7 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
     func = call.func
     if not isinstance(func, cst.Attribute) or func.attr.value not in {"state_dict", "load_state_dict"}:
         return
-    if source.contexts.around(call) is not None or is_not_a_model(func.value):
+    if source.contexts.around(call) is not None or is_no_model(source.index, func.value):
         return
     certainty = _certainty(source, call, func.value)
     settings = source.contexts.settings_at(call)
@@ -168,8 +169,8 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM308", call, _SUMMONED, "kept")
     elif certainty == "mixed":
         is_load = func.attr.value == "load_state_dict"
-        taken = "load_model_state_dict of fsdp_migrate.runtime" if is_load else "torch's get_model_state_dict"
-        message = f"{MIXED}take {taken}."
+        take = "load_model_state_dict of fsdp_migrate.runtime" if is_load else "torch's get_model_state_dict"
+        message = f"{MIXED}take {take}, given the model."
         yield Found("FM333", call, message, "commented")
     elif certainty == "certain" and (settings is None or not can_turn(call)):
         said = _ARGUMENTS if settings is not None else _ELSEWHERE
@@ -300,14 +301,14 @@ def _has_own_group(source: Source) -> bool:
 
 
 def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
-    """Return the call that loads, and for a full state still finds what is missing, which torch's does not."""
-    is_full = settings.kind == "full"
+    """Return what loads a state: torch's function names nothing of a full one as missing, ours does."""
     given = arguments(call, ("state_dict", "strict")) or {}
-    is_lax = "strict" in given and literal(given["strict"]) is not True
-    options = {"strict": given["strict"]} if is_lax else {}
-    load = _LOAD if is_full else _SET
-    name = source.local_name(load)
-    made = options if is_full else _make_options(source, options)
+    is_said = "strict" in given and literal(given["strict"]) is not True
+    strict = {"strict": given["strict"]} if is_said else {}
+    is_full = settings.kind == "full"
+    need = _LOAD if is_full else _SET
+    name = source.local_name(need)
+    made = strict if is_full else _make_options(source, strict)
 
     def build(updated: cst.Call) -> cst.Call:
         assert isinstance(updated.func, cst.Attribute)
@@ -315,7 +316,7 @@ def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
         return make_call(name, updated.func.value, state, **made)
 
     edits: tuple[Edit, ...] = (Replace(call, build),)
-    needs = (load, _OPTIONS) if made and not is_full else (load,)
+    needs = (need, _OPTIONS) if made and not is_full else (need,)
     return Found("FM308", call, short(build(call), 110), "rewritten", edits, needs)
 
 

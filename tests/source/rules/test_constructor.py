@@ -77,9 +77,7 @@ TURNED = [
     ),
     (
         "for i in range(2):\n    net.load_state_dict(state)\n    net = FSDP(net)\n",
-        (
-            "for i in range(2):\n    load_model_state_dict(net, state)\n    net = prepare_fully_shard(net)\n"
-        ),
+        ("for i in range(2):\n    load_model_state_dict(net, state)\n    net = prepare_fully_shard(net)\n"),
     ),
 ]
 

@@ -94,7 +94,8 @@ TURNED = [
         ),
         (
             "state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))\n"
-            "load_model_state_dict(model, state)\nload_model_state_dict(model, state, strict=False)\n"
+            "load_model_state_dict(model, state)\n"
+            "load_model_state_dict(model, state, strict=False)\n"
         ),
     ),
 ]
@@ -318,9 +319,16 @@ def test_rank_zero_of_a_process_group_is_not_that_of_all(group: str, *, is_own: 
 
 
 def test_what_a_state_lacks_is_said_as_before() -> None:
-    """torch's function for full states puts in what is missing, and says nothing of it."""
-    after = turned(f"{MODEL}missing, unexpected = model.load_state_dict(state, strict=flag)\n")
-    assert after.endswith("missing, unexpected = load_model_state_dict(model, state, strict=flag)\n")
+    lines = (
+        "missing, unexpected = model.load_state_dict(state, strict=False)\n"
+        "missing = model.load_state_dict(state, strict=flag).missing_keys\n"
+        "found = model.load_state_dict(state, True)\n"
+    )
+    assert turned(MODEL + lines) == PREPARED + (
+        "missing, unexpected = load_model_state_dict(model, state, strict=False)\n"
+        "missing = load_model_state_dict(model, state, strict=flag).missing_keys\n"
+        "found = load_model_state_dict(model, state)\n"
+    )
 
 
 @pytest.mark.parametrize(
