@@ -220,8 +220,8 @@ def load_model_state_dict(model: nn.Module, state_dict: Mapping[str, Any], *, st
     """Load a full state that every rank has, as an FSDP1 model's ``load_state_dict`` did; no communication.
 
     Names and shapes are compared by the modules themselves, with their hooks and errors. torch's
-    ``set_model_state_dict`` with ``full_state_dict=True`` fills in from the model what the state lacks, so that
-    a missing name is no error, and puts DTensors into the dict that it is given (2.6 to 2.15).
+    ``set_model_state_dict`` with ``full_state_dict=True`` fills in from the model what the state lacks, so
+    that a missing name is no error, and puts DTensors into the dict that it is given (2.6 to 2.15).
 
     Changes: the values of the model. Leaves ``state_dict`` alone. DTensors in it are taken as they are.
 
