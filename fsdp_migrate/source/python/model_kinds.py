@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.bound_anew import is_bound_anew, was_just_wrapped_by_ddp
+from fsdp_migrate.source.python.bound_anew import is_bound_anew, is_wrapped_between, was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
+from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, put, taken, whole, without_models
 from fsdp_migrate.source.python.last_values import stands_for
@@ -62,8 +63,8 @@ class ModelKinds:
     """What a function gives."""
     attributes: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
     """The attributes of a class's objects, of which something is known: ``self.model``."""
-    evidence: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
-    """The calls of FSDP1's functions that are given a name as the model."""
+    evidence: dict[Key, list[cst.Call]] = field(default_factory=dict)
+    """The calls that show a name to be a model: FSDP1's functions, and the method that it alone has."""
     guards: Guards = field(init=False)
     """What checks for the class make sure."""
     is_lightnings: bool = field(init=False, default=False)
@@ -87,7 +88,7 @@ class ModelKinds:
 
         ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
         """
-        key = self._key(node)
+        key = self.key_of(node)
         if key is None or self._is_bound_anew(node, key):
             return key is not None
         if key in self.given:
@@ -95,7 +96,7 @@ class ModelKinds:
         made = self.made.get(key, [])
         if not made:
             evidence = self.evidence.get(key, ())
-            return bool(evidence) and all(self.index.excludes(each, node) for each in evidence)
+            return bool(evidence) and all(self._is_other_case(each, node) for each in evidence)
         made = [each for each in made if not self.index.excludes(each, node)]
         function, place = self.index.function(node), self.index.order[node]
         for statement in made:
@@ -106,6 +107,12 @@ class ModelKinds:
             if any(above in loops for above in self.index.ancestors(node)):
                 return False
         return True
+
+    def _is_other_case(self, shows: cst.Call, node: cst.BaseExpression) -> bool:
+        """Tell whether a place is reached only where what a call shows of a model does not hold."""
+        if self.index.excludes(shows, node) or is_off(self.guards, shows, node):
+            return True
+        return is_wrapped_between(self.index, node, shows)
 
     def _is_bound_anew(self, node: cst.BaseExpression, key: Key) -> bool:
         models = {text for (_, text), kinds in self.facts.items() if "fsdp" in kinds}
@@ -196,7 +203,7 @@ class ModelKinds:
             inner = self.kinds(node.value)
             if "fsdp" in inner:
                 return inner  # of FSDP1's wrapper
-        key = self._key(node)
+        key = self.key_of(node)
         found = set() if key is None else set(self.facts.get(key, ()))
         if isinstance(node, cst.Attribute):
             found |= taken(attribute(node.attr.value), self.kinds(node.value))
@@ -218,7 +225,7 @@ class ModelKinds:
         if any(loop in set(self.index.ancestors(each)) for each in self.made.get(key, ())):
             return found
         kinds = self._kinds_of_targets(loop)
-        return next((known for each, known in kinds if self._key(each) == key), without_models(found))
+        return next((known for each, known in kinds if self.key_of(each) == key), without_models(found))
 
     def is_parameters(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression holds parameters of an FSDP1 model, in one form or another."""
@@ -239,7 +246,7 @@ class ModelKinds:
             return set()
         if is_slice(node):
             return put(EACH, taken(EACH, kinds))
-        key = self._key(node.value)
+        key = self.key_of(node.value)
         made = self.made.get((key[0], f"{key[1]}[]"), []) if key is not None else []
         same = [each for each in made if text_of(each) == text_of(node)]
         function, order = self.index.function(node), self.index.order
@@ -314,7 +321,8 @@ class ModelKinds:
             return False
         return any(makes_fsdp(self.index, each) for each in self.index.scopes[func].lookup(func.value))
 
-    def _key(self, node: cst.CSTNode) -> Key | None:
+    def key_of(self, node: cst.CSTNode) -> Key | None:
+        """Return under what facts about a name are kept: where it, or its object, is bound, and its text."""
         text = dotted(node)
         if text is None:
             return None

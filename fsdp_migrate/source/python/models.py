@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.annotations import annotated, objects
 from fsdp_migrate.source.python.containers import added_to, public_owner, step_of
-from fsdp_migrate.source.python.evidence import given_as_models
+from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, has_model, held, inside_of, put, taken
 from fsdp_migrate.source.python.lightning_models import trains_by_fsdp1
@@ -36,15 +36,17 @@ class Models(ModelKinds):
 
     def __post_init__(self) -> None:
         self.guards = Guards(self.index, self.links.wrappers)
-        self._of_fsdp2 = {self._key(each) for each in given_to_fsdp2(self.index, self.is_constructor)}
+        self._of_fsdp2 = {self.key_of(each) for each in given_to_fsdp2(self.index, self.is_constructor)}
         for given, kind in annotated(self.index):
             self._add_given(given, {kind})
         self._objects = objects(self.index)
         self.is_lightnings = trains_by_fsdp1(self.index, is_told=self.links.is_trained)
         for model, call in given_as_models(self.index, self.guards):
-            if (key := self._key(model)) is not None:
-                self._add(key, {"fsdp"})
-                self.evidence.setdefault(key, []).append(call)
+            self._note_evidence(model, call, {"fsdp"})
+        for model, call, kinds in (
+            () if self.links.clips_itself else clipped_as_models(self.index, self.guards)
+        ):
+            self._note_evidence(model, call, kinds)
         self._note_links()
         before = -1
         # A pass may tell what an earlier line depends on. Facts only grow: one that adds none is the last.
@@ -55,6 +57,11 @@ class Models(ModelKinds):
                 break
             before = size
         self._known.clear()
+
+    def _note_evidence(self, model: cst.BaseExpression, call: cst.Call, kinds: set[str]) -> None:
+        if (key := self.key_of(model)) is not None:
+            self._add(key, kinds)
+            self.evidence.setdefault(key, []).append(call)
 
     def _add(self, key: Key | None, kinds: set[str]) -> None:
         if key is not None and kinds:
@@ -97,7 +104,7 @@ class Models(ModelKinds):
         elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)) and node.value is not None:
             self._assign(node.target, self.kinds(node.value))
         elif isinstance(node, cst.AugAssign) and isinstance(node.target, (cst.Name, cst.Attribute)):
-            self._add(self._key(node.target), held(self.kinds(node.value)))  # `models += [FSDP(net)]`
+            self._add(self.key_of(node.target), held(self.kinds(node.value)))  # `models += [FSDP(net)]`
 
     def _assign(self, target: cst.BaseExpression, kinds: set[str]) -> None:
         if not kinds:
@@ -109,15 +116,15 @@ class Models(ModelKinds):
                     element.value, put(EACH, taken(EACH, kinds)) if is_rest else taken(str(place), kinds)
                 )
         elif isinstance(target, (cst.Name, cst.Attribute)):
-            key = self._key(target)
+            key = self.key_of(target)
             self._add(key, kinds)
             owner = public_owner(target)
             if owner is not None:  # `state.model = FSDP(net)`: whoever is given `state` is given its model
-                self._add(self._key(owner[0]), put(attribute(owner[1]), kinds))
+                self._add(self.key_of(owner[0]), put(attribute(owner[1]), kinds))
             if key is not None and has_model(kinds) and target not in self.made.setdefault(key, []):
                 self.made[key].append(target)
         elif isinstance(target, cst.Subscript):
-            key = self._key(target.value)
+            key = self.key_of(target.value)
             step = step_of(target)
             self._add(key, put(ITEM if step.isdigit() else step, kinds))
             if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
@@ -130,7 +137,7 @@ class Models(ModelKinds):
         """Note what ``for m in FSDP.fsdp_modules(model)``, or ``in models.values()``, goes through."""
         assert isinstance(node, (cst.For, cst.CompFor))
         for target, kinds in self._kinds_of_targets(node):
-            self._add_given(self._key(target), kinds)
+            self._add_given(self.key_of(target), kinds)
 
     def _add_given(self, key: Key | None, kinds: set[str]) -> None:
         self._add(key, kinds)
@@ -147,7 +154,7 @@ class Models(ModelKinds):
 
     def _note_whole(self, node: cst.BaseExpression) -> None:
         """Note that a model has parts that are wrapped, whether it is wrapped itself or not."""
-        key = self._key(node)
+        key = self.key_of(node)
         if key is not None and node not in self.made.setdefault(key, []):
             self._add(key, {"fsdp", "other"})
             self.made[key].append(node)
@@ -159,7 +166,7 @@ class Models(ModelKinds):
             self._note_whole(whole)
         for where, step, value in added_to(node):
             kinds = self.kinds(value)
-            self._add(self._key(where), put(step, kinds) if step else held(kinds))
+            self._add(self.key_of(where), put(step, kinds) if step else held(kinds))
         for function in self.guards.functions(node.func):
             self._follow_arguments(node, function)
         for owner in classes(self.index, node.func):
