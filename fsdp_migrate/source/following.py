@@ -274,7 +274,7 @@ class _Following(ProjectKinds):
         given = [self.kinds(arg, place) for arg in call.args]
         named = {each.arg: self.kinds(each.value, place) for each in call.keywords if each.arg}
         is_about = any(map(self._is_about, (*given, *named.values())))
-        self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place))
+        self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
         for definition in self.called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)

@@ -396,3 +396,12 @@ def test_a_branch_for_a_wrapper_of_the_projects_own_is_left_alone(tmp_path: Path
     assert branch in after(tmp_path, {"own.py": own, "train.py": train}, "train.py")
     derived = f"{FSDP}\n\nclass ManualFSDP(FSDP):\n    pass\n"
     assert branch not in after(tmp_path, {"own.py": derived, "train.py": train}, "train.py")
+
+
+def test_a_method_that_the_files_own_model_has_is_no_other_files(tmp_path: Path) -> None:
+    net = (
+        "class Net:\n    def decayed(self):\n        return [p for p in self.parameters() if p.dim() >= 2]\n"
+    )
+    files = {"other.py": net, "main.py": f"{FSDP}{net}model = FSDP(Net())\nmodel.decayed()\n"}
+    assert after(tmp_path, files, "other.py") == net
+    assert "FM318" in (tmp_path / "main.py").read_text()
