@@ -28,6 +28,7 @@ _LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 _MAX_DEPTH = 3
 _DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
+_DONE = re.compile(r"^_?(is_|was_|has_)?fsdp1?_?(active|applied|wrapped)$")
 _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
@@ -70,7 +71,8 @@ class Guards:
     def is_without_fsdp(self, node: cst.CSTNode) -> bool:
         """Tell whether a place is reached only without FSDP: ``if not use_fsdp:``, ``if mode == "ddp":``."""
         if self._has_switch and any(
-            _is_off(t, truth=v, says_all=self._says_all) for t, v in self.facts(node)
+            _is_off(t, truth=v, says_all=self._says_all) or (not v and _was_done(t))
+            for t, v in self.facts(node)
         ):
             return True
         return self._has_match and any(map(_is_ddps_case, self.index.ancestors(node)))
@@ -79,7 +81,7 @@ class Guards:
     def _has_switch(self) -> bool:
         names = self.index.by_kind.get(cst.Name, ())
         lowered = {cst.ensure_type(each, cst.Name).value.lower() for each in names}
-        is_named = any(_SWITCH.match(each) or _HELD.match(each) for each in lowered)
+        is_named = any(_SWITCH.match(each) or _HELD.match(each) or _DONE.match(each) for each in lowered)
         return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts)
 
     @functools.cached_property
@@ -250,6 +252,11 @@ def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
         is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
         return _is_none(test, truth=truth) or is_fsdps or _is_word(test, _DDP, truth=truth)
     return not truth and _SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
+
+
+def _was_done(test: cst.BaseExpression) -> bool:
+    """Tell whether a test asks if a model was sharded. Below ``if not wrapped:`` it may be, just then."""
+    return _DONE.match((dotted(test) or "").split(".")[-1].lower()) is not None
 
 
 def _none(test: cst.BaseExpression, *, truth: bool) -> cst.Name | None:

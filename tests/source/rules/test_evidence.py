@@ -153,6 +153,12 @@ def test_what_is_not_sharded_beside_the_method(body: str) -> None:
     assert not found & {"FM308", "FM333", "FM326"}
 
 
+def test_behind_the_return_of_what_was_sharded_the_model_is_plain() -> None:
+    body = "def f(self, model: FSDP):\n    if {}: return g(model)\n    return model.state_dict()\n"
+    assert "FM308" not in dict(codes(body.format("self._fsdp_wrapped")))
+    assert "FM308" in dict(codes(body.format("not self._fsdp_wrapped")))
+
+
 def test_a_class_of_the_source_may_have_such_a_method() -> None:
     own = "class Net(nn.Module):\n    def clip_grad_norm_(self, most): pass\n"
     body = "def f(model):\n    model.clip_grad_norm_(1.0)\n    model.state_dict()\n"
