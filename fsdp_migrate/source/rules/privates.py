@@ -155,7 +155,7 @@ def _of_texts(source: Source, call: cst.Call, texts: set[str], telling: frozense
     if not known | shown:
         return None
     has_default = len(call.args) == _WITH_DEFAULT.get(dotted(call.func) or "")
-    if dotted(call.func) == "hasattr" or has_default or (not known and _is_below_its_check(source, call)):
+    if dotted(call.func) == "hasattr" or has_default or _is_below_its_check(source, call):
         return Found("FM317", node, _NOT_THERE, "kept")
     if texts & (_STREAMS | {"_streams"}):
         return Found("FM317", node, _OF_STREAMS, "commented")

@@ -82,7 +82,7 @@ def test_privates_that_are_named_by_texts(body: str) -> None:
     [
         "for a in ('name', '_default_stream'):\n    getattr(other, a)\n",
         "for a in ('rank', 'name'):\n    setattr(model, a, 1)\n",
-        "for a in ('_flat_param',):\n    if hasattr(m, a): print(getattr(m, a, None))\n",
+        "for a in ('_flat_param',):\n    if hasattr(m, a): print(getattr(m, a))\n",
         "for a, b in {'x': '_flat_param'}.items():\n    getattr(m, a)\n",
         "for a in ('_flat_param',):\n    print(a)\nfor a in ('x',):\n    getattr(m, a)\n",
     ],
