@@ -188,7 +188,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM313": FindingCode(
             "equivalent", "`FSDP.summon_full_params(model)` becomes `summon_full_params(model)`."
         ),
-        "FM314": FindingCode("equivalent", "`ShardedGradScaler(...)` becomes `grad_scaler(...)`."),
+        "FM314": FindingCode(
+            "equivalent",
+            "`ShardedGradScaler(...)` becomes `grad_scaler(...)`, and so should torch's own, where it would fail.",
+        ),
         "FM315": FindingCode(
             "equivalent", "`.module` of the wrapper: FSDP2 wraps nothing, so it is the model itself."
         ),

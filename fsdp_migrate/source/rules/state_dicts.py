@@ -30,7 +30,7 @@ from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.python.models import Certainty
+    from fsdp_migrate.source.python.model_kinds import Certainty
     from fsdp_migrate.source.python.text import Source
 
 
