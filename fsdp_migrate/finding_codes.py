@@ -84,7 +84,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM104": FindingCode(
             "equivalent", "The modules of tied parameters are sharded together, as one unit."
         ),
-        "FM105": FindingCode("exact", "A size-based policy finds no module large enough: all is one unit."),
+        "FM105": FindingCode(
+            "exact", "A policy by size finds no module large enough, or one names no class: all is one unit."
+        ),
         "FM106": FindingCode(
             "equivalent",
             "Ignored parameters are trained beside sharded ones, which foreach optimizers refuse.",
