@@ -142,7 +142,7 @@ def test_parameters_can_be_sharded_again_over_fewer_ranks() -> None:
     [
         {"min_num_params": 1e8},
         ModuleWrapPolicy(set()),
-        functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=[]),
+        functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=set()),
     ],
 )
 def test_a_policy_that_finds_nothing_large_enough_or_names_no_class_is_told(policy: Any) -> None:
