@@ -156,7 +156,8 @@ def say_no_words(block: Block, error: str, draft: Draft) -> None:
 
 
 def add_wanted(block: Block, wanted: Mapping[str, tuple[Any, str]], draft: Draft) -> None:
-    """Add keys to ``fsdp_config``, each with why."""
+    """Add keys to ``fsdp_config``, which is there, each with why."""
+    assert block.node is not None
     for key, (value, text) in wanted.items():
         draft.add(block.node, key, value, block.at(key), text)
 
