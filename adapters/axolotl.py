@@ -44,6 +44,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     say_mixed_precision,
     say_no_prefetch,
     say_no_shard,
+    say_units_by_size,
     shard_config,
     to_reshard,
     to_reshard_unless_second,
@@ -254,6 +255,7 @@ def _add_implied(block: Block, items: tuple[str, ...], draft: Draft) -> None:
         return
     for name, value in wanted.items():
         draft.add(block.node, name, value, block.at(name), f"{shown(value)}, {reasons[name]}.")
+    say_units_by_size(wanted.get("auto_wrap_policy"), block.at("auto_wrap_policy"), draft)
 
 
 def _emit_list(block: Block, items: tuple[str, ...], draft: Draft) -> None:

@@ -55,13 +55,14 @@ from fsdp_migrate.adapters.engine.torch_objects import target_of
 from fsdp_migrate.adapters.hf_versions import (
     FORMER,
     PRESUMED,
+    add_wanted,
     former_values,
     refuse_file,
     refuse_xla,
     reshard_meant,
+    say_count,
     say_mesh,
     say_no_words,
-    say_unknown_count,
     say_versions,
     take_former,
     take_version,
@@ -364,11 +365,10 @@ class HFTrainerAdapter:
             text = "Added: without `version: 2` HF Trainer runs FSDP1 before 5.10."
             draft.set(block.owner, "fsdp_config", {k: v for k, (v, _) in wanted.items()}, block.name, text)
         else:
-            for key, (value, text) in wanted.items():
-                draft.add(block.node, key, value, block.at(key), text)
+            add_wanted(block, wanted, draft)
         is_given = "reshard_after_forward" in bare_values(block.node, HF_KEYS)
         _emit_fsdp(block, items, draft, None if is_given else config.reshard_after_forward is not False)
-        say_unknown_count(block, items, draft, HF_KEYS)
+        say_count(block, items, draft, HF_KEYS, wanted)
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
         say_arguments(block, config, draft)
@@ -492,8 +492,8 @@ def _emit_inline(block: Block, text: str, draft: Draft) -> None:
     within = Block(block.framework, block.path, node, block.owner, block.root, settings=block.settings)
     inner.table(within, HF_KEYS, rename=_prefixed)
     wanted = {**_wanted(within, items_of(block)), **take_former(within, draft, HF_KEYS)}
-    for key, (value, why) in wanted.items():
-        inner.add(node, key, value, within.at(key), why)
+    add_wanted(within, wanted, inner)
+    say_count(within, items_of(block), inner, HF_KEYS, wanted)
     entry = effective(block.owner)["fsdp_config"]
     result = inner.edits.apply()
     json.loads(result)

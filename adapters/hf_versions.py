@@ -18,11 +18,17 @@ from fsdp_migrate.adapters.engine.base import (
     shown,
 )
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
-from fsdp_migrate.adapters.engine.shared_keys import frees_after_forward, say_no_shard
+from fsdp_migrate.adapters.engine.shared_keys import (
+    frees_after_forward,
+    say_no_shard,
+    say_units_by_size,
+)
 from fsdp_migrate.errors import ConfigError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fsdp_migrate.adapters.engine.base import Block, Draft, Key
     from fsdp_migrate.config import FSDP2Config
 
@@ -149,8 +155,22 @@ def say_no_words(block: Block, error: str, draft: Draft) -> None:
     draft.say_elsewhere(value, block.settings, subject, text, hint)
 
 
-def say_unknown_count(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple[Key, ...]) -> None:
-    """Say what a number of parameters that is known only elsewhere needs beside it, if it is no 0."""
+def add_wanted(block: Block, wanted: Mapping[str, tuple[Any, str]], draft: Draft) -> None:
+    """Add keys to ``fsdp_config``, which is there, each with why."""
+    assert block.node is not None
+    for key, (value, text) in wanted.items():
+        draft.add(block.node, key, value, block.at(key), text)
+
+
+def say_count(
+    block: Block,
+    items: tuple[str, ...],
+    draft: Draft,
+    keys: tuple[Key, ...],
+    wanted: Mapping[str, tuple[Any, str]],
+) -> None:
+    """Say what a policy by size does, and what a number that is known only elsewhere needs beside it."""
+    say_units_by_size(wanted.get("auto_wrap_policy", ("",))[0], block.at("auto_wrap_policy"), draft)
     values = bare_values(block.node, keys) | former_values(block)
     decides = "auto_wrap" in items and not is_known(values.get("auto_wrap_policy"))
     if isinstance(values.get("min_num_params"), Reference) and decides:

@@ -88,6 +88,9 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
         "size_counts_children": Claim(
             "under SIZE_BASED_WRAP FSDP2 counts the parameters of wrapped children too", since="1.7"
         ),
+        "size_takes_containers": Claim(
+            "under SIZE_BASED_WRAP FSDP2 wraps a ModuleList too, which `fully_shard` refuses", since="1.7"
+        ),
         "forward_prefetch_refused": Claim("`forward_prefetch` is refused under FSDP2", since="1.6"),
         "local_refused": Claim("LOCAL_STATE_DICT is refused under FSDP2", since="1.6"),
         "state_by_version": Claim(

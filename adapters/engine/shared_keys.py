@@ -153,6 +153,21 @@ def keep_state_dict_type(value: Any, block: Block) -> Outcome:
     return Outcome("FM343", text, hint, value="SHARDED_STATE_DICT", has_value=True)
 
 
+_BY_SIZE = (
+    "Accelerate's FSDP2 wraps every module with that many parameters, those of its wrapped children counted "
+    "too, where FSDP1 counts only what is left. There are more units; values are the same. But a ModuleList "
+    "or ModuleDict of that size, which FSDP1 leaves out, is wrapped too, and stops the run: `fully_shard "
+    "does not support containers that do not implement forward`."
+)
+_BY_CLASS = "Write TRANSFORMER_BASED_WRAP with the layers' class: the same units in both, and no container."
+
+
+def say_units_by_size(policy: object, subject: str, draft: Draft) -> None:
+    """Say what a policy by size, which FSDP1's settings only meant, does under Accelerate's FSDP2."""
+    if policy == "SIZE_BASED_WRAP":
+        draft.say("FM343", subject, f"{policy}: {_BY_SIZE}", _BY_CLASS)
+
+
 def keep_wrap_policy(value: Any, block: Block) -> Outcome:
     """Keep the policy's name; a policy by size wraps other modules under Accelerate's FSDP2."""
     del block
@@ -164,14 +179,7 @@ def keep_wrap_policy(value: Any, block: Block) -> Outcome:
         msg = f"`value` is {value!r}; expected one of {', '.join(WRAP_POLICIES)}.{near}"
         raise ConfigError(msg, field="auto_wrap_policy")
     if word == "SIZE_BASED_WRAP":
-        text = (
-            f"{shown(value)}: Accelerate's FSDP2 wraps every module with that many parameters, those of "
-            "its wrapped "
-            "children counted too, where FSDP1 counts only what is left. There are more units; values are "
-            "the same."
-        )
-        hint = "TRANSFORMER_BASED_WRAP with the layers' class gives the same units in both."
-        return Outcome("FM343", text, hint)
+        return Outcome("FM343", f"{shown(value)}: {_BY_SIZE}", _BY_CLASS)
     return Outcome("FM340", "Kept: the same modules are units.")
 
 

@@ -77,6 +77,8 @@ def advise_loading(manifest: Manifest) -> LoadAdvice:
         asked = ", ".join(f"{name!r}: {_variable(name)}" for name in others[:_MOST_EXTRA])
         more = ", ..." if len(others) > _MOST_EXTRA else ""
         arguments.append(f"extra={{{asked}{more}}}")
+    if optimizers and "model" not in kinds:
+        arguments.append("strict=False")
     trainer = None
     if manifest.framework == "composer":
         trainer = f"Trainer(..., callbacks=[FSDP2Migration()], load_path={manifest.source!r})"

@@ -311,8 +311,11 @@ def _place(path: Path, optimizers: set[Path], models: set[Path], *, tensor: bool
             return "optimizer", prefix
         if prefix in models and (prefix or (tensor and len(path) == 1)):
             return "model", prefix
-    # What is neither stays together with its neighbours: `state.timestamp`, `rng`.
-    return "other", path[:2] if len(path) > 2 and path[0] == _STATE else path[:1]
+    # What is neither stays together with its neighbours: `state.timestamp`, `rng`. Beside a model or an
+    # optimizer, as in `{"app": {"model": ..., "scheduler": ..., "step": ...}}`, each has a name of its own.
+    is_beside = any(prefix[:1] == path[:1] and len(prefix) > 1 for prefix in (*models, *optimizers))
+    is_apart = len(path) > 2 if path[0] == _STATE else is_beside
+    return "other", path[:2] if is_apart else path[:1]
 
 
 def _part(kind: PartKind, prefix: Path, members: list[str], paths: Mapping[str, Path]) -> Part:

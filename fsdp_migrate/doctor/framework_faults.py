@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault
-from fsdp_migrate.findings import named
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.findings import listed, named
+from fsdp_migrate.words import read_count
 
 
 if TYPE_CHECKING:
@@ -55,6 +57,30 @@ def _no_version(sight: Sight) -> str:
 def _size_without_policy(sight: Sight) -> str:
     size, policy = sight.setting("min_num_params"), sight.setting("auto_wrap_policy")
     return f"`min_num_params: {size}` without `auto_wrap_policy`" if size and policy is None else ""
+
+
+def _containers_by_size(sight: Sight) -> str:
+    policy, size = sight.setting("auto_wrap_policy"), sight.setting("min_num_params")
+    is_said = str(policy).upper() == "SIZE_BASED_WRAP"
+    # HF Trainer and Axolotl wrap by size where only the number is given.
+    if sight.framework not in {"accelerate", "hf", "axolotl"} or not (
+        is_said or (size and policy is None and sight.framework != "accelerate")
+    ):
+        return ""
+    word = "SIZE_BASED_WRAP" if is_said else f"`min_num_params: {size}`"
+    if sight.model is None:
+        return f"{word}, if the model has such a list"
+    try:
+        bound = read_count(size, "min_num_params") if size is not None else 0
+    except ConfigError:
+        bound = 0
+    found = [
+        f"`{name}`"
+        for name, module in sight.model.named_modules()
+        if type(module).__name__ in {"ModuleList", "ModuleDict"}
+        and sum(each.numel() for each in module.parameters()) > bound
+    ]
+    return f"{word}, and {listed(found, MOST_SEEN)}" if found else ""
 
 
 def _recomputes(sight: Sight) -> str:
@@ -140,6 +166,17 @@ FRAMEWORK_FAULTS = (
         "Write `auto_wrap_policy: SIZE_BASED_WRAP`.",
         (Affected("transformers", "5.10"),),
         harm="costs",
+    ),
+    KnownFault(
+        "accelerate-wraps-containers",
+        "Under FSDP2 Accelerate's policy by size wraps a ModuleList or ModuleDict of that size too, which "
+        "FSDP1 leaves out: `fully_shard does not support containers that do not implement forward`.",
+        "measured",
+        "config",
+        _containers_by_size,
+        "Write `TRANSFORMER_BASED_WRAP` with the layers' class; or shard by `prepare_fully_shard`, which "
+        "takes the size as FSDP1 does.",
+        (Affected("accelerate", "1.7"),),
     ),
     KnownFault(
         "accelerate-recomputes-children",

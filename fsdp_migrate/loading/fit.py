@@ -98,6 +98,13 @@ def fit(offer: Offer, wanted: Wanted, *, extra: Collection[str], meta: Collectio
 
 
 def _fit_model(found: Fit, offer: Offer, wanted: Wanted, meta: Collection[str]) -> None:
+    if not offer.model and wanted.model and wanted.optimizers and offer.groups is not None:
+        found.missing += wanted.model
+        text = (
+            "no model is in the checkpoint, an optimizer alone: `strict=False` loads it and leaves the model"
+        )
+        found.problem("FM432", "model", text)
+        return
     aliases = wanted.aliases
     of_first: dict[str, list[str]] = {}
     for name in wanted.model:
@@ -170,10 +177,12 @@ def _fit_optimizers(found: Fit, offer: Offer, wanted: Wanted) -> None:
         if name not in own:
             text = f"`{name}` has optimizer state in the checkpoint, and is in no group of the optimizers"
             found.problem("FM431", name, text)
-    for name in own:
-        # Not of a parameter that is not loaded: it would be the state of other weights.
-        if name in state and not (name in wanted.model and name in found.missing):
-            found.state[name] = state[name]
+    # Not of a parameter that is not loaded: it would be the state of other weights.
+    apart = own.intersection(state, wanted.model, found.missing) if offer.model else set()
+    found.state |= {name: state[name] for name in own if name in state and name not in apart}
+    if apart:
+        text = f"the optimizer's state of {named(sorted(apart), _MOST_NAMED)}: the parameters are not loaded."
+        found.findings.append(make_finding("FM432", min(apart), f"Not loaded: {text}"))
     without = [name for name in own if name not in state]
     if without:
         found.findings.append(make_finding("FM435", without[0], f"{named(without, _MOST_NAMED)}."))

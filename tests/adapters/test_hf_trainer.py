@@ -111,7 +111,12 @@ def test_every_key_of_the_table_is_tried_above() -> None:
 
 def test_size_based_wrapping_is_named_for_later_versions() -> None:
     text = f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_config:\n  fsdp_min_num_params: 1000\n"
-    assert loaded(convert(text))["fsdp_config"]["auto_wrap_policy"] == "SIZE_BASED_WRAP"
+    done = convert(text)
+    assert loaded(done)["fsdp_config"]["auto_wrap_policy"] == "SIZE_BASED_WRAP"
+    # Accelerate's FSDP2 wraps by size what FSDP1 does not, lists of layers among them.
+    assert "FM343" in codes(done, "fsdp_config.auto_wrap_policy")
+    inside = convert(f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_config: '{{\"min_num_params\": 5}}'\n")
+    assert "FM343" in codes(inside, "fsdp_config.auto_wrap_policy")
 
 
 def test_a_file_of_its_own() -> None:

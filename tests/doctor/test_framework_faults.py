@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from torch import nn
 
 from fsdp_migrate.doctor.framework_faults import FRAMEWORK_FAULTS
 from tests.doctor.sights import LOW, assert_seen, of_config
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.any_torch
 
 
 HF_2 = {"version": 2, "state_dict_type": "FULL_STATE_DICT"}
+BY_SIZE = {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": "50"}
 
 CASES: dict[str, tuple[Sight, Sight]] = {
     "trainer-ignores-version": (
@@ -36,6 +39,10 @@ CASES: dict[str, tuple[Sight, Sight]] = {
     "trainer-wraps-by-size-no-more": (
         of_config("hf", settings={"min_num_params": 100}),
         of_config("hf", settings={"min_num_params": 100, "auto_wrap_policy": "SIZE_BASED_WRAP"}),
+    ),
+    "accelerate-wraps-containers": (
+        of_config("accelerate", settings=BY_SIZE),
+        of_config("composer", settings=BY_SIZE),
     ),
     "accelerate-recomputes-children": (
         of_config("accelerate", settings={"fsdp_activation_checkpointing": True}),
@@ -75,3 +82,15 @@ def test_hf_trainer_hands_its_checkpointing_on_to_accelerate() -> None:
 
 def test_every_case_is_one_of_a_fault() -> None:
     assert CASES.keys() == {fault.name for fault in FRAMEWORK_FAULTS}
+
+
+def test_a_list_that_is_wrapped_by_size_is_named() -> None:
+    (fault,) = (each for each in FRAMEWORK_FAULTS if each.name == "accelerate-wraps-containers")
+    blocks = nn.Sequential(nn.ModuleList([nn.Linear(8, 8)]), nn.Linear(8, 8))
+    seen = replace(of_config("accelerate", settings=BY_SIZE), model=blocks)
+    assert fault.sees(seen) == "SIZE_BASED_WRAP, and `0`"
+    assert not fault.sees(replace(seen, settings={**BY_SIZE, "fsdp_min_num_params": 100}))
+    assert not fault.sees(replace(seen, model=blocks[1]))
+    trainer = of_config("hf", settings={"min_num_params": 50})
+    assert fault.sees(trainer).startswith("`min_num_params: 50`, if")
+    assert not fault.sees(of_config("hf", settings={"min_num_params": 0}))

@@ -68,6 +68,7 @@ try:
 except AttributeError:  # of `module.numel()`
     units = []
 found["size_counts_children"] = units == [True, True, False]
+found["size_takes_containers"] = bool(units) and policy(nn.ModuleList(model))
 try:
     FullyShardedDataParallelPlugin(forward_prefetch=True)
     found["forward_prefetch_refused"] = False

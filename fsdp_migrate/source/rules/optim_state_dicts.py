@@ -51,7 +51,8 @@ _REKEY = (
 )
 _SHARDED_LOAD = (
     "call load_checkpoint(PATH, model, optimizer) of fsdp_migrate, which reads the sharded state into both; "
-    "remove the lines that hand this one to the optimizer."
+    "an optimizer in a folder of its own with strict=False. Remove the lines that hand "
+    "this one to the optimizer."
 )
 _ODD = "these arguments have no equivalent in fsdp_migrate.runtime."
 

@@ -11,6 +11,7 @@ from torch import nn
 from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
+from fsdp_migrate.errors import CheckpointMismatchError
 from tests.ranks import ROOT
 
 
@@ -59,3 +60,16 @@ def test_the_line_is_that_of_the_readme(tmp_path: Path, monkeypatch: pytest.Monk
     torch.save(whole, folder / "step-4000")
     call = advise_loading(inspect_checkpoint("runs/old/step-4000")).call.replace("'", '"')
     assert f"\nreport = {call}\n" in (ROOT / "README.md").read_text()
+
+
+def test_what_stands_beside_the_model_has_a_name_of_its_own(tmp_path: Path) -> None:
+    """As under the one key of torch's tutorial: its scheduler and step were not named, and not asked for."""
+    model = nn.Linear(2, 2)
+    app = {"model": model.state_dict(), "sched": {"last_epoch": 3, "base_lrs": [0.1]}, "step": 3}
+    torch.save({"app": app}, tmp_path / "a.pt")
+    advice = advise_loading(inspect_checkpoint(tmp_path / "a.pt"))
+    assert advice.call.endswith("model, extra={'app.sched': sched, 'app.step': 0})")
+    with pytest.raises(CheckpointMismatchError, match=r"`scheduler`.*the checkpoint has: `app.sched`"):
+        load_checkpoint(tmp_path / "a.pt", model, extra={"scheduler": None, "step": 0})
+    report = load_checkpoint(tmp_path / "a.pt", model, extra={"app.sched": None, "app.step": 0})
+    assert report.values == {"app.sched": app["sched"], "app.step": 3}
