@@ -65,7 +65,11 @@ class ParameterValues:
             return False
         loops = [loop for loop in _loops(self.source, node) if _binds(loop, node.value)]
         if loops:
-            is_of_one = any(self._goes_through(loop) and _is_value_of(loop, node.value) for loop in loops)
+            is_of_one = any(
+                (self._goes_through(loop) and _is_value_of(loop, node.value))
+                or self._is_in_tuples(loop, node.value)
+                for loop in loops
+            )
             return is_of_one and not self.source.contexts.is_summoned(node)
         return self._is_held(node)
 
@@ -152,6 +156,22 @@ class ParameterValues:
         return any(map(self.source.models.is_parameters, known)) or any(
             isinstance(each, (cst.Name, cst.Attribute)) and (self._is_filled(each) or self._holds_many(each))
             for each in known
+        )
+
+    def _is_in_tuples(self, loop: cst.For | cst.CompFor, name: str) -> bool:
+        """Tell whether a loop goes through tuples that a list was filled with, and a name is one in them."""
+        over, target = loop.iter, loop.target
+        if not isinstance(over, (cst.Name, cst.Attribute)) or not isinstance(target, cst.Tuple):
+            return False
+        key = self.source.models.key_of(over) if over in self.source.index.scopes else None
+        place = next((i for i, each in enumerate(target.elements) if text_of(each.value) == name), None)
+        put = self._fillings.get(key, ()) if key is not None and place is not None else ()
+        tuples = [value for value, is_many in put if isinstance(value, cst.Tuple) and not is_many]
+        return any(
+            place is not None
+            and len(each.elements) == len(target.elements)
+            and self._once(each.elements[place].value, self.is_one)
+            for each in tuples
         )
 
     def is_list(self, node: cst.BaseExpression) -> bool:

@@ -123,6 +123,20 @@ def test_the_gradient_of_one_weight(use: str, is_said: bool) -> None:
         ("def up(ps):\n    for p in ps:\n        p.data = p.data.half()\nup(m.parameters())\n", True),
         ("def norms(ps):\n    return [p.grad.norm() for p in ps]\nnorms(list(m.parameters()))\n", True),
         ("def norms(ps):\n    return [p.grad.norm() for p in ps]\nnorms(other.parameters())\n", False),
+        (
+            (
+                "ps = []\nfor n, p in m.named_parameters():\n    ps.append((n, p))\n"
+                "for n, p in ps:\n    p.data = p.data + z\n"
+            ),
+            True,
+        ),
+        (
+            (
+                "ps = []\nfor n, p in m.named_parameters():\n    ps.append((n, p, loss))\n"
+                "for n, p, loss in ps:\n    x += loss.item()\n"
+            ),
+            False,
+        ),
         ("for p in m.parameters():\n    p.data.copy_(x)\n", False),
         ("for p in other.parameters():\n    p.data = p.data.half()\n", False),
     ],
