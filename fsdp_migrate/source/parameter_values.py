@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.containers import added_to
+from fsdp_migrate.source.python.containers import added_to, is_slice
 from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
@@ -60,7 +60,8 @@ class ParameterValues:
         if isinstance(node, cst.BinaryOperation):  # `p ** 2`, `p - before`
             return self.is_one(node.left) or self.is_one(node.right)
         if isinstance(node, cst.Subscript):
-            return isinstance(node.value, (cst.Name, cst.Attribute)) and self._is_filled(node.value)
+            is_named = isinstance(node.value, (cst.Name, cst.Attribute)) and not is_slice(node)
+            return is_named and self._once(node.value, self.is_many)
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
         loops = [loop for loop in _loops(self.source, node) if _binds(loop, node.value)]

@@ -90,6 +90,12 @@ _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
     "its bytes, and do not multiply by the number of ranks."
 )
+_SHAPED = (
+    "this was one rank's part of a flat parameter, and is the whole in its own shape now, as a DTensor: take "
+    ".to_local(), which is this rank's rows of it, before it is given the shape of a part."
+)
+_SHAPES = frozenset({"reshape", "resize", "unflatten", "view"})
+_PARTS = re.compile(r"shard|world_size|per_rank|num_ranks|local_size")
 _RANKS = re.compile(
     r"world_size|element_size\(|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards"
 )
@@ -217,6 +223,8 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
         return _NO_ADDRESS if name == "data_ptr" else _NO_MEMORY.format(name)
     if name in _STATISTICS:
         return _STATISTIC
+    if name in _SHAPES:
+        return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
     return _COUNT if name == "numel" and _is_about_ranks(source, call) else ""
 
 

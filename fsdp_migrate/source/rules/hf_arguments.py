@@ -63,6 +63,12 @@ _AXOLOTL = (
     "`fsdp-migrate config FILE --from axolotl` turns one in a file."
 )
 _IS_ITEM = re.compile(r"""\[["']fsdp["']\]$""")
+_PICKED = (
+    "the Trainer's FSDP1 has these settings: FSDP2 takes them with 'version': 2 and 'reshard_after_forward': "
+    "True in each dict (False for shard_grad_op). {}: {}."
+)
+_IS_CONFIG = re.compile(r"""(\.fsdp_config|\[["']fsdp_config["']\])$""")
+_OF_HF = re.compile(r"^(fsdp_)?transformer_layer_cls_to_wrap$|^fsdp_(backward_prefetch|min_num_params)$")
 _SHARED = "the dict of `fsdp_config` is used in other places too"
 _TAKES_IN = "the dict of `fsdp_config` takes in what is known only when this runs"
 _BY_STARS = "this dict is given to the Trainer's arguments by `**`, and stays as it is"
@@ -81,6 +87,7 @@ def find(source: Source) -> Iterator[Found]:
         if isinstance(node, cst.ClassDef):
             yield from _of_class(source, node)
     yield from _elsewhere(source)
+    yield from _configs(source)
 
 
 def _is_of_the_trainer(source: Source, call: cst.Call) -> bool:
@@ -280,6 +287,32 @@ def _elsewhere(source: Source) -> Iterator[Found]:
             is_set = name == "fsdp" and isinstance(target, cst.Attribute)
             if (is_set or _IS_ITEM.search(name)) and _says_so(source, assign.value):
                 yield from _stated(source, {"fsdp": when_on(assign.value)}, assign)
+
+
+def _configs(source: Source) -> Iterator[Found]:
+    """Find where ``fsdp_config`` alone is set, to a dict or to one picked from a dict of them."""
+    told = {code(each.target) for assign in source.assignments for each in assign.targets}
+    for assign in source.assignments:
+        for text in (code(each.target) for each in assign.targets):
+            # Where `fsdp` is set beside it, what becomes of both is said there.
+            if not _IS_CONFIG.search(text) or text.replace("fsdp_config", "fsdp") in told:
+                continue
+            value = when_on(assign.value)
+            home = definition(source, value.value if isinstance(value, cst.Subscript) else value)
+            given = _items(source, home)
+            if isinstance(value, cst.Subscript):
+                name, held = next(iter(given.items()), ("", home))
+                given = _items(source, held)
+                where = f"`{name}` becomes"
+            else:
+                held, where = home, "This one becomes"
+            if "version" in given or not any(map(_OF_HF.search, given)):
+                continue
+            values = Values(source)
+            document = {"output_dir": ".", "fsdp": "full_shard auto_wrap", "fsdp_config": values.read(held)}
+            after = convert_settings("hf", document, values).after.get("fsdp_config")
+            shown = values.shown(python_text(after))
+            yield Found("FM327", assign, _PICKED.format(where, shown), "commented")
 
 
 def _items(source: Source, node: cst.CSTNode, *, any_call: bool = False) -> Given:

@@ -141,6 +141,29 @@ def test_words_of_the_hf_trainer_are_known_wherever_they_stand(where: str) -> No
     assert not scan_source(where.format("['anything', 'else']") + "\n")
 
 
+@pytest.mark.parametrize(
+    ("where", "is_said"),
+    [
+        ("args.fsdp_config = {}", True),
+        ('kwargs["fsdp_config"] = {}', True),
+        ('configs = {{"small": {}}}\nargs.fsdp_config = configs[args.fsdp_config]', True),
+        ('configs = {{"small": {}}}\nargs.fsdp_config = configs if on else None', False),
+        ("args.other = {}", False),
+    ],
+)
+def test_a_config_of_the_trainer_that_is_set_or_picked_alone(where: str, is_said: bool) -> None:
+    config = '{"transformer_layer_cls_to_wrap": ["Block"], "limit_all_gathers": True}'
+    body = where.format(config) + "\n"
+    assert last(body, HF) == body
+    assert ('"version": 2, "reshard_after_forward": True' in comments(body, HF)) is is_said
+    # Composer's is called so too; and what asks for FSDP2 is right.
+    assert "FM327" not in comments(where.format('{"sharding_strategy": "FULL_SHARD"}') + "\n", HF)
+    assert "FM327" not in comments(where.format(config.replace("{", '{"version": 2, ')) + "\n", HF)
+    # It is said once, with the words.
+    both = f"args.fsdp = 'full_shard'\n{body}"
+    assert comments(both, HF).count("'version': 2 and") == int(is_said and "kwargs" in where)
+
+
 @pytest.mark.parametrize(("version", "code"), [("2", "FM327"), ("1", "FM428")])
 def test_training_arguments_that_ask_for_fsdp2_stay(version: str, code: str) -> None:
     body = f"args = TrainingArguments('out', fsdp='full_shard', fsdp_config={{'version': {version}}})\n"
