@@ -49,6 +49,7 @@ _WRAPPERS = (
     "this leaves out FSDP1's wrappers in a walk over modules, and FSDP2 has none: a layer that is a unit is "
     "FSDPModule itself, and would be left out in their place. Take the check away."
 )
+_CHECKS = frozenset({"check_fn", "lambda_fn"})
 _OF_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _FSDP1 = re.compile(r"fsdp_?v?1(?!\d)")
 _BESIDE = "stays: FSDP2's class is asked for beside it"
@@ -82,13 +83,20 @@ def _leaves_out_wrappers(source: Source, node: cst.BaseExpression) -> bool:
     check = _check_of(source, node)
     if check is None or not isinstance(check.args[0].value, cst.Name):
         return False
+    if any(_is_fsdp2(source, part) for part in walk(check.args[1].value)) or _has_fsdp2s(source, check):
+        return False
     below: cst.CSTNode = check
     is_negated = False
     for above in source.index.ancestors(check):
         if isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not):
             is_negated = not is_negated
-        elif isinstance(above, cst.If) and below is above.test:
-            is_negated = is_negated is not _only_goes_on(above)  # `if not ...: continue` goes on with these
+        elif isinstance(above, (cst.If, cst.IfExp)) and below is above.test:
+            is_in_loop = _is_in_loop(source, above)
+            passes = _passes_over(above.body, is_in_loop=is_in_loop)
+            passes_else = above.orelse is None or _passes_over(above.orelse, is_in_loop=is_in_loop)
+            if not (passes or passes_else) or (is_in_loop and _ends(above.body)):
+                return False  # it tells units from others, each with work of its own, or asks for one
+            is_negated = is_negated is not passes  # `if not ...: continue` goes on with these
             break
         elif not isinstance(above, cst.BooleanOperation):
             break
@@ -96,12 +104,61 @@ def _leaves_out_wrappers(source: Source, node: cst.BaseExpression) -> bool:
     return is_negated and _is_each_module(source, check.args[0].value)
 
 
-def _only_goes_on(choice: cst.If) -> bool:
-    """Tell whether a branch does nothing but ``continue``."""
-    lines = choice.body.body
-    line = lines[0] if len(lines) == 1 else None
-    small = line.body if isinstance(line, cst.SimpleStatementLine) else lines
-    return len(small) == 1 and isinstance(small[0], cst.Continue)
+def _is_in_loop(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a place is in a loop of its function."""
+    loops = (cst.For, cst.While, cst.FunctionDef, cst.Lambda)
+    nearest = next((above for above in source.index.ancestors(node) if isinstance(above, loops)), None)
+    return isinstance(nearest, (cst.For, cst.While))
+
+
+def _only_line(body: cst.CSTNode) -> cst.CSTNode | None:
+    """Return the statement of a branch that has no more than one."""
+    if isinstance(body, cst.Else):
+        body = body.body
+    lines = body.body if isinstance(body, (cst.IndentedBlock, cst.SimpleStatementSuite)) else [body]
+    line: cst.CSTNode | None = lines[0] if len(lines) == 1 else None
+    if isinstance(line, cst.SimpleStatementLine):
+        line = line.body[0] if len(line.body) == 1 else None
+    return line
+
+
+def _passes_over(body: cst.CSTNode, *, is_in_loop: bool) -> bool:
+    """Tell whether a branch does nothing: ``continue``, ``None``, or ``return False`` in a check."""
+    line = _only_line(body)
+    if isinstance(line, cst.Return) and not is_in_loop:
+        return line.value is None or text_of(line.value) in {"False", "None"}
+    is_nothing = isinstance(line, cst.BaseExpression) and text_of(line) in {"()", "None", "[]", "{}"}
+    return is_nothing or isinstance(line, (cst.Continue, cst.Pass))
+
+
+def _ends(body: cst.CSTNode) -> bool:
+    """Tell whether a branch only ends a walk: ``raise``, ``return``, ``break``."""
+    return isinstance(_only_line(body), (cst.Break, cst.Raise, cst.Return))
+
+
+def _has_fsdp2s(source: Source, check: cst.Call) -> bool:
+    """Tell whether FSDP2's class is asked for in the same breath: ``not A and not B``, ``A or B``."""
+    whole: cst.CSTNode = check
+    operator: type[cst.BaseBooleanOp] = cst.Or
+    for above in source.index.ancestors(check):
+        if isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not) and whole is check:
+            operator = cst.And
+        elif not isinstance(above, cst.BooleanOperation) or not isinstance(above.operator, operator):
+            break
+        whole = above
+    others = (call for call in walk_for(whole, cst.Call) if call is not check and _is_check(call))
+    model = text_of(check.args[0].value)
+    return any(
+        text_of(o.args[0].value) == model
+        and _is_fsdp2(source, o.args[1].value)
+        and _is_negated(source, o) is (operator is cst.And)
+        for o in others
+    )
+
+
+def _is_negated(source: Source, check: cst.Call) -> bool:
+    above = source.index.parents[check]
+    return isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not)
 
 
 def _is_each_module(source: Source, name: cst.Name) -> bool:
@@ -121,14 +178,14 @@ def _is_each_module(source: Source, name: cst.Name) -> bool:
 
 
 def _is_given_as_check(source: Source, function: cst.FunctionDef) -> bool:
-    """Tell whether a function is given to a walk over modules: ``check_fn=is_layer``."""
-    return any(
-        isinstance(arg.value, cst.Name)
-        and arg.value.value == function.name.value
-        and (arg.keyword is not None and arg.keyword.value in {"check_fn", "lambda_fn"})
-        for call in source.calls
-        for arg in call.args
-    )
+    """Tell whether a function is given to a walk over modules: ``check_fn=is_layer``, ``net.apply(init)``."""
+    for call in source.calls:
+        is_walk = isinstance(call.func, cst.Attribute) and call.func.attr.value == "apply"
+        for arg in call.args:
+            is_check = is_walk if arg.keyword is None else arg.keyword.value in _CHECKS
+            if is_check and isinstance(arg.value, cst.Name) and arg.value.value == function.name.value:
+                return True
+    return False
 
 
 def _beside_fsdp2(source: Source, node: cst.BaseExpression, check: cst.Call) -> Found:
@@ -141,14 +198,7 @@ def _beside_fsdp2(source: Source, node: cst.BaseExpression, check: cst.Call) -> 
                 "FM305", node, "taken out: FSDP2's class stands beside it", "rewritten", (edit,), (), (node,)
             )
         return Found("FM305", node, _BESIDE, "kept", covers=(node,))
-    below: cst.CSTNode = check
-    for above in source.index.ancestors(check):
-        if not isinstance(above, cst.BooleanOperation) or not isinstance(above.operator, cst.Or):
-            break
-        below = above
-    others = (call for call in walk_for(below, cst.Call) if call is not check and _is_check(call))
-    model = text_of(check.args[0].value)
-    if any(text_of(o.args[0].value) == model and _is_fsdp2(source, o.args[1].value) for o in others):
+    if _has_fsdp2s(source, check):
         return Found("FM305", node, _BESIDE, "kept", covers=(node,))
     return Found("FM420", node, _OF_FSDP1, "commented", covers=(node,))
 

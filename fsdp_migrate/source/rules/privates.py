@@ -72,12 +72,7 @@ def find(source: Source) -> Iterator[Found]:
     if not source.uses_fsdp1:
         yield from _without_imports(source)
         return
-    own = {
-        target.target.attr.value
-        for assign in source.assignments
-        for target in assign.targets
-        if isinstance(target.target, cst.Attribute) and dotted(target.target.value) == "self"
-    }
+    own = _own_names(source)
     # A name alone tells nothing where a class of the source's own has a public attribute of it.
     telling = _FSDP1S - {name for name in own if not name.startswith("_")}
     for node in source.attributes:
@@ -89,6 +84,21 @@ def find(source: Source) -> Iterator[Found]:
             continue
         yield _of_attribute(source, node)
     yield from _by_their_names(source, telling)
+
+
+def _own_names(source: Source) -> set[str]:
+    """Return the names of the attributes that classes of a source set on themselves."""
+    return {
+        target.target.attr.value
+        for assign in source.assignments
+        for target in assign.targets
+        if isinstance(target.target, cst.Attribute) and dotted(target.target.value) == "self"
+    }
+
+
+def is_of_own_class(source: Source, name: str) -> bool:
+    """Tell whether a class of the source has an attribute of such a name."""
+    return name in _own_names(source)
 
 
 def _of_attribute(source: Source, node: cst.Attribute) -> Found:

@@ -20,6 +20,7 @@ class A:
         if self.ok(x):
             return x._handle
 """
+WALK = "for m in net.modules():\n"
 CHECK = "def is_fsdp(x):\n    return isinstance(x, FSDP)\n\n\n"
 
 
@@ -308,8 +309,30 @@ def test_assertions_about_the_class() -> None:
         ("for m in net.modules():\n    if not isinstance(m, FSDP):\n        continue\n    hook(m)\n", False),
         ("def f(m):\n    if not isinstance(m, FSDP):\n        raise TypeError\n", False),
         ("x = [m for m in net.modules() if isinstance(m, FSDP)]\n", False),
+        ("def f(m):\n    if isinstance(m, FSDP):\n        return\n    g(m)\n\n\nnet.apply(f)\n", True),
+        (f"{WALK}    if isinstance(m, FSDP):\n        pass\n    else:\n        f(m)\n", True),
+        (f"{WALK}    if not isinstance(m, FSDP):\n        f(m)\n    else:\n        g(m)\n", False),
+        (f"{WALK}    if not isinstance(m, FSDP):\n        f(m)\n    elif on:\n        g(m)\n", False),
+        ("x = [n if not isinstance(m, FSDP) else m.name for n, m in net.named_modules()]\n", False),
+        ("for m in net.modules():\n    if not isinstance(m, FSDP):\n        raise TypeError\n", False),
     ],
 )
 def test_a_check_that_leaves_out_wrappers_in_a_walk(body: str, *, is_said: bool) -> None:
     assert (("FM305", "commented") in codes(body)) is is_said
     assert ("FSDPModule" in turned(body).replace("is FSDPModule itself", "")) is not is_said
+
+
+@pytest.mark.parametrize(
+    ("check", "left"),
+    [
+        ("not isinstance(m, FSDP | FSDPModule)", "not isinstance(m, FSDPModule)"),
+        ("not isinstance(m, (FSDP, FSDPModule))", "not isinstance(m, FSDPModule)"),
+        ("not isinstance(m, FSDP) and not isinstance(m, FSDPModule)", None),
+        ("not (isinstance(m, FSDP) or isinstance(m, FSDPModule))", None),
+    ],
+)
+def test_a_check_for_both_classes_leaves_out_no_wrappers(check: str, left: str | None) -> None:
+    body = f"for m in net.modules():\n    if {check}:\n        hook(m)\n"
+    header = f"{IMPORTS}from torch.distributed.fsdp import FSDPModule\n\n"
+    assert body.replace(check, left or check) in rewrite_source(header + body)
+    assert "FM305 this" not in rewrite_source(header + body)

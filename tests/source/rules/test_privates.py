@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_commented, codes, found_comments
+from tests.source.samples import assert_commented, codes, found_comments, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -125,3 +125,52 @@ def test_a_wrapper_of_the_projects_own_has_its_own_attribute() -> None:
         "    def names(self, m):\n        return '_fsdp_wrapped_module' in m._fsdp_wrapped_module.names\n"
     )
     assert {action for _, action in codes(body, "")} <= {"mentioned"}
+
+
+WORK = "with FSDP.summon_full_params(m):\n"
+OWN = "class A:\n    def f(self, m):\n        self._handle = 1\n\n\n"
+GUARDS = [
+    "if hasattr(m, '_fsdp_wrapped_module'):",
+    "if m and hasattr(m, '_handle') and on:",
+    "if getattr(m, '_flat_param', None) is not None:",
+    "if '_fsdp_wrapped_module' in dir(m):",
+    "if not ('_flat_param' not in m.__dict__):",
+    "if any(hasattr(p, '_local_shard') for p in m.parameters()):",
+]
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_work_of_fsdp_below_a_private_question_is_not_passed_over_in_silence(guard: str) -> None:
+    body = f"def f(m, on):\n    {guard}\n        {WORK}            print(m)\n"
+    after = turned(body)
+    assert "    # fsdp-migrate: FM317 FSDP2 has no such attribute" in after
+    assert ("isinstance(p, DTensor)" if "_local_shard" in guard else "isinstance(m, FSDPModule)") in after
+    assert "with summon_full_params(m):" in after
+    without = f"def f(m, on):\n    {guard}\n        print(m)\n    {WORK}        print(m)\n"
+    assert "FM317 FSDP2 has no" not in turned(without)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"def f(m):\n    if not hasattr(m, '_handle'):\n        return\n    {WORK}        print(m)\n",
+        f"def f(m):\n    h = getattr(m, '_handle', None)\n    if h:\n        {WORK}            g(m)\n",
+        f"def ok(m):\n    return hasattr(m, '_handle')\n\n\nif ok(m):\n    {WORK}        g(m)\n",
+        "def f(m: FSDP):\n    if hasattr(m, '_handle'):\n        m.clip_grad_norm_(1.0)\n",
+    ],
+)
+def test_a_private_question_may_be_asked_by_way_of_something(body: str) -> None:
+    assert ("FM317", "commented") in codes(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"def f(m):\n    if hasattr(m, '_handle'):\n        return\n    {WORK}        print(m)\n",
+        f"def f(m):\n    if hasattr(m, '_handle') or on:\n        {WORK}            print(m)\n",
+        f"if hasattr(m, '_handle'):\n    {WORK}        g(m)\nelse:\n    {WORK}        h(m)\n",
+        f"{OWN}if hasattr(a, '_handle'):\n    {WORK}        g()\n",
+    ],
+)
+def test_work_that_does_not_depend_on_a_private_question(body: str) -> None:
+    assert ("FM317", "commented") not in codes(body)
