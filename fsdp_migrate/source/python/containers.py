@@ -23,7 +23,7 @@ from fsdp_migrate.source.python.held import (
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.nodes import dotted
-from fsdp_migrate.source.python.object_fields import bound_fields, classes
+from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes
 
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _of_object(models: Models, call: cst.Call) -> set[str]:
             found |= put(str(place), kinds)
     given = {name for name, _, _ in bound}
     for node in classes(models.index, call.func):
-        found |= models.attributes_of(node, without=given)
+        found |= attributes_of(models, node, without=given)
     return found
 
 

@@ -28,6 +28,9 @@ _LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 _MAX_DEPTH = 3
 _DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
+_ON = frozenset({"active", "enable", "enabled", "is_enabled", "on", "use"})
+_DISTRIBUTED = re.compile(r"^_?(is|use|using)_(dist|distributed)$")
+_INITIALIZED = frozenset({"dist.is_initialized", "torch.distributed.is_initialized"})
 _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
@@ -79,7 +82,9 @@ class Guards:
     def _has_switch(self) -> bool:
         names = self.index.by_kind.get(cst.Name, ())
         lowered = {cst.ensure_type(each, cst.Name).value.lower() for each in names}
-        is_named = any(_SWITCH.match(each) or _HELD.match(each) for each in lowered)
+        switches = (_SWITCH, _HELD, _DISTRIBUTED)
+        is_named = any(switch.match(each) for each in lowered for switch in switches)
+        is_named = is_named or not lowered.isdisjoint({"fsdp_cfg", "is_initialized"})
         return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts)
 
     @functools.cached_property
@@ -249,7 +254,17 @@ def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
     if isinstance(test, cst.Comparison):
         is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
         return _is_none(test, truth=truth) or is_fsdps or _is_word(test, _DDP, truth=truth)
-    return not truth and _SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
+    return not truth and _is_switch(test)
+
+
+def _is_switch(test: cst.BaseExpression) -> bool:
+    """Tell whether it is a switch for FSDP by its name, or for all that ranks do together."""
+    if isinstance(test, cst.Call):
+        return dotted(test.func) in _INITIALIZED and not test.args
+    *above, last = (dotted(test) or "").lower().split(".")
+    if last in _ON and above:
+        return _SWITCH.match(above[-1]) is not None or above[-1] in {"fsdp_config", "fsdp_cfg"}
+    return _SWITCH.match(last) is not None or _DISTRIBUTED.match(last) is not None
 
 
 def _none(test: cst.BaseExpression, *, truth: bool) -> cst.Name | None:

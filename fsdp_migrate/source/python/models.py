@@ -39,14 +39,13 @@ from fsdp_migrate.source.python.makers import (
     put_into,
 )
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.object_fields import bound_fields, classes, init_of
+from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
 from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.python.switches import Switches
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL, given_to_fsdp2
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Index
 
@@ -80,6 +79,8 @@ class Models:
     """The calls of FSDP1's functions that are given a name as the model."""
     guards: Guards = field(init=False)
     """What checks for the class make sure."""
+    switches: Switches = field(init=False)
+    """Where a switch is off that decides on the wrapping."""
     _objects: list[tuple[Key, cst.ClassDef]] = field(init=False)
     _is_lightnings: bool = field(init=False)
     _of_fsdp2: set[Key | None] = field(init=False)
@@ -88,6 +89,7 @@ class Models:
 
     def __post_init__(self) -> None:
         self.guards = Guards(self.index, self.links.wrappers)
+        self.switches = Switches(self.index, self.guards)
         self._of_fsdp2 = {self._key(each) for each in given_to_fsdp2(self.index, self.is_constructor)}
         for given, kind in annotated(self.index):
             self._add_given(given, {kind})
@@ -198,7 +200,12 @@ class Models:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
-        return self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index))
+        if self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index)):
+            return True
+        key = self._key(node)
+        if key is None or key in self.given or key in self.evidence:
+            return False
+        return self.switches.is_off(node, key[0], self.made.get(key, ()))
 
     # How facts come about.
 
@@ -285,19 +292,6 @@ class Models:
         if same and all(self.index.function(e) is function and order[e] > order[node] for e in same):
             return set()
         return taken(step_of(node), kinds)
-
-    def attributes_of(self, node: cst.ClassDef, without: Collection[str] = ()) -> set[str]:
-        """Return what the objects of a class of this source hold in their attributes."""
-        found: set[str] = set()
-        for text in self.attributes.get(node, ()):
-            *steps, last = text.split(".")[1:]
-            if (steps or [last])[0] in without:
-                continue
-            kinds = put(attribute(last), self.facts[node, text])
-            for step in reversed(steps):
-                kinds = put(attribute(step), kinds)
-            found |= kinds
-        return found
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
         if self.is_constructor(call.func):
@@ -387,7 +381,7 @@ class Models:
         # Within a chain of calls each would ask for all before it, twice.
         self._known.clear()
         for key, owner in self._objects:
-            self._add_given(key, self.attributes_of(owner))
+            self._add_given(key, attributes_of(self, owner))
         for kind in (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.AugAssign):
             for node in self.index.by_kind.get(kind, ()):
                 self._follow_assignment(node)

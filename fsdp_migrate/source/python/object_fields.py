@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.held import attribute, put
 from fsdp_migrate.source.python.nodes import dotted
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from fsdp_migrate.source.python.links import Fields
+    from fsdp_migrate.source.python.models import Models
     from fsdp_migrate.source.python.scopes import Index
 
     Bound = list[tuple[str, int | None, cst.BaseExpression]]
@@ -37,6 +39,20 @@ def init_of(node: cst.ClassDef) -> cst.FunctionDef | None:
     """Return the constructor that a class has itself."""
     own = (item for item in node.body.body if isinstance(item, cst.FunctionDef))
     return next((item for item in own if item.name.value == "__init__"), None)
+
+
+def attributes_of(models: Models, node: cst.ClassDef, without: Collection[str] = ()) -> set[str]:
+    """Return what the objects of a class of this source hold in their attributes."""
+    found: set[str] = set()
+    for text in models.attributes.get(node, ()):
+        *steps, last = text.split(".")[1:]
+        if (steps or [last])[0] in without:
+            continue
+        kinds = put(attribute(last), models.facts[node, text])
+        for step in reversed(steps):
+            kinds = put(attribute(step), kinds)
+        found |= kinds
+    return found
 
 
 def bound_fields(index: Index, call: cst.Call, others: Mapping[str, Fields]) -> Bound:

@@ -105,3 +105,89 @@ def test_where_there_is_no_sharded_model() -> None:
     )
     assert {code for code, action in codes(body) if action == "commented"} == set()
     assert ("FM425", "commented") in codes(body.replace("fsdp_model is not", "other is not"))
+
+
+WRAPS = "    if {}:\n        net = FSDP(net)\n"
+SAVE = "torch.save(net.state_dict(), 'x.pt')"
+SAVES = f"    if {{}}:\n        x = 1\n    else:\n        {SAVE}\n"
+DECIDED = [
+    ("args.shard", "args.shard"),
+    ("not args.plain", "not args.plain"),
+    ("kind == 'one'", 'kind == "one"'),
+    ("kind == 'one'", "kind != 'two'"),
+    ("cfg.strategy.shard and args.train", "cfg.strategy.shard"),
+    ("args.shard or args.hybrid", "args.shard or args.hybrid"),
+    ("cfg.get('shard')", "cfg.get('shard')"),
+    ("cfg", "cfg is not None"),
+]
+OFF = [f"{WRAPS.format(wraps)}{SAVES.format(asks)}" for wraps, asks in DECIDED]
+OFF += [
+    f"{WRAPS.format('args.shard')}    if args.shard:\n        return\n    {SAVE}\n",
+    f"{WRAPS.format('args.shard')}    if not args.shard:\n        {SAVE}\n",
+    f"    net = FSDP(net) if args.shard else net\n{SAVES.format('args.shard')}",
+]
+ON = [
+    f"{WRAPS.format('args.shard')}{SAVES.format('args.train')}",
+    f"{WRAPS.format('args.shard')}    args.shard = False\n{SAVES.format('args.shard')}",
+    f"{WRAPS.format('cfg is not None')}{SAVES.format('cfg')}",
+    WRAPS.format("kind == 'one'") + SAVES.format("kind == 'two' or args.shard"),
+    f"{WRAPS.format('isinstance(net, A)')}{SAVES.format('isinstance(net, A)')}",
+    f"{WRAPS.format('args.one')}{WRAPS.format('args.two')}{SAVES.format('args.one')}",
+    f"    for i in x:\n        if i == 0:\n            net = FSDP(net)\n        if i > 0:\n            {SAVE}\n",
+]
+
+
+def _functions(bodies: list[str]) -> str:
+    head = "def f{}(args, cfg, kind, net):\n{}"
+    return "\n\n".join(head.format(number, body) for number, body in enumerate(bodies))
+
+
+def test_where_the_switch_of_the_wrapping_is_off_nothing_is_sharded() -> None:
+    after = turned(_functions(OFF))
+    assert after.count(SAVE) == len(OFF)
+    assert "get_model_state_dict" not in after
+
+
+def test_where_another_switch_is_off_it_may_be_sharded() -> None:
+    assert SAVE not in turned(_functions(ON))
+
+
+METHODS = """\
+class {0}:
+    def __init__(self, cfg, net):
+        self.cfg, self.on = cfg, cfg.on
+
+    def build(self, now):
+        if {1}:
+            self.net = FSDP(self.net)
+
+    def save(self, now):
+        if {1}:
+            return
+        torch.save(self.net.state_dict(), "{0}")
+"""
+ANEW = """
+    def turn(self):
+        self.cfg.shard = True
+
+    def turn_back(self):
+        self.cfg.shard = False
+"""
+
+
+def test_methods_of_one_class_ask_the_same_switch() -> None:
+    switches = {"A": "self.cfg.shard", "B": "self.on", "C": "SHARD", "D": "now", "E": "self.is_on()"}
+    body = "\n\n".join(METHODS.format(name, switch) for name, switch in switches.items())
+    # What is set anew may have been on before.
+    after = turned(f"SHARD = 1\n\n\n{body}\n\n{METHODS.format('F', 'self.cfg.shard')}{ANEW}")
+    plain = [name for name in "ABCDEF" if f'torch.save(self.net.state_dict(), "{name}")' in after]
+    assert plain == ["B", "C"]
+    plain_alone = turned(METHODS.format("A", "self.cfg.shard"))
+    assert 'torch.save(self.net.state_dict(), "A")' in plain_alone
+
+
+def test_switches_by_their_names() -> None:
+    switches = ("cfg.fsdp.use", "fsdp_config.enabled", "is_distributed", "torch.distributed.is_initialized()")
+    body = "def f{}(net: FSDP, cfg, fsdp_config, is_distributed):\n{}"
+    bodies = [body.format(number, SAVES.format(switch)) for number, switch in enumerate(switches)]
+    assert turned("\n\n".join(bodies)).count(SAVE) == len(switches)

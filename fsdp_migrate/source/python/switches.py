@@ -1,0 +1,204 @@
+"""Where the switch that decides on the wrapping is off: below ``else`` of one that wraps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fsdp_migrate.source.python.guards import Guards
+    from fsdp_migrate.source.python.scopes import Index
+
+
+_FALSE = frozenset({"0", "False", "None"})
+_LOOPS = (cst.For, cst.While, cst.CompFor)
+# Calls that say the same each time: what others say may change in between.
+_STEADY = frozenset({"bool", "get", "getattr", "hasattr", "int", "is_available", "is_initialized", "len"})
+_STEADY_NAMES = frozenset({"device_count", "get_world_size", "lower", "str", "strip", "upper"})
+
+
+class Fact(NamedTuple):
+    """What is known at a place: that something is true or not, or equals a constant or not."""
+
+    asked: str
+    constant: str | None
+    truth: bool
+    test: cst.BaseExpression
+
+    def rules_out(self, other: Fact) -> bool:
+        """Tell whether both cannot hold of the same values."""
+        if self.asked != other.asked:
+            return False
+        if self.constant == other.constant:
+            return self.truth is not other.truth
+        if self.constant is None or other.constant is None:
+            plain, equal = (self, other) if self.constant is None else (other, self)
+            return equal.truth and plain.truth is (equal.constant in _FALSE)
+        return self.truth and other.truth
+
+
+@dataclass(eq=False)
+class Switches:
+    """Answers whether a place is reached only where no model was wrapped. Reads only."""
+
+    index: Index
+    guards: Guards
+    _known: dict[cst.CSTNode, tuple[Fact, ...]] = field(default_factory=dict, repr=False)
+    _assigned: dict[str, list[cst.CSTNode]] | None = field(default=None, repr=False)
+
+    def is_off(self, node: cst.BaseExpression, owner: cst.CSTNode, made: Sequence[cst.CSTNode]) -> bool:
+        """Tell whether each wrapping runs only with a switch that is off where an expression stands.
+
+        Args:
+            node: The expression.
+            owner: The class, function or module that its name belongs to.
+            made: The targets of the assignments that make it a model.
+        """
+        here = self._facts(node) if made else ()
+        return bool(here) and all(self._is_ruled_out(each, node, owner, here) for each in made)
+
+    def _is_ruled_out(
+        self, target: cst.CSTNode, node: cst.BaseExpression, owner: cst.CSTNode, here: Sequence[Fact]
+    ) -> bool:
+        if self.index.excludes(target, node):
+            return True
+        there = (*self._facts(target), *self._of_value(target))
+        return any(
+            one.rules_out(other)
+            and self._is_same(one.test, other.test)
+            and self._lasts(one.test, target, node, owner)
+            for one in there
+            for other in here
+        )
+
+    def _facts(self, node: cst.CSTNode) -> tuple[Fact, ...]:
+        known = self._known.get(node)
+        if known is None:
+            facts = [each for test, truth in self.guards.facts(node) for each in _split(test, truth=truth)]
+            known = self._known[node] = tuple(each for each in facts if _is_steady(each.test))
+        return known
+
+    def _of_value(self, target: cst.CSTNode) -> Iterator[Fact]:
+        """Yield what decides in the value that makes a model: ``FSDP(m) if on else m``, ``wrap(m)``."""
+        statement = self.index.parents.get(self.index.parents[target])
+        value = statement.value if isinstance(statement, cst.Assign) else None
+        if isinstance(value, cst.IfExp) and isinstance(value.orelse, (cst.Name, cst.Attribute)):
+            yield from (each for each in _split(value.test, truth=True) if _is_steady(each.test))
+        elif isinstance(value, cst.IfExp) and isinstance(value.body, (cst.Name, cst.Attribute)):
+            yield from (each for each in _split(value.test, truth=False) if _is_steady(each.test))
+        elif isinstance(value, cst.Call):
+            functions = list(self.guards.functions(value.func))
+            given = walk_for(functions[0].body, cst.Return) if len(functions) == 1 else ()
+            wrapping = [each for each in given if not isinstance(each.value, (cst.Name, type(None)))]
+            yield from self._facts(wrapping[0]) if len(wrapping) == 1 else ()
+
+    def _is_same(self, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+        """Tell whether two tests of one text are about the same variables."""
+        if self.index.class_of(one) is not self.index.class_of(other) and any(map(_is_self, _roots(one))):
+            return False
+        for left, right in zip(_roots(one), _roots(other), strict=False):
+            first, second = self.index.scopes.get(left), self.index.scopes.get(right)
+            if first is None or second is None:
+                return False
+            if not _is_self(left) and first.find(left.value) is not second.find(right.value):
+                return False
+        return True
+
+    def _lasts(
+        self, test: cst.BaseExpression, target: cst.CSTNode, node: cst.CSTNode, owner: cst.CSTNode
+    ) -> bool:
+        """Tell whether what is asked keeps its value for as long as a model's name does."""
+        order, function = self.index.order, self.index.function(target)
+        first, last = sorted((order[target], order[node]))
+        is_together = function is self.index.function(node)
+        is_once = function is None or function.name.value == "__init__"
+        is_one_run = is_together and (function is None or isinstance(owner, cst.FunctionDef))
+
+        def changes(places: Sequence[cst.CSTNode]) -> bool:
+            if any(isinstance(a, _LOOPS) for place in places for a in self.index.ancestors(place)):
+                return True
+            if is_one_run:
+                return any(first < order[place] < last for place in places)
+            return len(places) > 1
+
+        made_of = text_of(target)
+        for root in _roots(test):
+            scope = self.index.scopes[root].find(root.value)
+            if _is_self(root) or scope is None:
+                continue
+            is_local = not isinstance(scope.node, cst.Module)
+            if is_local and not isinstance(owner, cst.FunctionDef) and not (is_together and is_once):
+                return False  # a parameter: the next call may be given another value, and the same model
+            if root.value == made_of or changes([each.node for each in scope.bindings[root.value]]):
+                return False
+        texts = {each for part in walk_for(test, cst.Attribute) if (each := dotted(part)) is not None}
+        return made_of not in texts and not any(changes(self._sets(text)) for text in texts)
+
+    def _sets(self, text: str) -> Sequence[cst.CSTNode]:
+        """Return the places at which an attribute is set."""
+        if self._assigned is None:
+            self._assigned = {}
+            for target in self.index.by_kind.get(cst.AssignTarget, ()):
+                name = dotted(cst.ensure_type(target, cst.AssignTarget).target)
+                if name is not None and "." in name:
+                    self._assigned.setdefault(name, []).append(target)
+        return self._assigned.get(text, ())
+
+
+def _split(test: cst.BaseExpression, *, truth: bool) -> Iterator[Fact]:
+    """Yield what a test that is ``truth`` says, part by part."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        yield from _split(test.expression, truth=not truth)
+        return
+    if isinstance(test, cst.BooleanOperation):
+        yield Fact(text_of(test), None, truth, test)
+        if isinstance(test.operator, cst.And) is truth:
+            yield from _split(test.left, truth=truth)
+            yield from _split(test.right, truth=truth)
+        return
+    if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+        operator, other = test.comparisons[0].operator, test.comparisons[0].comparator
+        if isinstance(operator, (cst.Equal, cst.Is)):
+            yield Fact(text_of(test.left), _constant(other), truth, test)
+            return
+        if isinstance(operator, (cst.IsNot, cst.NotEqual)):
+            yield Fact(text_of(test.left), _constant(other), not truth, test)
+            return
+    yield Fact(text_of(test), None, truth, test)
+
+
+def _constant(node: cst.BaseExpression) -> str:
+    """Return what tells one constant from others: of strings their value, whatever their quotes."""
+    return repr(node.evaluated_value) if isinstance(node, cst.SimpleString) else text_of(node)
+
+
+def _is_steady(test: cst.BaseExpression) -> bool:
+    """Tell whether a test gives the same each time, as long as its variables do."""
+    for call in walk_for(test, cst.Call):
+        name = (dotted(call.func) or "").split(".")[-1]
+        if name not in _STEADY | _STEADY_NAMES or any(map(_is_self, _given(call))):
+            return False
+    return bool(_roots(test))
+
+
+def _given(call: cst.Call) -> Iterator[cst.Name]:
+    return (arg.value for arg in call.args if isinstance(arg.value, cst.Name))
+
+
+def _is_self(name: cst.Name) -> bool:
+    return name.value in {"cls", "self"}
+
+
+def _roots(test: cst.BaseExpression) -> list[cst.Name]:
+    """Return the variables that a test asks: of ``args.fsdp`` it is ``args``."""
+    attributes = {id(each.attr) for each in walk_for(test, cst.Attribute)}
+    keywords = {id(arg.keyword) for call in walk_for(test, cst.Call) for arg in call.args if arg.keyword}
+    names = walk_for(test, cst.Name)
+    return [each for each in names if id(each) not in attributes | keywords]
