@@ -24,7 +24,12 @@ from fsdp_migrate.runtime.full_tensors import named_full_tensors
 from fsdp_migrate.runtime.offloading import offloaded
 from fsdp_migrate.runtime.optimizer_states import full_optimizer_state_dict, optim_state_dict_to_load
 from fsdp_migrate.runtime.sharded import require_units
-from fsdp_migrate.runtime.state_dicts import full_state_dict, load_full_state_dict, sharded_state_dict
+from fsdp_migrate.runtime.state_dicts import (
+    full_state_dict,
+    load_full_state_dict,
+    load_model_state_dict,
+    sharded_state_dict,
+)
 from fsdp_migrate.runtime.weights import clone_parameters, ema_update, swapped_parameters
 from fsdp_migrate.sharding.told_in_training import tell_where_gradients_add_up
 from fsdp_migrate.torch_compat import devices, param_groups, unit_state
@@ -46,6 +51,7 @@ __all__ = [
     "full_state_dict",
     "grad_scaler",
     "load_full_state_dict",
+    "load_model_state_dict",
     "named_full_tensors",
     "no_sync",
     "offloaded",

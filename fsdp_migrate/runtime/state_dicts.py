@@ -13,9 +13,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import _IncompatibleKeys
 
 from fsdp_migrate.arguments import FLAG, check_arguments
-from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
+from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError, StateNamesError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers
 from fsdp_migrate.runtime.sharded import gather, is_first_rank, local_of, show_shards, without_wrapper
@@ -206,6 +207,53 @@ def load_full_state_dict(
     if optimizers:
         mine = state["optimizer"]["state"] if here else None
         load_optimizers(optimizers, _names(model), sent[0]["optimizer"], mine)
+
+
+def load_model_state_dict(
+    model: nn.Module, state: Mapping[str, Any], *, strict: bool = True
+) -> _IncompatibleKeys:
+    """Load a full state dict of the model alone, as ``model.load_state_dict`` of FSDP1 loaded it.
+
+    torch's ``set_model_state_dict`` puts the model's own values in the place of what a full state lacks, and
+    so loads half a state without an error, or a word on what was missing. This compares the names first. A
+    model that is not sharded is loaded as well. All ranks must call it.
+
+    Changes: the values of the model. The state stays as it is, which torch's function fills with its own.
+
+    Args:
+        model: The model.
+        state: The whole state, by names, on each rank.
+        strict: Every name of the model must be there, and no other.
+
+    Returns:
+        The names that were missing, and those that the model does not have: ``missing_keys`` and
+        ``unexpected_keys``, as of ``model.load_state_dict``.
+
+    Raises:
+        StateNamesError: Names are missing, or are not the model's, and ``strict`` is true. As of
+            ``model.load_state_dict``, it is a ``RuntimeError``. Nothing was loaded.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Linear(4, 2)
+        >>> load_model_state_dict(model, {"bias": torch.zeros(2)}, strict=False).missing_keys
+        ['weight']
+    """
+    check_arguments(FLAG, strict=strict)
+    names = get_model_state_dict(model)
+    missing = [name for name in names if name not in state]
+    unexpected = [name for name in state if name not in names]
+    if strict and (missing or unexpected):
+        problems = [f"`{name}` is missing" for name in missing]
+        problems += [f"`{name}` is not in the model" for name in unexpected]
+        shown = listed(problems, 8, between="; ")
+        msg = f"The state does not fit {type(model).__name__}: {shown}. Nothing was loaded."
+        raise StateNamesError(msg)
+    given = copy.copy(state) if isinstance(state, dict) else dict(state)  # with the versions of modules
+    options = StateDictOptions(full_state_dict=True, strict=strict)
+    if given:
+        set_model_state_dict(model, given, options=options)
+    return _IncompatibleKeys(missing, unexpected)
 
 
 def _outline(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from fsdp_migrate.runtime import (
     ema_update,
     full_state_dict,
     load_full_state_dict,
+    load_model_state_dict,
     sharded_state_dict,
     summon_full_params,
     swapped_parameters,
@@ -99,6 +100,13 @@ def load_full_state() -> dict[str, Any]:
     found["untouched"] = all(torch.equal(before[name], value) for name, value in whole_of(other).items())
     load_full_state_dict(other, {"model": {"offset": torch.full((6,), 4.0)}} if state else {}, strict=False)
     found["in part"] = other.get_buffer("offset").max().item()
+    whole = full_state_dict(model, rank0_only=False)["model"]
+    half = {name: value for name, value in whole.items() if name != "offset"} | {"other": torch.zeros(1)}
+    found["half"] = [error_of(partial(load_model_state_dict, other, half))]
+    found["half"] += load_model_state_dict(other, half, strict=False)
+    load_model_state_dict(other, whole)
+    found["all"] = {name: value for name, value in whole_of(other).items() if name in whole}
+    found["given"] = {name: value for name, value in whole.items() if name in found["all"]}
     return found
 
 

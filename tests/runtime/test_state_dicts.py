@@ -54,6 +54,11 @@ def test_a_full_state_is_loaded_and_training_goes_on() -> None:
         assert found["kept"] == ([] if rank else ["param_groups", "state"])
         assert found["untouched"]
         assert found["in part"] == 4.0
+        kind, text = found["half"][0]
+        assert kind == "StateNamesError", text
+        assert "`offset` is missing; `other` is not in the model. Nothing was loaded." in text
+        assert found["half"][1:] == [["offset"], ["other"]]
+        assert_equal(found["all"], found["given"])
         messages = (
             "it has no part `model`",
             "it has no part `optimizer`",

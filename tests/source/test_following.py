@@ -276,7 +276,7 @@ def test_what_the_wrapper_holds_is_the_model_itself(tmp_path: Path) -> None:
         "load(bare, optimizer, path)\n",
     }
     misc = after(tmp_path, files, "misc.py")
-    assert "set_model_state_dict(bare, state['model']" in misc
+    assert "load_model_state_dict(bare, state['model'])" in misc
     assert misc.count("# fsdp-migrate: FM425") == 1
 
 

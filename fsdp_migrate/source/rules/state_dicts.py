@@ -41,12 +41,14 @@ _TORCH = "torch.distributed.checkpoint.state_dict"
 _GET = Need(_TORCH, "get_model_state_dict")
 _SET = Need(_TORCH, "set_model_state_dict")
 _OPTIONS = Need(_TORCH, "StateDictOptions")
+_LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 _FULL = Need("fsdp_migrate.runtime", "full_state_dict")
 
 _HINT = "`fsdp-migrate explain FM307` says what takes its place."
 _ELSEWHERE = (
     "what this gives was decided by contexts or types set in other places, and is sharded now; take "
-    f"torch's get_model_state_dict or set_model_state_dict with the options that were meant: {_HINT}"
+    "torch's get_model_state_dict with the options that were meant, or fsdp_migrate.runtime's "
+    f"load_model_state_dict: {_HINT}"
 )
 _FILE = (
     " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads it in place of "
@@ -66,13 +68,8 @@ _ONE_RANK = (
 )
 _HOLDS = (
     "it holds sharded models, and its state is theirs, of DTensors: where they are sharded, take torch's "
-    "get_model_state_dict or set_model_state_dict, given it, with options=StateDictOptions("
-    "full_state_dict=True). Every rank must make this call."
-)
-_MISSING = (
-    "set_model_state_dict, which takes its place, fills in what a full state lacks and names nothing as "
-    "missing: take it with options=StateDictOptions(full_state_dict=True, strict=False), and for what is "
-    "missing set(get_model_state_dict(model)) - set(state), before it."
+    "get_model_state_dict, given it, with options=StateDictOptions(full_state_dict=True), or "
+    "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
 )
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
@@ -170,8 +167,9 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
     if certainty is not None and source.contexts.is_summoned(call):
         yield Found("FM308", call, _SUMMONED, "kept")
     elif certainty == "mixed":
-        turns_to = "set" if func.attr.value == "load_state_dict" else "get"
-        message = f"{MIXED}take torch's {turns_to}_model_state_dict(model, ...)."
+        is_load = func.attr.value == "load_state_dict"
+        take = "load_model_state_dict of fsdp_migrate.runtime" if is_load else "torch's get_model_state_dict"
+        message = f"{MIXED}take {take}, given the model."
         yield Found("FM333", call, message, "commented")
     elif certainty == "certain" and (settings is None or not can_turn(call)):
         said = _ARGUMENTS if settings is not None else _ELSEWHERE
@@ -302,16 +300,14 @@ def _has_own_group(source: Source) -> bool:
 
 
 def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
-    options: dict[str, cst.BaseExpression] = {}
-    if settings.kind == "full":
-        options["full_state_dict"] = cst.Name("True")
+    """Return what loads a state: torch's function names nothing of a full one as missing, ours does."""
     given = arguments(call, ("state_dict", "strict")) or {}
-    if "strict" in given and literal(given["strict"]) is not True:
-        options["strict"] = given["strict"]
-        if settings.kind == "full" and _says_what_is_missing(source, call):
-            return Found("FM308", call, _MISSING, "commented")
-    name = source.local_name(_SET)
-    made = _make_options(source, options)
+    is_said = "strict" in given and literal(given["strict"]) is not True
+    strict = {"strict": given["strict"]} if is_said else {}
+    is_full = settings.kind == "full"
+    need = _LOAD if is_full else _SET
+    name = source.local_name(need)
+    made = strict if is_full else _make_options(source, strict)
 
     def build(updated: cst.Call) -> cst.Call:
         assert isinstance(updated.func, cst.Attribute)
@@ -319,24 +315,8 @@ def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
         return make_call(name, updated.func.value, state, **made)
 
     edits: tuple[Edit, ...] = (Replace(call, build),)
-    needs = (_SET, _OPTIONS) if made else (_SET,)
+    needs = (need, _OPTIONS) if made and not is_full else (need,)
     return Found("FM308", call, short(build(call), 110), "rewritten", edits, needs)
-
-
-def _says_what_is_missing(source: Source, call: cst.Call) -> bool:
-    """Tell whether what ``load_state_dict`` gives is looked at: unpacked, returned, asked for its keys."""
-    above = source.index.parents[call]
-    if isinstance(above, (cst.Attribute, cst.Return, cst.Subscript)):
-        return True
-    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
-    if not isinstance(target, cst.Name):
-        return isinstance(target, (cst.Tuple, cst.List))
-    readers = (source.index.parents[each] for each in source.readers(target))
-    return any(
-        isinstance(each, cst.Subscript)
-        or (isinstance(each, cst.Attribute) and each.attr.value in {"missing_keys", "unexpected_keys"})
-        for each in readers
-    )
 
 
 def _make_options(source: Source, options: dict[str, cst.BaseExpression]) -> dict[str, cst.BaseExpression]:

@@ -133,7 +133,7 @@ ON = [
     WRAPS.format("kind == 'one'") + SAVES.format("kind == 'two' or args.shard"),
     f"{WRAPS.format('isinstance(net, A)')}{SAVES.format('isinstance(net, A)')}",
     f"{WRAPS.format('args.one')}{WRAPS.format('args.two')}{SAVES.format('args.one')}",
-    f"    for i in x:\n        if i == 0:\n            net = FSDP(net)\n        if i > 0:\n            {SAVE}\n",
+    f"    for i in x:\n        if i < 1:\n            net = FSDP(net)\n        if i:\n            {SAVE}\n",
 ]
 
 

@@ -19,7 +19,7 @@ def test_a_context_shows_it_too() -> None:
     )
     after = turned(body)
     assert "state = get_model_state_dict(model)\n" in after
-    assert "set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))" in after
+    assert "load_model_state_dict(model, state)" in after
 
 
 def test_whole_parameters_have_a_whole_state() -> None:

@@ -34,7 +34,7 @@ def test_a_model_is_followed_through_the_source(body: str) -> None:
 
 def test_what_torch_compile_holds_is_the_model() -> None:
     body = "model = torch.compile(FSDP(net))\nmodel._orig_mod.load_state_dict(state)\n"
-    assert "set_model_state_dict(model._orig_mod, state, " in turned(body)
+    assert "load_model_state_dict(model._orig_mod, state)" in turned(body)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_torch_compile_holds_is_the_model() -> None:
 )
 def test_an_item_is_plain_until_it_is_wrapped(body: str, is_turned: bool) -> None:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    assert ("set_model_state_dict" in turned(f"def run(parts, state):\n{lines}")) is is_turned
+    assert ("load_model_state_dict" in turned(f"def run(parts, state):\n{lines}")) is is_turned
 
 
 def test_an_attribute_that_may_be_of_another_class_is_not_certain() -> None:
@@ -56,7 +56,7 @@ def test_an_attribute_that_may_be_of_another_class_is_not_certain() -> None:
         "        model = FSDP(net)\n        self.model = Plain() if alone else model\n"
         "    def load(self, state):\n        self.model.load_state_dict(state)\n"
     )
-    assert "set_model_state_dict(self" not in turned(body)
+    assert "load_model_state_dict(self" not in turned(body)
 
 
 @pytest.mark.parametrize(

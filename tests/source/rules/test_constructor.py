@@ -72,15 +72,12 @@ TURNED = [
         "net.load_state_dict(state)\nnet.apply(f)\nnet = FSDP(net)\nnet.load_state_dict(state)\n",
         (
             "net.load_state_dict(state)\nnet.apply(f)\nnet = prepare_fully_shard(net)\n"
-            "set_model_state_dict(net, state, options=StateDictOptions(full_state_dict=True))\n"
+            "load_model_state_dict(net, state)\n"
         ),
     ),
     (
         "for i in range(2):\n    net.load_state_dict(state)\n    net = FSDP(net)\n",
-        (
-            "for i in range(2):\n    set_model_state_dict(net, state, options="
-            "StateDictOptions(full_state_dict=True))\n    net = prepare_fully_shard(net)\n"
-        ),
+        ("for i in range(2):\n    load_model_state_dict(net, state)\n    net = prepare_fully_shard(net)\n"),
     ),
 ]
 

@@ -50,12 +50,12 @@ def test_data_parallel_is_another_wrapper() -> None:
 
 def test_the_state_of_the_wrapped_model_is_that_of_the_model() -> None:
     after = turned("m = FSDP(net)\nm.module.load_state_dict(s)\n")
-    assert after.endswith("set_model_state_dict(m, s, options=StateDictOptions(full_state_dict=True))\n")
+    assert after.endswith("load_model_state_dict(m, s)\n")
 
 
 def test_loading_is_said_to_be_loading() -> None:
     body = "m = FSDP(n) if a else torch.nn.parallel.DistributedDataParallel(n)\nm.load_state_dict(s)\n"
-    assert "set_model_state_dict" in turned(body)
+    assert "load_model_state_dict" in turned(body)
 
 
 def test_checkpointing_by_a_function_of_another_source_is_said() -> None:

@@ -94,9 +94,8 @@ TURNED = [
         ),
         (
             "state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))\n"
-            "set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))\n"
-            "set_model_state_dict(model, state, options="
-            "StateDictOptions(full_state_dict=True, strict=False))\n"
+            "load_model_state_dict(model, state)\n"
+            "load_model_state_dict(model, state, strict=False)\n"
         ),
     ),
 ]
@@ -319,19 +318,17 @@ def test_rank_zero_of_a_process_group_is_not_that_of_all(group: str, *, is_own: 
     assert ("state = get_model_state_dict(model, " in after) is not is_own
 
 
-@pytest.mark.parametrize(
-    ("line", "is_said"),
-    [
-        ("missing, unexpected = model.load_state_dict(state, strict=False)", True),
-        ("found = model.load_state_dict(state, strict=flag)\nif found.missing_keys:\n    pass", True),
-        ("missing = model.load_state_dict(state, strict=False).missing_keys", True),
-        ("found = model.load_state_dict(state, strict=False)\nprint(found)", False),
-        ("found = model.load_state_dict(state)\nassert not found.missing_keys", False),
-        ("model.load_state_dict(state, strict=False)", False),
-    ],
-)
-def test_what_a_state_lacks_is_not_said_by_torchs_function(line: str, *, is_said: bool) -> None:
-    assert (("FM308", "commented") in codes(f"{MODEL}{line}\n")) is is_said
+def test_what_a_state_lacks_is_said_as_before() -> None:
+    lines = (
+        "missing, unexpected = model.load_state_dict(state, strict=False)\n"
+        "missing = model.load_state_dict(state, strict=flag).missing_keys\n"
+        "found = model.load_state_dict(state, True)\n"
+    )
+    assert turned(MODEL + lines) == PREPARED + (
+        "missing, unexpected = load_model_state_dict(model, state, strict=False)\n"
+        "missing = load_model_state_dict(model, state, strict=flag).missing_keys\n"
+        "found = load_model_state_dict(model, state)\n"
+    )
 
 
 @pytest.mark.parametrize(
