@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.parameters import first_model, model_of
+from fsdp_migrate.source.python.parameters import first_model, is_torchs_optimizer, model_of
 
 
 if TYPE_CHECKING:
@@ -122,6 +122,6 @@ def _is_own_optimizer(source: Source, func: cst.BaseExpression) -> bool:
         return False
     for binding in source.index.scopes[func].lookup(func.value):
         for base in binding.node.bases if isinstance(binding.node, cst.ClassDef) else ():
-            if any(each.startswith("torch.optim.") for each in source.index.qualified(base.value)):
+            if any(map(is_torchs_optimizer, source.index.qualified(base.value))):
                 return True
     return False

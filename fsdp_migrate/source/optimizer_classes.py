@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted
-from fsdp_migrate.source.python.parameters import makes_optimizers
+from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
 
 
 if TYPE_CHECKING:
@@ -120,6 +120,6 @@ def _is_torchs(definition: Definition) -> bool:
     assert isinstance(definition.node, ast.ClassDef)
     for base in definition.node.bases:
         whole = _written(definition.module, dotted(base) or "")
-        if whole.startswith("torch.optim.") and "scheduler" not in whole.lower():
+        if is_torchs_optimizer(whole):
             return True
     return False

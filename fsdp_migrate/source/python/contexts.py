@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, dotted, literal, text_of, walk, walk_for
 
 
@@ -33,8 +34,6 @@ _OPTIM_CALLS = frozenset(
         "rekey_optim_state_dict",
     }
 )
-# Objects whose state dicts are not those of a model.
-_NOT_MODELS = ("optim", "sched", "scaler", "sampler", "loader", "dataset", "tracker", "timer", "metric")
 _ASK_ONLY = frozenset({"isinstance", "hasattr", "getattr", "type", "id", "print", "len"})
 _SAVERS = frozenset({"push_to_hub", "save", "save_checkpoint", "save_model", "save_pretrained"})
 
@@ -258,7 +257,8 @@ class Contexts:
             if self.is_state_call(call, model):
                 return None if can_turn(call) else "`state_dict` is given arguments that have no equivalent"
             # `dist_cp.load_state_dict(...)` is a function of a module, and asks no model.
-            if not is_not_a_model(func.value) and not self.source.index.qualified(func.value):
+            index = self.source.index
+            if not is_no_model(index, func.value) and not index.qualified(func.value):
                 return f"whether `{name or 'this'}` belongs to the same model is not seen"
             return None
         if name in {f"{text}.{saver}" for saver in _SAVERS}:
@@ -276,13 +276,6 @@ def can_turn(call: cst.Call) -> bool:
         return not call.args
     given = arguments(call, ("state_dict", "strict"))
     return given is not None and "state_dict" in given and set(given) <= {"state_dict", "strict"}
-
-
-def is_not_a_model(node: cst.BaseExpression) -> bool:
-    """Tell, by its name, whether an object is an optimizer, a scheduler or the like."""
-    text = text_of(node).lower()
-    last = text.split(".")[-1]
-    return last == "opt" or last.endswith("_opt") or any(word in last for word in _NOT_MODELS)
 
 
 def names_in(node: cst.CSTNode) -> list[cst.CSTNode]:

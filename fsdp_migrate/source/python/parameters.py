@@ -34,6 +34,19 @@ def makes_optimizers(name: str) -> bool:
     return _MAKES_ONE.search(name) is not None
 
 
+def is_torchs_optimizer(name: str) -> bool:
+    """Tell whether a name is that of one of torch's optimizers: not of a schedule, nor of an averaged model.
+
+    Example:
+        >>> names = ("AdamW", "adam.Adam", "lr_scheduler.StepLR", "swa_utils.AveragedModel", "Optimizer")
+        >>> [is_torchs_optimizer(f"torch.optim.{name}") for name in names]
+        [True, True, False, False, True]
+    """
+    first, _, rest = name.removeprefix("torch.optim.").partition(".")
+    is_class = (rest or first).split(".")[-1][:1].isupper()
+    return name.startswith("torch.optim.") and is_class and first not in {"lr_scheduler", "swa_utils"}
+
+
 def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.BaseExpression | None:
     """Return the model whose parameters an expression is or holds: ``[p for p in model.parameters()]``."""
     if depth > _MAX_DEPTH:

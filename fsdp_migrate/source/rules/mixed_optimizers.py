@@ -11,7 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, literal, text_of
-from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, model_of
+from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -48,7 +48,7 @@ def find(source: Source) -> Iterator[Found]:
 
 def _is_torchs(source: Source, call: cst.Call) -> bool:
     known = source.index.qualified(call.func)
-    return any(each.startswith("torch.optim.") and each.split(".")[-1][:1].isupper() for each in known)
+    return any(map(is_torchs_optimizer, known))
 
 
 def _is_plain(source: Source, model: cst.BaseExpression, others: dict[str, cst.BaseExpression]) -> bool:

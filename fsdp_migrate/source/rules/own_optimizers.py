@@ -10,7 +10,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
-from fsdp_migrate.source.python.parameters import makes_optimizers, model_of
+from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -162,8 +162,9 @@ def is_optimizer_class(source: Source, node: cst.ClassDef, depth: int = 0) -> bo
     """Tell whether a class derives from torch's optimizers, as far as names tell."""
     for base in node.bases:
         name = dotted(base.value) or ""
-        if any(each.startswith("torch.optim.") for each in source.index.qualified(base.value)):
-            return "scheduler" not in name.lower()
+        known = source.index.qualified(base.value)
+        if any(each.startswith("torch.optim.") for each in known):
+            return any(map(is_torchs_optimizer, known))
         if "optim" in name.split(".")[-1].lower():
             return True
         if depth < 3 and any(is_optimizer_class(source, own, depth + 1) for own in _own(source, base.value)):

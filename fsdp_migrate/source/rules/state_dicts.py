@@ -17,10 +17,10 @@ from fsdp_migrate.source.python.contexts import (
     Flag,
     Settings,
     can_turn,
-    is_not_a_model,
     names_in,
 )
 from fsdp_migrate.source.python.keywords import is_given_by_name
+from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
 from fsdp_migrate.source.rules.rank_files import file_of
@@ -114,7 +114,7 @@ def _of_file(source: Source, call: cst.Call) -> str:
     """Return what loads a file of ``torch.load`` into a model, where a call does; empty for others."""
     func = call.func
     is_load = isinstance(func, cst.Attribute) and func.attr.value == "load_state_dict"
-    if not is_load or not isinstance(func, cst.Attribute) or is_not_a_model(func.value):
+    if not is_load or not isinstance(func, cst.Attribute) or is_no_model(source.index, func.value):
         return ""
     file = file_of(source, call)
     given = arguments(file, ("f",)) if file is not None else None
@@ -160,7 +160,7 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
     func = call.func
     if not isinstance(func, cst.Attribute) or func.attr.value not in {"state_dict", "load_state_dict"}:
         return
-    if source.contexts.around(call) is not None or is_not_a_model(func.value):
+    if source.contexts.around(call) is not None or is_no_model(source.index, func.value):
         return
     certainty = _certainty(source, call, func.value)
     settings = source.contexts.settings_at(call)

@@ -51,6 +51,15 @@ def test_a_class_that_takes_dtensors_apart_itself_stays() -> None:
     assert {action for code, action in codes(saved + made) if code == "FM445"} == {"commented"}
 
 
+@pytest.mark.parametrize("base", ["swa_utils.AveragedModel", "lr_scheduler.LRScheduler"])
+def test_a_class_beside_torchs_optimizers_is_none(base: str) -> None:
+    body = (
+        f"class Own(torch.optim.{base}):\n    def step(self, closure=None):\n        print(self)\n\n\n"
+        "model = FSDP(net)\nown = Own(model.parameters())\n"
+    )
+    assert "FM445" not in dict(codes(body))
+
+
 def test_a_class_that_no_sharded_model_is_given_to_is_left_alone() -> None:
     body = f"{WHOLE}model = FSDP(net)\noptimizer = Own(other.parameters(), lr=0.1)\n"
     assert "FM445" not in {code for code, _ in codes(body)}

@@ -1,0 +1,124 @@
+"""Objects that have a state dict and are no model: optimizers, schedules, scalers, loaders, metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.scopes import Binding, Index
+
+
+# Words in the names of objects whose state dicts are not those of a model.
+_WORDS = ("optim", "sched", "scaler", "sampler", "loader", "dataset", "tracker", "timer", "metric")
+# The packages and modules whose classes and functions make none, whatever their objects are called.
+_HOMES = (
+    "diffusers.optimization.",
+    "diffusers.training_utils.EMAModel",
+    "diffusers.EMAModel",
+    "lion_pytorch.",
+    "random.",
+    "timm.optim.",
+    "timm.scheduler.",
+    "torch.Generator",
+    "torch.amp.",
+    "torch.cuda.amp.",
+    "torch.optim.",
+    "torch.utils.data.",
+    "torch_ema.",
+    "torchdata.",
+    "torchmetrics.",
+    "transformers.get_",
+    "transformers.optimization.",
+)
+# It holds a copy of the model, which has a state of its own.
+_HOLDS_A_MODEL = frozenset({"AveragedModel"})
+_STATE = frozenset({"load_state_dict", "state_dict"})
+_MAX_DEPTH = 3
+
+
+def is_no_model(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
+    """Tell whether an object is no model: by its name, by what makes it, or by its annotation."""
+    if _is_by_name(text_of(node)):
+        return True
+    if depth > _MAX_DEPTH:
+        return False
+    if isinstance(node, cst.Call):
+        return _is_made_as_none(index, node, depth)
+    if isinstance(node, cst.IfExp):
+        parts = [each for each in (node.body, node.orelse) if text_of(each) != "None"]
+        return bool(parts) and all(is_no_model(index, each, depth + 1) for each in parts)
+    if isinstance(node, cst.Attribute):
+        values = list(_set_on_self(index, node))
+        return bool(values) and all(is_no_model(index, each, depth + 1) for each in values)
+    if not isinstance(node, cst.Name) or node not in index.scopes:
+        return False
+    # What it is before it is made counts for nothing: `scheduler = None`.
+    bindings = [each for each in index.scopes[node].lookup(node.value) if not _is_none(each)]
+    return bool(bindings) and all(_is_bound_to_none(index, each, depth) for each in bindings)
+
+
+def _is_by_name(text: str) -> bool:
+    last = text.lower().split(".")[-1]
+    return last == "opt" or last.endswith("_opt") or any(word in last for word in _WORDS)
+
+
+def _is_none(binding: Binding) -> bool:
+    return binding.index is None and binding.value is not None and text_of(binding.value) == "None"
+
+
+def _is_bound_to_none(index: Index, binding: Binding, depth: int) -> bool:
+    """Tell whether one place at which a name gets a value gives it something that is no model."""
+    if isinstance(binding.node, cst.Param) and binding.node.annotation is not None:
+        return _is_by_name(text_of(binding.node.annotation.annotation))
+    if binding.index is not None or binding.value is None:
+        return False
+    return is_no_model(index, binding.value, depth + 1)
+
+
+def _is_made_as_none(index: Index, call: cst.Call, depth: int) -> bool:
+    """Tell whether a call makes no model: by where its function is from, or by what a class here does."""
+    names = index.qualified(call.func)
+    if any(name.split(".")[-1] in _HOLDS_A_MODEL for name in names):
+        return False
+    if any(name.startswith(_HOMES) for name in names) or _is_by_name(dotted(call.func) or ""):
+        return True
+    bindings = index.bindings_of(call.func) if isinstance(call.func, cst.Name) else []
+    classes = [each.node for each in bindings if isinstance(each.node, cst.ClassDef)]
+    if classes:
+        return all(_has_a_state_of_its_own(index, each) for each in classes)
+    functions = [each.node for each in bindings if isinstance(each.node, cst.FunctionDef)]
+    given = [e.value for f in functions for e in walk_for(f.body, cst.Return) if e.value is not None]
+    return bool(given) and all(is_no_model(index, each, depth + 1) for each in given)
+
+
+def _has_a_state_of_its_own(index: Index, node: cst.ClassDef) -> bool:
+    """Tell whether a class is no module, and its state asks no other object for one."""
+    bases = [name for base in node.bases for name in (dotted(base.value) or "?",)]
+    known = {name for base in node.bases for name in index.qualified(base.value)}
+    if any(name.startswith(_HOMES) for name in known):
+        return not any(name.split(".")[-1] in _HOLDS_A_MODEL for name in known)
+    methods = [each for each in node.body.body if isinstance(each, cst.FunctionDef)]
+    states = [each for each in methods if each.name.value in _STATE]
+    if not states or any(base not in {"ABC", "Protocol", "abc.ABC", "object"} for base in bases):
+        return False
+    asked = (attribute for each in states for attribute in walk_for(each.body, cst.Attribute))
+    return not any(each.attr.value in _STATE or each.attr.value.endswith("_dict") for each in asked)
+
+
+def _set_on_self(index: Index, node: cst.Attribute) -> Iterator[cst.BaseExpression]:
+    """Yield the values that a class gives an attribute of its objects; of others nothing is known."""
+    text, owner = dotted(node), index.class_of(node)
+    if text is None or owner is None or not text.startswith("self."):
+        return
+    for each in index.by_kind.get(cst.Assign, ()):
+        assign = cst.ensure_type(each, cst.Assign)
+        is_its = any(dotted(target.target) == text for target in assign.targets)
+        if is_its and index.class_of(assign) is owner and text_of(assign.value) != "None":
+            yield assign.value
