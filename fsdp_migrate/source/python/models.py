@@ -26,7 +26,6 @@ from fsdp_migrate.source.python.held import (
     whole,
     without_models,
 )
-from fsdp_migrate.source.python.last_values import stands_for
 from fsdp_migrate.source.python.lightning_models import is_trainers_model, trains_by_fsdp1
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
@@ -38,7 +37,7 @@ from fsdp_migrate.source.python.makers import (
     makes_fsdp,
     put_into,
 )
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.switches import Switches
@@ -55,8 +54,8 @@ Certainty = Literal["certain", "mixed"]
 
 Key = tuple[cst.CSTNode, str]
 
+_TARGETS = (cst.AnnAssign, cst.AssignTarget, cst.NamedExpr)
 _MAX_PASSES = 6
-_MAX_DEPTH = 2
 
 
 @dataclass(eq=False)
@@ -75,6 +74,8 @@ class Models:
     """What a function gives."""
     attributes: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
     """The attributes of a class's objects, of which something is known: ``self.model``."""
+    wholes: dict[Key, set[str]] = field(default_factory=dict)
+    """Of models with parts that are wrapped: the attributes that hold these, ``*`` for any."""
     evidence: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
     """The calls of FSDP1's functions that are given a name as the model."""
     guards: Guards = field(init=False)
@@ -181,21 +182,6 @@ class Models:
         """Tell whether an expression stands where ``isinstance(it, FSDPModule)`` was found true."""
         return self.guards.holds(node, self.index.is_fsdp2_class)
 
-    def is_asked(self, node: cst.CSTNode, depth: int = 0) -> bool:
-        """Tell whether the same function asks anywhere if an expression, or its origin, is FSDP1's."""
-        if self.is_other_branch(node):
-            return False
-        held = stands_for(self.index, self.guards, node) if isinstance(node, cst.Name) else ()
-        if depth < _MAX_DEPTH and any(self.is_asked(each, depth + 1) for each in held):
-            return True
-        text, function = text_of(node), self.index.function(node)
-        for call in walk_for(function, cst.Call) if function is not None else ():
-            if dotted(call.func) == "isinstance" and len(call.args) == 2:
-                is_same = text_of(call.args[0].value) == text
-                if is_same and self.index.fsdp1(call.args[1].value) == catalog.FSDP:
-                    return True
-        return False
-
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
@@ -266,6 +252,19 @@ class Models:
         kinds = self._kinds_of_targets(loop)
         return next((known for each, known in kinds if self._key(each) == key), without_models(found))
 
+    def sharded_with(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
+        """Return the model that an expression is a part of, and sharded with: ``model`` of ``model.head``.
+
+        Where other parts alone are wrapped, ``model.layers[i] = FSDP(model.layers[i])``, the rest is plain.
+        """
+        if not isinstance(node, cst.Attribute):
+            return None
+        key = self._key(node.value)
+        parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
+        made = (type(self.index.parents[each]) for each in self.made.get(key, ())) if key is not None else ()
+        is_plain = parts.isdisjoint({"*", node.attr.value}) and not any(each in _TARGETS for each in made)
+        return None if is_plain else node.value
+
     def is_parameters(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression holds parameters of an FSDP1 model, in one form or another."""
         return "params" in self.kinds(node)
@@ -275,7 +274,7 @@ class Models:
         while model is not None:
             if "fsdp" in self.kinds(model):
                 return {"params"}
-            model = model.value if isinstance(model, cst.Attribute) else None  # a part of a model
+            model = self.sharded_with(model)
         return set()
 
     def _kinds_of_item(self, node: cst.Subscript) -> set[str]:
@@ -424,7 +423,9 @@ class Models:
             step = step_of(target)
             self._add(key, put(ITEM if step.isdigit() else step, kinds))
             if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
-                self._note_whole(target.value.value)  # `model.layers[i] = FSDP(model.layers[i])`
+                self._note_whole(
+                    target.value.value, target.value.attr.value
+                )  # `model.layers[i] = FSDP(model.layers[i])`
             items = None if key is None else (key[0], f"{key[1]}[]")
             if items is not None and "fsdp" in kinds and target not in self.made.setdefault(items, []):
                 self.made[items].append(target)
@@ -454,9 +455,11 @@ class Models:
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
 
-    def _note_whole(self, node: cst.BaseExpression) -> None:
+    def _note_whole(self, node: cst.BaseExpression, part: str = "*") -> None:
         """Note that a model has parts that are wrapped, whether it is wrapped itself or not."""
         key = self._key(node)
+        if key is not None:
+            self.wholes.setdefault(key, set()).add(part)
         if key is not None and node not in self.made.setdefault(key, []):
             self._add(key, {"fsdp", "other"})
             self.made[key].append(node)

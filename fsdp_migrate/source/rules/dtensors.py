@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.evidence import is_asked
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
@@ -154,6 +155,8 @@ def _is_one_parameters(source: Source, node: cst.Attribute) -> bool:
     if not isinstance(held, cst.Attribute) or held.attr.value not in _WEIGHTS:
         return False
     while isinstance(held, (cst.Attribute, cst.Call, cst.Subscript)):
+        if isinstance(held, cst.Attribute) and source.models.sharded_with(held) is None:
+            return False
         held = held.func if isinstance(held, cst.Call) else held.value
         if isinstance(held, (cst.Attribute, cst.Name)) and source.models.certainty(held) is not None:
             return True
@@ -286,7 +289,9 @@ def _is_list(source: Source, node: cst.BaseExpression) -> bool:
     models = source.models
     model = node.func.value
     is_fsdp1 = _is_part(source, model) or models.is_guarded_within(model)
-    return is_fsdp1 or models.is_asked(model) or _is_wrapped_above(source, model) or _is_itself(source, model)
+    return (
+        is_fsdp1 or is_asked(models, model) or _is_wrapped_above(source, model) or _is_itself(source, model)
+    )
 
 
 def _is_part(source: Source, model: cst.BaseExpression) -> bool:
@@ -295,7 +300,7 @@ def _is_part(source: Source, model: cst.BaseExpression) -> bool:
     while part is not None:
         if source.models.certainty(part) is not None:
             return True
-        part = part.value if isinstance(part, cst.Attribute) else None
+        part = source.models.sharded_with(part)
     return False
 
 

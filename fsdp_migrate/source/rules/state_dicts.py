@@ -215,6 +215,8 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     certainty = _certainty(source, call, asked)
     # A part of a sharded model has a sharded state, too.
     while certainty is None and isinstance(asked, cst.Attribute) and asked.attr.value != "module":
+        if source.models.sharded_with(asked) is None:
+            return
         asked = asked.value
         certainty = _certainty(source, call, asked)
     if certainty is None or source.contexts.is_summoned(call):
