@@ -109,10 +109,7 @@ class Guards:
         """Tell whether a place is reached only where something was found to be in another wrapper."""
         is_class = is_other_wrapper(self.index, self.wrappers)
         checks = (test for test, truth in self.facts(node) if truth and isinstance(test, cst.Call))
-        asked = (
-            call.args[1].value for call in checks if dotted(call.func) == "isinstance" and len(call.args) == 2
-        )
-        return any(map(is_class, asked))
+        return any(is_class(call.args[1].value) for call in checks if _asks_class(call))
 
     def facts(self, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, bool]]:
         """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
@@ -140,12 +137,12 @@ class Guards:
     def _before(
         block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode
     ) -> Iterator[tuple[cst.BaseExpression, bool]]:
-        """Yield what the statements above one have made sure: ``assert``, and ``if ...: return``."""
+        """Yield what the statements above one have made sure: assertions, and ``if ...: return``."""
         for each in block.body:
             if each is statement:
                 return
             if isinstance(each, cst.SimpleStatementLine):
-                yield from ((small.test, True) for small in each.body if isinstance(small, cst.Assert))
+                yield from ((test, True) for small in each.body if (test := _asserted(small)) is not None)
             elif isinstance(each, cst.If) and each.orelse is None and _leaves(each.body):
                 yield each.test, False
 
@@ -215,8 +212,8 @@ class Guards:
     def _is_check(self, call: cst.Call, text: str, is_class: IsClass, depth: int, *, within: bool) -> bool:
         if not call.args or text_of(call.args[0].value) != text:
             return False
-        if dotted(call.func) == "isinstance":
-            return len(call.args) == 2 and is_class(call.args[1].value)
+        if _asks_class(call):
+            return is_class(call.args[1].value)
         return depth < _MAX_DEPTH and self._is_helper(call.func, is_class, depth + 1, within=within)
 
     def _is_helper(self, func: cst.BaseExpression, is_class: IsClass, depth: int, *, within: bool) -> bool:
@@ -241,6 +238,23 @@ class Guards:
             for item in owner.body.body if owner is not None else ():
                 if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
                     yield item
+
+
+def _asserted(statement: cst.BaseSmallStatement) -> cst.BaseExpression | None:
+    """Return what a statement makes sure: ``assert x``, ``assertTrue(x)``, ``assertIsInstance(x, A)``."""
+    if isinstance(statement, cst.Assert):
+        return statement.test
+    call = statement.value if isinstance(statement, cst.Expr) else None
+    if not isinstance(call, cst.Call) or not call.args:
+        return None
+    name = (dotted(call.func) or "").partition("self.")[2]
+    return call if name == "assertIsInstance" else call.args[0].value if name == "assertTrue" else None
+
+
+def _asks_class(call: cst.Call) -> bool:
+    """Tell whether a call is a check for a class, or asserts that it is true."""
+    name = dotted(call.func) or ""
+    return len(call.args) >= 2 and (name == "isinstance" or name.endswith(".assertIsInstance"))
 
 
 def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
