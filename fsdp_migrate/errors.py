@@ -218,10 +218,6 @@ class CheckpointMismatchError(CheckpointError, ValueError):
     """Two checkpoints, or a checkpoint and a request, disagree."""
 
 
-class StateNamesError(CheckpointMismatchError, RuntimeError):
-    """A state dict has other names than the model, of which torch's own loading says RuntimeError."""
-
-
 class PlanError(CheckpointError, ValueError):
     """A conversion that cannot be done. ``findings`` holds every reason, not only the first."""
 

@@ -41,7 +41,9 @@ EXPLANATIONS = {
         " `load_full_state_dict` or `set_model_state_dict`. Then remove the context.",
     ),
     "FM308": (
-        "`state_dict()` of an FSDP2 model holds `DTensor`s with this rank's shard. torch's functions give the full or sharded state that FSDP1 gave.",
+        "`state_dict()` of an FSDP2 model holds `DTensor`s with this rank's shard. torch's functions give the full or sharded state that FSDP1 gave."
+        " A full state is loaded by `load_model_state_dict` of `fsdp_migrate.runtime`: torch's `set_model_state_dict` fills in what it lacks from the"
+        " model, and raises no error.",
         "Nothing. Every rank must take part in the call, as before.",
     ),
     "FM309": (

@@ -13,13 +13,20 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import _IncompatibleKeys
+from torch.overrides import TorchFunctionMode
 
 from fsdp_migrate.arguments import FLAG, check_arguments
-from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError, StateNamesError
+from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers
-from fsdp_migrate.runtime.sharded import gather, is_first_rank, local_of, show_shards, without_wrapper
+from fsdp_migrate.runtime.sharded import (
+    gather,
+    is_first_rank,
+    local_of,
+    show_shards,
+    without_wrapper,
+    write_back,
+)
 from fsdp_migrate.sharding.optimizers import as_list
 from fsdp_migrate.sharding.tying import parameter_names
 from fsdp_migrate.torch_compat.tensor_kinds import is_made_of_tensors
@@ -209,51 +216,73 @@ def load_full_state_dict(
         load_optimizers(optimizers, _names(model), sent[0]["optimizer"], mine)
 
 
-def load_model_state_dict(
-    model: nn.Module, state: Mapping[str, Any], *, strict: bool = True
-) -> _IncompatibleKeys:
-    """Load a full state dict of the model alone, as ``model.load_state_dict`` of FSDP1 loaded it.
+def load_model_state_dict(model: nn.Module, state_dict: Mapping[str, Any], *, strict: bool = True) -> Any:
+    """Load a full state that every rank has, as an FSDP1 model's ``load_state_dict`` did; no communication.
 
-    torch's ``set_model_state_dict`` puts the model's own values in the place of what a full state lacks, and
-    so loads half a state without an error, or a word on what was missing. This compares the names first. A
-    model that is not sharded is loaded as well. All ranks must call it.
+    Names and shapes are compared by the modules themselves, with their hooks and errors. torch's
+    ``set_model_state_dict`` with ``full_state_dict=True`` fills in from the model what the state lacks, so
+    that a missing name is no error, and puts DTensors into the dict that it is given (2.6 to 2.15).
 
-    Changes: the values of the model. The state stays as it is, which torch's function fills with its own.
+    Changes: the values of the model. Leaves ``state_dict`` alone. DTensors in it are taken as they are.
 
     Args:
-        model: The model.
-        state: The whole state, by names, on each rank.
+        model: The sharded model, or one that is not sharded (yet).
+        state_dict: The whole tensors by their names, the same on every rank.
         strict: Every name of the model must be there, and no other.
 
     Returns:
-        The names that were missing, and those that the model does not have: ``missing_keys`` and
-        ``unexpected_keys``, as of ``model.load_state_dict``.
+        What ``torch.nn.Module.load_state_dict`` returns: ``missing_keys`` and ``unexpected_keys``.
 
     Raises:
-        StateNamesError: Names are missing, or are not the model's, and ``strict`` is true. As of
-            ``model.load_state_dict``, it is a ``RuntimeError``. Nothing was loaded.
+        ModelStateError: A forward or backward is under way.
+        RuntimeError: A name is missing or is not the model's, or a shape is another (torch's own error).
 
     Example:
         >>> from torch import nn
-        >>> model = nn.Linear(4, 2)
-        >>> load_model_state_dict(model, {"bias": torch.zeros(2)}, strict=False).missing_keys
-        ['weight']
+        >>> load_model_state_dict(nn.Linear(4, 2), {"weight": torch.ones(2, 4)}, strict=False).missing_keys
+        ['bias']
     """
     check_arguments(FLAG, strict=strict)
-    names = get_model_state_dict(model)
-    missing = [name for name in names if name not in state]
-    unexpected = [name for name in state if name not in names]
-    if strict and (missing or unexpected):
-        problems = [f"`{name}` is missing" for name in missing]
-        problems += [f"`{name}` is not in the model" for name in unexpected]
-        shown = listed(problems, 8, between="; ")
-        msg = f"The state does not fit {type(model).__name__}: {shown}. Nothing was loaded."
-        raise StateNamesError(msg)
-    given = copy.copy(state) if isinstance(state, dict) else dict(state)  # with the versions of modules
-    options = StateDictOptions(full_state_dict=True, strict=strict)
-    if given:
-        set_model_state_dict(model, given, options=options)
-    return _IncompatibleKeys(missing, unexpected)
+    show_shards(model, "load_model_state_dict")
+    own = model.state_dict()
+    if not own or not state_dict:
+        return model.load_state_dict(state_dict, strict=strict)  # torch's function would do nothing
+    if any(isinstance(value, torch.Tensor) and value.is_meta for value in own.values()):
+        return _load_into_meta(model, own, state_dict, strict=strict)
+    with _WholeIntoShards():
+        return set_model_state_dict(model, _copied(state_dict), options=StateDictOptions(strict=strict))
+
+
+def _copied(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dict of its own, with the versions of modules that a state dict carries for their hooks."""
+    return copy.copy(state_dict) if isinstance(state_dict, dict) else dict(state_dict)
+
+
+class _WholeIntoShards(TorchFunctionMode):
+    """Lets ``param.copy_(whole)`` write this rank's part, where modules load and their hooks rename."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_ and isinstance(args[0], DTensor) and not isinstance(args[1], DTensor):
+            write_back(args[0], args[1])
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _load_into_meta(
+    model: nn.Module, own: Mapping[str, Any], state_dict: Mapping[str, Any], *, strict: bool
+) -> Any:
+    """Load into parameters without memory, which torch's function for full states alone gives some."""
+    missing = [name for name in map(clean_parameter_name, own) if name not in state_dict]
+    if strict and missing:
+        shown = ", ".join(f"`{name}`" for name in missing)
+        msg = (
+            f"Missing key(s) in state_dict: {shown}. The model's parameters have no memory yet (meta device)."
+        )
+        raise RuntimeError(msg)
+    found = set_model_state_dict(
+        model, _copied(state_dict), options=StateDictOptions(full_state_dict=True, strict=strict)
+    )
+    return found._replace(missing_keys=missing)
 
 
 def _outline(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from fsdp_migrate.torch_compat.fsdp2 import fsdp2_internals
+from fsdp_migrate.torch_compat.process_groups import wait_until_threads_rest
 
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def _refuses_averages(group: dist.ProcessGroup) -> bool:
     try:
         dist.all_reduce(torch.ones(1), op=dist.ReduceOp.AVG, group=group)
     except RuntimeError:
+        # gloo's thread may not have put the refused work away yet, and a barrier would fail by its error.
+        wait_until_threads_rest()
         return True
     return False
 

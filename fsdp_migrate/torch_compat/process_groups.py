@@ -58,14 +58,14 @@ def end_process_group() -> None:
     # Beside NCCL's default group there may be some of gloo, for what lies on the CPU.
     groups = list(dist.distributed_c10d._world.pg_map)
     if any("gloo" in dist.get_backend_config(group) for group in groups):
-        at_rest = _wait_until_threads_rest()
+        at_rest = wait_until_threads_rest()
         if _JOINS_WITH_THE_LOCK and not at_rest:
             for group in groups:  # kept until the process is gone: no thread of theirs is ever joined
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     dist.destroy_process_group()
 
 
-def _wait_until_threads_rest() -> bool:
+def wait_until_threads_rest() -> bool:
     """Wait until each other thread of this process has been seen at rest; return whether it came to that.
 
     At rest is a thread that sleeps and has not been awake between two looks, so that Python's lock, which

@@ -100,13 +100,53 @@ def load_full_state() -> dict[str, Any]:
     found["untouched"] = all(torch.equal(before[name], value) for name, value in whole_of(other).items())
     load_full_state_dict(other, {"model": {"offset": torch.full((6,), 4.0)}} if state else {}, strict=False)
     found["in part"] = other.get_buffer("offset").max().item()
-    whole = full_state_dict(model, rank0_only=False)["model"]
-    half = {name: value for name, value in whole.items() if name != "offset"} | {"other": torch.zeros(1)}
-    found["half"] = [error_of(partial(load_model_state_dict, other, half))]
-    found["half"] += load_model_state_dict(other, half, strict=False)
-    load_model_state_dict(other, whole)
-    found["all"] = {name: value for name, value in whole_of(other).items() if name in whole}
-    found["given"] = {name: value for name, value in whole.items() if name in found["all"]}
+    return found
+
+
+def _rename_old(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
+    """Take what an older version of a module called `old`, as libraries do by such hooks."""
+    if f"{prefix}old" in state:
+        state[f"{prefix}head.out.weight"] = state.pop(f"{prefix}old")
+
+
+def load_state_of_every_rank() -> dict[str, Any]:
+    """Load full states that fit and that do not, into ours and into a plain model; return what each did."""
+    torch.manual_seed(0)
+    state = {name: value + 1 for name, value in Net().state_dict().items()}
+    others = {name: value for name, value in state.items() if name != "head.out.weight"}
+    cases: dict[str, tuple[dict[str, Any], bool]] = {
+        "all": (state, True),
+        "missing": (others, True),
+        "missing, not strict": (others, False),
+        "none": ({}, True),
+        "unexpected": (state | {"more": torch.ones(1)}, True),
+        "both, not strict": (others | {"more": torch.ones(1)}, False),
+        "another shape": (state | {"embed.weight": torch.ones(14, 6)}, True),
+        "an older name": (others | {"old": state["head.out.weight"]}, True),
+    }
+    found: dict[str, Any] = {}
+    for name, (given, strict) in cases.items():
+        found[name] = []
+        for ours in (False, True):
+            torch.manual_seed(1)
+            model: Any = prepare_fully_shard(Net(), BLOCKS) if ours else Net()
+            model.register_load_state_dict_pre_hook(_rename_old)
+            before = dict(given)
+            load = partial(load_model_state_dict, model) if ours else model.load_state_dict
+            try:
+                said = str(load(given, strict=strict))
+            except RuntimeError as error:
+                said = str(error).replace("FSDPNet", "Net")
+            same = given.keys() == before.keys() and all(given[key] is before[key] for key in before)
+            found[name].append((said, whole_of(model), same))
+    with torch.device("meta"):
+        model = fully_shard(Net())
+    try:
+        found["meta, missing"] = load_model_state_dict(model, others)
+    except RuntimeError as error:
+        found["meta, missing"] = str(error)
+    load_model_state_dict(model, state)
+    found["meta"] = [whole_of(model), {name: state[name] for name, _ in model.named_parameters()}]
     return found
 
 
@@ -407,4 +447,10 @@ def _reload(model: Any) -> list[str]:
     pairs = {name: (value, again["model"][name]) for name, value in state["model"].items()}
     for name, own in state["optimizer"]["state"].items():
         pairs |= {f"{name}.{key}": (own[key], again["optimizer"]["state"][name][key]) for key in own}
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    load_model_state_dict(model, state["model"])
+    by_every_rank = full_state_dict(model, rank0_only=False)["model"]
+    pairs |= {f"{name} by every rank": (state["model"][name], value) for name, value in by_every_rank.items()}
     return [name for name, (one, two) in pairs.items() if not torch.equal(one, two)]

@@ -98,13 +98,13 @@ def test_gloo_beside_another_default_group_is_waited_for(monkeypatch: pytest.Mon
     """As where NCCL has the parameters, and gloo what lies on the CPU."""
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     waited = []
-    wait = process_groups._wait_until_threads_rest
+    wait = process_groups.wait_until_threads_rest
 
     def noted() -> bool:
         waited.append(wait())
         return waited[-1]
 
-    monkeypatch.setattr(process_groups, "_wait_until_threads_rest", noted)
+    monkeypatch.setattr(process_groups, "wait_until_threads_rest", noted)
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_gather([torch.empty(1)], torch.ones(1), group=dist.new_group(backend="gloo"))
     end_process_group()

@@ -18,8 +18,8 @@ _FORMATTING = frozenset({"comma", "dot", "equal", "header", "footer", "leading_l
 _EMPTY = cst.Module([])
 
 
-def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield the parts of a node in the order of the source, formatting left out.
+def children(node: cst.CSTNode) -> list[cst.CSTNode]:
+    """Return the parts of a node in the order of the source, formatting left out.
 
     LibCST's own ``children`` copies the node, which is too slow for large sources.
     """
@@ -28,12 +28,14 @@ def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         every = type(node).__dataclass_fields__
         names = tuple(n for n in every if not (n in _FORMATTING or "whitespace" in n or n.startswith("_")))
         _FIELDS[type(node)] = names
+    found = []
     for name in names:
         value = getattr(node, name)
         if _is_node(type(value)):
-            yield value
+            found.append(value)
         elif isinstance(value, (list, tuple)):
-            yield from (item for item in value if _is_node(type(item)))
+            found.extend([item for item in value if _is_node(type(item))])
+    return found
 
 
 _KINDS: dict[type, bool] = {}
@@ -48,10 +50,12 @@ def _is_node(kind: type) -> bool:
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield a node and everything below it."""
-    yield node
-    for child in children(node):
-        yield from walk(child)
+    """Yield a node and everything below it, in the order of the source."""
+    left = [node]
+    while left:
+        found = left.pop()
+        yield found
+        left += reversed(children(found))
 
 
 def walk_for(node: cst.CSTNode, kind: type[NodeT]) -> Iterator[NodeT]:

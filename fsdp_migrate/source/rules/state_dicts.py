@@ -43,6 +43,7 @@ _SET = Need(_TORCH, "set_model_state_dict")
 _OPTIONS = Need(_TORCH, "StateDictOptions")
 _LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 _FULL = Need("fsdp_migrate.runtime", "full_state_dict")
+_LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 
 _HINT = "`fsdp-migrate explain FM307` says what takes its place."
 _ELSEWHERE = (
