@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.contexts import (
     can_turn,
     names_in,
 )
+from fsdp_migrate.source.python.evidence import is_asked_elsewhere
 from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
@@ -71,6 +72,10 @@ _HOLDS = (
     "it holds sharded models, and its state is theirs, of DTensors: where they are sharded, take torch's "
     "get_model_state_dict, given it, with options=StateDictOptions(full_state_dict=True), or "
     "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
+)
+_ASKED = (
+    "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
+    "get_model_state_dict, or load_model_state_dict of fsdp_migrate.runtime, given it, on every rank."
 )
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
@@ -181,6 +186,8 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield turned(source, call, settings)
     elif certainty is None and _holds_models(source, func.value):
         yield Found("FM308", call, _HOLDS, "commented")
+    elif certainty is None and is_asked_elsewhere(source.models, func.value):
+        yield Found("FM333", call, _ASKED, "commented")
 
 
 def _holds_models(source: Source, node: cst.BaseExpression) -> bool:
