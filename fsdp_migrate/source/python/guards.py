@@ -30,6 +30,8 @@ _DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
 _ON = frozenset({"active", "enable", "enabled", "is_enabled", "on", "use"})
 _DISTRIBUTED = re.compile(r"^_?(is|use|using)_(dist|distributed)$")
+_DDPS_SWITCH = re.compile(r"^_?(enable|is|run|use|using|with)_(torch_)?ddp$")
+_MAY_SHARD = re.compile(r"fsdp|fully_?shard|shard|wrap")
 _INITIALIZED = frozenset({"dist.is_initialized", "torch.distributed.is_initialized"})
 _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
@@ -76,6 +78,8 @@ class Guards:
             _is_off(t, truth=v, says_all=self._says_all) for t, v in self.facts(node)
         ):
             return True
+        if self._has_ddps_switch and any(_is_on_for_ddp(t, truth=v) for t, v in self.facts(node)):
+            return True
         return self._has_match and any(map(_is_ddps_case, self.index.ancestors(node)))
 
     @functools.cached_property
@@ -86,6 +90,16 @@ class Guards:
         is_named = any(switch.match(each) for each in lowered for switch in switches)
         is_named = is_named or not lowered.isdisjoint({"fsdp_cfg", "is_initialized"})
         return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts)
+
+    @functools.cached_property
+    def _has_ddps_switch(self) -> bool:
+        """Whether a switch is DDP's by its name, and nothing that may shard stands below it."""
+        names = self.index.by_kind.get(cst.Name, ())
+        if not any(_DDPS_SWITCH.match(cst.ensure_type(each, cst.Name).value.lower()) for each in names):
+            return False
+        calls = (cst.ensure_type(each, cst.Call) for each in self.index.by_kind.get(cst.Call, ()))
+        sharding = (call for call in calls if _MAY_SHARD.search((dotted(call.func) or "").lower()))
+        return not any(_is_on_for_ddp(t, truth=v) for call in sharding for t, v in self.facts(call))
 
     @functools.cached_property
     def _texts(self) -> frozenset[str]:
@@ -269,6 +283,16 @@ def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
         is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
         return _is_none(test, truth=truth) or is_fsdps or _is_word(test, _DDP, truth=truth)
     return not truth and _is_switch(test)
+
+
+def _is_on_for_ddp(test: cst.BaseExpression, *, truth: bool) -> bool:
+    """Tell whether a test that is ``truth`` says that a switch for DDP is on: ``if config.enable_ddp:``."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return _is_on_for_ddp(test.expression, truth=not truth)
+    if isinstance(test, cst.BooleanOperation):
+        found = (_is_on_for_ddp(part, truth=truth) for part in (test.left, test.right))
+        return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
+    return truth and _DDPS_SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
 
 
 def _is_switch(test: cst.BaseExpression) -> bool:
