@@ -12,6 +12,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.makers import makes_fsdp
+from fsdp_migrate.source.python.no_models import is_of_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
 
@@ -114,6 +115,15 @@ class Guards:
     @functools.cached_property
     def _has_match(self) -> bool:
         return bool(self.index.by_kind.get(cst.Match))
+
+    def is_no_module(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where it was found to be no ``nn.Module``, or what is none."""
+        text = text_of(node)
+        is_module, is_none = is_of_modules(self.index), is_of_no_models(self.index)
+        return any(
+            self._says(test, text, is_module, want=not truth) or self._says(test, text, is_none, want=truth)
+            for test, truth in self.facts(node)
+        )
 
     def is_of_other_wrapper(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be in another wrapper than FSDP1's."""
@@ -364,6 +374,29 @@ def _compares_type(test: cst.Comparison, text: str, is_class: IsClass, *, want: 
 def is_fsdp1_class(index: Index) -> IsClass:
     """Return the question whether an expression is FSDP1's class, and no other."""
     return lambda asked: index.fsdp1(asked) == catalog.FSDP
+
+
+def is_of_modules(index: Index) -> IsClass:
+    """Return the question whether an expression is torch's class of all modules, or has it among others."""
+
+    def is_class(asked: cst.CSTNode) -> bool:
+        if isinstance(asked, cst.Tuple):
+            return any(is_class(each.value) for each in asked.elements)
+        names = index.qualified(asked) if isinstance(asked, (cst.Name, cst.Attribute)) else set()
+        return bool(names & {"torch.nn.Module", "torch.nn.modules.Module", "torch.nn.modules.module.Module"})
+
+    return is_class
+
+
+def is_of_no_models(index: Index) -> IsClass:
+    """Return the question whether an expression is a class of what is no model: an optimizer, a schedule."""
+
+    def is_class(asked: cst.CSTNode) -> bool:
+        if isinstance(asked, cst.Tuple):
+            return bool(asked.elements) and all(is_class(each.value) for each in asked.elements)
+        return isinstance(asked, (cst.Name, cst.Attribute)) and is_of_no_model(index, asked)
+
+    return is_class
 
 
 def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.annotations import annotated, objects
-from fsdp_migrate.source.python.bound_anew import is_bound_anew, was_just_wrapped_by_ddp
+from fsdp_migrate.source.python.bound_anew import is_bound_anew, runs_at, was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.containers import added_to, given_by, held_by, is_slice, public_owner, step_of
 from fsdp_migrate.source.python.evidence import given_as_models
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
@@ -139,10 +139,11 @@ class Models:
         made = [each for each in made if not self.index.excludes(each, node)]
         function, place = self.index.function(node), self.index.order[node]
         for statement in made:
-            if self.index.function(statement) is not function or self.index.order[statement] < place:
+            run = runs_at(self.index, statement, function)
+            if run is None or self.index.order[run] < place:
                 return False
             # What stands above the wrapping in the same loop comes after it in the next round.
-            loops = {a for a in self.index.ancestors(statement) if isinstance(a, (cst.For, cst.While))}
+            loops = {a for a in self.index.ancestors(run) if isinstance(a, (cst.For, cst.While))}
             if any(above in loops for above in self.index.ancestors(node)):
                 return False
         return True
@@ -186,7 +187,9 @@ class Models:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
-        if self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index)):
+        if self.guards.is_no_module(node) or self.guards.is_excluded(
+            node, text_of(node), is_fsdp1_class(self.index)
+        ):
             return True
         key = self._key(node)
         if key is None or key in self.given or key in self.evidence:
