@@ -292,7 +292,8 @@ you mean `sharding_strategy`?
     @field_validator("backward_prefetch", mode="before")
     @classmethod
     def _read_prefetch(cls, value: Any) -> str | None:
-        return words.read_prefetch(value, "backward_prefetch")
+        # FSDP1 asked of False only whether it is true, as of None.
+        return None if value is False else words.read_prefetch(value, "backward_prefetch")
 
     @field_validator("auto_wrap_policy", mode="before")
     @classmethod
@@ -303,7 +304,7 @@ you mean `sharding_strategy`?
     @classmethod
     def _read_mixed_precision(cls, value: Any) -> Any:
         off = isinstance(value, str) and value.strip().lower() in {"no", "false"}
-        return None if off or words.is_nothing(value) else value
+        return None if off or value is False or words.is_nothing(value) else value
 
     @field_validator("cpu_offload", mode="before")
     @classmethod
@@ -319,7 +320,7 @@ you mean `sharding_strategy`?
     )
     @classmethod
     def _read_bool(cls, value: Any, info: Any) -> bool:
-        return words.read_bool(value, info.field_name)
+        return value is not None and words.read_bool(value, info.field_name)
 
     @field_validator("device_id", mode="before")
     @classmethod

@@ -84,7 +84,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM104": FindingCode(
             "equivalent", "The modules of tied parameters are sharded together, as one unit."
         ),
-        "FM105": FindingCode("exact", "A size-based policy finds no module large enough: all is one unit."),
+        "FM105": FindingCode(
+            "exact", "A policy by size finds no module large enough, or one names no class: all is one unit."
+        ),
         "FM106": FindingCode(
             "equivalent",
             "Ignored parameters are trained beside sharded ones, which foreach optimizers refuse.",
@@ -188,7 +190,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM313": FindingCode(
             "equivalent", "`FSDP.summon_full_params(model)` becomes `summon_full_params(model)`."
         ),
-        "FM314": FindingCode("equivalent", "`ShardedGradScaler(...)` becomes `grad_scaler(...)`."),
+        "FM314": FindingCode(
+            "equivalent",
+            "`ShardedGradScaler(...)` becomes `grad_scaler(...)`, and so should torch's own, where it would fail.",
+        ),
         "FM315": FindingCode(
             "equivalent", "`.module` of the wrapper: FSDP2 wraps nothing, so it is the model itself."
         ),

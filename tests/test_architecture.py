@@ -66,6 +66,7 @@ HOUSE: House = (
                 "source.kept_parameters",
                 "source.lightning_modules",
                 "source.method_calls",
+                "source.parameter_values",
                 "source.settings_in_python",
             ],
             "source.rules",

@@ -55,6 +55,21 @@ def test_every_spelling_of_a_strategy(strategy: str) -> None:
         assert FSDP1Config(sharding_strategy=spelling).sharding_strategy == strategy
 
 
+@pytest.mark.parametrize(
+    ("given", "stands_for"),
+    [
+        ({"mixed_precision": False}, {"mixed_precision": None}),
+        ({"backward_prefetch": False}, {"backward_prefetch": None}),
+        *(
+            ({name: None}, {name: False})
+            for name in ("sync_module_states", "limit_all_gathers", "use_orig_params")
+        ),
+    ],
+)
+def test_what_fsdp1_took_for_no(given: dict[str, Any], stands_for: dict[str, Any]) -> None:
+    assert FSDP1Config(**given) == FSDP1Config(**stands_for)
+
+
 def test_accelerates_spelling_of_the_second_hybrid_strategy() -> None:
     assert FSDP1Config(sharding_strategy="HYBRID_SHARD_ZERO2").sharding_strategy == "_HYBRID_SHARD_ZERO2"
 

@@ -85,11 +85,13 @@ def test_the_page_of_known_issues_is_up_to_date(tmp_path: Path, monkeypatch: pyt
     assert known_issues.main(["--check"]) == 0
 
 
+@pytest.mark.any_torch
 def test_the_page_of_the_architecture_is_up_to_date() -> None:
     assert architecture_page.main(["--check"]) == 0, "run `python tools/architecture_page.py`"
 
 
 @pytest.mark.slow
+@pytest.mark.any_torch
 def test_an_outdated_picture_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "architecture.md"
     page.write_text(architecture_page.PAGE.read_text().replace("cli --> demo", "demo --> cli"))
@@ -175,6 +177,7 @@ def test_the_targets_of_make_exist(target: str) -> None:
     subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True, timeout=400)
 
 
+@pytest.mark.any_torch
 def test_the_commands_of_the_readme_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,7 +122,8 @@ EXPLANATIONS = {
         _NOTHING,
     ),
     "FM105": (
-        "A size-based policy makes units of modules above a number of parameters, and no module but the root reaches it. FSDP1 did the same.",
+        "A size-based policy makes units of modules above a number of parameters, and no module but the root reaches it; or a policy by class is given"
+        " an empty list of classes, as scripts do for PEFT. FSDP1 did the same.",
         "Nothing is wrong; but the whole model is gathered at once. Choose a smaller number, or wrap by class.",
     ),
     "FM106": (

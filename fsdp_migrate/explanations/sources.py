@@ -70,8 +70,10 @@ EXPLANATIONS = {
         "Nothing. The model must not run inside it; FSDP2 does not allow that.",
     ),
     "FM314": (
-        "torch's own `GradScaler` works with `DTensor`, and FSDP1's subclass only with FSDP1. The function makes the right one.",
-        _NOTHING,
+        "FSDP1's subclass works only with FSDP1. torch's own `GradScaler` works with `DTensor`, and its ranks agree on an overflow, where FSDP1's decided"
+        " alone; but it asks the mesh where the gradients are, which NCCL alone cannot do on the CPU, and it raises where plain parameters are among"
+        " sharded ones. The function makes one that works in all cases.",
+        "Nothing where it was rewritten or stays. Below a comment call `fsdp_migrate.runtime.grad_scaler` with the same arguments, by their names.",
     ),
     "FM315": (
         "FSDP1's wrapper kept the model as `.module`. FSDP2 has no wrapper: `model` is the model.",

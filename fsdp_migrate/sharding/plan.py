@@ -393,12 +393,16 @@ def wrap_request(model: nn.Module, given: FSDP1Config, config: FSDP2Config) -> W
     )
 
 
-def _classes_of(policy: Any) -> str:
-    """Name the classes that torch's own policies look for."""
-    found = getattr(policy, "_module_classes", None) or getattr(policy, "keywords", {}).get(
-        "transformer_layer_cls"
-    )
-    if not isinstance(found, (set, frozenset, list, tuple)):
+def _classes_of(policy: Any) -> set[Any] | frozenset[Any] | list[Any] | tuple[Any, ...] | None:
+    """Return the classes that torch's own policies look for; None for other policies."""
+    found = getattr(policy, "_module_classes", None)
+    found = getattr(policy, "keywords", {}).get("transformer_layer_cls") if found is None else found
+    return found if isinstance(found, (set, frozenset, list, tuple)) else None
+
+
+def _names_of(policy: Any) -> str:
+    found = _classes_of(policy)
+    if found is None:
         return ""
     return f", of {_listed(getattr(item, '__name__', str(item)) for item in found)},"
 
@@ -416,10 +420,15 @@ def _check_wrapped(
     if any(finding.code in {"FM101", "FM103"} for finding in findings):
         return
     size = getattr(policy, "func", policy) is size_based_auto_wrap_policy or isinstance(policy, SizeWrap)
+    found = _classes_of(policy)
+    if found is not None and not found:
+        text = "The policy names no class: the whole model is one unit, as in FSDP1."
+        findings.append(make_finding("FM105", "auto_wrap_policy", text))
+        return
     if not size:
         classes = _listed(type(module).__name__ for module in model.modules())
         msg = (
-            f"The `auto_wrap_policy`{_classes_of(policy)} selects no module of the model, so the whole model "
+            f"The `auto_wrap_policy`{_names_of(policy)} selects no module of the model, so the whole model "
             f"would be one unit. The model's classes are {classes}. "
             "Name some of these, or give None if one unit is meant."
         )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Project
+    from fsdp_migrate.source.project import Module, Project
 
 
 _LOOKS = re.compile(
@@ -62,12 +62,23 @@ def has_own_groups(project: Project) -> bool:
 
 
 def asked_for(
-    func: ast.expr, known: Collection[str], kinds: Callable[[ast.expr], Collection[str]]
+    func: ast.expr, known: Collection[str], kinds: Callable[[ast.expr], Collection[str]], module: Module
 ) -> set[str]:
-    """Return the name of the method, if a call asks a sharded model for one that not every module has."""
+    """Return the name of the method, if a call asks a sharded model for one that not every module has.
+
+    Not of a method that the file's own model has: that is the one, and no other file's.
+    """
     if not isinstance(func, ast.Attribute) or func.attr in catalog.OF_MODULES or func.attr in known:
         return set()
-    return {func.attr} if "fsdp" in kinds(func.value) else set()
+    is_asked = "fsdp" in kinds(func.value) and not makes_its_own(module, func.attr)
+    return {func.attr} if is_asked else set()
+
+
+def makes_its_own(module: Module, method: str) -> bool:
+    """Tell whether a file has a class with a method, and makes objects of it."""
+    owners = {name.rpartition(".")[0] for name in module.definitions if name.endswith(f".{method}")}
+    calls = (node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)) if owners else ()
+    return any(isinstance(func, ast.Name) and func.id in owners for func in calls)
 
 
 def methods_by_file(project: Project, names: Collection[str]) -> dict[Path, frozenset[str]]:

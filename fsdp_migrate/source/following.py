@@ -184,10 +184,22 @@ class _Following(ProjectKinds):
         self._add(key, kinds)
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_holder(key[0])
+            self._note_above(self.project.class_of(place), key[1], kinds)
         mark, here = (place.line, place.loops), (f"{place.module.path}:{place.scope}", text)
         if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
             self.made[here].append(mark)
             self._found_more(here)
+
+    def _note_above(self, owner: Definition | None, text: str, kinds: set[str], depth: int = 0) -> None:
+        """Note what an attribute of a class may be in the methods of those that it derives from.
+
+        Another class that derives from them may hold a plain model there.
+        """
+        for base in self.project.bases(owner) if owner is not None and "fsdp" in kinds and depth < 4 else ():
+            if not _makes(base, text):
+                self._update(self.below, (base.key, text), {"fsdp", "other"})
+                self._look_at([base.module.path])
+                self._note_above(base, text, kinds, depth + 1)
 
     def _add(self, fact: Fact, kinds: Collection[str], *, from_others: bool = False) -> None:
         if kinds:
@@ -274,7 +286,7 @@ class _Following(ProjectKinds):
         given = [self.kinds(arg, place) for arg in call.args]
         named = {each.arg: self.kinds(each.value, place) for each in call.keywords if each.arg}
         is_about = any(map(self._is_about, (*given, *named.values())))
-        self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place))
+        self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
         for definition in self.called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)
@@ -423,6 +435,15 @@ class _Following(ProjectKinds):
                 told = self.told(self.text_kinds(text, _node_of(text), place) - own)
                 if told:
                     yield (name, text), set(told)
+
+
+def _makes(owner: Definition, text: str) -> bool:
+    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
+    assigns = (node for node in ast.walk(owner.node) if isinstance(node, ast.Assign))
+    return any(
+        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
+        for each in assigns
+    )
 
 
 def _node_of(text: str) -> ast.expr:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.asked_methods import makes_its_own
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
 
@@ -43,7 +44,7 @@ def methods_by_file(
             if isinstance(call.func, ast.Attribute) and makes_optimizers(call.func.attr)
         ]
         known = models(module) | {name for call in calls for name in _wrapped(call)} if asked else set()
-        names |= {name for receiver, name in asked if receiver in known}
+        names |= {name for receiver, name in asked if receiver in known and not makes_its_own(module, name)}
     found: dict[Path, frozenset[str]] = {}
     for path in project.holding(names):
         defined = {

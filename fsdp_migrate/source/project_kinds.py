@@ -65,6 +65,8 @@ class ProjectKinds:
     """The lines at which a name is made a model, and the loops around them."""
     from_others: dict[Fact, set[str]] = field(default_factory=dict)
     """The part of the facts about parameters and attributes that calls of other files tell."""
+    below: dict[Fact, set[str]] = field(default_factory=dict)
+    """What classes that derive from one have in an attribute, where its own methods see them."""
     returns: dict[str, set[str]] = field(default_factory=dict)
     """What a function gives, by its key."""
     known: dict[str, Definition] = field(default_factory=dict)
@@ -212,6 +214,8 @@ class ProjectKinds:
             return set()
         self.ask((owner.key, text))
         found = set(self.facts.get((owner.key, text), ()))
+        if depth == 0:
+            found |= self.below.get((owner.key, text), set())
         for base in self.project.bases(owner):
             found |= self.of_class(base, text, depth + 1)
         return found

@@ -8,10 +8,15 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.conversion.text import convert_text
 from fsdp_migrate.adapters.engine.base import Settings
+
+
+# The lanes have the same frameworks.
+pytestmark = pytest.mark.any_torch
 
 
 ROOT = Path(__file__).parents[2]

@@ -86,7 +86,7 @@ def test_killed_whoever_the_output_is_for(tmp_path: Path) -> None:
     wishes = [{"to": to, "world_size": None if to == "hf" else 2} for to in targets]
     wishes.append({"to": "accelerate", "state_dict_type": "full", "checksums": True})
     for to, found in zip(
-        (*targets, "full"), kill_at(source, tmp_path / "work", wishes, every=5), strict=True
+        (*targets, "full"), kill_at(source, tmp_path / "work", wishes, every=8), strict=True
     ):
         assert found["wrong"] == [], to
         assert found["moments"] >= 4, to

@@ -92,14 +92,14 @@ def many_files(files: int) -> dict[str, bytes]:
     return {**found, ".metadata": write_metadata([entry], checkpoint_id="x")}
 
 
-def test_a_checkpoint_of_2000_files_takes_few_requests(
+def test_a_checkpoint_of_1100_files_takes_few_requests(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import s3fs
     from moto.backends import get_backend
 
     del s3
-    files = 2000
+    files = 1100
     backend = get_backend("s3")["123456789012"]["aws"]
     for name, data in many_files(files).items():
         backend.put_object(BUCKET, f"src/{name}", data)
@@ -119,13 +119,13 @@ def test_a_checkpoint_of_2000_files_takes_few_requests(
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", counted)
     monkeypatch.setattr(s3fs.S3FileSystem, "_list_pages", listed)
     assert len(inspect_checkpoint(SRC).files) == files
-    # One list of 2,001 objects; `.metadata` and some of the files are opened.
-    assert counts["pages"] == 3
-    assert sum(counts.values()) <= 3 + 30
+    # One list of 1,101 objects; `.metadata` and some of the files are opened.
+    assert counts["pages"] == 2
+    assert sum(counts.values()) <= 2 + 30
     counts.clear()
     convert_checkpoint(SRC, tmp_path / "out")
     # What there is, and twice whether it is the same still; each file is read in one go.
-    assert counts["pages"] == 3 * 3
+    assert counts["pages"] == 3 * 2
     assert files < counts["get_object"] <= files + 30
     assert sum(counts.values()) <= files + 60
 

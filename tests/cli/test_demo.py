@@ -48,6 +48,7 @@ def start(*arguments: object) -> Iterator[subprocess.Popen[str]]:
                         each.kill()
 
 
+@pytest.mark.any_torch
 def test_the_run_goes_on_under_fsdp2(tmp_path: Path) -> None:
     """The one for people, that keeps its files; the one for machines is below."""
     kept, page, markdown = tmp_path / "kept", tmp_path / "report.html", tmp_path / "report.md"
@@ -99,7 +100,6 @@ def check_numbers(document: dict[str, Any], *, world_size: int, num_steps: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.any_torch
 def test_two_replicas_of_two_shards(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

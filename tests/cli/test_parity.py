@@ -33,6 +33,7 @@ class Report:
 @pytest.mark.filterwarnings(  # torch's launcher leaves its log files open
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
+@pytest.mark.any_torch
 def test_a_config_of_transformers_is_enough(tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("transformers")
     model = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1}

@@ -17,12 +17,12 @@ from tests.fuzz.verdicts import explanations, judge
 from tests.ranks import RanksFailedError, run_ranks
 
 
-DRAWS = 60
-"""What a core trains in under a minute; `make fuzz` draws more."""
+DRAWS = 30
+"""What a core trains in half a minute, others under each torch; `make fuzz` draws more."""
 
 
 def test_what_is_drawn_trains_as_under_fsdp1() -> None:
-    verdicts = list(driver.verdicts_of(driver.draw_many(DRAWS, seed=12)))
+    verdicts = list(driver.verdicts_of(driver.draw_many(DRAWS, seed=int(torch.__version__.split(".")[1]))))
     assert [str(each.draw) for each in driver.faults(verdicts)] == []
     assert len(verdicts) == DRAWS
     assert sum(each.outcome == "equal" for each in verdicts) > DRAWS / 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, transformer_auto_wrap_policy
 
 from fsdp_migrate.errors import ModelError
 from fsdp_migrate.sharding.materialize import materialize_modules
@@ -135,8 +137,16 @@ def test_parameters_can_be_sharded_again_over_fewer_ranks() -> None:
     assert max(rows for _, rows in kept) == 5
 
 
-def test_a_size_policy_that_finds_nothing_large_enough_is_told() -> None:
-    plan = plan_fully_shard(Net(), {"auto_wrap_policy": {"min_num_params": 1e8}}, world_size=2)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"min_num_params": 1e8},
+        ModuleWrapPolicy(set()),
+        functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=set()),
+    ],
+)
+def test_a_policy_that_finds_nothing_large_enough_or_names_no_class_is_told(policy: Any) -> None:
+    plan = plan_fully_shard(Net(), {"auto_wrap_policy": policy}, world_size=2)
     assert [unit.fqn for unit in plan.units] == [""]
     assert "FM105" in {finding.code for finding in plan.findings}
 

@@ -93,6 +93,7 @@ def test_a_plan_and_recomputation_refuse_a_circle_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.any_torch
 def test_what_is_as_deep_as_python_recurses_is_planned_and_one_level_more_is_refused() -> None:
     with pytest.raises(ModelError, match="levels deep") as refusal:
         check_structure(odd_models.nested(5000))

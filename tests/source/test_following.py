@@ -396,3 +396,28 @@ def test_a_branch_for_a_wrapper_of_the_projects_own_is_left_alone(tmp_path: Path
     assert branch in after(tmp_path, {"own.py": own, "train.py": train}, "train.py")
     derived = f"{FSDP}\n\nclass ManualFSDP(FSDP):\n    pass\n"
     assert branch not in after(tmp_path, {"own.py": derived, "train.py": train}, "train.py")
+
+
+def test_a_method_that_the_files_own_model_has_is_no_other_files(tmp_path: Path) -> None:
+    net = (
+        "class Net:\n    def decayed(self):\n        return [p for p in self.parameters() if p.dim() >= 2]\n"
+    )
+    files = {"other.py": net, "main.py": f"{FSDP}{net}model = FSDP(Net())\nmodel.decayed()\n"}
+    assert after(tmp_path, files, "other.py") == net
+    assert "FM318" in (tmp_path / "main.py").read_text()
+
+
+def test_a_base_class_sees_what_a_class_below_shards(tmp_path: Path) -> None:
+    files = {
+        "dist.py": WRAP,
+        "misc.py": "def digest(model):\n    return [p.data.cpu().numpy() for p in model.parameters()]\n",
+        "base.py": "from misc import digest\nclass Base:\n    def log(self):\n        digest(self.model)\n"
+        "    def save(self):\n        return self.model.state_dict()\n",
+        "plain.py": "from base import Base\nclass Plain(Base):\n    def keep(self):\n"
+        "        return self.model.state_dict()\n",
+        "main.py": "from base import Base\nfrom dist import wrap\nclass Solver(Base):\n"
+        "    def build(self, net):\n        self.model = wrap(net)\n",
+    }
+    assert "# fsdp-migrate: FM423" in after(tmp_path, files, "misc.py")
+    assert "# fsdp-migrate: FM333" in (tmp_path / "base.py").read_text()
+    assert (tmp_path / "plain.py").read_text() == files["plain.py"]

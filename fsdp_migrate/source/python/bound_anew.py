@@ -76,6 +76,27 @@ def is_bound_anew(
     return _makes_plain(value) or _was_deleted(index, last, node) or _was_plain(index, bindings, last, made)
 
 
+def is_wrapped_between(index: Index, node: cst.BaseExpression, shows: cst.Call) -> bool:
+    """Tell whether a name was wrapped, by whatever function, below a place and above what shows it sharded.
+
+    ``model.load_state_dict(state)`` above ``model = prepare_model(model)`` is about the plain module.
+    """
+    if not isinstance(node, cst.Name) or node not in index.scopes:
+        return False
+    function, order = index.function(node), index.order
+    if index.function(shows) is not function:
+        return False
+    for each in index.scopes[node].lookup(node.value):
+        value = each.value
+        if not isinstance(value, cst.Call) or not order[node] < order[each.node] < order[shows]:
+            continue
+        is_given = any(text_of(arg.value) == node.value for arg in value.args)
+        if is_given and _MAY_WRAP.search(text_of(value.func)) and index.function(each.node) is function:
+            loops = {a for a in index.ancestors(each.node) if isinstance(a, (cst.For, cst.While))}
+            return loops.isdisjoint(index.ancestors(node))
+    return False
+
+
 def _may_wrap(call: cst.Call) -> bool:
     """Tell whether a call may wrap a model, by what it is called and told: ``distributed=False`` says no."""
     told = (arg for arg in call.args if arg.keyword is None or text_of(arg.value) not in {"False", "None"})

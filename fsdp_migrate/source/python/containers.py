@@ -29,7 +29,7 @@ from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fsdp_migrate.source.python.models import Models
+    from fsdp_migrate.source.python.model_kinds import ModelKinds
 
     Kinds = Callable[[cst.BaseExpression], set[str]]
 
@@ -94,7 +94,7 @@ def is_slice(node: cst.Subscript) -> bool:
     return any(isinstance(each.slice, cst.Slice) for each in node.slice)
 
 
-def given_by(models: Models, call: cst.Call) -> set[str]:
+def given_by(models: ModelKinds, call: cst.Call) -> set[str]:
     """Return what a call gives that holds models, or is one out of what holds some."""
     func = call.func
     method = func.attr.value if isinstance(func, cst.Attribute) else ""
@@ -109,7 +109,7 @@ def given_by(models: Models, call: cst.Call) -> set[str]:
     return found or _of_object(models, call)
 
 
-def _given(models: Models, call: cst.Call) -> Given:
+def _given(models: ModelKinds, call: cst.Call) -> Given:
     given = Given()
     for arg in call.args:
         if arg.keyword is not None:
@@ -121,7 +121,7 @@ def _given(models: Models, call: cst.Call) -> Given:
     return given
 
 
-def _of_object(models: Models, call: cst.Call) -> set[str]:
+def _of_object(models: ModelKinds, call: cst.Call) -> set[str]:
     """Return what an object holds that a class of the project makes."""
     found: set[str] = set()
     bound = bound_fields(models.index, call, models.links.fields)

@@ -34,6 +34,7 @@ _DISTRIBUTED = re.compile(r"^_?(is|use|using)_(dist|distributed)$")
 _DDPS_SWITCH = re.compile(r"^_?(enable|is|run|use|using|with)_(torch_)?ddp$")
 _MAY_SHARD = re.compile(r"fsdp|fully_?shard|shard|wrap")
 _INITIALIZED = frozenset({"dist.is_initialized", "torch.distributed.is_initialized"})
+_DONE = re.compile(r"^_?(is_|was_|has_)?fsdp1?_?(active|applied|wrapped)$")
 _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
@@ -76,7 +77,8 @@ class Guards:
     def is_without_fsdp(self, node: cst.CSTNode) -> bool:
         """Tell whether a place is reached only without FSDP: ``if not use_fsdp:``, ``if mode == "ddp":``."""
         if self._has_switch and any(
-            _is_off(t, truth=v, says_all=self._says_all) for t, v in self.facts(node)
+            _is_off(t, truth=v, says_all=self._says_all) or (not v and _was_done(t))
+            for t, v in self.facts(node)
         ):
             return True
         if self._has_ddps_switch and any(_is_on_for_ddp(t, truth=v) for t, v in self.facts(node)):
@@ -87,7 +89,7 @@ class Guards:
     def _has_switch(self) -> bool:
         names = self.index.by_kind.get(cst.Name, ())
         lowered = {cst.ensure_type(each, cst.Name).value.lower() for each in names}
-        switches = (_SWITCH, _HELD, _DISTRIBUTED)
+        switches = (_SWITCH, _HELD, _DONE, _DISTRIBUTED)
         is_named = any(switch.match(each) for each in lowered for switch in switches)
         is_named = is_named or not lowered.isdisjoint({"fsdp_cfg", "is_initialized"})
         return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts)
@@ -313,6 +315,11 @@ def _is_switch(test: cst.BaseExpression) -> bool:
     if last in _ON and above:
         return _SWITCH.match(above[-1]) is not None or above[-1] in {"fsdp_config", "fsdp_cfg"}
     return _SWITCH.match(last) is not None or _DISTRIBUTED.match(last) is not None
+
+
+def _was_done(test: cst.BaseExpression) -> bool:
+    """Tell whether a test asks if a model was sharded. Below ``if not wrapped:`` it may be, just then."""
+    return _DONE.match((dotted(test) or "").split(".")[-1].lower()) is not None
 
 
 def _none(test: cst.BaseExpression, *, truth: bool) -> cst.Name | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from fsdp_migrate.source.python.links import Fields
-    from fsdp_migrate.source.python.models import Models
+    from fsdp_migrate.source.python.model_kinds import ModelKinds
     from fsdp_migrate.source.python.scopes import Index
 
     Bound = list[tuple[str, int | None, cst.BaseExpression]]
@@ -41,7 +41,7 @@ def init_of(node: cst.ClassDef) -> cst.FunctionDef | None:
     return next((item for item in own if item.name.value == "__init__"), None)
 
 
-def attributes_of(models: Models, node: cst.ClassDef, without: Collection[str] = ()) -> set[str]:
+def attributes_of(models: ModelKinds, node: cst.ClassDef, without: Collection[str] = ()) -> set[str]:
     """Return what the objects of a class of this source hold in their attributes."""
     found: set[str] = set()
     for text in models.attributes.get(node, ()):

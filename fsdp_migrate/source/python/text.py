@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.contexts import Contexts
+from fsdp_migrate.source.python.evidence import imports_fsdp1
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.models import Models
 from fsdp_migrate.source.python.nodes import text_of
@@ -137,23 +138,7 @@ class Source:
     @functools.cached_property
     def uses_fsdp1(self) -> bool:
         """Whether anything of FSDP1's is imported here."""
-        if any(module.startswith("torch.distributed.fsdp") for module in self.index.stars):
-            return True
-        whole = (
-            node for node in self.index.by_kind.get(cst.ImportAlias, ()) if isinstance(node, cst.ImportAlias)
-        )
-        if any(text_of(node.name) == "torch.distributed.fsdp" for node in whole):
-            return True
-        return any(
-            binding.qualified is not None
-            and (
-                catalog.fsdp1_name(binding.qualified) is not None
-                or binding.qualified == "torch.distributed.fsdp"
-            )
-            for scope in set(self.index.scopes.values())
-            for bindings in scope.bindings.values()
-            for binding in bindings
-        ) or bool(self.references)
+        return imports_fsdp1(self.index) or bool(self.references)
 
     @functools.cached_property
     def _positions(self) -> Positions:

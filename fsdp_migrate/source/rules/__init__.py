@@ -12,6 +12,7 @@ from fsdp_migrate.source.rules import (
     constructor,
     dtensors,
     fsdp_modules,
+    given_away,
     grad_scaler,
     hf_arguments,
     lightning,
@@ -69,6 +70,7 @@ RULES: tuple[ModuleType, ...] = (
     privates,
     parameter_shapes,
     dtensors,
+    given_away,
     own_optimizers,
     mixed_optimizers,
     sharded_tensors,
@@ -82,6 +84,7 @@ OF_MODELS: frozenset[ModuleType] = frozenset(
     {
         clipping,
         dtensors,
+        given_away,
         mixed_optimizers,
         model_methods,
         module_attribute,

@@ -18,7 +18,6 @@ from fsdp_migrate.source.method_calls import (
     sureness,
     unbound,
 )
-from fsdp_migrate.source.python.evidence import is_asked
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -129,7 +128,7 @@ def _may_be_given_one(source: Source, call: cst.Call) -> bool:
         return True
     if model is None:
         return False
-    if source.models.certainty(model) is not None or is_asked(source.models, model):
+    if source.models.certainty(model) is not None or source.models.is_asked(model):
         return True
     last = (dotted(model) or "").rpartition(".")
     return bool(last[1]) and last[2] in source.models.names_made and source.models.is_unknown(model)

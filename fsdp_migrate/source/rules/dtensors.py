@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.evidence import is_asked
+from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
@@ -55,10 +54,8 @@ _STATISTICS = frozenset(
         "mean",
         "min",
         "norm",
-        "numpy",
         "std",
         "sum",
-        "tolist",
         "var",
     }
 )
@@ -77,25 +74,9 @@ _FUNCTIONS = frozenset(
     }
 )
 _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm"})
-_LISTS = frozenset({"named_parameters", "parameters"})
 _VALUES = frozenset({"data", "grad"})
-_SAME = frozenset(
-    {
-        "abs",
-        "bfloat16",
-        "clone",
-        "cpu",
-        "cuda",
-        "detach",
-        "double",
-        "float",
-        "half",
-        "pow",
-        "square",
-        "to",
-        "view",
-    }
-)
+_MEMORY = frozenset({"data_ptr", "numpy", "tolist"})
+_ARRAYS = frozenset({"numpy.array", "numpy.asarray"})
 
 _COLLECTIVE = (
     "this is a DTensor now, which collectives do not take: give them .to_local(), or take .full_tensor(), "
@@ -120,6 +101,11 @@ _PUT = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it. Copy into "
     "it, p.data.copy_(x); where another dtype is meant, give mixed_precision."
 )
+_NO_MEMORY = (
+    "a DTensor has no {}(): take .to_local() for this rank's part, or .full_tensor(), which every rank must "
+    "call, before it."
+)
+_NO_ADDRESS = "data_ptr() of a DTensor is 0, whichever it is: take .to_local().data_ptr(), or id() of it."
 _PLAIN = frozenset({"full_tensor", "to_local"})
 _DEEPEST = 3
 _WEIGHTS = frozenset({"bias", "weight"})
@@ -131,16 +117,16 @@ _CLIPPED = (
 
 def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
+    values = ParameterValues(source)
     for call in source.calls:
         if source.contexts.is_summoned(call) or any(_is_other_class(call)):
             continue
-        code = _of_call(source, call)
-        if code:
-            yield Found("FM423", call, code, "commented")
+        if said := _of_call(values, call):
+            yield Found("FM423", call, said, "commented")
     for node in source.attributes:
         above = source.index.parents[node]
         if node.attr.value == "data" and isinstance(above, cst.AssignTarget):
-            if _is_of_parameter(source, node.value) and not source.contexts.is_summoned(node):
+            if values.is_one(node.value) and not source.contexts.is_summoned(node):
                 yield Found("FM423", node, _PUT, "commented", is_of_its_own=True)
         elif _is_one_parameters(source, node) and not source.contexts.is_summoned(node):
             yield Found("FM423", node, _ONE, "commented")
@@ -170,25 +156,35 @@ def _is_other_class(call: cst.Call) -> Iterator[bool]:
         yield last in _PLAIN
 
 
-def _of_call(source: Source, call: cst.Call) -> str:
+def _of_call(values: ParameterValues, call: cst.Call) -> str:
+    source = values.source
     name = (dotted(call.func) or "").split(".")[-1]
     known = source.index.qualified(call.func)
     first = call.args[0].value if call.args and not call.args[0].star else None
     if name in _COLLECTIVES and any(each.startswith("torch.distributed.") for each in known):
         given = [arg.value for arg in call.args if not arg.star]
-        if any(_is_of_parameter(source, each) for each in given):
+        if any(map(values.is_one, given)):
             return _COLLECTIVE
         if first is None or name != "all_reduce":
             return ""
-        return _CLIPPED if _is_norm(source, first) or _is_of_gradients(source, call, first) else ""
+        return _CLIPPED if _is_norm(values, first) or _is_of_gradients(source, call, first) else ""
+    if known & _ARRAYS:
+        return _NO_MEMORY.format(name) if first is not None and values.is_one(first) else ""
     if known & _FUNCTIONS:
-        return _STATISTIC if first is not None and _is_of_parameters(source, first) else ""
-    if isinstance(call.func, cst.Attribute) and _is_of_parameter(source, call.func.value):
-        if call.func.attr.value in _STATISTICS:
-            return _STATISTIC
-        if call.func.attr.value == "numel" and _is_about_ranks(source, call):
-            return _COUNT
+        is_theirs = first is not None and (values.is_one(first) or values.is_many(first))
+        return _STATISTIC if is_theirs else ""
+    if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
+        return _of_method(source, call, call.func.attr.value)
     return ""
+
+
+def _of_method(source: Source, call: cst.Call, name: str) -> str:
+    """Return what is said of a method that is called on a parameter."""
+    if name in _MEMORY:
+        return _NO_ADDRESS if name == "data_ptr" else _NO_MEMORY.format(name)
+    if name in _STATISTICS:
+        return _STATISTIC
+    return _COUNT if name == "numel" and _is_about_ranks(source, call) else ""
 
 
 def _is_about_ranks(source: Source, call: cst.Call) -> bool:
@@ -213,121 +209,6 @@ def _is_summed_over_ranks(source: Source, line: cst.CSTNode) -> bool:
         if any(name.value in targets for each in given for name in walk_for(each, cst.Name)):
             return True
     return False
-
-
-def _is_of_parameters(source: Source, node: cst.BaseExpression) -> bool:
-    """Tell whether it is a parameter's, or a list of them: ``[p.grad for p in m.parameters()]``."""
-    if isinstance(node, (cst.ListComp, cst.GeneratorExp)):
-        return _is_of_parameter(source, node.elt)
-    if isinstance(node, (cst.List, cst.Tuple)):
-        return any(_is_of_parameter(source, each.value) for each in node.elements)
-    held = (
-        last_value(source.index, node) if isinstance(node, cst.Name) and node in source.index.scopes else None
-    )
-    if isinstance(held, (cst.ListComp, cst.GeneratorExp, cst.List, cst.Tuple)):
-        return _is_of_parameters(source, held)  # `grads = [p.grad for p in model.parameters()]`
-    return _is_of_parameter(source, node) or _is_list(source, node)
-
-
-def _is_of_parameter(source: Source, node: cst.BaseExpression) -> bool:
-    """Tell whether an expression is a parameter of a sharded model, its gradient, or its values."""
-    while (inner := _inner(node)) is not None:
-        node = inner
-    if isinstance(node, cst.BinaryOperation):  # `p ** 2`, `p - before`
-        return _is_of_parameter(source, node.left) or _is_of_parameter(source, node.right)
-    if not isinstance(node, cst.Name) or node not in source.index.scopes:
-        return False
-    loops = _loops(source, node)
-    return any(_goes_through(source, loop) and _is_value_of(loop, node.value) for loop in loops)
-
-
-def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
-    """Return what ``.grad``, ``.data``, ``.detach()`` and the like are taken of."""
-    if isinstance(node, cst.Attribute) and node.attr.value in _VALUES:
-        return node.value
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME:
-        return node.func.value
-    return None
-
-
-def _loops(source: Source, node: cst.Name) -> Iterator[cst.For | cst.CompFor]:
-    """Yield the loops that a place stands in, and whose targets may have given the name its value."""
-    for above in source.index.ancestors(node):
-        if isinstance(above, cst.For):
-            yield above
-        elif isinstance(above, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
-            each: cst.CompFor | None = above.for_in
-            while each is not None:
-                yield each
-                each = each.inner_for_in
-        elif isinstance(above, cst.FunctionDef):
-            return
-
-
-def _is_value_of(loop: cst.For | cst.CompFor, name: str) -> bool:
-    names = [each.value for each in walk_for(loop.target, cst.Name)]
-    # Of `for name, parameter in ...` the first is a text.
-    named = "named_parameters" in text_of(loop.iter) and len(names) > 1
-    return name in (names[1:] if named else names)
-
-
-def _goes_through(source: Source, loop: cst.For | cst.CompFor) -> bool:
-    if any(_is_list(source, call) for call in walk_for(loop.iter, cst.Call)):
-        return True
-    names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(loop.iter, kind))
-    return any(source.models.is_parameters(each) for each in names if each in source.index.scopes)
-
-
-def _is_list(source: Source, node: cst.BaseExpression) -> bool:
-    """Tell whether an expression is ``model.parameters()`` of a sharded model."""
-    if isinstance(node, (cst.Name, cst.Attribute)):
-        return source.models.is_parameters(node)
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
-        return False
-    if node.func.attr.value not in _LISTS:
-        return False
-    models = source.models
-    model = node.func.value
-    is_fsdp1 = _is_part(source, model) or models.is_guarded_within(model)
-    return (
-        is_fsdp1 or is_asked(models, model) or _is_wrapped_above(source, model) or _is_itself(source, model)
-    )
-
-
-def _is_part(source: Source, model: cst.BaseExpression) -> bool:
-    """Tell whether it is a sharded model, or a part of one: ``model.decoder``."""
-    part: cst.BaseExpression | None = model
-    while part is not None:
-        if source.models.certainty(part) is not None:
-            return True
-        part = source.models.sharded_with(part)
-    return False
-
-
-def _is_wrapped_above(source: Source, model: cst.BaseExpression) -> bool:
-    """Tell whether it is the name that a model had before the same function wrapped it: ``m = FSDP(net)``."""
-    text, place = text_of(model), source.index.order.get(model, 0)
-    for call in source.calls:
-        if source.index.order[call] >= place or source.index.excludes(call, model):
-            continue
-        is_its = call.args and not call.args[0].star and text_of(call.args[0].value) == text
-        if is_its and source.models.is_constructor(call.func):
-            return source.index.function(call) is source.index.function(model)
-    return False
-
-
-def _is_itself(source: Source, model: cst.BaseExpression) -> bool:
-    """Tell whether it is ``self`` in a method that a sharded model is asked for, here or in another file."""
-    function = source.index.function(model)
-    if function is None or dotted(model) != "self":
-        return False
-    name = function.name.value
-    if name in source.models.links.methods:
-        return True
-    asked = (call.func for call in source.calls if isinstance(call.func, cst.Attribute))
-    return name not in catalog.OF_MODULES and any(
-        func.attr.value == name and source.models.certainty(func.value) is not None for func in asked
-    )
 
 
 def _is_of_gradients(source: Source, call: cst.Call, node: cst.BaseExpression) -> bool:
@@ -355,8 +236,9 @@ def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
     return False
 
 
-def _is_norm(source: Source, node: cst.BaseExpression) -> bool:
+def _is_norm(values: ParameterValues, node: cst.BaseExpression) -> bool:
     """Tell whether a name holds what torch's own clipping of a sharded model gave."""
+    source = values.source
     if not isinstance(node, cst.Name) or node not in source.index.scopes:
         return False
     for binding in source.index.scopes[node].lookup(node.value):
@@ -368,6 +250,6 @@ def _is_norm(source: Source, node: cst.BaseExpression) -> bool:
         if not isinstance(value, cst.Call) or not value.args:
             continue
         is_torchs = any(each.startswith("torch.nn.utils.") for each in source.index.qualified(value.func))
-        if is_torchs and _is_list(source, value.args[0].value):
+        if is_torchs and values.is_list(value.args[0].value):
             return True
     return False

@@ -1,4 +1,8 @@
-"""``ShardedGradScaler(...)`` becomes ``grad_scaler(...)``, whose ranks agree on an overflow as its did."""
+"""``ShardedGradScaler(...)`` becomes ``grad_scaler(...)``, whose ranks agree on an overflow as its did.
+
+torch's own scaler asks the mesh of DTensors. That fails with NCCL alone where parameters are on the CPU, and
+where plain parameters are among sharded ones.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import renamed
-from fsdp_migrate.source.python.nodes import arguments, keyword
+from fsdp_migrate.source.python.nodes import arguments, keyword, text_of
+from fsdp_migrate.source.rules.own_optimizers import is_given_parameters
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -31,6 +37,24 @@ _ORDER = (
     "enabled",
     "process_group",
 )
+_TORCHS = frozenset(
+    {
+        "torch.amp.GradScaler",
+        "torch.amp.grad_scaler.GradScaler",
+        "torch.cuda.amp.GradScaler",
+        "torch.cuda.amp.grad_scaler.GradScaler",
+    }
+)
+_PLAIN = frozenset({"ignored_modules", "ignored_parameters", "ignored_states"})
+_AGREES = "stays: its ranks agree on an overflow now, by the mesh of the gradients"
+_OFFLOADED = (
+    "its ranks agree on an overflow now, where the gradients are: with parameters on the CPU NCCL alone "
+    "cannot. Take grad_scaler(...) of fsdp_migrate.runtime, with the same arguments by their names."
+)
+_AMONG_PLAIN = (
+    "it raises where plain parameters, which are ignored, are among sharded ones: take grad_scaler(...) of "
+    "fsdp_migrate.runtime, with the same arguments by their names."
+)
 _MEANT = "call fsdp_migrate.runtime.grad_scaler with the same arguments, by their names."
 
 
@@ -46,6 +70,46 @@ def find(source: Source) -> Iterator[Found]:
             new = source.local_name(_CLASS)
             edit = renamed(node, new)
             yield Found("FM314", node, new, "rewritten", (edit,), (_CLASS,), (node,))
+    for call in source.calls:
+        if source.index.qualified(call.func) & _TORCHS and _scales_a_sharded_model(source, call):
+            said = _problem_of(source)
+            yield Found("FM314", call, said or _AGREES, "commented" if said else "kept")
+
+
+def _problem_of(source: Source) -> str:
+    """Return why torch's own scaler does not work with the models of this source; empty where it does."""
+    for call in source.calls:
+        known = source.index.fsdp1(call.func)
+        given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
+        first = text_of(call.args[0].value) if call.args else "False"
+        if known == "CPUOffload" and given.get("offload_params", first) != "False":
+            return _OFFLOADED
+        if known == catalog.FSDP and any(given.get(name, "None") != "None" for name in _PLAIN):
+            return _AMONG_PLAIN
+    return ""
+
+
+def _scales_a_sharded_model(source: Source, call: cst.Call) -> bool:
+    """Tell whether a scaler that a call makes steps an optimizer of a sharded model."""
+    assign = source.index.parents[call]
+    if not isinstance(assign, cst.Assign) or source.models.guards.is_without_fsdp(call):
+        return False
+    names = {text_of(each.target) for each in assign.targets}
+    same = [each for each in source.assignments if names & {text_of(t.target) for t in each.targets}]
+    if any(source.index.fsdp1(each.value.func) for each in same if isinstance(each.value, cst.Call)):
+        return False  # FSDP1's scaler is in its place where the model is sharded
+    stepped = {
+        text_of(other.args[0].value)
+        for other in source.calls
+        if isinstance(other.func, cst.Attribute) and other.func.attr.value in {"step", "unscale_"}
+        if other.args and text_of(other.func.value) in names
+    }
+    return any(
+        isinstance(each.value, cst.Call)
+        and any(text_of(target.target) in stepped for target in each.targets)
+        and is_given_parameters(source, each.value)
+        for each in source.assignments
+    )
 
 
 def _of_call(source: Source, call: cst.Call, node: cst.BaseExpression) -> Found:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.evidence import is_asked
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, literal, text_of
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
@@ -57,7 +56,7 @@ def _is_plain(source: Source, model: cst.BaseExpression, others: dict[str, cst.B
     text = text_of(model)
     if any(text.startswith(f"{other}.") for other in others):
         return False
-    return source.models.is_unknown(model) and not is_asked(source.models, model)
+    return source.models.is_unknown(model) and not source.models.is_asked(model)
 
 
 def _models(source: Source, node: cst.BaseExpression, depth: int = 0) -> Iterator[cst.BaseExpression]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.method_calls import MIXED, sureness, was_asked_for
-from fsdp_migrate.source.python.evidence import is_asked
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.uses import Found, Replace
 
@@ -55,7 +54,7 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=_SELF)
     elif sure == "mixed":
         yield Found("FM333", node, f"{MIXED}there is no `.module`.", "commented")
-    elif sure != "no" and is_asked(source.models, node.value):
+    elif sure != "no" and source.models.is_asked(node.value):
         yield Found("FM333", node, _MAYBE, "commented")
 
 

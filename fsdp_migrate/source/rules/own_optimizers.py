@@ -35,11 +35,16 @@ _FOREIGN = (
     "does and kernels of their own (bitsandbytes, apex) do not."
 )
 _PLAIN = "stays: its step does arithmetic alone, which DTensors take"
+_TRANSFORMERS = (
+    "stays: its step does arithmetic alone, which DTensors take; today's transformers have none, "
+    "torch.optim.AdamW takes its place"
+)
 _UNWRAPS = "stays: its step takes DTensors apart itself"
 _KEPT = (
     "this holds the parameters from before sharding, in whose place FSDP2 puts new ones: make it of the "
     "sharded model, or give the optimizers in it to prepare_fully_shard as optimizers=."
 )
+_ADAMW = frozenset({"transformers.AdamW", "transformers.optimization.AdamW"})
 # What a step may call without looking at a parameter as a whole.
 _ARITHMETIC = frozenset(
     {
@@ -136,7 +141,9 @@ def find(source: Source) -> Iterator[Found]:
         stays = _PLAIN if _is_arithmetic(node) else _UNWRAPS if _unwraps(source, node) else None
         yield Found("FM445", node, stays or _STEPS, "kept" if stays else "commented")
     for call in dict.fromkeys([*_given_parameters(source), *_made_by_methods(source)]):
-        if _is_foreign_optimizer(source, call):
+        if source.index.qualified(call.func) & _ADAMW:
+            yield Found("FM445", call, _TRANSFORMERS, "kept")
+        elif _is_foreign_optimizer(source, call):
             yield Found("FM445", call, _FOREIGN, "commented")
     for call in source.calls:
         if source.index.fsdp1(call.func) == catalog.FSDP:
@@ -146,7 +153,7 @@ def find(source: Source) -> Iterator[Found]:
 
 
 def _given_parameters(source: Source) -> list[cst.Call]:
-    return [call for call in source.calls if _is_given_parameters(source, call)]
+    return [call for call in source.calls if is_given_parameters(source, call)]
 
 
 def classes_given_parameters(source: Source) -> Iterator[cst.ClassDef]:
@@ -193,7 +200,7 @@ def _bases(source: Source, names: set[str]) -> set[str]:
     return found
 
 
-def _is_given_parameters(source: Source, call: cst.Call) -> bool:
+def is_given_parameters(source: Source, call: cst.Call) -> bool:
     """Tell whether a call is given the parameters of an FSDP1 model, or a model whose parameters it takes."""
     for arg in call.args:
         # What another function, or file, gave: `def build(params): return Adam8bit(list(params))`.

@@ -9,7 +9,8 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import was_asked_for
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.named_texts import texts_of
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -27,8 +28,15 @@ _OWN = (
     "FSDP2's modules have no such attribute, unless the model itself has one of this name: take what "
     "prepare_fully_shard was given, or fsdp_migrate.shard_plan(model)."
 )
+_OF_STREAMS = (
+    "streams of FSDP1: FSDP2's modules have none of these names, and make their own. Take this away; where "
+    "several models are to share them, torch.distributed.fsdp.share_comm_ctx([...]), if your torch has it."
+)
 _NOT_THERE = "stays: it is asked for first, and not there"
 _NAMES = frozenset({"_flat_param", "_fsdp_wrapped_module", "_handle", "_handles", "flat_param"})
+_STREAMS = frozenset(
+    {"_all_reduce_stream", "_post_backward_stream", "_pre_unshard_stream", "_unshard_stream"}
+)
 # Of FSDP1 alone, whatever they are asked of.
 _FSDP1S = frozenset(
     {
@@ -38,6 +46,7 @@ _FSDP1S = frozenset(
         "_fsdp_wrapped_module",
         "_fully_sharded_module_to_handle",
         "_is_flat_param",
+        *_STREAMS,
         "_streams",
         "_unsharded_flat_param_names",
         "flat_param",
@@ -104,6 +113,8 @@ def is_of_own_class(source: Source, name: str) -> bool:
 def _of_attribute(source: Source, node: cst.Attribute) -> Found:
     if was_asked_for(source, node):
         return Found("FM317", node, _NOT_THERE, "kept")
+    if node.attr.value in _STREAMS:
+        return Found("FM317", node, _OF_STREAMS, "commented")
     return Found("FM317", node, _MEANT, "commented")
 
 
@@ -123,19 +134,52 @@ def _without_imports(source: Source) -> Iterator[Found]:
 
 
 def _by_their_names(source: Source, telling: frozenset[str]) -> Iterator[Found]:
-    """Find attributes that are asked for by a string: ``getattr(module, "_flat_param")``."""
-    for node in source.index.by_kind.get(cst.SimpleString, ()):
-        call = asked_attribute(source, node)
-        name = str(cst.ensure_type(node, cst.SimpleString).evaluated_value) if call is not None else ""
-        if call is None or name not in telling:
+    """Find attributes that are asked for by a string: ``getattr(module, "_flat_param")``, or by a name."""
+    of_loops: dict[cst.CSTNode, Found] = {}
+    for call in source.calls:
+        if dotted(call.func) not in _ASKING or len(call.args) < 2 or any(arg.star for arg in call.args[:2]):
             continue
-        model = call.args[0].value
-        if name == "_fsdp_wrapped_module" and source.models.certainty(model) is not None:
-            continue  # what becomes of the question is said with `.module`
-        if dotted(call.func) == "hasattr" or len(call.args) == _WITH_DEFAULT.get(dotted(call.func) or ""):
-            yield Found("FM317", node, _NOT_THERE, "kept")
-        else:
-            yield Found("FM317", node, _MEANT, "commented")
+        model, text = call.args[0].value, call.args[1].value
+        if isinstance(text, cst.SimpleString):
+            found = _of_texts(source, call, {str(text.evaluated_value)}, telling)
+            is_said = text.evaluated_value == "_fsdp_wrapped_module"
+            if found is not None and not (is_said and source.models.certainty(model) is not None):
+                yield found  # what becomes of `_fsdp_wrapped_module` of a model is said with `.module`
+        elif isinstance(text, cst.Name):
+            found = _of_texts(source, call, texts_of(source.models.guards, text), telling)
+            # One loop may ask for them, and set them, in many lines: the first that raises says it.
+            loops = (a for a in source.index.ancestors(call) if isinstance(a, (cst.For, cst.BaseComp)))
+            key = next(loops, call)
+            if found is not None and (key not in of_loops or of_loops[key].action == "kept" != found.action):
+                of_loops[key] = found
+    yield from of_loops.values()
+
+
+def _of_texts(source: Source, call: cst.Call, texts: set[str], telling: frozenset[str]) -> Found | None:
+    """Return what is said of a call that asks for attributes by their names, if one is FSDP1's."""
+    model, node = call.args[0].value, call.args[1].value
+    known = texts & telling
+    shown = texts & (catalog.WRAPPER_ATTRIBUTES | _NAMES) if _is_model(source, model) else set()
+    if dotted(call.func) == "setattr":
+        shown = {each for each in shown if each.startswith("_")}  # a public one is the source's own
+    if not known | shown:
+        return None
+    has_default = len(call.args) == _WITH_DEFAULT.get(dotted(call.func) or "")
+    if dotted(call.func) == "hasattr" or has_default or _is_below_its_check(source, call):
+        return Found("FM317", node, _NOT_THERE, "kept")
+    if texts & (_STREAMS | {"_streams"}):
+        return Found("FM317", node, _OF_STREAMS, "commented")
+    return Found("FM317", node, _MEANT if texts & (_NAMES | known) else _OWN, "commented")
+
+
+def _is_below_its_check(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call stands where ``hasattr`` of the same two was found true."""
+    asked = [text_of(arg.value) for arg in call.args[:2]]
+    return any(
+        dotted(check.func) == "hasattr" and [text_of(arg.value) for arg in check.args] == asked
+        for test, truth in source.models.guards.facts(call)
+        for check in (walk_for(test, cst.Call) if truth else ())
+    )
 
 
 def asked_attribute(source: Source, node: cst.CSTNode) -> cst.Call | None:
@@ -150,9 +194,11 @@ def asked_attribute(source: Source, node: cst.CSTNode) -> cst.Call | None:
 
 
 def _is_asked_of_a_model(source: Source, node: cst.Attribute) -> bool:
-    if _is_own(source, node):
-        return False
-    return source.models.certainty(node.value) is not None or source.models.is_guarded(node.value)
+    return not _is_own(source, node) and _is_model(source, node.value)
+
+
+def _is_model(source: Source, node: cst.BaseExpression) -> bool:
+    return source.models.certainty(node) is not None or source.models.is_guarded(node)
 
 
 def _is_own(source: Source, node: cst.Attribute) -> bool:

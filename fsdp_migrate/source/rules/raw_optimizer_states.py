@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.rules.rank_files import file_of
 from fsdp_migrate.source.uses import Found
 
@@ -16,7 +16,7 @@ from fsdp_migrate.source.uses import Found
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.python.models import Certainty
+    from fsdp_migrate.source.python.model_kinds import Certainty
     from fsdp_migrate.source.python.text import Source
 
 
@@ -67,6 +67,7 @@ def find(source: Source) -> Iterator[Found]:
             yield from (Found("FM333", each, _MODELS, "commented") for each in beside)
     # Without any of these nothing here says that a model is sharded.
     is_about = source.uses_fsdp1 or saved or _has_a_model(source)
+    loaded: dict[str, str] = {}
     for call in _of_optimizers(source, "load_state_dict") if is_about else ():
         func = cst.ensure_type(call.func, cst.Attribute)
         file = file_of(source, call)
@@ -82,8 +83,20 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM425", call, _LOADED, "commented")
         elif text_of(func.value) in saved or _is_of_a_model(source, func.value):
             yield Found("FM425", call, _LOADED_ALONE, "commented")
+            loaded[text_of(func.value)] = _SAVED
         elif not saved and _is_of_another_place(source, func.value):
             yield Found("FM425", call, _MAY_BE_LOADED, "commented")
+            loaded[text_of(func.value)] = _MAYBE
+    yield from _of_the_loaded(source, {text: said for text, said in loaded.items() if text not in saved})
+
+
+def _of_the_loaded(source: Source, loaded: dict[str, str]) -> Iterator[Found]:
+    """Find where the state of an optimizer is taken, by whatever function, that is loaded by itself."""
+    for call in _of_optimizers(source, "state_dict") if loaded else ():
+        optimizer = cst.ensure_type(call.func, cst.Attribute).value
+        is_other = source.models.is_other_branch(optimizer) or call.args or _is_given_to_fsdp1(source, call)
+        if text_of(optimizer) in loaded and not is_other:
+            yield Found("FM425", call, loaded[text_of(optimizer)], "commented")
 
 
 def _models_beside(source: Source, call: cst.Call) -> Iterator[cst.Call]:
@@ -171,8 +184,24 @@ def _of_optimizers(source: Source, name: str) -> Iterator[cst.Call]:
     """Yield the calls of a method of optimizers, as far as names tell."""
     for call in source.calls:
         func = call.func
-        if isinstance(func, cst.Attribute) and func.attr.value == name and _is_optimizer(func.value):
+        if not isinstance(func, cst.Attribute) or func.attr.value != name:
+            continue
+        if _is_optimizer(func.value) and not _is_adapter(source, func.value):
             yield call
+
+
+def _is_adapter(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is what a class makes that is given the model beside an optimizer, and asks FSDP1."""
+    text = text_of(node)
+    for assign in source.assignments:
+        value = assign.value
+        if not isinstance(value, cst.Call) or all(text_of(each.target) != text for each in assign.targets):
+            continue
+        is_class = (dotted(value.func) or "").split(".")[-1][:1].isupper()
+        models = [arg.value for arg in value.args if source.models.certainty(arg.value) is not None]
+        if is_class and models and any(_is_optimizer(arg.value) for arg in value.args):
+            return True
+    return False
 
 
 def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:

@@ -11,6 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import MIXED, sureness
+from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.contexts import (
     DEFAULT,
     Context,
@@ -19,7 +20,6 @@ from fsdp_migrate.source.python.contexts import (
     can_turn,
     names_in,
 )
-from fsdp_migrate.source.python.evidence import is_asked_elsewhere
 from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
@@ -31,7 +31,7 @@ from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.python.models import Certainty
+    from fsdp_migrate.source.python.model_kinds import Certainty
     from fsdp_migrate.source.python.text import Source
 
 

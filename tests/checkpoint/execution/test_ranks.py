@@ -34,6 +34,7 @@ def torchrun(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.any_torch
 def test_torchrun_makes_what_one_process_makes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert_checkpoint(PLAIN, out, world_size=3, dtype="bf16", checksums=True)

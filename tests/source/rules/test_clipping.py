@@ -36,7 +36,7 @@ def test_methods_become_functions(before: str, after: str) -> None:
 
 COMMENTED = [
     ("x.clip_grad_norm_(1.0)\n", "FM311"),
-    ("def f(model):\n    model.clip_grad_norm_(1.0)\n", "FM311"),
+    ("def f(wrapped):\n    wrapped.clip_grad_norm_(1.0)\n", "FM311"),
 ]
 
 

@@ -42,6 +42,21 @@ MODEL = "m = FSDP(net)\n"
         "n = sum(p.numel() for p in m.parameters())\nt = torch.tensor([n])\ndist.all_reduce(t)\n",
         "grads = [p.grad for p in m.parameters()]\nx = torch.nn.utils.get_total_norm(grads)\n",
         "grads = [p.grad for p in m.parameters()]\nx = torch.nn.utils.clip_grad.get_total_norm(grads)\n",
+        "for p in m.parameters():\n    h.update(p.data.cpu().numpy().tobytes())\n",
+        "seen = {p.data_ptr() for p in m.parameters()}\n",
+        "import numpy as np\nx = [np.asarray(p.detach().cpu()) for p in m.parameters()]\n",
+        "def plain(t):\n    return t.cpu().tolist()\nx = [plain(p) for p in m.parameters()]\n",
+        "def digest(model):\n    return [p.cpu().numpy() for p in model.parameters()]\ndigest(m)\n",
+        "gs = []\nfor p in m.parameters():\n    gs.append(p.grad.detach())\nx = [g.norm(2) for g in gs]\n",
+        "gs = []\nfor p in m.parameters():\n    gs += [p.grad]\nx = torch.cat(gs)\n",
+        "gs = []\ngs.extend(p.grad for p in m.parameters())\nfor g in gs:\n    x += g.norm()\n",
+        "gs = [p.grad for p in m.parameters()]\nfor g in gs:\n    dist.all_reduce(g)\n",
+        "gs = {n: p.grad for n, p in m.named_parameters()}\nfor n, g in gs.items():\n    x[n] = g.norm()\n",
+        "for p in m.parameters():\n    g = p.grad.float()\n    x += g.norm()\n",
+        (
+            "def clip(ps):\n    gs = []\n    for p in ps:\n        gs.append(p.grad)\n"
+            "    return sum(g.norm() ** 2 for g in gs)\nclip(m.parameters())\n"
+        ),
     ],
 )
 def test_what_was_of_one_rank_is_said(body: str) -> None:
@@ -59,6 +74,12 @@ def test_what_was_of_one_rank_is_said(body: str) -> None:
         "loss = f(m)\ndist.all_reduce(loss)\n",
         "m2 = net3\nx = world_size * sum(p.numel() for p in net3.parameters())\nnet3 = FSDP(net3)\n",
         "g = m.clip_grad_norm_(1.0)\ndist.all_reduce(g)\n",
+        "for p in m.parameters():\n    x = p.to_local().cpu().numpy()\n",
+        "def plain(t):\n    return t.cpu().numpy()\nx = plain(loss)\n",
+        "gs = []\nfor p in m.parameters():\n    gs.append(p.grad.to_local())\nx = torch.cat(gs)\n",
+        "gs = []\nfor p in m.parameters():\n    gs.append(p.numel())\nfor g in gs:\n    x = g.max()\n",
+        "for n, g in {n: p for n, p in m.named_parameters()}.items():\n    y = n.max()\n",
+        "def f(gs):\n    for p in m.parameters():\n        gs.append(1)\n    return torch.cat(gs)\n",
     ],
 )
 def test_what_is_as_it_was_is_not(body: str) -> None:

@@ -133,3 +133,59 @@ def test_the_same_part_under_a_name_in_another_method(asked: str) -> None:
     assert after.count("FM333 this class asks elsewhere") == 1
     assert after.index("FM333 this class") < after.index("def other")
     assert "FM333" not in turned(PARTS.format(asked="return isinstance(part, list)"))
+
+
+_CLIPS = "    if {0}:\n        model.clip_grad_norm_(1.0)\n    else:\n        {1}\n"
+_TORCHS = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+_HAS = "hasattr(model, 'clip_grad_norm_')"
+_DDP = "    if not args.fsdp: model = torch.nn.parallel.DistributedDataParallel(model)\n"
+
+
+@pytest.mark.parametrize("clip", ["    model.clip_grad_norm_(1.0)\n", _CLIPS.format("args.sharded", _TORCHS)])
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        ("x = model.state_dict()\n", ("FM308", "rewritten")),
+        ("model.load_state_dict(state)\n", ("FM308", "rewritten")),
+        ("model.save_pretrained(out)\n", ("FM308", "commented")),
+        ("model.register_comm_hook(None, hook)\n", ("FM321", "commented")),
+        (f"{_TORCHS}\n", ("FM326", "rewritten")),
+    ],
+)
+def test_a_model_that_has_fsdp1s_own_method(clip: str, use: str, expected: tuple[str, str]) -> None:
+    assert expected in codes(f"def f(model, args, state):\n{clip}    {use}")
+
+
+def test_a_model_that_ddp_may_have_wrapped_where_a_switch_is_off() -> None:
+    clip = _CLIPS.format("args.fsdp", _TORCHS)
+    found = codes(f"def f(model, args):\n{_DDP}{clip}    x = model.state_dict()\n")
+    assert [each for each in found if each[0] != "FM311"] == [("FM333", "commented")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{_CLIPS.format('args.sharded', _TORCHS)}    if args.sharded: pass\n    else: model.state_dict()\n",
+        f"{_CLIPS.format('args.with_fsdp.on', _TORCHS)}    if not args.with_fsdp.on: model.state_dict()\n",
+        f"{_CLIPS.format('isinstance(model, FSDP)', _TORCHS)}    model.state_dict()\n",
+        f"{_CLIPS.format(_HAS, _TORCHS)}    model.state_dict()\n",
+        "    model.load_state_dict(s)\n    model = wrap_model(model)\n    model.clip_grad_norm_(1.0)\n",
+        "    model.clip_grad_norm_(model_params, 1.0)\n    model.state_dict()\n",
+        "    trainer.clip_grad_norm_(1.0)\n    trainer.state_dict()\n",
+    ],
+)
+def test_what_is_not_sharded_beside_the_method(body: str) -> None:
+    found = {code for code, _ in codes(f"def f(model, args, trainer):\n{body}")}
+    assert not found & {"FM308", "FM333", "FM326"}
+
+
+def test_behind_the_return_of_what_was_sharded_the_model_is_plain() -> None:
+    body = "def f(self, model: FSDP):\n    if {}: return g(model)\n    return model.state_dict()\n"
+    assert "FM308" not in dict(codes(body.format("self._fsdp_wrapped")))
+    assert "FM308" in dict(codes(body.format("not self._fsdp_wrapped")))
+
+
+def test_a_class_of_the_source_may_have_such_a_method() -> None:
+    own = "class Net(nn.Module):\n    def clip_grad_norm_(self, most): pass\n"
+    body = "def f(model):\n    model.clip_grad_norm_(1.0)\n    model.state_dict()\n"
+    assert codes(own + body) == [("FM311", "commented")]

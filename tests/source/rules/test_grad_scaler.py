@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import codes, plain
+from tests.source.samples import IMPORTS, codes, plain
 
 
 pytestmark = pytest.mark.any_torch
@@ -47,3 +47,27 @@ def test_a_scaler_that_may_be_torchs_plain_one_gets_a_comment() -> None:
     header = f"from torch.amp import GradScaler as Plain\n{SCALER}"
     assert ("FM314", "commented") in codes(body, header)
     assert "scaler = kind(init_scale=2.0)\n" in plain(body, header)
+
+
+_TORCHS = "from torch.cuda.amp import GradScaler\n"
+_ON_CPU = "model = FSDP(net, cpu_offload=CPUOffload(True))\n"
+_MADE = "scaler = GradScaler()\n"
+_STEP = "opt = torch.optim.SGD(model.parameters())\nscaler.step(opt)\n"
+_OFF = "if not use_fsdp: scaler = GradScaler()\n"
+_OTHER = "if use_fsdp: scaler = sharded_grad_scaler.ShardedGradScaler()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "action"),
+    [
+        (f"{_ON_CPU}{_MADE}{_STEP}", "commented"),
+        (f"model = FSDP(net, ignored_modules=[net.head])\n{_MADE}{_STEP}", "commented"),
+        (f"{_ON_CPU.replace('True', 'False')}{_MADE}{_STEP}", "kept"),
+        (f"{_ON_CPU}{_MADE}{_STEP.replace('model', 'other')}", None),
+        (f"{_ON_CPU}{_MADE}{_OTHER}{_STEP}", "rewritten"),
+        (f"{_ON_CPU}{_OFF}{_STEP}", None),
+    ],
+)
+def test_torchs_own_scaler(body: str, action: str | None) -> None:
+    header = f"from torch.distributed.fsdp import sharded_grad_scaler\n{_TORCHS}{IMPORTS}"
+    assert [each for code, each in codes(body, header) if code == "FM314"] == ([action] if action else [])

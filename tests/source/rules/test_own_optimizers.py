@@ -239,3 +239,10 @@ def test_parameters_that_a_function_of_another_file_is_given(tmp_path: Path) -> 
     )
     rewrite_paths([tmp_path], write=True)
     assert "# fsdp-migrate: FM445" in (tmp_path / "optim.py").read_text()
+
+
+def test_an_optimizer_of_another_package_whose_step_is_arithmetic() -> None:
+    body = "model = FSDP(net)\nopt = {}(model.parameters())\n"
+    header = f"from transformers import AdamW, Adafactor\n{IMPORTS}"
+    assert ("FM445", "kept") in codes(body.format("AdamW"), header)
+    assert ("FM445", "commented") in codes(body.format("Adafactor"), header)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_commented, codes, found_comments, turned
+from tests.source.samples import MODEL, assert_commented, codes, found_comments, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -49,6 +49,46 @@ def test_what_the_wrapper_alone_shows_is_said() -> None:
 )
 def test_privates_by_another_name_or_that_are_set(body: str) -> None:
     assert ("FM317", "commented") in codes(f"model = FSDP(net)\n{body}")
+
+
+_STREAMS = "{'_unshard_stream', '_default_stream'}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"for a in {_STREAMS}:\n    setattr(net.head, a, getattr(net.body, a))\n",
+        f"NAMES = list({_STREAMS})\ndef f(m):\n    for a in NAMES:\n        setattr(m, a, None)\n",
+        (
+            "class T:\n    names = ('_is_flat_param',)\n    def f(self, p):\n"
+            "        return [getattr(p, n) for n in self.names]\n"
+        ),
+        "for a, b in zip(('_flat_param', 'x'), 'ab'):\n    delattr(m, a)\n",
+        "for a, b in {'_flat_param': 1}.items():\n    setattr(m, a, b)\n",
+        "for a, b in [('_flat_param', 1)]:\n    setattr(m, a, b)\n",
+        "def take(m, name):\n    return getattr(m, name)\ntake(net, '_flat_param')\n",
+        "name = '_handle'\nx = getattr(model, name)\n",
+        "x = [getattr(model, a) for a in ('sharding_strategy', 'other')]\n",
+        "x = getattr(model, 'sharding_strategy')\n",
+        "net.head._pre_unshard_stream = stream\n",
+    ],
+)
+def test_privates_that_are_named_by_texts(body: str) -> None:
+    assert [each for each in codes(MODEL + body) if each[0] == "FM317"] == [("FM317", "commented")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for a in ('name', '_default_stream'):\n    getattr(other, a)\n",
+        "for a in ('rank', 'name'):\n    setattr(model, a, 1)\n",
+        "for a in ('_flat_param',):\n    if hasattr(m, a): print(getattr(m, a))\n",
+        "for a, b in {'x': '_flat_param'}.items():\n    getattr(m, a)\n",
+        "for a in ('_flat_param',):\n    print(a)\nfor a in ('x',):\n    getattr(m, a)\n",
+    ],
+)
+def test_texts_that_name_no_privates(body: str) -> None:
+    assert ("FM317", "commented") not in codes(MODEL + body)
 
 
 def test_what_an_own_class_has_under_such_a_name_is_its_own() -> None:

@@ -201,3 +201,21 @@ def test_a_state_of_a_model_that_the_same_dict_holds(model: str, *, is_said: boo
     found = codes(body)
     assert ("FM425", "commented") in found
     assert (("FM333", "commented") in found) is is_said
+
+
+def test_what_is_made_of_a_model_and_an_optimizer_is_none() -> None:
+    body = "model = FSDP(net)\noptim = {}\ntorch.save((model.state_dict(), optim.state_dict()), 'x')\n"
+    assert "FM425" in dict(codes(body.format("Adam(model.parameters())")))
+    assert "FM425" not in dict(codes(body.format("Adapter(model, inner_optim)")))
+
+
+def test_the_state_of_an_optimizer_is_said_where_it_is_saved_as_well() -> None:
+    body = (
+        "class T:\n"
+        "    def make(self, net):\n"
+        "        self.model = FSDP(net)\n"
+        "        self.optim = torch.optim.AdamW(self.model.parameters())\n"
+        "    def save(self):\n        self.keep(to_cpu(self.optim.state_dict()))\n"
+        "    def load(self, state):\n        self.optim.load_state_dict(state['optimizer'])\n"
+    )
+    assert [each for each in codes(body) if each[0] == "FM425"] == [("FM425", "commented")] * 2

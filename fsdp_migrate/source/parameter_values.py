@@ -1,0 +1,240 @@
+"""Which expressions are parameters of a sharded model, their gradients and values; one of them, or many."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.containers import added_to
+from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fsdp_migrate.source.python.model_kinds import Key
+    from fsdp_migrate.source.python.text import Source
+
+
+_VALUES = frozenset({"data", "grad"})
+_SAME = frozenset(
+    {
+        "abs",
+        "bfloat16",
+        "clone",
+        "cpu",
+        "cuda",
+        "detach",
+        "double",
+        "float",
+        "half",
+        "pow",
+        "square",
+        "to",
+        "view",
+    }
+)
+_ITEMS = frozenset({"items", "values"})
+_COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
+_DEEPEST = 8
+
+
+@dataclass(eq=False)
+class ParameterValues:
+    """Answers for one source what holds parameters of a sharded model. Reads only."""
+
+    source: Source
+    _asked: list[cst.CSTNode] = field(default_factory=list, repr=False)
+    """What is being looked at: a list may be filled with what was taken of itself."""
+
+    def is_one(self, node: cst.BaseExpression) -> bool:
+        """Tell whether an expression is a parameter of a sharded model, its gradient, or its values."""
+        while (inner := _inner(node)) is not None:
+            node = inner
+        if isinstance(node, cst.BinaryOperation):  # `p ** 2`, `p - before`
+            return self.is_one(node.left) or self.is_one(node.right)
+        if isinstance(node, cst.Subscript):
+            return isinstance(node.value, (cst.Name, cst.Attribute)) and self._is_filled(node.value)
+        if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
+            return False
+        loops = [loop for loop in _loops(self.source, node) if _binds(loop, node.value)]
+        if loops:
+            is_of_one = any(self._goes_through(loop) and _is_value_of(loop, node.value) for loop in loops)
+            return is_of_one and not self.source.contexts.is_summoned(node)
+        return self._is_held(node)
+
+    def is_many(self, node: cst.BaseExpression) -> bool:
+        """Tell whether it holds parameters: ``[p.grad for p in m.parameters()]``, a dict, a list to fill."""
+        if isinstance(node, _COMPREHENSIONS):
+            return self.is_one(node.elt)
+        if isinstance(node, cst.DictComp):
+            return self.is_one(node.value)
+        if isinstance(node, (cst.List, cst.Tuple, cst.Set, cst.Dict)):
+            return any(self.is_one(each.value) for each in node.elements)
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            return self.is_list(node) or self._is_filled(node) or self._holds_many(node)
+        if isinstance(node, cst.Call):
+            func = node.func
+            if isinstance(func, cst.Attribute) and func.attr.value in _ITEMS:
+                return self.is_many(func.value)
+            if (dotted(func) or "").split(".")[-1] in SAME_PARAMETERS:
+                return any(self.is_many(arg.value) for arg in node.args)
+        return self.is_list(node)
+
+    def _holds_many(self, node: cst.Name | cst.Attribute) -> bool:
+        """Tell whether a name is given parameters in one piece: ``grads = [p.grad for p in ...]``."""
+        if isinstance(node, cst.Name) and node not in self.source.index.scopes:
+            return False
+        held = last_value(self.source.index, node)
+        kinds = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.Call)
+        return isinstance(held, kinds) and self._once(held, self.is_many)
+
+    def _is_held(self, name: cst.Name) -> bool:
+        """Tell whether a name holds one: ``g = p.grad``, or a function's argument of which calls give one."""
+        index, models = self.source.index, self.source.models
+        held = last_value(index, name)
+        if held is not None:
+            kinds = (cst.Attribute, cst.Call, cst.Name, cst.BinaryOperation)
+            return isinstance(held, kinds) and self._once(held, self.is_one)
+        bindings = index.scopes[name].lookup(name.value)
+        is_given = len(bindings) == 1 and bindings[0].kind == "param"
+        given = stands_for(index, models.guards, name) if is_given else ()
+        return any(self._once(each, self.is_one) for each in given)
+
+    def _once(self, node: cst.BaseExpression, ask: Callable[[cst.BaseExpression], bool]) -> bool:
+        if node in self._asked or len(self._asked) > _DEEPEST:
+            return False
+        self._asked.append(node)
+        try:
+            return ask(node)
+        finally:
+            self._asked.pop()
+
+    def _is_filled(self, node: cst.Name | cst.Attribute) -> bool:
+        """Tell whether a list or a dict is filled with them, one by one or many at once."""
+        key = self.source.models.key_of(node) if node in self.source.index.scopes else None
+        put = self._fillings.get(key, ()) if key is not None else ()
+        return any(self._once(value, self.is_many if is_many else self.is_one) for value, is_many in put)
+
+    @functools.cached_property
+    def _fillings(self) -> dict[Key, list[tuple[cst.BaseExpression, bool]]]:
+        """What is put into each list and dict: a value, and whether it is all that is in that."""
+        found: dict[Key, list[tuple[cst.BaseExpression, bool]]] = {}
+
+        def note(where: cst.BaseExpression, value: cst.BaseExpression, *, is_many: bool) -> None:
+            key = self.source.models.key_of(where) if where in self.source.index.scopes else None
+            if key is not None:
+                found.setdefault(key, []).append((value, is_many))
+
+        for call in self.source.calls:
+            for where, step, value in added_to(call):
+                note(where, value, is_many=not step)
+        for node in self.source.index.by_kind.get(cst.AugAssign, ()):
+            added = cst.ensure_type(node, cst.AugAssign)
+            note(added.target, added.value, is_many=True)
+        for assign in self.source.assignments:
+            for target in assign.targets:
+                if isinstance(target.target, cst.Subscript):
+                    note(target.target.value, assign.value, is_many=False)
+        return found
+
+    def _goes_through(self, loop: cst.For | cst.CompFor) -> bool:
+        if any(self.is_list(call) for call in walk_for(loop.iter, cst.Call)):
+            return True
+        names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(loop.iter, kind))
+        known = [each for each in names if each in self.source.index.scopes]
+        return any(map(self.source.models.is_parameters, known)) or any(
+            isinstance(each, (cst.Name, cst.Attribute)) and (self._is_filled(each) or self._holds_many(each))
+            for each in known
+        )
+
+    def is_list(self, node: cst.BaseExpression) -> bool:
+        """Tell whether an expression is ``model.parameters()`` of a sharded model."""
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            return self.source.models.is_parameters(node)
+        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+            return False
+        if node.func.attr.value not in PARAMETERS:
+            return False
+        models = self.source.models
+        model = node.func.value
+        is_fsdp1 = _is_part(self.source, model) or models.is_guarded_within(model)
+        is_fsdp1 = is_fsdp1 or models.is_asked(model) or _is_wrapped_above(self.source, model)
+        return is_fsdp1 or _is_itself(self.source, model)
+
+
+def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return what ``.grad``, ``.data``, ``.detach()`` and the like are taken of."""
+    if isinstance(node, cst.Attribute) and node.attr.value in _VALUES:
+        return node.value
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME:
+        return node.func.value
+    return None
+
+
+def _loops(source: Source, node: cst.Name) -> Iterator[cst.For | cst.CompFor]:
+    """Yield the loops that a place stands in, and whose targets may have given the name its value."""
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.For):
+            yield above
+        elif isinstance(above, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
+            each: cst.CompFor | None = above.for_in
+            while each is not None:
+                yield each
+                each = each.inner_for_in
+        elif isinstance(above, cst.FunctionDef):
+            return
+
+
+def _binds(loop: cst.For | cst.CompFor, name: str) -> bool:
+    return any(each.value == name for each in walk_for(loop.target, cst.Name))
+
+
+def _is_value_of(loop: cst.For | cst.CompFor, name: str) -> bool:
+    names = [each.value for each in walk_for(loop.target, cst.Name)]
+    # Of `for name, parameter in ...` the first is a text.
+    text = text_of(loop.iter)
+    named = ("named_parameters" in text or ".items()" in text) and len(names) > 1
+    return name in (names[1:] if named else names)
+
+
+def _is_part(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is a sharded model, or a part of one: ``model.decoder``."""
+    part: cst.BaseExpression | None = model
+    while part is not None:
+        if source.models.certainty(part) is not None:
+            return True
+        part = source.models.sharded_with(part)
+    return False
+
+
+def _is_wrapped_above(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is the name that a model had before the same function wrapped it: ``m = FSDP(net)``."""
+    text, place = text_of(model), source.index.order.get(model, 0)
+    for call in source.calls:
+        if source.index.order[call] >= place or source.index.excludes(call, model):
+            continue
+        is_its = call.args and not call.args[0].star and text_of(call.args[0].value) == text
+        if is_its and source.models.is_constructor(call.func):
+            return source.index.function(call) is source.index.function(model)
+    return False
+
+
+def _is_itself(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is ``self`` in a method that a sharded model is asked for, here or in another file."""
+    function = source.index.function(model)
+    if function is None or dotted(model) != "self":
+        return False
+    name = function.name.value
+    if name in source.models.links.methods:
+        return True
+    asked = (call.func for call in source.calls if isinstance(call.func, cst.Attribute))
+    return name not in catalog.OF_MODULES and any(
+        func.attr.value == name and source.models.certainty(func.value) is not None for func in asked
+    )

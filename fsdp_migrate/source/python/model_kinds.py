@@ -1,0 +1,363 @@
+"""What expressions are, and what they hold, by the facts that are known: models, and their parameters.
+
+How the facts come about stands in :mod:`fsdp_migrate.source.python.models`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.bound_anew import (
+    is_bound_anew,
+    is_wrapped_between,
+    runs_at,
+    was_just_wrapped_by_ddp,
+)
+from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
+from fsdp_migrate.source.python.evidence import is_off
+from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
+from fsdp_migrate.source.python.held import EACH, attribute, has_model, put, taken, whole, without_models
+from fsdp_migrate.source.python.last_values import stands_for
+from fsdp_migrate.source.python.lightning_models import is_trainers_model
+from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
+from fsdp_migrate.source.python.makers import (
+    chosen,
+    gives_fsdp_modules,
+    is_partial_of,
+    is_wrapping,
+    makes_fsdp,
+)
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.links import Links
+    from fsdp_migrate.source.python.scopes import Index
+    from fsdp_migrate.source.python.switches import Switches
+
+
+Certainty = Literal["certain", "mixed"]
+"""Of an expression: only ever FSDP1's or a plain module, or one that other wrappers hold as well."""
+
+Key = tuple[cst.CSTNode, str]
+
+_TARGETS = (cst.AnnAssign, cst.AssignTarget, cst.NamedExpr)
+_MAX_DEPTH = 2
+
+
+@dataclass(eq=False)
+class ModelKinds:
+    """Answers what expressions are, by what is known of names."""
+
+    index: Index
+    links: Links = NOTHING
+    """What other files of the project say of this one."""
+    facts: dict[Key, set[str]] = field(default_factory=dict)
+    made: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
+    """The targets of the assignments by which a name becomes a model."""
+    given: set[Key] = field(default_factory=set)
+    """Names that are models from elsewhere: by a call's argument, or by an annotation."""
+    returns: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
+    """What a function gives."""
+    attributes: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
+    """The attributes of a class's objects, of which something is known: ``self.model``."""
+    wholes: dict[Key, set[str]] = field(default_factory=dict)
+    """Of models with parts that are wrapped: the attributes that hold these, ``*`` for any."""
+    evidence: dict[Key, list[cst.Call]] = field(default_factory=dict)
+    """The calls that show a name to be a model: FSDP1's functions, and the method that it alone has."""
+    guards: Guards = field(init=False)
+    """What checks for the class make sure."""
+    switches: Switches = field(init=False)
+    """Where a switch is off that decides on the wrapping."""
+    is_lightnings: bool = field(init=False, default=False)
+    """Whether the source asks the Trainer for a model that Lightning's FSDP1 strategy shards."""
+    _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
+    """What expressions were found to be since facts were last looked for."""
+
+    def certainty(self, node: cst.CSTNode) -> Certainty | None:
+        """Tell whether an expression is an FSDP1 model, as far as this source shows."""
+        if not isinstance(node, cst.BaseExpression):
+            return None
+        kinds = whole(self.kinds(node))  # first: most are no model, and the rest is slow
+        if "fsdp" not in kinds or self.is_before_wrapping(node):
+            return None
+        if self.is_other_branch(node) or was_just_wrapped_by_ddp(self.index, node):
+            return None
+        return "certain" if kinds == {"fsdp"} else "mixed"
+
+    def is_before_wrapping(self, node: cst.BaseExpression) -> bool:
+        """Tell whether a name is used before the statements, of the same function, that make it a model.
+
+        ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
+        """
+        key = self.key_of(node)
+        if key is None or self._is_bound_anew(node, key):
+            return key is not None
+        if key in self.given:
+            return False
+        made = self.made.get(key, [])
+        if not made:
+            evidence = self.evidence.get(key, ())
+            return bool(evidence) and all(self._is_other_case(each, node) for each in evidence)
+        made = [each for each in made if not self.index.excludes(each, node)]
+        function, place = self.index.function(node), self.index.order[node]
+        for statement in made:
+            run = runs_at(self.index, statement, function)
+            if run is None or self.index.order[run] < place:
+                return False
+            # What stands above the wrapping in the same loop comes after it in the next round.
+            loops = {a for a in self.index.ancestors(run) if isinstance(a, (cst.For, cst.While))}
+            if any(above in loops for above in self.index.ancestors(node)):
+                return False
+        return True
+
+    def _is_other_case(self, shows: cst.Call, node: cst.BaseExpression) -> bool:
+        """Tell whether a place is reached only where what a call shows of a model does not hold."""
+        if self.index.excludes(shows, node) or is_off(self.guards, shows, node):
+            return True
+        return is_wrapped_between(self.index, node, shows)
+
+    def _is_bound_anew(self, node: cst.BaseExpression, key: Key) -> bool:
+        models = {text for (_, text), kinds in self.facts.items() if "fsdp" in kinds}
+        return is_bound_anew(self.index, node, [*self.made.get(key, ()), *self.evidence.get(key, ())], models)
+
+    @property
+    def names_made(self) -> set[str]:
+        """The last parts of the names that are made FSDP1 models here."""
+        made = (key for key, targets in self.made.items() if targets and "fsdp" in self.facts.get(key, ()))
+        return {text.rpartition(".")[2] for _, text in made}
+
+    def is_unknown(self, node: cst.BaseExpression) -> bool:
+        """Tell whether nothing here says what an expression is."""
+        return not whole(self.kinds(node))
+
+    def is_fsdp2(self, node: cst.BaseExpression) -> bool:
+        """Tell whether an expression is a model that FSDP2 has sharded, and none of FSDP1's."""
+        kinds = self.kinds(node)
+        return "fsdp2" in kinds and "fsdp" not in kinds
+
+    def is_guarded(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where ``isinstance(it, FSDP)`` was found true."""
+        return self.guards.holds(node, is_fsdp1_class(self.index))
+
+    def is_guarded_among(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where ``isinstance(it, (FSDP, DDP))`` was found true."""
+        return self.guards.holds(node, asks_among_others(self.index))
+
+    def is_guarded_within(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where it, or a module in it, was found to be FSDP1's."""
+        return self.guards.holds_within(node, is_fsdp1_class(self.index))
+
+    def is_guarded_fsdp2(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where ``isinstance(it, FSDPModule)`` was found true."""
+        return self.guards.holds(node, self.index.is_fsdp2_class)
+
+    def is_asked(self, node: cst.CSTNode, depth: int = 0) -> bool:
+        """Tell whether the same function asks anywhere if an expression, or its origin, is FSDP1's."""
+        if self.is_other_branch(node):
+            return False
+        held = stands_for(self.index, self.guards, node) if isinstance(node, cst.Name) else ()
+        if depth < _MAX_DEPTH and any(self.is_asked(each, depth + 1) for each in held):
+            return True
+        text, function = text_of(node), self.index.function(node)
+        for call in walk_for(function, cst.Call) if function is not None else ():
+            if dotted(call.func) == "isinstance" and len(call.args) == 2:
+                is_same = text_of(call.args[0].value) == text
+                if is_same and self.index.fsdp1(call.args[1].value) == catalog.FSDP:
+                    return True
+        return False
+
+    def is_other_branch(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where it was found to be none of FSDP1's models."""
+        if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
+            return True
+        if self.guards.is_no_module(node):
+            return True
+        if self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index)):
+            return True
+        key = self.key_of(node)
+        if (
+            key is None
+            or key in self.given
+            or key in self.evidence
+            or not isinstance(node, cst.BaseExpression)
+        ):
+            return False
+        return self.switches.is_off(node, key[0], self.made.get(key, ()))
+
+    def kinds(self, node: cst.BaseExpression) -> set[str]:
+        """Return what an expression may be, and what it may hold, behind the steps of :mod:`held`.
+
+        Of models ``fsdp``, ``ddp`` and ``fsdp2``; ``params`` of a list of an FSDP1 model's parameters.
+        """
+        known = self._known.get(node)
+        if known is None:
+            known = self._known[node] = self._find_kinds(node)
+        return known
+
+    def _find_kinds(self, node: cst.BaseExpression) -> set[str]:
+        if isinstance(node, cst.Call):
+            return self._kinds_of_call(node) or self._kinds_of_parameters(node)
+        if isinstance(node, cst.IfExp):
+            return chosen([(part, self.kinds(part)) for part in (node.body, node.orelse)])
+        if isinstance(node, cst.NamedExpr):
+            return self.kinds(node.value)
+        if isinstance(node, cst.Subscript):
+            return self._kinds_of_item(node)
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            return self._kinds_of_name(node)
+        found = (
+            self._kinds_of_parameters(node) if isinstance(node, (cst.ListComp, cst.GeneratorExp)) else set()
+        )
+        return found or held_by(self.kinds, node)
+
+    def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
+        if isinstance(node, cst.Attribute) and node.attr.value == "_orig_mod":
+            return self.kinds(node.value)  # of `torch.compile`
+        if isinstance(node, cst.Attribute) and node.attr.value == "module":
+            inner = self.kinds(node.value)
+            if "fsdp" in inner:
+                return inner  # of FSDP1's wrapper
+        key = self.key_of(node)
+        found = set() if key is None else set(self.facts.get(key, ()))
+        if isinstance(node, cst.Attribute):
+            found |= taken(attribute(node.attr.value), self.kinds(node.value))
+            if not found and self.is_lightnings and is_trainers_model(text_of(node)):
+                return {"fsdp", "other"}
+        if not found:
+            return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
+        if has_model(found) and key is not None:
+            found = self._of_its_loop(node, key, found)
+        if has_model(found) and (self.is_before_wrapping(node) or self.is_other_branch(node)):
+            found = without_models(found)
+        return found
+
+    def _of_its_loop(self, node: cst.Name | cst.Attribute, key: Key, found: set[str]) -> set[str]:
+        """Return what a name is in the loop that it is the target of: another loop may use the same name."""
+        loop = loop_of(self.index, node) if isinstance(node, cst.Name) else None
+        if loop is None or key in self.evidence:
+            return found
+        if any(loop in set(self.index.ancestors(each)) for each in self.made.get(key, ())):
+            return found
+        kinds = self._kinds_of_targets(loop)
+        return next((known for each, known in kinds if self.key_of(each) == key), without_models(found))
+
+    def sharded_with(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
+        """Return the model that an expression is a part of, and sharded with: ``model`` of ``model.head``.
+
+        Where other parts alone are wrapped, ``model.layers[i] = FSDP(model.layers[i])``, the rest is plain.
+        """
+        if not isinstance(node, cst.Attribute):
+            return None
+        key = self.key_of(node.value)
+        parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
+        made = (type(self.index.parents[each]) for each in self.made.get(key, ())) if key is not None else ()
+        is_plain = parts.isdisjoint({"*", node.attr.value}) and not any(each in _TARGETS for each in made)
+        return None if is_plain else node.value
+
+    def is_parameters(self, node: cst.BaseExpression) -> bool:
+        """Tell whether an expression holds parameters of an FSDP1 model, in one form or another."""
+        return "params" in self.kinds(node)
+
+    def _kinds_of_parameters(self, node: cst.BaseExpression) -> set[str]:
+        model = model_of(self.index, node)
+        while model is not None:
+            if "fsdp" in self.kinds(model):
+                return {"params"}
+            model = self.sharded_with(model)
+        return set()
+
+    def _kinds_of_item(self, node: cst.Subscript) -> set[str]:
+        """Return what an item is: a plain module above the statement, of its function, that wraps it."""
+        kinds = self.kinds(node.value)
+        if not kinds:
+            return set()
+        if is_slice(node):
+            return put(EACH, taken(EACH, kinds))
+        key = self.key_of(node.value)
+        made = self.made.get((key[0], f"{key[1]}[]"), []) if key is not None else []
+        same = [each for each in made if text_of(each) == text_of(node)]
+        function, order = self.index.function(node), self.index.order
+        if same and all(self.index.function(e) is function and order[e] > order[node] for e in same):
+            return set()
+        return taken(step_of(node), kinds)
+
+    def _kinds_of_call(self, call: cst.Call) -> set[str]:
+        if self.is_constructor(call.func):
+            return {"fsdp", "other"} if self.index.is_ambiguous(call.func) else {"fsdp"}
+        names = self.index.qualified(call.func)
+        if names & FSDP2 or is_partial_of(self.index, call.func, FSDP2):
+            return {"fsdp2"}
+        if names & DDP:
+            return {"ddp"}
+        if self.index.fsdp1(call.func) == "wrap":
+            return {"fsdp", "other"}  # outside of `enable_wrap` it gives back what it is given
+        if gives_fsdp_modules(self.index, call):
+            return {f"{EACH}>fsdp"}
+        around = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)
+        if around is not None and around < len(call.args) and not call.args[around].star:
+            return self.kinds(call.args[around].value)
+        found: set[str] = set()
+        for name in self._written(call.func, names):
+            found |= self.links.gives.get(name, frozenset())
+        for function in self.guards.functions(call.func):
+            found |= self.returns.get(function, set())
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
+            found |= whole(self.kinds(call.func.value))
+        return found or given_by(self, call) or self._kinds_of_wrapping(call, names)
+
+    def _kinds_of_wrapping(self, call: cst.Call, names: set[str]) -> set[str]:
+        """Return what a call gives whose function is the class in disguise, or is given it."""
+        if "functools.partial" in names:
+            return {MAKES} & self.kinds(call.args[0].value) if call.args else set()
+        if dotted(call.func) == "map" and len(call.args) > 1:
+            return put(EACH, {"fsdp"}) if MAKES in self.kinds(call.args[0].value) else set()
+        made = self.kinds(call.func)
+        if MAKES in made:
+            return {"fsdp", *made & {"other"}}
+        if not is_wrapping(call) or any(self.guards.functions(call.func)):
+            return set()
+        return {"fsdp", "other"} if any(MAKES in self.kinds(arg.value) for arg in call.args[1:]) else set()
+
+    def _written(self, func: cst.BaseExpression, names: set[str]) -> set[str]:
+        """Return the names under which other files may say what a call gives."""
+        text = dotted(func) if self.links else None
+        owner = self.index.class_of(func) if text is not None and text.startswith(("self.", "cls.")) else None
+        if owner is not None:
+            return {f"{self.index.path_of(owner)}:{text}"}
+        is_free = isinstance(func, cst.Name) and not names and not self.index.bindings_of(func)
+        return {func.value} if is_free and isinstance(func, cst.Name) else names
+
+    def is_constructor(self, func: cst.CSTNode) -> bool:
+        """Tell whether calling an expression makes an FSDP1 model: the class, a subclass, a partial of it."""
+        if self.index.fsdp1(func) == catalog.FSDP:
+            return True
+        if not isinstance(func, cst.Name) or func not in self.index.scopes:
+            return False
+        return any(makes_fsdp(self.index, each) for each in self.index.scopes[func].lookup(func.value))
+
+    def key_of(self, node: cst.CSTNode) -> Key | None:
+        """Return under what facts about a name are kept: where it, or its object, is bound, and its text."""
+        text = dotted(node)
+        if text is None:
+            return None
+        root = text.split(".")[0]
+        if root in {"self", "cls"} and root != text:
+            owner: cst.CSTNode | None = self.index.class_of(node)
+            return None if owner is None else (owner, text)
+        scope = self.index.scopes.get(node)
+        found = scope.find(root) if scope is not None else None
+        return None if found is None else (found.node, text)
+
+    def _kinds_of_targets(self, loop: cst.For | cst.CompFor) -> list[tuple[cst.BaseExpression, set[str]]]:
+        kinds = self.kinds(loop.iter)
+        if not kinds or names_items_of(loop):
+            return []
+        return list(targets_of(loop.target, taken(EACH, kinds)))
