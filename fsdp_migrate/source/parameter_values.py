@@ -210,7 +210,7 @@ def _is_part(source: Source, model: cst.BaseExpression) -> bool:
     while part is not None:
         if source.models.certainty(part) is not None:
             return True
-        part = part.value if isinstance(part, cst.Attribute) else None
+        part = source.models.sharded_with(part)
     return False
 
 

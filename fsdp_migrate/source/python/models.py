@@ -130,7 +130,9 @@ class Models(ModelKinds):
             step = step_of(target)
             self._add(key, put(ITEM if step.isdigit() else step, kinds))
             if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
-                self._note_whole(target.value.value)  # `model.layers[i] = FSDP(model.layers[i])`
+                self._note_whole(
+                    target.value.value, target.value.attr.value
+                )  # `model.layers[i] = FSDP(model.layers[i])`
             items = None if key is None else (key[0], f"{key[1]}[]")
             if items is not None and "fsdp" in kinds and target not in self.made.setdefault(items, []):
                 self.made[items].append(target)
@@ -154,9 +156,11 @@ class Models(ModelKinds):
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
 
-    def _note_whole(self, node: cst.BaseExpression) -> None:
+    def _note_whole(self, node: cst.BaseExpression, part: str = "*") -> None:
         """Note that a model has parts that are wrapped, whether it is wrapped itself or not."""
         key = self.key_of(node)
+        if key is not None:
+            self.wholes.setdefault(key, set()).add(part)
         if key is not None and node not in self.made.setdefault(key, []):
             self._add(key, {"fsdp", "other"})
             self.made[key].append(node)

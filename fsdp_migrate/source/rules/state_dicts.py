@@ -11,6 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import MIXED, sureness
+from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.contexts import (
     DEFAULT,
     Context,
@@ -41,6 +42,7 @@ _TORCH = "torch.distributed.checkpoint.state_dict"
 _GET = Need(_TORCH, "get_model_state_dict")
 _SET = Need(_TORCH, "set_model_state_dict")
 _OPTIONS = Need(_TORCH, "StateDictOptions")
+_LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 _FULL = Need("fsdp_migrate.runtime", "full_state_dict")
 _LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 
@@ -70,6 +72,10 @@ _HOLDS = (
     "it holds sharded models, and its state is theirs, of DTensors: where they are sharded, take torch's "
     "get_model_state_dict, given it, with options=StateDictOptions(full_state_dict=True), or "
     "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
+)
+_ASKED = (
+    "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
+    "get_model_state_dict, or load_model_state_dict of fsdp_migrate.runtime, given it, on every rank."
 )
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
@@ -180,6 +186,8 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield turned(source, call, settings)
     elif certainty is None and _holds_models(source, func.value):
         yield Found("FM308", call, _HOLDS, "commented")
+    elif certainty is None and is_asked_elsewhere(source.models, func.value):
+        yield Found("FM333", call, _ASKED, "commented")
 
 
 def _holds_models(source: Source, node: cst.BaseExpression) -> bool:
@@ -215,6 +223,8 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     certainty = _certainty(source, call, asked)
     # A part of a sharded model has a sharded state, too.
     while certainty is None and isinstance(asked, cst.Attribute) and asked.attr.value != "module":
+        if source.models.sharded_with(asked) is None:
+            return
         asked = asked.value
         certainty = _certainty(source, call, asked)
     if certainty is None or source.contexts.is_summoned(call):

@@ -214,3 +214,28 @@ def test_a_norm_of_parameters_that_were_gathered_by_hand() -> None:
     assert "FM423" not in dict(codes(f"{GATHERED}{MODEL}clip(other, None)\n", HEADER))
     plain = GATHERED.replace("p.grad.pow", "p.grad.to_local().pow")
     assert "FM423" not in dict(codes(f"{plain}{MODEL}clip(m, None)\n", HEADER))
+
+
+PARTS = """\
+class Meta(torch.nn.Module):
+    def prepare(self):
+        for k in self.student:
+            self.student[k] = FSDP(self.student[k])
+        {last}
+        for p in self.{asked}.parameters():
+            torch.distributed.broadcast(p.data, src=0)
+        self.{asked}.save_pretrained("x")
+        print(self.{asked}.head.weight.grad)
+"""
+
+
+def test_a_part_beside_those_that_are_wrapped_is_plain() -> None:
+    said = {
+        asked: {
+            code for code, action in codes(PARTS.format(asked=asked, last="pass")) if action == "commented"
+        }
+        for asked in ("oracle", "student")
+    }
+    assert said == {"oracle": {"FM303"}, "student": {"FM303", "FM333", "FM423"}}
+    whole = PARTS.replace("self", "model").format(asked="oracle", last="model = FSDP(model)")
+    assert "FM423" in dict(codes(whole))

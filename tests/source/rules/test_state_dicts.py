@@ -297,6 +297,20 @@ def test_one_rank_alone_asks_the_inner_module_by_another_name(made: str, asked: 
     assert ("FM308", "rewritten") in codes(body.replace(" and is_main", ""))
 
 
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        ("rank == 0 or args.all", True),
+        ("not (rank != 0 and args.one)", True),
+        ("rank == 0 or args.use_fsdp", False),
+        ("not (rank != 0 and not is_sharded)", False),
+    ],
+)
+def test_one_rank_alone_may_be_let_in(test: str, *, is_said: bool) -> None:
+    body = f"{MODEL}raw = model.module\nif {test}:\n    torch.save(raw.state_dict(), path)\n"
+    assert (("FM308", "commented") in codes(body)) is is_said
+
+
 def test_one_rank_alone_behind_a_return() -> None:
     body = (
         "def save(model: FSDP, rank, path):\n    if rank != 0:\n        return\n"
