@@ -24,6 +24,10 @@ _SELF = "FSDP2 wraps nothing, so `.module` is the model itself and was taken out
 _ROUND = (
     "FSDP2 wraps nothing, so `.module` is the model itself, and this loop would not end: remove this step."
 )
+_FORWARD = (
+    "FSDP2 wraps nothing, so `.module` is the model itself, and its forward would call itself: leave this "
+    "out."
+)
 _MAYBE = "where this is the sharded model, there is no `.module`: FSDP2 wraps nothing, take the model itself."
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
@@ -49,6 +53,8 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
             yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
     elif sure == "sure" and _goes_round(source, node):
         yield Found("FM315", node, _ROUND, "commented")
+    elif sure == "sure" and _becomes_a_forward(source, node):
+        yield Found("FM315", node, _FORWARD, "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=_SELF)
@@ -71,6 +77,22 @@ def _goes_round(source: Source, node: cst.Attribute) -> bool:
             return True
         below = above
     return False
+
+
+def _becomes_a_forward(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether a model's forward is set to that of what it wraps: ``m.forward = m.module.__call__``."""
+    asked = source.index.parents[node]
+    if not isinstance(asked, cst.Attribute) or asked.attr.value not in {"__call__", "forward"}:
+        return False
+    model, above = text_of(node.value), source.index.parents[asked]
+    if isinstance(above, cst.Assign):
+        return any(
+            text_of(each.target) in {f"{model}.forward", f"{model}.__call__"} for each in above.targets
+        )
+    call = source.index.parents.get(above) if isinstance(above, cst.Arg) else None
+    if not isinstance(call, cst.Call) or dotted(call.func) != "setattr" or len(call.args) != 3:
+        return False
+    return text_of(call.args[0].value) == model and "forward" in text_of(call.args[1].value)
 
 
 def _is_target(source: Source, node: cst.Attribute) -> bool:

@@ -128,3 +128,16 @@ def test_a_question_with_a_default_where_nothing_is_trained() -> None:
     assert ("FM315", "commented") in codes(
         body.format("skip = getattr(model, 'no_sync')\n", "torch.no_grad(), ")
     )
+
+
+@pytest.mark.parametrize(
+    ("use", "action"),
+    [
+        ("setattr(m, 'forward', m.module.__call__)\n", "commented"),
+        ("m.forward = m.module.forward\n", "commented"),
+        ("setattr(other, 'forward', m.module.forward)\n", "rewritten"),
+        ("x = m.module.forward\n", "rewritten"),
+    ],
+)
+def test_a_forward_that_would_call_itself(use: str, action: str) -> None:
+    assert ("FM315", action) in codes(f"m = FSDP(net)\n{use}")
