@@ -55,7 +55,8 @@ _LEAVE_IT = re.compile(r"_*(?:copy|export|load|log|push|save)")
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
 _UNSEEN = (
     "what runs in this context is not seen here: if it reads parameters, call "
-    "fsdp_migrate.runtime.summon_full_params; if the model runs in it, register_forward_methods instead."
+    "fsdp_migrate.runtime.summon_full_params; if the model runs in it, register_forward_methods instead, and "
+    "let every rank run it."
 )
 
 
