@@ -36,6 +36,8 @@ _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
+_MAY_SHARD = re.compile(r"fsdp|shard")
+_BASES = frozenset({"Module", "PreTrainedModel", "LightningModule"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 _TELL = frozenset(
     {
@@ -345,9 +347,16 @@ def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:
         node = binding.node
         return isinstance(node, cst.ClassDef) and not makes_fsdp(index, binding)
 
+    def is_plain(asked: cst.BaseExpression) -> bool:
+        last = (dotted(asked) or "").split(".")[-1]
+        is_any = last in _BASES or _MAY_SHARD.search(last.lower()) is not None
+        return last[:1].isupper() and not is_any and index.fsdp1(asked) is None
+
     def is_class(asked: cst.CSTNode) -> bool:
         if isinstance(asked, cst.Tuple):
-            return bool(asked.elements) and all(is_class(each.value) for each in asked.elements)
+            parts = [each.value for each in asked.elements]
+            # Beside DDP's class another one is no FSDP1's either: `(DDP, SingleAccelerator)`.
+            return any(map(is_class, parts)) and all(is_class(each) or is_plain(each) for each in parts)
         if isinstance(asked, cst.SimpleString):
             return asked.evaluated_value in _DDP_NAMES
         if not isinstance(asked, (cst.Name, cst.Attribute)):

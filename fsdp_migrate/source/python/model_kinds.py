@@ -169,6 +169,12 @@ class ModelKinds:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
+        if (
+            isinstance(node, cst.Attribute)
+            and node.attr.value == "module"
+            and self.is_other_branch(node.value)
+        ):
+            return True  # what another wrapper holds
         if self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index)):
             return True
         key = self.key_of(node)

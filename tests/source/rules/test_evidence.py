@@ -153,6 +153,26 @@ def test_what_is_not_sharded_beside_the_method(body: str) -> None:
     assert not found & {"FM308", "FM333", "FM326"}
 
 
+@pytest.mark.parametrize(
+    ("kinds", "is_said"),
+    [
+        ("(DDP, Single)", False),
+        ("(DDP, nn.Module)", True),
+        ("(Single, Other)", True),
+        ("(DDP, OwnFSDP2)", True),
+    ],
+)
+def test_a_branch_for_ddp_and_another_class(kinds: str, *, is_said: bool) -> None:
+    body = (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "from own import OwnFSDP2, Other, Single\n"
+        "def save(m: FSDP, optim):\n"
+        f"    if isinstance(m, {kinds}):\n        return m.module.state_dict(), optim.state_dict()\n"
+    )
+    found = {code for code, _ in codes(body)} & {"FM308", "FM315", "FM333", "FM425"}
+    assert bool(found) is is_said
+
+
 def test_behind_the_return_of_what_was_sharded_the_model_is_plain() -> None:
     body = "def f(self, model: FSDP):\n    if {}: return g(model)\n    return model.state_dict()\n"
     assert "FM308" not in dict(codes(body.format("self._fsdp_wrapped")))
