@@ -24,6 +24,7 @@ from fsdp_migrate.source.project import (
     dotted,
     is_seen_alone,
 )
+from fsdp_migrate.source.project_arguments import given_to
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, Fact, ProjectKinds, is_about, step_of, targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
@@ -283,8 +284,7 @@ class _Following(ProjectKinds):
 
     def _call(self, call: ast.Call, place: Place) -> None:
         """Note what a call gives to the parameters of what it calls."""
-        given = [self.kinds(arg, place) for arg in call.args]
-        named = {each.arg: self.kinds(each.value, place) for each in call.keywords if each.arg}
+        given, named = given_to(call, lambda node: self.kinds(node, place))
         is_about = any(map(self._is_about, (*given, *named.values())))
         self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
         for definition in self.called(call.func, place):

@@ -367,11 +367,7 @@ def bound(
     order = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
     if definition.owner is not None and order[:1] in (["self"], ["cls"]):
         order = order[1:]
-    for place, kinds in enumerate(given):
-        if isinstance(call.args[place], ast.Starred):
-            break
-        if place < len(order):
-            yield order[place], kinds
+    yield from zip(order, given, strict=False)
     known = {*order, *(arg.arg for arg in node.args.kwonlyargs)}
     yield from ((name, kinds) for name, kinds in named.items() if name in known)
 

@@ -421,3 +421,21 @@ def test_a_base_class_sees_what_a_class_below_shards(tmp_path: Path) -> None:
     assert "# fsdp-migrate: FM423" in after(tmp_path, files, "misc.py")
     assert "# fsdp-migrate: FM333" in (tmp_path / "base.py").read_text()
     assert (tmp_path / "plain.py").read_text() == files["plain.py"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "parts = (cfg, model)\ntrain(*parts, last=True)\n",
+        "parts = dict(cfg=cfg, model=model)\ntrain(**parts)\n",
+        "train(cfg, **{'model': model})\n",
+        "train(*(cfg, model))\n",
+    ],
+)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_is_given_in_one_tuple_or_dict(tmp_path: Path, call: str, *, is_here: bool) -> None:
+    train = "def train(cfg, model, last=False):\n    model.clip_grad_norm_(1.0)\n"
+    start = train if is_here else "from loop import train\n"
+    main = f"{start}from dist import wrap\nmodel = wrap(net)\n{call}"
+    files = {"dist.py": WRAP, "loop.py": train, "main.py": main}
+    assert CLIPPED in after(tmp_path, files, "main.py" if is_here else "loop.py")
