@@ -66,7 +66,7 @@ def train(name: str, strategy: str) -> dict[str, Any]:
         torch.manual_seed(0)
         model: Any = MODELS[name]()
         for at, (_, param) in enumerate(sorted(model.named_parameters())):
-            param.number = at  # type: ignore[attr-defined]
+            param.number = at
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         arguments: dict[str, Any] = {
             "auto_wrap_policy": ModuleWrapPolicy({nn.Sequential, nn.Linear}),

@@ -39,7 +39,6 @@ _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
-_MAY_SHARD = re.compile(r"fsdp|shard")
 _BASES = frozenset({"Module", "PreTrainedModel", "LightningModule"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 _TELL = frozenset(
