@@ -5,6 +5,7 @@ How the facts come about stands in :mod:`fsdp_migrate.source.python.models`.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -174,8 +175,32 @@ class ModelKinds:
                     return True
         return False
 
+    @functools.cached_property
+    def _shards_by_fsdp2(self) -> list[cst.Call]:
+        calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
+        return [
+            call
+            for call in calls
+            if call.args
+            and (self.index.qualified(call.func) & FSDP2 or is_partial_of(self.index, call.func, FSDP2))
+        ]
+
+    def _was_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
+        """Tell whether FSDP2 was given the same model above, in a branch around: ``fully_shard(model)``."""
+        for call in self._shards_by_fsdp2:
+            is_above = self.index.order[call] < self.index.order.get(node, 0)
+            if is_above and text_of(call.args[0].value) == text_of(node):
+                blocks = (a for a in self.index.ancestors(call) if isinstance(a, cst.IndentedBlock))
+                block = next(blocks, None)
+                is_branch = block is not None and isinstance(self.index.parents[block], (cst.If, cst.Else))
+                if is_branch and block in set(self.index.ancestors(node)):
+                    return True
+        return False
+
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
+        if self._was_sharded_by_fsdp2(node):
+            return True
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
         if (

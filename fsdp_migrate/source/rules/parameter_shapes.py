@@ -149,7 +149,7 @@ def _is_before_wrapping(source: Source, test: cst.Comparison) -> bool:
         if source.index.function(call) is function
     ]
     for above in source.index.ancestors(test) if below else ():
-        loops = [above] if isinstance(above, cst.For) else []
+        loops: list[cst.For | cst.CompFor] = [above] if isinstance(above, cst.For) else []
         loops += [above.for_in] if isinstance(above, cst.BaseComp) else []
         for call in (call for loop in loops for call in walk_for(loop.iter, cst.Call)):
             if isinstance(call.func, cst.Attribute) and call.func.attr.value in _LISTS:

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.source.samples import IMPORTS, codes, plain, turned
+from tests.source.samples import IMPORTS, codes, plain, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -197,6 +197,18 @@ def test_a_branch_for_ddp_and_another_class(kinds: str, *, is_said: bool) -> Non
     )
     found = {code for code, _ in codes(body)} & {"FM308", "FM315", "FM333", "FM425"}
     assert bool(found) is is_said
+
+
+@pytest.mark.parametrize("shard", ["fully_shard", "shard"])
+def test_a_branch_that_shards_by_fsdp2_itself(shard: str) -> None:
+    body = (
+        "from torch.distributed.fsdp import fully_shard\nshard = functools.partial(fully_shard, mesh=mesh)\n"
+        "def setup(model: FSDP, mode):\n"
+        f"    if mode == 2:\n        {shard}(model)\n        model.apply(init)\n"
+        "    else:\n        model.apply(init)\n    other = FSDP(net)\n"
+    )
+    found = [use for use in uses(body) if use.code in {"FM322", "FM420"} and use.rule == "model-methods"]
+    assert [use.line for use in found] == [IMPORTS.count("\n") + 8]
 
 
 def test_behind_the_return_of_what_was_sharded_the_model_is_plain() -> None:
