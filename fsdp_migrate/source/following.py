@@ -198,6 +198,8 @@ class _Following(ProjectKinds):
         """
         for base in self.project.bases(owner) if owner is not None and "fsdp" in kinds and depth < 4 else ():
             if not _makes(base, text):
+                own = self.project.overridden(base, owner) if owner is not None else set()
+                self.not_run[base.key] = self.not_run.get(base.key, own) & own
                 self._update(self.below, (base.key, text), {"fsdp", "other"})
                 self._look_at([base.module.path])
                 self._note_above(base, text, kinds, depth + 1)
@@ -394,6 +396,9 @@ class _Following(ProjectKinds):
                 clips_itself=clips,
                 own_groups=groups,
                 types_elsewhere=bool(types - {p}),
+                not_run=frozenset(
+                    name for key, names in self.not_run.items() if key.startswith(f"{p}:") for name in names
+                ),
             )
             for p in paths
         }

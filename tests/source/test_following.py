@@ -423,6 +423,20 @@ def test_a_base_class_sees_what_a_class_below_shards(tmp_path: Path) -> None:
     assert (tmp_path / "plain.py").read_text() == files["plain.py"]
 
 
+@pytest.mark.parametrize(("own", "is_run"), [("return 1", False), ("return super().save()", True)])
+def test_a_method_that_the_class_below_has_too_is_not_run_with_it(
+    tmp_path: Path, own: str, *, is_run: bool
+) -> None:
+    files = {
+        "dist.py": WRAP,
+        "main.py": "from dist import wrap\nclass Base:\n    def save(self):\n"
+        "        return self.model.state_dict()\n"
+        "class Solver(Base):\n    def build(self, net):\n        self.model = wrap(net)\n"
+        f"    def save(self):\n        {own}\n",
+    }
+    assert ("# fsdp-migrate: FM333" in after(tmp_path, files, "main.py")) is is_run
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -197,9 +197,17 @@ class ModelKinds:
                     return True
         return False
 
+    def _is_not_run(self, node: cst.CSTNode) -> bool:
+        """Tell whether it is an attribute in a method in whose place a class that shards it has its own."""
+        if not self.links.not_run or not (dotted(node) or "").startswith("self."):
+            return False
+        function, key = self.index.function(node), self.key_of(node)
+        is_its_own = key is None or bool(self.made.get(key))
+        return not is_its_own and function is not None and self.index.path_of(function) in self.links.not_run
+
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
-        if self._was_sharded_by_fsdp2(node):
+        if self._was_sharded_by_fsdp2(node) or self._is_not_run(node):
             return True
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
