@@ -200,7 +200,7 @@ class ProjectKinds:
             owner = self.project.class_of(place)
             name = f"self.{text.partition('.')[2]}"
             own = self.of_class(owner, name)
-            if owner is None or place.scope in self.not_run.get(owner.key, ()):
+            if owner is None or "fsdp" in own or place.scope in self.not_run.get(owner.key, ()):
                 return own
             return own | self.below.get((owner.key, name), set())
         scope = place.scope

@@ -453,3 +453,14 @@ def test_what_is_given_in_one_tuple_or_dict(tmp_path: Path, call: str, *, is_her
     main = f"{start}from dist import wrap\nmodel = wrap(net)\n{call}"
     files = {"dist.py": WRAP, "loop.py": train, "main.py": main}
     assert CLIPPED in after(tmp_path, files, "main.py" if is_here else "loop.py")
+
+
+def test_a_base_class_that_is_given_a_model_is_as_sure_as_before(tmp_path: Path) -> None:
+    files = {
+        "dist.py": WRAP,
+        "base.py": "class Base:\n    def __init__(self, model):\n        self.model = model\n"
+        "    def save(self):\n        return self.model.state_dict()\n",
+        "main.py": "from base import Base\nfrom dist import wrap\nclass Solver(Base):\n"
+        "    def again(self, net):\n        self.model = wrap(net)\nBase(wrap(net)).save()\n",
+    }
+    assert "return get_model_state_dict(" in after(tmp_path, files, "base.py")
