@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, clips_itself, has_own_groups, methods_by_file
 from fsdp_migrate.source.handed_on import HandedOn
+from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.optimizer_classes import made_beside_models, methods_by_file as optimizer_methods
 from fsdp_migrate.source.project import (
@@ -77,6 +78,8 @@ class _Following(ProjectKinds):
     methods: set[str] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
     _scopes: dict[Module, list[Scope]] = field(default_factory=dict, repr=False)
+    _callables: dict[Fact, list[tuple[ast.expr, Place]]] = field(default_factory=dict, repr=False)
+    """What parameters that are called are given, by their function or class and their name."""
     _news: set[Scope] = field(default_factory=set, repr=False)
     """The scopes to go through: they are new, or asked for something of which more was found since."""
 
@@ -316,6 +319,41 @@ class _Following(ProjectKinds):
                 # is told of counts everywhere.
                 is_told = not is_seen_alone(definition, call, place)
                 self._add(self._parameter(made or definition, name), kinds, from_others=is_told)
+        if is_about and "fsdp" in set().union(*given) and not any(self.called(call.func, place)):
+            self._call_held(call, place, given, named)
+
+    def _call_held(
+        self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]
+    ) -> None:
+        """Note what a call gives to functions that were given away by their names, or as lambdas."""
+        kept = called_parameter(self.project, call.func, place)
+        if kept is None:
+            return
+        owner, name = kept
+        if (owner.key, name) not in self._callables:
+            self._callables[owner.key, name] = [*given_callables(self.project, self.called, owner, name)]
+        for value, where in self._callables[owner.key, name]:
+            if isinstance(value, ast.Lambda):
+                names = dict(zip([arg.arg for arg in value.args.args], given, strict=False))
+                inner = value.body
+                if isinstance(inner, ast.Call):
+                    here = [
+                        names.get(arg.id, set()) if isinstance(arg, ast.Name) else set() for arg in inner.args
+                    ]
+                    self._give(inner.func, where, inner, here, {})
+            else:
+                self._give(value, where, call, given, named)
+
+    def _give(
+        self, func: ast.expr, where: Place, call: ast.Call, given: list[set[str]], named: dict[str, set[str]]
+    ) -> None:
+        for definition in self.called(func, where):
+            is_class = isinstance(definition.node, ast.ClassDef)
+            made = self.project.method(definition, "__init__") if is_class else definition
+            for name, kinds in bound(made, call, given, named) if made is not None else ():
+                if kinds and made is not None:
+                    self._look_at([made.module.path])
+                    self._add((made.key, name), kinds, from_others=True)
 
     def _is_about(self, kinds: set[str]) -> bool:
         """Tell whether FSDP1's models, or objects that hold some, are among what an expression may be."""

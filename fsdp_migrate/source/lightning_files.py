@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.analysis import analyse
-from fsdp_migrate.source.lightning_modules import HARMLESS, HOOKS, MODULE
+from fsdp_migrate.source.lightning_modules import HARMLESS, HOOKS, MODULE, OLD_HOOK
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.lightning_models import asking_for_fsdp1, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 _NOT_WHOLE = (
     "`{}` of {} has a configure_model (put the lines of the hook at its end, and write no second `def`), or "
     "inherits from a class that is not seen"
+)
+_OLD_NAME = (
+    "`{}` of {} has a configure_sharded_model: call it configure_model, which ModelParallelStrategy asks for "
+    "(Lightning stops where a class has both), and put the lines of the hook at its end; where it shards "
+    "already, put their arguments and mesh into its call of prepare_fully_shard"
 )
 _SHARED = "`{}` of {} may be trained by the Trainer of {} as well, and its hook would run under that too"
 _TWO = "several Trainers would give `{}` of {} several hooks"
@@ -113,6 +118,8 @@ class _Hooks:
     def _reason(self, path: Path, owner: Definition) -> str:
         """Return why a class can be given no hook, or nothing."""
         name, home = owner.node.name, owner.module.path
+        if f"{owner.name}.{OLD_HOOK}" in owner.module.definitions:
+            return _OLD_NAME.format(name, home.name)
         if not self._is_whole(owner):
             return _NOT_WHOLE.format(name, home.name)
         trainer = re.compile(r"\bTrainer\(")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModule$")
 HARMLESS = re.compile(r"^(?:abc\.ABC|typing\.Generic|torch\.nn\..*)$")
-HOOKS = frozenset({"configure_model", "configure_sharded_model"})
+OLD_HOOK = "configure_sharded_model"
+HOOKS = frozenset({"configure_model", OLD_HOOK})
 
 
 @dataclass(eq=False)
@@ -45,14 +46,16 @@ class LightningModules:
         named = next(iter(fitted)) if len(fitted) == 1 else ""
         return named if named in self.source.links.lightning else None
 
-    def with_a_hook(self) -> list[str]:
-        """Return the classes that have a hook of these names themselves."""
-        return [
-            node.name.value
+    def hooks(self) -> dict[str, cst.FunctionDef]:
+        """Return the hooks that classes have themselves, the one of today where there are two."""
+        return {
+            node.name.value: item
             for node in self._classes()
             if self._is_module(node)
-            and HOOKS & {item.name.value for item in node.body.body if isinstance(item, cst.FunctionDef)}
-        ]
+            for name in sorted(HOOKS, reverse=True)
+            for item in node.body.body
+            if isinstance(item, cst.FunctionDef) and item.name.value == name
+        }
 
     def by_name(self, name: str) -> cst.ClassDef | None:
         """Return the only class of a name that a hook can be put into."""

@@ -67,6 +67,10 @@ OTHER = TRAIN.replace('"fsdp"', '"ddp"')
     ("files", "said"),
     [
         (
+            {"model.py": MODEL.replace("training_step", "configure_sharded_model")},
+            "`Lit` of model.py has a configure_sharded_model: call it configure_model",
+        ),
+        (
             {"model.py": MODEL.replace("training_step", "configure_model")},
             "`Lit` of model.py has a configure_model (put the lines of the hook at its end",
         ),

@@ -101,6 +101,15 @@ _PUT = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it. Copy into "
     "it, p.data.copy_(x); where another dtype is meant, give mixed_precision."
 )
+_MOVED = (
+    "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it, and copying "
+    "into it moves nothing. Call {} of the model in place of this loop, on every rank: it moves the "
+    "parameters, their gradients and the buffers, and frees what they held."
+)
+_MOVES = frozenset({"cpu", "cuda"})
+_DEVICE = re.compile(
+    r"device|^(cpu|cuda|xpu|npu|hpu|mps|meta)(:\d+)?$|\b(local_)?rank\b|\bgpu(_id)?$", re.IGNORECASE
+)
 _NO_MEMORY = (
     "a DTensor has no {}(): take .to_local() for this rank's part, or .full_tensor(), which every rank must "
     "call, before it."
@@ -127,9 +136,35 @@ def find(source: Source) -> Iterator[Found]:
         above = source.index.parents[node]
         if node.attr.value == "data" and isinstance(above, cst.AssignTarget):
             if values.is_one(node.value) and not source.contexts.is_summoned(node):
-                yield Found("FM423", node, _PUT, "commented", is_of_its_own=True)
+                yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
         elif _is_one_parameters(source, node) and not source.contexts.is_summoned(node):
             yield Found("FM423", node, _ONE, "commented")
+
+
+def _put(source: Source, target: cst.AssignTarget, parameter: cst.BaseExpression) -> str:
+    """Return what is said of an assignment to ``.data``: of one that moves a parameter, what moves all."""
+    above = source.index.parents[target]
+    value: cst.BaseExpression | None = above.value if isinstance(above, cst.Assign) else None
+    if isinstance(value, cst.Name):
+        value = last_value(source.index, value)
+    found, own = "", text_of(parameter)
+    while value is not None and text_of(value) != own:
+        if isinstance(value, cst.Call):
+            found = _move_of(value, own) or found
+            value = value.func
+        value = value.value if isinstance(value, cst.Attribute) else None
+    return _MOVED.format(found) if found and value is not None else _PUT
+
+
+def _move_of(call: cst.Call, parameter: str) -> str:
+    """Return a move to another device as the model is asked for it, or nothing: ``.to(p.dtype)`` is none."""
+    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+    named = [arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "device"]
+    placed = [arg for arg in call.args[:1] if arg.keyword is None and not arg.star]
+    where = next((text_of(arg.value) for arg in (*named, *placed)), "")
+    is_device = bool(named) or _DEVICE.search(where.strip("'\"")) is not None
+    is_device = is_device and not where.startswith(f"{parameter}.")
+    return f".{name}({where})" if name in _MOVES or (name == "to" and is_device) else ""
 
 
 def _is_one_parameters(source: Source, node: cst.Attribute) -> bool:

@@ -14,7 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.lightning_modules import LightningModules, with_hook
+from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, with_hook
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
@@ -97,13 +97,27 @@ _HIDDEN = "`*` and `**` hide arguments"
 _NO_FABRIC = "the Fabric that it is given to, and its precision and number of ranks, are not seen here"
 _NO_TRAINER = "the Trainer that it is given to is not seen here"
 _NO_MODULE = (
-    "the LightningModule that the Trainer trains is not seen in these files, or has a configure_model"
+    "the LightningModule that the Trainer trains is not seen in these files, or has a configure_model or "
+    "configure_sharded_model"
 )
 _OWN_HOOK = (
     "{} makes or shards its model in such a hook already: put the lines of the one below at its end, and "
     "write no second `def`, which would take its place."
 )
 _WRAPS = " Name the classes that `wrap()` is given there (FM303) in `auto_wrap_policy`, or all is one unit."
+_OLD_HOOK = (
+    "Call that hook of {} `configure_model`: ModelParallelStrategy asks for this name, and Lightning stops "
+    "where a class has both it and `configure_sharded_model`."
+)
+_SHARDS = (
+    "{} shards its model in such a hook already: keep that, put the arguments and the mesh of the lines "
+    "below into its call of prepare_fully_shard, and write no second call and no second `def`."
+)
+_EACH_MODEL = (
+    "Fabric calls that function for each model that it sets up, here {}: a class in `auto_wrap_policy` that "
+    "one of them has no module of is an error, so give each its own, and None where one unit is meant."
+)
+_SETS_UP = frozenset({"setup", "setup_module"})
 _OTHER_TRAINER = "another Trainer of this file has no FSDP1, and the module's hook would run under it as well"
 _TWO = "several strategies would give the LightningModule several hooks"
 # What is said of the hook where it is not written as well.
@@ -384,6 +398,7 @@ def _left(source: Source, asked: _Asked) -> Found:
             f"{said} Take ModelParallelStrategy(parallelize_fn=parallelize, {shown}) of "
             f"{asked.package}.strategies, put the function that stands below above it, and make optimizers "
             "after `model = fabric.setup_module(model)`: FSDP2 replaces the parameters."
+            f"{_of_each_model(source, asked)}"
         )
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
     text = (
@@ -393,13 +408,35 @@ def _left(source: Source, asked: _Asked) -> Found:
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
 
 
+def _of_each_model(source: Source, asked: _Asked) -> str:
+    """Say that a policy by classes must suit every model, where a function gives Fabric several."""
+    code = asked.converted.code
+    if "'auto_wrap_policy'" not in code or "min_num_params" in code:
+        return ""
+    given: dict[cst.CSTNode | None, list[str]] = {}
+    for call in source.calls:
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value not in _SETS_UP or not call.args:
+            continue
+        if "fabric" in (dotted(func.value) or "").lower() and not call.args[0].star:
+            given.setdefault(source.index.function(call), []).append(f"`{text_of(call.args[0].value)}`")
+    models = next((list(dict.fromkeys(each)) for each in given.values() if len(set(each)) > 1), [])
+    return f" {_EACH_MODEL.format(' and '.join(models))}" if models else ""
+
+
 def _of_own_hook(source: Source) -> str:
     """Say what becomes of a hook that a class of the file has already: a second one would take its place."""
-    having = LightningModules(source).with_a_hook()
-    if not having:
-        return ""
+    hooks = LightningModules(source).hooks()
+    made = (source.index.function(call) for call in source.calls if source.models.is_constructor(call.func))
+    inside = set(made)
+    sharding = [f"`{name}`" for name, hook in hooks.items() if hook in inside]
+    others = [name for name, hook in hooks.items() if hook not in inside]
+    old = [f"`{name}`" for name, hook in hooks.items() if hook.name.value == OLD_HOOK]
     wraps = not catalog.MANUAL_WRAPPING.isdisjoint(source.references.values())
-    return f" {_OWN_HOOK.format(named(having, 3))}{_WRAPS if wraps else ''}"
+    said = [_SHARDS.format(" and ".join(sharding))] if sharding else []
+    said += [f"{_OWN_HOOK.format(named(others, 3))}{_WRAPS if wraps else ''}"] if others else []
+    said += [_OLD_HOOK.format(" and ".join(old))] if old else []
+    return "".join(f" {each}" for each in said)
 
 
 def _arguments(wanted: dict[str, Any]) -> str:

@@ -31,6 +31,13 @@ _MAYBE = (
     "where this optimizer has a sharded model, this is one rank's part of the state, keyed by numbers: save "
     "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict."
 )
+_AMONG = (
+    "where an optimizer of a sharded model is among these, this is one rank's part of its state, keyed by "
+    "numbers: save full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime in its place, or "
+    "sharded_state_dict."
+)
+_CHECKPOINTABLES = "checkpointables"
+"""What fvcore's Checkpointer, and what derives from it, calls all that it was given beside the model."""
 _MODELS = (
     "where this is the sharded model, its state is of DTensors, of which each rank has a part: take torch's "
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) on every "
@@ -65,6 +72,7 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM425", call, _SAVED if saves == "certain" else _MAYBE, "commented")
             beside = _models_beside(source, call) if saves == "mixed" else ()
             yield from (Found("FM333", each, _MODELS, "commented") for each in beside)
+    yield from (Found("FM425", call, _AMONG, "commented") for call in _of_checkpointables(source))
     # Without any of these nothing here says that a model is sharded.
     is_about = source.uses_fsdp1 or saved or _has_a_model(source)
     loaded: dict[str, str] = {}
@@ -97,6 +105,23 @@ def _of_the_loaded(source: Source, loaded: dict[str, str]) -> Iterator[Found]:
         is_other = source.models.is_other_branch(optimizer) or call.args or _is_given_to_fsdp1(source, call)
         if text_of(optimizer) in loaded and not is_other:
             yield Found("FM425", call, loaded[text_of(optimizer)], "commented")
+
+
+def _of_checkpointables(source: Source) -> Iterator[cst.Call]:
+    """Yield the states of all that a checkpointer was given by name, saved beside a sharded model's."""
+    for node in source.index.by_kind.get(cst.For, ()):
+        loop = cst.ensure_type(node, cst.For)
+        # One that looks for the optimizer knows what to do with it.
+        if _CHECKPOINTABLES not in text_of(loop.iter) or "optim" in text_of(loop.body).lower():
+            continue
+        names = {each.value for each in walk_for(loop.target, cst.Name)}
+        for call in walk_for(loop.body, cst.Call):
+            func = call.func
+            if not isinstance(func, cst.Attribute) or func.attr.value != "state_dict" or call.args:
+                continue
+            is_its = isinstance(func.value, cst.Name) and func.value.value in names
+            if is_its and _saves_a_model(source, call):
+                yield call
 
 
 def _models_beside(source: Source, call: cst.Call) -> Iterator[cst.Call]:

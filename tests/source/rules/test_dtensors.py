@@ -136,6 +136,30 @@ def test_what_is_put_into_parameters_and_lists_of_them(body: str, is_said: bool)
     assert (("FM423", "commented") in codes(MODEL + body, HEADER)) is is_said
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("p.data.to('cpu', non_blocking=True)", "Call .to('cpu') of the model"),
+        ("p.data.to(device_id)", "Call .to(device_id) of the model"),
+        ("p.data.to(self.offload_device)", "Call .to(self.offload_device) of the model"),
+        ("p.data.to(torch.cuda.current_device())", "Call .to(torch.cuda.current_device()) of the model"),
+        ("p.detach().to(dtype=d, device=x)", "Call .to(x) of the model"),
+        ("p.data.cpu().pin_memory()", "Call .cpu() of the model"),
+        ("p.data.cuda(rank)", "Call .cuda(rank) of the model"),
+        ("p.data.to(other.dtype)", "Copy into it"),
+        ("p.data.float().to(p.device)", "Copy into it"),
+        ("average[n].to(p.device)", "Copy into it"),
+        ("p.data.to(torch.bfloat16)", "Copy into it"),
+        ("average[n].half()", "Copy into it"),
+    ],
+)
+def test_a_parameter_that_is_moved_is_moved_with_its_model(value: str, said: str) -> None:
+    moved = f"{MODEL}for n, p in m.named_parameters():\n    "
+    for body in (f"{moved}p.data = {value}\n", f"{moved}new = {value}\n    p.data = new\n"):
+        found = [use for use in uses(f"{HEADER}{body}") if use.code == "FM423"]
+        assert [said in use.becomes for use in found] == [True]
+
+
 HELPER = (
     "def is_fsdp(x):\n    return isinstance(x, FSDP) or any(isinstance(m, FSDP) for m in x.modules())\n\n\n"
 )

@@ -97,6 +97,44 @@ def test_a_hook_that_is_there_is_not_to_be_replaced_by_a_second_one() -> None:
     assert "in `auto_wrap_policy`" not in said
 
 
+def test_the_old_hook_is_to_be_renamed_and_shards_but_once() -> None:
+    imports = "import lightning as L\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    method = "  def configure_sharded_model(self):\n    self.net = {}\n\n  def training_step"
+    body = LIT.replace("import lightning as L\n", imports).replace("  def training_step", method)
+    body += TRAINER.format(8, '"fsdp"')
+    (said,) = (line for line in turned(body.format("FSDP(self.net)")).splitlines() if "FM319" in line)
+    assert "Call that hook of `Lit` `configure_model`" in said
+    assert "`Lit` shards its model in such a hook already: keep that" in said
+    assert "at its end" not in said
+    (said,) = (line for line in turned(body.format("Block()")).splitlines() if "FM319" in line)
+    assert "Call that hook of `Lit` `configure_model`" in said
+    assert "put the lines of the one below at its end" in said
+    (said,) = (
+        line
+        for line in turned(body.format("Block()").replace("_sharded", "")).splitlines()
+        if "FM319" in line
+    )
+    assert "Call that hook" not in said
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("  a = fabric.setup(student)\n  b = fabric.setup(teacher)\n", True),
+        ("  a, b = fabric.setup_module(student), fabric.setup_module(teacher)\n", True),
+        ("  student, optimizer = fabric.setup(student, optimizer)\n", False),
+        ("  a = fabric.setup(student)\ndef other(fabric):\n  fabric.setup(teacher)\n", False),
+    ],
+)
+def test_fabrics_function_shards_every_model_that_is_set_up(body: str, is_said: bool) -> None:
+    imports = "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n"
+    imports += "from net import Block\n"
+    made = "def main():\n  fabric = Fabric(strategy=FSDPStrategy({}), devices=8)\n"
+    found = turned(f"{imports}{made.format('auto_wrap_policy={Block}')}{body}", header="")
+    assert ("for each model that it sets up, here `student` and `teacher`" in found) is is_said
+    assert "for each model" not in turned(f"{imports}{made.format('')}{body}", header="")
+
+
 def test_the_hook_is_laid_out_as_its_source_is() -> None:
     body = (LIT + TRAINER.format(8, "FSDPStrategy()")).replace("\n", "\r\n")
     after = turned(body, header="")

@@ -219,3 +219,28 @@ def test_the_state_of_an_optimizer_is_said_where_it_is_saved_as_well() -> None:
         "    def load(self, state):\n        self.optim.load_state_dict(state['optimizer'])\n"
     )
     assert [each for each in codes(body) if each[0] == "FM425"] == [("FM425", "commented")] * 2
+
+
+@pytest.mark.parametrize(
+    ("loop", "is_said"),
+    [
+        ("for key, obj in self.checkpointables.items():\n            data[key] = obj.state_dict()\n", True),
+        ("for key in self.names:\n            data[key] = self.more[key].state_dict()\n", False),
+        (
+            (
+                "for key, obj in self.checkpointables.items():\n            if key == 'optimizer':\n"
+                "                data[key] = FSDP.optim_state_dict(self.model, obj)\n"
+                "            else:\n                data[key] = obj.state_dict()\n"
+            ),
+            False,
+        ),
+    ],
+)
+def test_an_optimizer_among_what_a_checkpointer_was_given(loop: str, is_said: bool) -> None:
+    body = (
+        "class Ours(Checkpointer):\n    def save(self, name):\n        data = {{}}\n"
+        "        {}data['model'] = self.model.state_dict()\n        {}"
+    )
+    context = "with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT):\n            "
+    assert (("FM425", "commented") in codes(body.format(context, loop))) is is_said
+    assert ("FM425", "commented") not in codes(body.format("", loop))

@@ -1,0 +1,92 @@
+"""Functions that are given away and called elsewhere: ``Trainer(make=build)``, ``self._make(model)``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project_scopes import scopes_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fsdp_migrate.source.project import Project
+
+    Called = Callable[[ast.expr, Place], Iterator[Definition]]
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def given_callables(
+    project: Project, called: Called, owner: Definition, name: str
+) -> Iterator[tuple[ast.expr, Place]]:
+    """Yield what calls give to a parameter by its name, where they stand.
+
+    Args:
+        project: The project.
+        called: What of the project an expression of a file names.
+        owner: The function, or the class, whose parameter it is.
+        name: What that is called.
+    """
+    keyword = re.compile(rf"\b{re.escape(name)}\s*=(?!=)")
+    for path in (path for path, text in project.texts.items() if keyword.search(text)):
+        module = project.module(path)
+        for scope in scopes_of(module) if module is not None else ():
+            for statement in scope.statements:
+                for call in statement.calls:
+                    value = next((each.value for each in call.keywords if each.arg == name), None)
+                    if value is not None and _takes(project, called, (call, statement.place), owner, name):
+                        yield value, statement.place
+
+
+def called_parameter(project: Project, func: ast.expr, place: Place) -> tuple[Definition, str] | None:
+    """Return the function, or the class, whose parameter is called, also by an attribute; and its name."""
+    text = dotted(func) or ""
+    if not text.startswith("self."):
+        found = place.module.definitions.get(place.scope)
+        return (found, text) if found is not None and text in _names(found) else None
+    owner = project.class_of(place)
+    made = project.method(owner, "__init__")
+    for node in ast.walk(made.node) if owner is not None and made is not None else ():
+        if isinstance(node, ast.Assign) and any(dotted(target) == text for target in node.targets):
+            parts = [node.value] if isinstance(node.value, ast.Name) else ()
+            parts = node.value.values if isinstance(node.value, ast.BoolOp) else parts
+            held = [part.id for part in parts if isinstance(part, ast.Name)]
+            if owner is not None and made is not None and held and held[0] in _names(made):
+                return owner, held[0]
+    return None
+
+
+def _takes(
+    project: Project, called: Called, where: tuple[ast.Call, Place], owner: Definition, name: str
+) -> bool:
+    """Tell whether a call is of the owner of a parameter, or of what has one of the same name to hand on."""
+    call, place = where
+    for definition in called(call.func, place):
+        if definition is owner:
+            return True
+        is_class = isinstance(definition.node, ast.ClassDef)
+        made = project.method(definition, "__init__") if is_class else definition
+        if made is not None and name in _names(made) and _hands_on(made, name):
+            return True
+    return False
+
+
+def _hands_on(function: Definition, name: str) -> bool:
+    return any(
+        each.arg == name and isinstance(each.value, ast.Name) and each.value.id == name
+        for call in ast.walk(function.node)
+        if isinstance(call, ast.Call)
+        for each in call.keywords
+    )
+
+
+def _names(function: Definition) -> set[str]:
+    """Return what the parameters of a function are called."""
+    if not isinstance(function.node, _FUNCTIONS):
+        return set()
+    arguments = function.node.args
+    return {arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
