@@ -201,3 +201,17 @@ def test_a_state_of_a_model_that_the_same_dict_holds(model: str, *, is_said: boo
     found = codes(body)
     assert ("FM425", "commented") in found
     assert (("FM333", "commented") in found) is is_said
+
+
+def test_what_was_rewritten_gets_no_comment_the_next_time() -> None:
+    body = (
+        "import torch\n"
+        "def save(m: FSDP, opt):\n"
+        "    with FSDP.state_dict_type(m, StateDictType.LOCAL_STATE_DICT):\n"
+        "        torch.save(m.state_dict(), 'a')\n"
+        "    torch.save(opt.state_dict(), 'b')\n"
+        "def load(m: FSDP, opt, state):\n"
+        "    opt.load_state_dict(FSDP.optim_state_dict_to_load(m, opt, state['optim']))\n"
+    )
+    # `turned` rewrites twice, and compares.
+    assert "    opt.load_state_dict(optim_state_dict_to_load(m, opt, state['optim']))" in turned(body)
