@@ -24,7 +24,7 @@ from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
-from fsdp_migrate.source.rules.rank_files import file_of
+from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
 
@@ -55,6 +55,11 @@ _ELSEWHERE = (
 _FILE = (
     " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads it in place of "
     "all this, as FSDP1 saved it and as the new code saves it; leave the optimizer out if the file has none."
+)
+_FOLDER = (
+    " The files of all ranks that are read here: load_checkpoint(FOLDER, {}, optimizer) of fsdp_migrate "
+    "loads them in place of all this, with the folder where they lie, and the optimizer's files there; "
+    "without these leave the optimizer out."
 )
 _ASKS_ITSELF = (
     "`save_pretrained` asks the model for its state, which is sharded now: on every rank take state = "
@@ -124,7 +129,11 @@ def _of_file(source: Source, call: cst.Call) -> str:
         return ""
     file = file_of(source, call)
     given = arguments(file, ("f",)) if file is not None else None
-    return _FILE.format(short(given["f"]), short(func.value)) if given and "f" in given else ""
+    if not given or "f" not in given:
+        return ""
+    if is_of_a_rank(source, given["f"]):
+        return _FOLDER.format(short(func.value))
+    return _FILE.format(short(given["f"]), short(func.value))
 
 
 def _of_setter(source: Source, setter: Context) -> Iterator[Found]:
