@@ -114,7 +114,7 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
 def _is_loaded_into(source: Source, call: cst.Call) -> bool:
     """Tell whether a name that holds a state is given below to torch's ``load`` of a folder."""
     assign = next((each for each in source.index.ancestors(call) if isinstance(each, cst.Assign)), None)
-    target = assign.targets[0].target if assign is not None else None
+    target: cst.BaseExpression | None = assign.targets[0].target if assign is not None else None
     target = target.value if isinstance(target, cst.Subscript) else target
     if not isinstance(target, cst.Name):
         return False
