@@ -36,7 +36,8 @@ EXPLANATIONS = {
     "FM307": (
         "In such a context a model's state dict is of another kind. If code inside it is not seen, or if the kind is known only when it runs, no call is"
         " certain to do the same.",
-        "Replace what is inside: a full state by `fsdp_migrate.runtime.full_state_dict(model)`, a sharded one by `get_model_state_dict(model)` of"
+        'Replace what is inside: a full state by `full_state_dict(model).get("model", {})` of `fsdp_migrate.runtime`, which rank 0 has, that of an'
+        " optimizer by `full_optimizer_state_dict(model, optimizer)`; a sharded one by `get_model_state_dict(model)` of"
         " `torch.distributed.checkpoint.state_dict`; loading a file by `fsdp_migrate.load_checkpoint(path, model, optimizer)`, whatever saved it, a state by"
         " `load_full_state_dict` or `set_model_state_dict`. Then remove the context.",
     ),

@@ -18,6 +18,7 @@ from fsdp_migrate.sharding import resolve
 from fsdp_migrate.sharding.activation_checkpointing import (
     apply_checkpoint_plan,
 )
+from fsdp_migrate.sharding.attributes import carry_attributes
 from fsdp_migrate.sharding.check import remember_sharded
 from fsdp_migrate.sharding.communication import check_communication, set_communication
 from fsdp_migrate.sharding.consensus import agree_on_plan, any_rank_says, groups_of, together
@@ -221,6 +222,7 @@ def shard_as_planned(
         agree_on_units(model, plan.skipped_units)
     sharded = dict(model.named_parameters(remove_duplicate=False))
     move_steps_in_backward(names, sharded)
+    carry_attributes(names, sharded)
     watch_replaced(names, sharded)
     remember_sharded(model)
     _plans[model] = plan

@@ -25,6 +25,7 @@ from fsdp_migrate.source.project import (
     dotted,
     is_seen_alone,
 )
+from fsdp_migrate.source.project_arguments import given_to
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, Fact, ProjectKinds, is_about, step_of, targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
@@ -200,6 +201,8 @@ class _Following(ProjectKinds):
         """
         for base in self.project.bases(owner) if owner is not None and "fsdp" in kinds and depth < 4 else ():
             if not _makes(base, text):
+                own = self.project.overridden(base, owner) if owner is not None else set()
+                self.not_run[base.key] = self.not_run.get(base.key, own) & own
                 self._update(self.below, (base.key, text), {"fsdp", "other"})
                 self._look_at([base.module.path])
                 self._note_above(base, text, kinds, depth + 1)
@@ -286,8 +289,7 @@ class _Following(ProjectKinds):
 
     def _call(self, call: ast.Call, place: Place) -> None:
         """Note what a call gives to the parameters of what it calls."""
-        given = [self.kinds(arg, place) for arg in call.args]
-        named = {each.arg: self.kinds(each.value, place) for each in call.keywords if each.arg}
+        given, named = given_to(call, lambda node: self.kinds(node, place))
         is_about = any(map(self._is_about, (*given, *named.values())))
         self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
         for definition in self.called(call.func, place):
@@ -432,6 +434,9 @@ class _Following(ProjectKinds):
                 clips_itself=clips,
                 own_groups=groups,
                 types_elsewhere=bool(types - {p}),
+                not_run=frozenset(
+                    name for key, names in self.not_run.items() if key.startswith(f"{p}:") for name in names
+                ),
             )
             for p in paths
         }

@@ -52,8 +52,7 @@ def called_parameter(project: Project, func: ast.expr, place: Place) -> tuple[De
     made = project.method(owner, "__init__")
     for node in ast.walk(made.node) if owner is not None and made is not None else ():
         if isinstance(node, ast.Assign) and any(dotted(target) == text for target in node.targets):
-            parts = [node.value] if isinstance(node.value, ast.Name) else ()
-            parts = node.value.values if isinstance(node.value, ast.BoolOp) else parts
+            parts = node.value.values if isinstance(node.value, ast.BoolOp) else [node.value]
             held = [part.id for part in parts if isinstance(part, ast.Name)]
             if owner is not None and made is not None and held and held[0] in _names(made):
                 return owner, held[0]

@@ -40,6 +40,7 @@ _SAME = frozenset(
         "view",
     }
 )
+_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _ITEMS = frozenset({"items", "values"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
 _DEEPEST = 8
@@ -154,7 +155,7 @@ class ParameterValues:
             return True
         names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(loop.iter, kind))
         known = [each for each in names if each in self.source.index.scopes]
-        return any(map(self.source.models.is_parameters, known)) or any(
+        return any(self.is_list(each) for each in known) or any(
             isinstance(each, (cst.Name, cst.Attribute)) and (self._is_filled(each) or self._holds_many(each))
             for each in known
         )
@@ -177,17 +178,38 @@ class ParameterValues:
 
     def is_list(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is ``model.parameters()`` of a sharded model."""
+        if isinstance(node, cst.Attribute) and node.attr.value == "_parameters":
+            return self._is_sharded(node.value) or self._is_module_of_one(node.value)
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self.source.models.is_parameters(node)
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             return False
         if node.func.attr.value not in PARAMETERS:
             return False
+        return self._is_sharded(node.func.value) or self._is_module_of_one(node.func.value)
+
+    def _is_sharded(self, model: cst.BaseExpression) -> bool:
         models = self.source.models
-        model = node.func.value
         is_fsdp1 = _is_part(self.source, model) or models.is_guarded_within(model)
         is_fsdp1 = is_fsdp1 or models.is_asked(model) or _is_wrapped_above(self.source, model)
         return is_fsdp1 or _is_itself(self.source, model)
+
+    def _is_module_of_one(self, node: cst.BaseExpression) -> bool:
+        """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
+        if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
+            return False
+        for loop in _loops(self.source, node):
+            over: cst.BaseExpression | None = loop.iter
+            if isinstance(over, cst.Name) and over in self.source.index.scopes:
+                over = last_value(self.source.index, over)
+            func = over.func if isinstance(over, cst.Call) and _binds(loop, node.value) else None
+            if (
+                isinstance(func, cst.Attribute)
+                and func.attr.value in _MODULES
+                and self._is_sharded(func.value)
+            ):
+                return True
+        return False
 
 
 def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
@@ -231,7 +253,7 @@ def _is_part(source: Source, model: cst.BaseExpression) -> bool:
     while part is not None:
         if source.models.certainty(part) is not None:
             return True
-        part = part.value if isinstance(part, cst.Attribute) else None
+        part = source.models.sharded_with(part)
     return False
 
 

@@ -55,6 +55,7 @@ _PIN = re.compile(
 _BOUND = re.compile(r"(===?|~=|!=|<=?|>=?|=)\s*([\d.]+)(\.?\*)?")
 _EXACT = re.compile(r"===?\s*(\d+(?:\.\d+)*)")
 _MAX_BYTES = 1_000_000
+_SETUP = re.compile(r"\s*(?:\w+\.)?setup\(")
 _OURS = re.compile(r"\bfsdp[-_]migrate\b", re.IGNORECASE)
 
 
@@ -161,10 +162,19 @@ def without_ours(paths: Iterable[str | os.PathLike[str]]) -> list[str] | None:
         folders = dict.fromkeys(path.parent for path in given if path.parent.is_dir())
         beside = (each for folder in folders for each in sorted(folder.iterdir()))
         files = [each for each in beside if _FILES.match(each.name) and each.is_file()]
-    files = [each for each in files if not each.name.startswith("constraints")]
+    files = [each for each in files if not each.name.startswith("constraints") and _installs(each, given)]
     if any(_OURS.search(line.partition("#")[0]) for path in files for line in _lines(path)):
         return None
     return [str(path) for path in files]
+
+
+def _installs(path: Path, given: Iterable[Path]) -> bool:
+    """Tell whether a file is the project's own: a ``setup.py`` may be a module, or a vendored package's."""
+    if path.name != "setup.py":
+        return True
+    tops = {folder for top in given for folder in (top, top.parent)}
+    is_near = not tops.isdisjoint({path.parent, path.parent.parent})
+    return is_near and any(_SETUP.match(line) for line in _lines(path))
 
 
 def _lines(path: Path) -> list[str]:

@@ -300,12 +300,27 @@ class Project:
             if found is not None and found is not owner and isinstance(found.node, ast.ClassDef):
                 yield found
 
+    @staticmethod
+    def overridden(base: Definition, below: Definition) -> set[str]:
+        """Return the methods of a class that one below it has its own of, and does not ask for the other."""
+        found: set[str] = set()
+        for name in base.module.definitions:
+            owner, _, method = name.rpartition(".")
+            own = below.module.definitions.get(f"{below.name}.{method}") if owner == base.name else None
+            if own is not None and not any(dotted(each) == "super()" for each in _calls_in(own.node)):
+                found.add(name)
+        return found
+
     def is_subclass(self, owner: Definition) -> bool:
         """Tell whether a class derives from FSDP1's."""
         assert isinstance(owner.node, ast.ClassDef)
         texts = filter(None, map(dotted, owner.node.bases))
         known = (self.qualified(text, Place(owner.module, "")) for text in texts)
         return any(catalog.fsdp1_name(each) == catalog.FSDP for each in known)
+
+
+def _calls_in(node: ast.AST) -> Iterator[ast.expr]:
+    return (each for each in ast.walk(node) if isinstance(each, ast.Call))
 
 
 def _tree(text: str) -> ast.Module:
@@ -367,11 +382,7 @@ def bound(
     order = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
     if definition.owner is not None and order[:1] in (["self"], ["cls"]):
         order = order[1:]
-    for place, kinds in enumerate(given):
-        if isinstance(call.args[place], ast.Starred):
-            break
-        if place < len(order):
-            yield order[place], kinds
+    yield from zip(order, given, strict=False)
     known = {*order, *(arg.arg for arg in node.args.kwonlyargs)}
     yield from ((name, kinds) for name, kinds in named.items() if name in known)
 

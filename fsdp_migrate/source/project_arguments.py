@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, Protocol
 
 from fsdp_migrate.source.project import Definition, Place, bound, dotted
-from fsdp_migrate.source.python.held import has_model
+from fsdp_migrate.source.python.held import has_model, item, taken
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from fsdp_migrate.source.project import Project
+
+
+_MOST_STARRED = 12
+_ITEM = re.compile(r"(?:^|\s)\['(\w+)'\]>")
 
 
 class Facts(Protocol):
@@ -35,6 +40,26 @@ class Facts(Protocol):
 
     def ask(self, key: tuple[str, str]) -> None:
         """Note that what is found depends on something."""
+
+
+def given_to(
+    call: ast.Call, kinds: Callable[[ast.expr], set[str]]
+) -> tuple[list[set[str]], dict[str, set[str]]]:
+    """Return what a call gives by place and by name, what ``*`` and ``**`` hold too; nothing behind ``*``."""
+    placed: list[set[str]] = []
+    for arg in call.args:
+        if isinstance(arg, ast.Starred):
+            inside = kinds(arg.value)
+            placed += [taken(str(place), inside) for place in range(_MOST_STARRED)]
+            break
+        placed.append(kinds(arg))
+    named: dict[str, set[str]] = {}
+    for each in call.keywords:
+        inside = kinds(each.value)
+        names = [each.arg] if each.arg else _ITEM.findall(" ".join(inside))
+        for name in names:
+            named.setdefault(name, set()).update(inside if each.arg else taken(item(name), inside))
+    return placed, named
 
 
 def is_bare(known: Facts, definition: Definition, call: ast.Call) -> bool:

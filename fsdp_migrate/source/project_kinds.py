@@ -67,6 +67,8 @@ class ProjectKinds:
     """The part of the facts about parameters and attributes that calls of other files tell."""
     below: dict[Fact, set[str]] = field(default_factory=dict)
     """What classes that derive from one have in an attribute, where its own methods see them."""
+    not_run: dict[str, set[str]] = field(default_factory=dict)
+    """The methods of those classes that all these have their own of, by the key of the class."""
     returns: dict[str, set[str]] = field(default_factory=dict)
     """What a function gives, by its key."""
     known: dict[str, Definition] = field(default_factory=dict)
@@ -196,7 +198,11 @@ class ProjectKinds:
         """Return what is known of a name, or of an attribute of ``self``."""
         if text.startswith(("self.", "cls.")):
             owner = self.project.class_of(place)
-            return self.of_class(owner, f"self.{text.partition('.')[2]}")
+            name = f"self.{text.partition('.')[2]}"
+            own = self.of_class(owner, name)
+            if owner is None or "fsdp" in own or place.scope in self.not_run.get(owner.key, ()):
+                return own
+            return own | self.below.get((owner.key, name), set())
         scope = place.scope
         while True:
             key = (f"{place.module.path}:{scope}", text)
@@ -214,8 +220,6 @@ class ProjectKinds:
             return set()
         self.ask((owner.key, text))
         found = set(self.facts.get((owner.key, text), ()))
-        if depth == 0:
-            found |= self.below.get((owner.key, text), set())
         for base in self.project.bases(owner):
             found |= self.of_class(base, text, depth + 1)
         return found

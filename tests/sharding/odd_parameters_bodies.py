@@ -65,6 +65,8 @@ def train(name: str, strategy: str) -> dict[str, Any]:
     for prepared in (False, True):
         torch.manual_seed(0)
         model: Any = MODELS[name]()
+        for at, (_, param) in enumerate(sorted(model.named_parameters())):
+            param.number = at
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         arguments: dict[str, Any] = {
             "auto_wrap_policy": ModuleWrapPolicy({nn.Sequential, nn.Linear}),
@@ -84,6 +86,7 @@ def train(name: str, strategy: str) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
+        found.setdefault("numbers", []).append({getattr(p, "number", None) for p in model.parameters()})
         if prepared:
             parameters = [full(param) for param in model.parameters()]
         else:

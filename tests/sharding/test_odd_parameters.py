@@ -15,6 +15,8 @@ from tests.sharding import odd_parameters_bodies as odd_parameters
 def test_parameters_of_every_layout_train_as_under_fsdp1(name: str, strategy: str) -> None:
     for found in run_ranks(odd_parameters.train, name, strategy):
         (expected, parameters), (losses, others) = found["FSDP1"], found["prepared"]
+        # What a project puts on parameters is kept: FSDP1 kept the parameters themselves.
+        assert found["numbers"][1] == found["numbers"][0] == set(range(len(parameters)))
         assert ("FM109" in found["codes"]) == (name == "not contiguous")
         if name == "empty":
             assert losses == expected

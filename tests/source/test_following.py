@@ -423,6 +423,49 @@ def test_a_base_class_sees_what_a_class_below_shards(tmp_path: Path) -> None:
     assert (tmp_path / "plain.py").read_text() == files["plain.py"]
 
 
+@pytest.mark.parametrize(("own", "is_run"), [("return 1", False), ("return super().save()", True)])
+def test_a_method_that_the_class_below_has_too_is_not_run_with_it(
+    tmp_path: Path, own: str, *, is_run: bool
+) -> None:
+    files = {
+        "dist.py": WRAP,
+        "main.py": "from dist import wrap\nclass Base:\n    def save(self):\n"
+        "        return self.model.state_dict()\n"
+        "class Solver(Base):\n    def build(self, net):\n        self.model = wrap(net)\n"
+        f"    def save(self):\n        {own}\n",
+    }
+    assert ("# fsdp-migrate: FM333" in after(tmp_path, files, "main.py")) is is_run
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "parts = (cfg, model)\ntrain(*parts, last=True)\n",
+        "parts = dict(cfg=cfg, model=model)\ntrain(**parts)\n",
+        "train(cfg, **{'model': model})\n",
+        "train(*(cfg, model))\n",
+    ],
+)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_is_given_in_one_tuple_or_dict(tmp_path: Path, call: str, *, is_here: bool) -> None:
+    train = "def train(cfg, model, last=False):\n    model.clip_grad_norm_(1.0)\n"
+    start = train if is_here else "from loop import train\n"
+    main = f"{start}from dist import wrap\nmodel = wrap(net)\n{call}"
+    files = {"dist.py": WRAP, "loop.py": train, "main.py": main}
+    assert CLIPPED in after(tmp_path, files, "main.py" if is_here else "loop.py")
+
+
+def test_a_base_class_that_is_given_a_model_is_as_sure_as_before(tmp_path: Path) -> None:
+    files = {
+        "dist.py": WRAP,
+        "base.py": "class Base:\n    def __init__(self, model):\n        self.model = model\n"
+        "    def save(self):\n        return self.model.state_dict()\n",
+        "main.py": "from base import Base\nfrom dist import wrap\nclass Solver(Base):\n"
+        "    def again(self, net):\n        self.model = wrap(net)\nBase(wrap(net)).save()\n",
+    }
+    assert "return get_model_state_dict(" in after(tmp_path, files, "base.py")
+
+
 @pytest.mark.parametrize(
     ("given", "is_said"),
     [

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source.pins import excludes
+from fsdp_migrate.source.pins import excludes, without_ours
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -26,3 +32,18 @@ from fsdp_migrate.source.pins import excludes
 )
 def test_requirements_that_keep_fsdp2_out(bounds: str, needed: tuple[int, ...], expected: bool) -> None:
     assert excludes(bounds, needed) is expected
+
+
+def test_a_module_or_a_vendored_package_installs_nothing_of_the_project(tmp_path: Path) -> None:
+    files = {
+        "setup.py": "from setuptools import setup\n\nsetup(name='x')\n",
+        "eval/run.py": "",
+        "run/setup.py": "def setup_and_build(args):\n    return args\n",
+        "kit/coco/cap/setup.py": "import setuptools\nsetuptools.setup(name='cap')\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert without_ours([tmp_path]) == without_ours([tmp_path / "eval"]) == [str(tmp_path / "setup.py")]
+    (tmp_path / "setup.py").unlink()
+    assert without_ours([tmp_path]) == []

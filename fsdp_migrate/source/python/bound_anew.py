@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 _MAY_WRAP = re.compile(r"accelerat|ddp|distribut|fsdp|parallel|prepare|setup|shard|wrap", re.IGNORECASE)
 
 
+def runs_at(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | None) -> cst.CSTNode | None:
+    """Return where a function runs a statement: the statement, or its call of the method that has it.
+
+    ``self.shard()`` in ``setup`` is where ``self.net = FSDP(self.net)`` of ``shard`` is run, if nothing else
+    calls that method.
+    """
+    own = index.function(statement)
+    if own is function or own is None or function is None:
+        return statement if own is function else None
+    calls = index.calls_of_method(own.name.value)
+    is_one = len(calls) == 1 and index.function(calls[0]) is function
+    is_of_self = is_one and (dotted(calls[0].func) or "") == f"self.{own.name.value}"
+    return calls[0] if is_of_self and index.class_of(own) is index.class_of(function) else None
+
+
 def was_just_wrapped_by_ddp(index: Index, node: cst.BaseExpression) -> bool:
     """Tell whether the last assignment to a name, whatever it was before, made it DDP's."""
     if not isinstance(node, (cst.Name, cst.Attribute)) or node not in index.scopes:

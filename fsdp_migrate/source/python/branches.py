@@ -30,10 +30,12 @@ def fsdp1_branch(index: Index, node: cst.CSTNode) -> cst.CSTNode | None:
         if isinstance(above, (cst.If, cst.IfExp)) and below is above.body:
             if asks_for_fsdp2(index, above.test):
                 return None
-            if _FSDP1.search(_plain(above.test)) or any(_others(index, above)):
+            is_fsdp1s = _FSDP1.search(_plain(above.test)) is not None
+            if is_fsdp1s or (any(_others(index, above)) and not calls_fsdp2(above.body)):
                 return above.body
         elif isinstance(above, (cst.If, cst.IfExp)) and below is above.orelse:
-            if asks_for_fsdp2(index, above.test) or _calls_fsdp2(above.body):
+            is_beside = asks_for_fsdp2(index, above.test) or calls_fsdp2(above.body)
+            if is_beside and not calls_fsdp2(_first(below)):
                 return below
         elif isinstance(above, cst.IndentedBlock) and _comes_after_fsdp2(index, above, below):
             return above
@@ -62,13 +64,19 @@ def _others(index: Index, choice: cst.If | cst.IfExp) -> Iterator[bool]:
     """Yield, for each branch that follows the first, whether it is FSDP2's."""
     after: cst.CSTNode | None = choice.orelse
     while isinstance(after, (cst.If, cst.IfExp)):
-        yield asks_for_fsdp2(index, after.test) or _calls_fsdp2(after.body)
+        yield asks_for_fsdp2(index, after.test) or calls_fsdp2(after.body)
         after = after.orelse
     if after is not None:
-        yield _calls_fsdp2(after)
+        yield calls_fsdp2(after)
 
 
-def _calls_fsdp2(branch: cst.CSTNode) -> bool:
+def _first(branch: cst.CSTNode) -> cst.CSTNode:
+    """Return what is done next where a branch is not taken: of ``elif`` its body, without what follows."""
+    return branch.body if isinstance(branch, (cst.If, cst.IfExp)) else branch
+
+
+def calls_fsdp2(branch: cst.CSTNode) -> bool:
+    """Tell whether a branch shards by FSDP2."""
     for call in walk_for(branch, cst.Call):
         last = (dotted(call.func) or "").split(".")[-1]
         if last in catalog.FSDP2_FUNCTIONS:

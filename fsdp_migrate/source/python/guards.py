@@ -12,6 +12,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.makers import makes_fsdp
+from fsdp_migrate.source.python.no_models import is_of_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
 
@@ -30,13 +31,14 @@ _DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
 _ON = frozenset({"active", "enable", "enabled", "is_enabled", "on", "use"})
 _DISTRIBUTED = re.compile(r"^_?(is|use|using)_(dist|distributed)$")
+_DDPS_SWITCH = re.compile(r"^_?(enable|is|run|use|using|with)_(torch_)?ddp$")
+_MAY_SHARD = re.compile(r"fsdp|fully_?shard|shard|wrap")
 _INITIALIZED = frozenset({"dist.is_initialized", "torch.distributed.is_initialized"})
 _DONE = re.compile(r"^_?(is_|was_|has_)?fsdp1?_?(active|applied|wrapped)$")
 _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
-_MAY_SHARD = re.compile(r"fsdp|shard")
 _BASES = frozenset({"Module", "PreTrainedModel", "LightningModule"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 _TELL = frozenset(
@@ -80,6 +82,8 @@ class Guards:
             for t, v in self.facts(node)
         ):
             return True
+        if self._has_ddps_switch and any(_is_on_for_ddp(t, truth=v) for t, v in self.facts(node)):
+            return True
         return self._has_match and any(map(_is_ddps_case, self.index.ancestors(node)))
 
     @functools.cached_property
@@ -90,6 +94,16 @@ class Guards:
         is_named = any(switch.match(each) for each in lowered for switch in switches)
         is_named = is_named or not lowered.isdisjoint({"fsdp_cfg", "is_initialized"})
         return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts)
+
+    @functools.cached_property
+    def _has_ddps_switch(self) -> bool:
+        """Whether a switch is DDP's by its name, and nothing that may shard stands below it."""
+        names = self.index.by_kind.get(cst.Name, ())
+        if not any(_DDPS_SWITCH.match(cst.ensure_type(each, cst.Name).value.lower()) for each in names):
+            return False
+        calls = (cst.ensure_type(each, cst.Call) for each in self.index.by_kind.get(cst.Call, ()))
+        sharding = (call for call in calls if _MAY_SHARD.search((dotted(call.func) or "").lower()))
+        return not any(_is_on_for_ddp(t, truth=v) for call in sharding for t, v in self.facts(call))
 
     @functools.cached_property
     def _texts(self) -> frozenset[str]:
@@ -105,6 +119,15 @@ class Guards:
     def _has_match(self) -> bool:
         return bool(self.index.by_kind.get(cst.Match))
 
+    def is_no_module(self, node: cst.CSTNode) -> bool:
+        """Tell whether an expression stands where it was found to be no ``nn.Module``, or what is none."""
+        text = text_of(node)
+        is_module, is_none = is_of_modules(self.index), is_of_no_models(self.index)
+        return any(
+            self._says(test, text, is_module, want=not truth) or self._says(test, text, is_none, want=truth)
+            for test, truth in self.facts(node)
+        )
+
     def is_of_other_wrapper(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be in another wrapper than FSDP1's."""
         return self.holds(node, is_other_wrapper(self.index, self.wrappers))
@@ -113,10 +136,7 @@ class Guards:
         """Tell whether a place is reached only where something was found to be in another wrapper."""
         is_class = is_other_wrapper(self.index, self.wrappers)
         checks = (test for test, truth in self.facts(node) if truth and isinstance(test, cst.Call))
-        asked = (
-            call.args[1].value for call in checks if dotted(call.func) == "isinstance" and len(call.args) == 2
-        )
-        return any(map(is_class, asked))
+        return any(is_class(call.args[1].value) for call in checks if _asks_class(call))
 
     def facts(self, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, bool]]:
         """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
@@ -144,12 +164,12 @@ class Guards:
     def _before(
         block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode
     ) -> Iterator[tuple[cst.BaseExpression, bool]]:
-        """Yield what the statements above one have made sure: ``assert``, and ``if ...: return``."""
+        """Yield what the statements above one have made sure: assertions, and ``if ...: return``."""
         for each in block.body:
             if each is statement:
                 return
             if isinstance(each, cst.SimpleStatementLine):
-                yield from ((small.test, True) for small in each.body if isinstance(small, cst.Assert))
+                yield from ((test, True) for small in each.body if (test := _asserted(small)) is not None)
             elif isinstance(each, cst.If) and each.orelse is None and _leaves(each.body):
                 yield each.test, False
 
@@ -219,8 +239,8 @@ class Guards:
     def _is_check(self, call: cst.Call, text: str, is_class: IsClass, depth: int, *, within: bool) -> bool:
         if not call.args or text_of(call.args[0].value) != text:
             return False
-        if dotted(call.func) == "isinstance":
-            return len(call.args) == 2 and is_class(call.args[1].value)
+        if _asks_class(call):
+            return is_class(call.args[1].value)
         return depth < _MAX_DEPTH and self._is_helper(call.func, is_class, depth + 1, within=within)
 
     def _is_helper(self, func: cst.BaseExpression, is_class: IsClass, depth: int, *, within: bool) -> bool:
@@ -247,6 +267,23 @@ class Guards:
                     yield item
 
 
+def _asserted(statement: cst.BaseSmallStatement) -> cst.BaseExpression | None:
+    """Return what a statement makes sure: ``assert x``, ``assertTrue(x)``, ``assertIsInstance(x, A)``."""
+    if isinstance(statement, cst.Assert):
+        return statement.test
+    call = statement.value if isinstance(statement, cst.Expr) else None
+    if not isinstance(call, cst.Call) or not call.args:
+        return None
+    name = (dotted(call.func) or "").partition("self.")[2]
+    return call if name == "assertIsInstance" else call.args[0].value if name == "assertTrue" else None
+
+
+def _asks_class(call: cst.Call) -> bool:
+    """Tell whether a call is a check for a class, or asserts that it is true."""
+    name = dotted(call.func) or ""
+    return len(call.args) >= 2 and (name == "isinstance" or name.endswith(".assertIsInstance"))
+
+
 def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
     """Tell whether a test that is ``truth`` says that a switch for FSDP is off."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
@@ -259,6 +296,16 @@ def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
         is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
         return _is_none(test, truth=truth) or is_fsdps or _is_word(test, _DDP, truth=truth)
     return not truth and _is_switch(test)
+
+
+def _is_on_for_ddp(test: cst.BaseExpression, *, truth: bool) -> bool:
+    """Tell whether a test that is ``truth`` says that a switch for DDP is on: ``if config.enable_ddp:``."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return _is_on_for_ddp(test.expression, truth=not truth)
+    if isinstance(test, cst.BooleanOperation):
+        found = (_is_on_for_ddp(part, truth=truth) for part in (test.left, test.right))
+        return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
+    return truth and _DDPS_SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
 
 
 def _is_switch(test: cst.BaseExpression) -> bool:
@@ -335,6 +382,29 @@ def _compares_type(test: cst.Comparison, text: str, is_class: IsClass, *, want: 
 def is_fsdp1_class(index: Index) -> IsClass:
     """Return the question whether an expression is FSDP1's class, and no other."""
     return lambda asked: index.fsdp1(asked) == catalog.FSDP
+
+
+def is_of_modules(index: Index) -> IsClass:
+    """Return the question whether an expression is torch's class of all modules, or has it among others."""
+
+    def is_class(asked: cst.CSTNode) -> bool:
+        if isinstance(asked, cst.Tuple):
+            return any(is_class(each.value) for each in asked.elements)
+        names = index.qualified(asked) if isinstance(asked, (cst.Name, cst.Attribute)) else set()
+        return bool(names & {"torch.nn.Module", "torch.nn.modules.Module", "torch.nn.modules.module.Module"})
+
+    return is_class
+
+
+def is_of_no_models(index: Index) -> IsClass:
+    """Return the question whether an expression is a class of what is no model: an optimizer, a schedule."""
+
+    def is_class(asked: cst.CSTNode) -> bool:
+        if isinstance(asked, cst.Tuple):
+            return bool(asked.elements) and all(is_class(each.value) for each in asked.elements)
+        return isinstance(asked, (cst.Name, cst.Attribute)) and is_of_no_model(index, asked)
+
+    return is_class
 
 
 def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:

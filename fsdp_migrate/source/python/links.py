@@ -58,6 +58,9 @@ class Links:
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 
+    not_run: frozenset[str] = frozenset()
+    """Methods of this file's classes that those which shard what they are about have their own of."""
+
     def __bool__(self) -> bool:
         """Whether anything is known."""
         known = (self.gives, self.is_given, self.names, self.optimizers, self.methods, self.hooks)

@@ -5,13 +5,19 @@ How the facts come about stands in :mod:`fsdp_migrate.source.python.models`.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.bound_anew import is_bound_anew, is_wrapped_between, was_just_wrapped_by_ddp
+from fsdp_migrate.source.python.bound_anew import (
+    is_bound_anew,
+    is_wrapped_between,
+    runs_at,
+    was_just_wrapped_by_ddp,
+)
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
@@ -43,6 +49,7 @@ Certainty = Literal["certain", "mixed"]
 
 Key = tuple[cst.CSTNode, str]
 
+_TARGETS = (cst.AnnAssign, cst.AssignTarget, cst.NamedExpr)
 _MAX_DEPTH = 2
 
 
@@ -62,6 +69,8 @@ class ModelKinds:
     """What a function gives."""
     attributes: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
     """The attributes of a class's objects, of which something is known: ``self.model``."""
+    wholes: dict[Key, set[str]] = field(default_factory=dict)
+    """Of models with parts that are wrapped: the attributes that hold these, ``*`` for any."""
     evidence: dict[Key, list[cst.Call]] = field(default_factory=dict)
     """The calls that show a name to be a model: FSDP1's functions, and the method that it alone has."""
     guards: Guards = field(init=False)
@@ -101,10 +110,11 @@ class ModelKinds:
         made = [each for each in made if not self.index.excludes(each, node)]
         function, place = self.index.function(node), self.index.order[node]
         for statement in made:
-            if self.index.function(statement) is not function or self.index.order[statement] < place:
+            run = runs_at(self.index, statement, function)
+            if run is None or self.index.order[run] < place:
                 return False
             # What stands above the wrapping in the same loop comes after it in the next round.
-            loops = {a for a in self.index.ancestors(statement) if isinstance(a, (cst.For, cst.While))}
+            loops = {a for a in self.index.ancestors(run) if isinstance(a, (cst.For, cst.While))}
             if any(above in loops for above in self.index.ancestors(node)):
                 return False
         return True
@@ -165,8 +175,40 @@ class ModelKinds:
                     return True
         return False
 
+    @functools.cached_property
+    def _shards_by_fsdp2(self) -> list[cst.Call]:
+        calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
+        return [
+            call
+            for call in calls
+            if call.args
+            and (self.index.qualified(call.func) & FSDP2 or is_partial_of(self.index, call.func, FSDP2))
+        ]
+
+    def _was_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
+        """Tell whether FSDP2 was given the same model above, in a branch around: ``fully_shard(model)``."""
+        for call in self._shards_by_fsdp2:
+            is_above = self.index.order[call] < self.index.order.get(node, 0)
+            if is_above and text_of(call.args[0].value) == text_of(node):
+                blocks = (a for a in self.index.ancestors(call) if isinstance(a, cst.IndentedBlock))
+                block = next(blocks, None)
+                is_branch = block is not None and isinstance(self.index.parents[block], (cst.If, cst.Else))
+                if is_branch and block in set(self.index.ancestors(node)):
+                    return True
+        return False
+
+    def _is_not_run(self, node: cst.CSTNode) -> bool:
+        """Tell whether it is an attribute in a method in whose place a class that shards it has its own."""
+        if not self.links.not_run or not (dotted(node) or "").startswith("self."):
+            return False
+        function, key = self.index.function(node), self.key_of(node)
+        is_its_own = key is None or bool(self.made.get(key))
+        return not is_its_own and function is not None and self.index.path_of(function) in self.links.not_run
+
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
+        if self._was_sharded_by_fsdp2(node) or self._is_not_run(node):
+            return True
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
         if (
@@ -175,6 +217,8 @@ class ModelKinds:
             and self.is_other_branch(node.value)
         ):
             return True  # what another wrapper holds
+        if self.guards.is_no_module(node):
+            return True
         if self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index)):
             return True
         key = self.key_of(node)
@@ -244,6 +288,19 @@ class ModelKinds:
         kinds = self._kinds_of_targets(loop)
         return next((known for each, known in kinds if self.key_of(each) == key), without_models(found))
 
+    def sharded_with(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
+        """Return the model that an expression is a part of, and sharded with: ``model`` of ``model.head``.
+
+        Where other parts alone are wrapped, ``model.layers[i] = FSDP(model.layers[i])``, the rest is plain.
+        """
+        if not isinstance(node, cst.Attribute):
+            return None
+        key = self.key_of(node.value)
+        parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
+        made = (type(self.index.parents[each]) for each in self.made.get(key, ())) if key is not None else ()
+        is_plain = parts.isdisjoint({"*", node.attr.value}) and not any(each in _TARGETS for each in made)
+        return None if is_plain else node.value
+
     def is_parameters(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression holds parameters of an FSDP1 model, in one form or another."""
         return "params" in self.kinds(node)
@@ -253,7 +310,7 @@ class ModelKinds:
         while model is not None:
             if "fsdp" in self.kinds(model):
                 return {"params"}
-            model = model.value if isinstance(model, cst.Attribute) else None  # a part of a model
+            model = self.sharded_with(model)
         return set()
 
     def _kinds_of_item(self, node: cst.Subscript) -> set[str]:

@@ -12,7 +12,17 @@ from fsdp_migrate.source.python.annotations import annotated, objects
 from fsdp_migrate.source.python.containers import added_to, public_owner, step_of
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.guards import Guards
-from fsdp_migrate.source.python.held import EACH, ITEM, attribute, has_model, held, inside_of, put, taken
+from fsdp_migrate.source.python.held import (
+    EACH,
+    ITEM,
+    attribute,
+    has_model,
+    held,
+    inside_of,
+    item,
+    put,
+    taken,
+)
 from fsdp_migrate.source.python.lightning_models import trains_by_fsdp1
 from fsdp_migrate.source.python.makers import put_into
 from fsdp_migrate.source.python.model_kinds import ModelKinds
@@ -130,7 +140,9 @@ class Models(ModelKinds):
             step = step_of(target)
             self._add(key, put(ITEM if step.isdigit() else step, kinds))
             if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
-                self._note_whole(target.value.value)  # `model.layers[i] = FSDP(model.layers[i])`
+                self._note_whole(
+                    target.value.value, target.value.attr.value
+                )  # `model.layers[i] = FSDP(model.layers[i])`
             items = None if key is None else (key[0], f"{key[1]}[]")
             if items is not None and "fsdp" in kinds and target not in self.made.setdefault(items, []):
                 self.made[items].append(target)
@@ -154,9 +166,11 @@ class Models(ModelKinds):
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
 
-    def _note_whole(self, node: cst.BaseExpression) -> None:
+    def _note_whole(self, node: cst.BaseExpression, part: str = "*") -> None:
         """Note that a model has parts that are wrapped, whether it is wrapped itself or not."""
         key = self.key_of(node)
+        if key is not None:
+            self.wholes.setdefault(key, set()).add(part)
         if key is not None and node not in self.made.setdefault(key, []):
             self._add(key, {"fsdp", "other"})
             self.made[key].append(node)
@@ -188,7 +202,17 @@ class Models(ModelKinds):
         keywords = {*params, *(param.name.value for param in function.params.kwonly_params)}
         for place, arg in enumerate(call.args):
             if arg.star:
+                self._follow_starred(arg, function, params[place:], keywords)
                 break
             name = arg.keyword.value if arg.keyword else (params[place] if place < len(params) else "")
             if name in keywords:
                 self._add_given((function, name), self.kinds(arg.value))
+
+    def _follow_starred(
+        self, arg: cst.Arg, function: cst.FunctionDef, params: list[str], keywords: set[str]
+    ) -> None:
+        """Note what a tuple, or a dict, that is given as ``*parts`` or ``**parts`` holds for parameters."""
+        kinds = self.kinds(arg.value)
+        steps = [(item(name), name) for name in keywords] if arg.star == "**" else []
+        for step, name in steps or [(str(place), name) for place, name in enumerate(params)]:
+            self._add_given((function, name), taken(step, kinds))

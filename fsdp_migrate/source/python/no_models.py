@@ -64,6 +64,14 @@ def is_no_model(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
     return bool(bindings) and all(_is_bound_to_none(index, each, depth) for each in bindings)
 
 
+def is_of_no_model(index: Index, name: cst.Name | cst.Attribute) -> bool:
+    """Tell whether a name is that of a class whose objects are no models."""
+    names = index.qualified(name)
+    if any(each.split(".")[-1] in _HOLDS_A_MODEL for each in names):
+        return False
+    return bool(names) and all(each.startswith(_HOMES) for each in names)
+
+
 def _is_by_name(text: str) -> bool:
     last = text.lower().split(".")[-1]
     return last == "opt" or last.endswith("_opt") or any(word in last for word in _WORDS)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _RANK = re.compile(r"(^|_)rank$")
+_FOR_ALL = re.compile(r"fsdp|shard|zero_?[123]")
 _DEEPEST = 4
 _FIRST = re.compile(r"^(is_)?(local_|global_)?(main|master|rank_?0|rank_?zero)(_process|_node|_rank)?$")
 
@@ -54,8 +55,11 @@ def _says_so(test: cst.BaseExpression, *, truth: bool) -> bool:
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         return _says_so(test.expression, truth=not truth) or (truth and _is_rank(test.expression))
     if isinstance(test, cst.BooleanOperation):
-        found = [_says_so(part, truth=truth) for part in (test.left, test.right)]
-        return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
+        # `rank == 0 or args.all` lets one rank alone in, too; `rank == 0 or use_fsdp` is there to prevent it.
+        is_all = isinstance(test.operator, cst.And) is truth
+        if not is_all and any(_lets_all_in(part, truth=truth) for part in (test.left, test.right)):
+            return False
+        return any(_says_so(part, truth=truth) for part in (test.left, test.right))
     if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
         other = test.comparisons[0]
         sides = (test.left, other.comparator)
@@ -63,6 +67,13 @@ def _says_so(test: cst.BaseExpression, *, truth: bool) -> bool:
         is_same = isinstance(other.operator, cst.Equal if truth else cst.NotEqual)
         return is_same and is_zero and any(map(_is_rank, sides))
     return truth and _FIRST.match(_last(test)) is not None
+
+
+def _lets_all_in(test: cst.BaseExpression, *, truth: bool) -> bool:
+    """Tell whether a test is ``truth`` where models are sharded, on each rank."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return _lets_all_in(test.expression, truth=not truth)
+    return truth and _FOR_ALL.search(text_of(test).lower()) is not None
 
 
 def _is_rank(node: cst.BaseExpression) -> bool:

@@ -12,7 +12,7 @@ from fsdp_migrate.source.python.nodes import dotted, walk_for
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.source.python.scopes import Index
+    from fsdp_migrate.source.python.scopes import Binding, Index
 
 
 PARAMETERS = frozenset({"named_parameters", "parameters"})
@@ -20,6 +20,7 @@ PARAMETERS = frozenset({"named_parameters", "parameters"})
 SAME_PARAMETERS = frozenset(
     {"OrderedDict", "chain", "dict", "filter", "iter", "list", "reversed", "set", "sorted", "tuple"}
 )
+_FILL = frozenset({"add", "append", "extend"})
 _MAX_DEPTH = 8
 _MAKES_ONE = re.compile(r"optim(?!.*state)", re.IGNORECASE)
 
@@ -53,7 +54,8 @@ def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.Base
         return None
     if isinstance(node, cst.Name) and node in index.scopes:
         value = last_value(index, node)
-        return None if value is None else model_of(index, value, depth + 1)
+        found = None if value is None else model_of(index, value, depth + 1)
+        return _filled_from(index, node, depth) if found is None else found
     if isinstance(node, cst.Call):
         return _of_call(index, node, depth)
     if isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp)):
@@ -65,6 +67,39 @@ def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.Base
     if isinstance(node, cst.Dict):
         return first_model(index, [each.value for each in node.elements], depth)
     return None
+
+
+def _filled_from(index: Index, name: cst.Name, depth: int) -> cst.BaseExpression | None:
+    """Return the model whose parameters a loop puts into a list: ``for p in m.parameters(): x.append(p)``."""
+    if not any(map(_is_made_empty, index.scopes[name].lookup(name.value))):
+        return None
+    function = index.function(name)
+    for node in index.by_kind.get(cst.Call, ()):
+        call = cst.ensure_type(node, cst.Call)
+        func = call.func if isinstance(call.func, cst.Attribute) else None
+        if func is None or func.attr.value not in _FILL or dotted(func.value) != name.value or not call.args:
+            continue
+        if index.function(call) is not function or index.order[call] > index.order[name]:
+            continue
+        if func.attr.value == "extend" and (found := model_of(index, call.args[0].value, depth + 1)):
+            return found
+        put = {each.value for each in walk_for(call.args[0].value, cst.Name)}
+        for above in index.ancestors(call):
+            if isinstance(above, cst.For) and put & {e.value for e in walk_for(above.target, cst.Name)}:
+                return model_of(index, above.iter, depth + 1)
+            if isinstance(above, cst.FunctionDef):
+                break
+    return None
+
+
+def _is_made_empty(binding: Binding) -> bool:
+    """Tell whether a name is bound to an empty list: ``decay, no_decay = [], []``."""
+    value = binding.value
+    if isinstance(value, cst.Tuple) and binding.index is not None and binding.index < len(value.elements):
+        value = value.elements[binding.index].value
+    if isinstance(value, cst.Call):
+        return not value.args and dotted(value.func) in {"list", "set"}
+    return isinstance(value, cst.List) and not value.elements
 
 
 def _of_call(index: Index, call: cst.Call, depth: int) -> cst.BaseExpression | None:

@@ -96,6 +96,7 @@ class Index:
     """The parents by identity, which Python finds without a call of a node's own hash."""
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
     _reached: dict[cst.CSTNode, list[Binding]] = field(default_factory=dict, repr=False)
+    _methods: dict[str, list[cst.Call]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.scope = Scope(self.module, None)
@@ -338,6 +339,16 @@ class Index:
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the innermost class that a node stands in."""
         return self._nearest(node, cst.ClassDef)
+
+    def calls_of_method(self, name: str) -> list[cst.Call]:
+        """Return the calls of methods of a name, whatever they are called on."""
+        if self._methods is None:
+            self._methods = {}
+            for node in self.by_kind.get(cst.Call, ()):
+                call = cst.ensure_type(node, cst.Call)
+                if isinstance(call.func, cst.Attribute):
+                    self._methods.setdefault(call.func.attr.value, []).append(call)
+        return self._methods.get(name, [])
 
     def _nearest(self, node: cst.CSTNode, kind: type[NodeT]) -> NodeT | None:
         # By the type itself: asking whether something is an instance of an abstract class is slow.

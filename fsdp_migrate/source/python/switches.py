@@ -53,7 +53,7 @@ class Switches:
     _known: dict[cst.CSTNode, tuple[Fact, ...]] = field(default_factory=dict, repr=False)
     _assigned: dict[str, list[cst.CSTNode]] | None = field(default=None, repr=False)
 
-    def is_off(self, node: cst.BaseExpression, owner: cst.CSTNode, made: Sequence[cst.CSTNode]) -> bool:
+    def is_off(self, node: cst.CSTNode, owner: cst.CSTNode, made: Sequence[cst.CSTNode]) -> bool:
         """Tell whether each wrapping runs only with a switch that is off where an expression stands.
 
         Args:
@@ -65,7 +65,7 @@ class Switches:
         return bool(here) and all(self._is_ruled_out(each, node, owner, here) for each in made)
 
     def _is_ruled_out(
-        self, target: cst.CSTNode, node: cst.BaseExpression, owner: cst.CSTNode, here: Sequence[Fact]
+        self, target: cst.CSTNode, node: cst.CSTNode, owner: cst.CSTNode, here: Sequence[Fact]
     ) -> bool:
         if self.index.excludes(target, node):
             return True

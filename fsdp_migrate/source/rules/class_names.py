@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.branches import calls_fsdp2
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
@@ -47,12 +48,26 @@ def _asks_for_own_class(source: Source, test: cst.Comparison) -> bool:
     sides = [test.left, *others]
     if any(_DDPS.search(text_of(each)) or each in source.references for each in sides):
         return False
+    if _decides_on_fsdp2(source, test):
+        return False
     asked = (part for side in sides for part in (side, _value(source, side)) if part is not None)
     return any(_is_class_of_a_module(source, part) for part in asked)
 
 
 def _ends_in_name(node: cst.BaseExpression) -> bool:
     return isinstance(node, cst.Attribute) and node.attr.value in {"__name__", "__qualname__"}
+
+
+def _decides_on_fsdp2(source: Source, test: cst.Comparison) -> bool:
+    """Tell whether a test chooses the modules that ``fully_shard`` is given, which are plain until then."""
+    below: cst.CSTNode = test
+    for above in source.index.ancestors(test):
+        if isinstance(above, (cst.If, cst.IfExp)) and below is above.test:
+            return calls_fsdp2(above.body)
+        if isinstance(above, cst.BaseStatement):
+            return False
+        below = above
+    return False
 
 
 def _value(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:

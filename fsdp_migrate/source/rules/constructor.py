@@ -179,11 +179,42 @@ def _wraps_a_part(source: Source, call: cst.Call) -> bool:
         if isinstance(above, cst.Call) and above is not call:
             return _puts_into_a_model(source, above, below)
         if isinstance(above, (cst.ListComp, cst.GeneratorExp)):
-            return True
+            return not _are_models_of_their_own(source, call, above)
         if isinstance(above, cst.BaseStatement):
             return False
         below = above
     return False
+
+
+def _are_models_of_their_own(source: Source, call: cst.Call, each: cst.ListComp | cst.GeneratorExp) -> bool:
+    """Tell whether a list of models is wrapped, one by one, none of which is a layer of another."""
+    assign = source.index.parents[each]
+    target = assign.targets[0].target if isinstance(assign, cst.Assign) and len(assign.targets) == 1 else None
+    if not isinstance(target, cst.Name) or not _has_model(call):
+        return False
+    wrapped = _itself(_model_of(call))
+    root = wrapped.value if isinstance(wrapped, cst.Subscript) else each.for_in.iter
+    if not isinstance(root, cst.Name) or root not in source.index.scopes:
+        return False
+    values = [binding.value for binding in source.index.scopes[root].lookup(root.value)]
+    made = [v for v in values if v is not None and v is not each and text_of(v) != "None"]
+    if not made or not all(_makes_models(value) for value in made):
+        return False
+    readers = (source.index.parents[source.index.parents[name]] for name in source.readers(target))
+    return not any(isinstance(above, cst.Call) and _puts_layers(above) for above in readers)
+
+
+def _makes_models(value: cst.BaseExpression) -> bool:
+    """Tell whether an expression is a list of what calls make: ``[Net(config) for _ in range(3)]``."""
+    if isinstance(value, cst.ListComp):
+        return isinstance(value.elt, cst.Call)
+    return isinstance(value, cst.List) and all(isinstance(each.value, cst.Call) for each in value.elements)
+
+
+def _puts_layers(call: cst.Call) -> bool:
+    """Tell whether a call makes one model of several, or puts something into one."""
+    name = (dotted(call.func) or "").split(".")[-1]
+    return name in _PUTTERS | {"ModuleDict", "ModuleList", "Sequential"}
 
 
 def _is_put_somewhere(source: Source, target: cst.BaseExpression) -> bool:

@@ -182,6 +182,8 @@ def _is_one_parameters(source: Source, node: cst.Attribute) -> bool:
     if not isinstance(held, cst.Attribute) or held.attr.value not in _WEIGHTS:
         return False
     while isinstance(held, (cst.Attribute, cst.Call, cst.Subscript)):
+        if isinstance(held, cst.Attribute) and source.models.sharded_with(held) is None:
+            return False
         held = held.func if isinstance(held, cst.Call) else held.value
         if isinstance(held, (cst.Attribute, cst.Name)) and source.models.certainty(held) is not None:
             return True

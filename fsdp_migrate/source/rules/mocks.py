@@ -24,6 +24,10 @@ _MEANT = (
     "the name that this replaces is gone when that module is rewritten: give "
     "prepare_fully_shard, or another name that the new module has."
 )
+_OF_TORCH = (
+    "torch keeps this name, and the rewritten module asks for it no more: replace prepare_fully_shard, or "
+    "another name that the new module has, where that looks it up."
+)
 _PATCHES = frozenset({"delattr", "dict", "object", "patch", "setattr"})
 _NAMES = re.compile(
     r"^(?:[\w.]*\.)?(FSDP|FullyShardedDataParallel|ShardedGradScaler)(\.\w+)?$"
@@ -40,4 +44,5 @@ def find(source: Source) -> Iterator[Found]:
             continue
         for arg in call.args[:2]:
             if isinstance(arg.value, cst.SimpleString) and _NAMES.match(str(arg.value.evaluated_value)):
-                yield Found("FM424", call, _MEANT, "commented")
+                is_torchs = str(arg.value.evaluated_value).startswith("torch.")
+                yield Found("FM424", call, _OF_TORCH if is_torchs else _MEANT, "commented")

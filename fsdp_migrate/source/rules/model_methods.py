@@ -37,6 +37,14 @@ _METHODS = {
 _FORWARD = (
     "where this is the sharded model, call it by itself, model(...): FSDP2 gathers in hooks of that call."
 )
+_HANDED_ON = (
+    "where this is the sharded model, take the model itself, which is called in the same way: FSDP2 gathers "
+    "in hooks of that call, and its forward alone finds shards."
+)
+# Those who are given a forward and only look at it.
+_LOOKS = frozenset(
+    {"callable", "getfullargspec", "hasattr", "id", "isinstance", "print", "signature", "type"}
+)
 _APPLY = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.apply_activation_checkpointing"
 # Functions of other sources that do so, by what they are called.
 _CHECKPOINTS = re.compile(r"^(apply|enable|set|wrap)_\w*checkpointing|^apply_(ac|activation_checkpoint)$")
@@ -80,6 +88,8 @@ _FUNCTIONS = {
 
 def find(source: Source) -> Iterator[Found]:
     """Find these calls, where the model is known to be FSDP1's."""
+    for node in source.attributes:
+        yield from _of_forward_by_name(source, node)
     for call in source.calls:
         func = call.func
         if isinstance(func, cst.Attribute) and func.attr.value in _METHODS:
@@ -102,6 +112,40 @@ def find(source: Source) -> Iterator[Found]:
             ):
                 code, meant = _FUNCTIONS[name]
                 yield Found(code, call, meant, "commented")
+
+
+def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
+    """Find ``forward`` of a model that is given to something, or kept under a name, to be called there."""
+    above = source.index.parents[node]
+    is_target = isinstance(above, (cst.AssignTarget, cst.Attribute, cst.Comparison, cst.Del))
+    if node.attr.value != "forward" or is_target:
+        return
+    if isinstance(above, cst.Call) and above.func is node:
+        return
+    call = source.index.parents[above] if isinstance(above, cst.Arg) else None
+    if isinstance(call, cst.Call) and (dotted(call.func) or "").split(".")[-1] in _LOOKS:
+        return
+    text = dotted(node)
+    if any(dotted(target.target) == text for assign in source.assignments for target in assign.targets):
+        return  # one that is kept for, or called in, another forward of the model
+    sure = sureness(source, node.value)
+    if sure == "sure" and _is_only_called(source, above):
+        edit = Replace(node, lambda updated: updated.value)
+        yield Found("FM448", node, short(node.value), "rewritten", (edit,))
+    elif sure in {"mixed", "sure"}:
+        yield Found("FM448", node, _HANDED_ON, "commented")
+
+
+def _is_only_called(source: Source, assign: cst.CSTNode) -> bool:
+    """Tell whether what an assignment keeps under a name is called under it, and nothing else."""
+    target = assign.targets[0].target if isinstance(assign, cst.Assign) and len(assign.targets) == 1 else None
+    if not isinstance(target, cst.Name):
+        return False
+    readers = [each for each in source.readers(target) if each is not target]
+    calls = (source.index.parents[each] for each in readers)
+    return bool(readers) and all(
+        isinstance(call, cst.Call) and call.func is each for each, call in zip(readers, calls, strict=True)
+    )
 
 
 def _of_forward(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[Found]:

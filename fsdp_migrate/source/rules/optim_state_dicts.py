@@ -27,6 +27,10 @@ _FULL = Need(_RUNTIME, "full_optimizer_state_dict")
 _SHARDED = Need(_RUNTIME, "sharded_state_dict")
 _LOAD = Need(_RUNTIME, "optim_state_dict_to_load")
 
+_DCP_LOADS = frozenset(
+    f"torch.distributed.checkpoint.{name}"
+    for name in ("load", "load_state_dict", "state_dict_loader.load", "state_dict_loader.load_state_dict")
+)
 _LOADERS = {
     "optim_state_dict_to_load": ("model", "optim", "optim_state_dict"),
     "shard_full_optim_state_dict": ("optim_state_dict", "model", "optim_input", "optim"),
@@ -41,6 +45,10 @@ _GETTERS = {
 _UNKNOWN = (
     "which state is asked for is not seen here: call full_optimizer_state_dict(model, optimizer) of "
     "fsdp_migrate.runtime, or sharded_state_dict(model, optimizer)['optimizer']."
+)
+_UNKNOWN_LOADED = (
+    "dcp.load reads into what this gives, and a new optimizer has no state, so that it would read none: call "
+    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate in place of the lines that load."
 )
 _WHICH = (
     "which argument is the model is not seen here: torch 2.0 took the state first, later ones the model. "
@@ -82,7 +90,8 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
     if name == "optim_state_dict":
         settings = settings_of_call(source, call, given["model"])
         if settings is None:
-            return Found("FM309", call, _UNKNOWN, "commented", covers=(call.func,))
+            said = _UNKNOWN_LOADED if _is_loaded_into(source, call) else _UNKNOWN
+            return Found("FM309", call, said, "commented", covers=(call.func,))
         sharded = settings.kind == "sharded"
         if settings.optim_rank0 is not True:
             flags["rank0_only"] = flag(settings.optim_rank0)
@@ -100,6 +109,23 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
         return make_call(source.local_name(_FULL), new["model"], new["optim"], **flags)
 
     return _found(source, call, _SHARDED if sharded else _FULL, build)
+
+
+def _is_loaded_into(source: Source, call: cst.Call) -> bool:
+    """Tell whether a name that holds a state is given below to torch's ``load`` of a folder."""
+    assign = next((each for each in source.index.ancestors(call) if isinstance(each, cst.Assign)), None)
+    target: cst.BaseExpression | None = assign.targets[0].target if assign is not None else None
+    target = target.value if isinstance(target, cst.Subscript) else target
+    if not isinstance(target, cst.Name):
+        return False
+    order, function = source.index.order, source.index.function(call)
+    return any(
+        order[other] > order[call]
+        and source.index.function(other) is function
+        and not source.index.qualified(other.func).isdisjoint(_DCP_LOADS)
+        and any(text_of(arg.value) == target.value for arg in other.args)
+        for other in source.calls
+    )
 
 
 def _loading(source: Source, call: cst.Call, name: str) -> Found:

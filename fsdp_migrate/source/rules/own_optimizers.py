@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
 from fsdp_migrate.source.uses import Found
@@ -128,6 +129,8 @@ _ARITHMETIC = frozenset(
     }
 )
 _NAMED = re.compile(r"ada(m|grad|factor)|lion|optim|sgd|shampoo|lamb|lars|muon|\bopt(?![a-z])|_opt(?![a-z])")
+_KERNELS = frozenset({"apex", "bitsandbytes", "deepspeed", "fused_adam", "transformer_engine"})
+_GROUPS = re.compile(r"param\w*$|group|decay", re.IGNORECASE)
 _TAKE_APART = frozenset({"full_tensor", "to_local"})
 _NOT_STEPS = frozenset({"__init__", "__setstate__", "load_state_dict", "state_dict"})
 
@@ -204,12 +207,21 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
         names = (each for each in walk_for(arg.value, cst.Name) if each in source.index.scopes)
         if any(map(source.models.is_parameters, names)):
             return True
-        model = model_of(source.index, arg.value)
+        model = model_of(source.index, arg.value) or _grouped(source, arg.value)
         if model is None:
             continue
         if source.models.certainty(model) is not None or _is_wrapped_later(source, call, model):
             return True
     return False
+
+
+def _grouped(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the model that a function, of another file perhaps, makes groups of: ``param_groups(model)``."""
+    value = last_value(source.index, node) if isinstance(node, (cst.Name, cst.Attribute)) else node
+    if not isinstance(value, cst.Call) or not _GROUPS.search(dotted(value.func) or ""):
+        return None
+    models = (arg.value for arg in value.args if not arg.star)
+    return next((each for each in models if source.models.certainty(each) is not None), None)
 
 
 def _made_by_methods(source: Source) -> Iterator[cst.Call]:
@@ -241,13 +253,20 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     """Tell whether a call makes an optimizer of another package, as far as names tell."""
     name = (dotted(call.func) or "").split(".")[-1]
     known = source.index.qualified(call.func)
-    if not name[:1].isupper() or not known or any(each.startswith("torch.") for each in known):
+    others = {each for each in known if not each.startswith("torch.")}
+    # Of `try: from apex... import Adam`, `except ImportError: from torch.optim import Adam` it may be either.
+    if not name[:1].isupper() or not others or (others < known and not _is_of_kernels(others)):
         return False
     if known & source.links.own_optimizers or any(_own(source, call.func)):
         return False
     above = source.index.parents[call]
     targets = [text_of(t.target).lower() for t in above.targets] if isinstance(above, cst.Assign) else []
     return any(_NAMED.search(text) for text in (name.lower(), *targets))
+
+
+def _is_of_kernels(names: Iterable[str]) -> bool:
+    """Tell whether some names are of packages whose optimizers have kernels of their own."""
+    return any(name.split(".")[0] in _KERNELS for name in names)
 
 
 def _is_arithmetic(node: cst.ClassDef) -> bool:

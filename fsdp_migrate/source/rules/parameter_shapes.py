@@ -53,7 +53,9 @@ def find(source: Source) -> Iterator[Found]:
     seen: set[cst.CSTNode] = set()
     for function in functions:
         for test in walk_for(function, cst.Comparison):
-            if _is_of_dimensions(test) and test not in seen and _is_of_loop(source, test):
+            if not _is_of_dimensions(test) or test in seen or _is_before_wrapping(source, test):
+                continue
+            if _is_of_loop(source, test):
                 seen.add(test)
                 yield Found("FM318", test, _MEANT, "commented")
     for call in source.calls:
@@ -135,6 +137,25 @@ def _is_of_loop(source: Source, test: cst.Comparison) -> bool:
         )
         for binding in bindings
     )
+
+
+def _is_before_wrapping(source: Source, test: cst.Comparison) -> bool:
+    """Tell whether a test stands in a loop over the parameters of what the same function wraps below it."""
+    order, function = source.index.order, source.index.function(test)
+    below = [
+        text_of(call.args[0].value)
+        for call in source.calls
+        if order[call] > order[test] and call.args and source.models.is_constructor(call.func)
+        if source.index.function(call) is function
+    ]
+    for above in source.index.ancestors(test) if below else ():
+        loops: list[cst.For | cst.CompFor] = [above] if isinstance(above, cst.For) else []
+        loops += [above.for_in] if isinstance(above, cst.BaseComp) else []
+        for call in (call for loop in loops for call in walk_for(loop.iter, cst.Call)):
+            if isinstance(call.func, cst.Attribute) and call.func.attr.value in _LISTS:
+                model = call.func.value
+                return text_of(model) in below and source.models.certainty(model) is None
+    return False
 
 
 def _is_of_a_state(loop: cst.For | cst.CompFor) -> bool:

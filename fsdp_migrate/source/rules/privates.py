@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import was_asked_for
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_texts import texts_of
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
@@ -204,6 +205,17 @@ def _is_model(source: Source, node: cst.BaseExpression) -> bool:
 def _is_own(source: Source, node: cst.Attribute) -> bool:
     """Tell whether it is an attribute that the source's own class has, or that is set under a public name."""
     is_set = isinstance(source.index.parents[node], cst.AssignTarget)
+    if is_set and _is_a_mock(source, node.value):
+        return True
     if dotted(node.value) in {"self", "cls"}:
         return is_set or not source.models.is_guarded(node.value)
     return is_set and not node.attr.value.startswith("_") and node.attr.value not in _FSDP1S
+
+
+def _is_a_mock(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a test makes an object to be asked for anything: ``model = MagicMock()``."""
+    value = (
+        last_value(source.index, node) if isinstance(node, cst.Name) and node in source.index.scopes else None
+    )
+    name = dotted(value.func) if isinstance(value, cst.Call) else None
+    return name is not None and name.endswith(("Mock", "SimpleNamespace"))

@@ -5,12 +5,13 @@ https://docs.pytorch.org/docs/stable/fsdp.html#torch.distributed.fsdp.ShardedSta
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import arguments, walk_for
+from fsdp_migrate.source.python.nodes import arguments, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -28,6 +29,7 @@ _MEANT = (
     "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate. What the new code saves is loaded as before."
 )
 _MAX_DEPTH = 2
+_RANK = re.compile(r"rank(?!0\b|_0\b|_zero)|shard", re.IGNORECASE)
 _STATES = {
     "load_state_dict": ("state_dict", "strict"),
     "optim_state_dict_to_load": ("model", "optim", "optim_state_dict"),
@@ -53,6 +55,15 @@ def file_of(source: Source, call: cst.Call) -> cst.Call | None:
     given = arguments(call, _STATES[name]) if name in _STATES else None
     found = (_loaded(source, value) for value in (given or {}).values())
     return next((file for file in found if file is not None), None)
+
+
+def is_of_a_rank(source: Source, path: cst.BaseExpression) -> bool:
+    """Tell whether a path names a rank or a shard, itself or by what its names hold: one of several files."""
+    texts = [text_of(path)]
+    for name in walk_for(path, cst.Name):
+        value = last_value(source.index, name) if name in source.index.scopes else None
+        texts += [text_of(value)] if value is not None else []
+    return _RANK.search(" ".join(texts)) is not None
 
 
 def _loaded(source: Source, value: cst.BaseExpression, depth: int = 0) -> cst.Call | None:

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.rules.rank_files import file_of
+from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Found
 
 
@@ -54,7 +54,6 @@ _LOADED_ALONE = (
     "state) of fsdp_migrate.runtime."
 )
 _MAY_BE_LOADED = f"where this optimizer has a sharded model, {_LOADED_ALONE}"
-_RANK = re.compile(r"rank(?!0\b|_0\b|_zero)|shard", re.IGNORECASE)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -82,12 +81,7 @@ def find(source: Source) -> Iterator[Found]:
         if file is None and not _is_of_a_checkpoint(source, call):
             continue
         # A path that names a rank or a shard is one of several files, each with one rank's part.
-        if (
-            source.uses_fsdp1
-            and file is not None
-            and file.args
-            and _RANK.search(_path_of(source, file.args[0].value))
-        ):
+        if source.uses_fsdp1 and file is not None and file.args and is_of_a_rank(source, file.args[0].value):
             yield Found("FM425", call, _LOADED, "commented")
         elif text_of(func.value) in saved or _is_of_a_model(source, func.value):
             yield Found("FM425", call, _LOADED_ALONE, "commented")
@@ -165,14 +159,14 @@ def _is_of_another_place(source: Source, optimizer: cst.BaseExpression) -> bool:
 def _is_of_a_checkpoint(source: Source, call: cst.Call) -> bool:
     """Tell whether a state is an item of a checkpoint, by its name: ``checkpoint["optimizer"]``.
 
-    Also one that another function has changed; not what a function of FSDP1's, or of torch's, made of it.
+    Also one that another function has changed; not what one of FSDP1's, of torch's or of ours made of it.
     """
     state = call.args[0].value if call.args else None
     value = last_value(source.index, state) if isinstance(state, cst.Name) else state
     if value is None:
         return False
     made = (source.index.qualified(each.func) for each in walk_for(value, cst.Call))
-    if any(name.startswith("torch.") for names in made for name in names):
+    if any(name.startswith(("torch.", "fsdp_migrate.")) for names in made for name in names):
         return False
     items = (each.slice[0] for each in walk_for(value, cst.Subscript))
     return any("optim" in text_of(item).lower() for item in items)
@@ -239,15 +233,6 @@ def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
         if any(map(source.models.is_parameters, given)):
             return True
     return False
-
-
-def _path_of(source: Source, node: cst.BaseExpression) -> str:
-    """Return the text of a path, with that of what its names hold."""
-    texts = [text_of(node)]
-    for name in walk_for(node, cst.Name):
-        value = last_value(source.index, name) if name in source.index.scopes else None
-        texts += [text_of(value)] if value is not None else []
-    return " ".join(texts)
 
 
 def _is_optimizer(node: cst.BaseExpression) -> bool:

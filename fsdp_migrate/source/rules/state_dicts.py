@@ -11,6 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import MIXED, sureness
+from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.contexts import (
     DEFAULT,
     Context,
@@ -23,7 +24,7 @@ from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
-from fsdp_migrate.source.rules.rank_files import file_of
+from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
 
@@ -41,6 +42,7 @@ _TORCH = "torch.distributed.checkpoint.state_dict"
 _GET = Need(_TORCH, "get_model_state_dict")
 _SET = Need(_TORCH, "set_model_state_dict")
 _OPTIONS = Need(_TORCH, "StateDictOptions")
+_LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 _FULL = Need("fsdp_migrate.runtime", "full_state_dict")
 _LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 
@@ -53,6 +55,11 @@ _ELSEWHERE = (
 _FILE = (
     " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads it in place of "
     "all this, as FSDP1 saved it and as the new code saves it; leave the optimizer out if the file has none."
+)
+_FOLDER = (
+    " The files of all ranks that are read here: load_checkpoint(FOLDER, {}, optimizer) of fsdp_migrate "
+    "loads them in place of all this, with the folder where they lie, and the optimizer's files there; "
+    "without these leave the optimizer out."
 )
 _ASKS_ITSELF = (
     "`save_pretrained` asks the model for its state, which is sharded now: on every rank take state = "
@@ -70,6 +77,10 @@ _HOLDS = (
     "it holds sharded models, and its state is theirs, of DTensors: where they are sharded, take torch's "
     "get_model_state_dict, given it, with options=StateDictOptions(full_state_dict=True), or "
     "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
+)
+_ASKED = (
+    "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
+    "get_model_state_dict, or load_model_state_dict of fsdp_migrate.runtime, given it, on every rank."
 )
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
@@ -118,7 +129,11 @@ def _of_file(source: Source, call: cst.Call) -> str:
         return ""
     file = file_of(source, call)
     given = arguments(file, ("f",)) if file is not None else None
-    return _FILE.format(short(given["f"]), short(func.value)) if given and "f" in given else ""
+    if not given or "f" not in given:
+        return ""
+    if is_of_a_rank(source, given["f"]):
+        return _FOLDER.format(short(func.value))
+    return _FILE.format(short(given["f"]), short(func.value))
 
 
 def _of_setter(source: Source, setter: Context) -> Iterator[Found]:
@@ -180,6 +195,8 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield turned(source, call, settings)
     elif certainty is None and _holds_models(source, func.value):
         yield Found("FM308", call, _HOLDS, "commented")
+    elif certainty is None and is_asked_elsewhere(source.models, func.value):
+        yield Found("FM333", call, _ASKED, "commented")
 
 
 def _holds_models(source: Source, node: cst.BaseExpression) -> bool:
@@ -215,6 +232,8 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     certainty = _certainty(source, call, asked)
     # A part of a sharded model has a sharded state, too.
     while certainty is None and isinstance(asked, cst.Attribute) and asked.attr.value != "module":
+        if source.models.sharded_with(asked) is None:
+            return
         asked = asked.value
         certainty = _certainty(source, call, asked)
     if certainty is None or source.contexts.is_summoned(call):

@@ -44,14 +44,21 @@ _FORWARD_RUNS = (
     "its parameters itself; put only what reads them into fsdp_migrate.runtime.summon_full_params."
 )
 _MAY_RUN = (
-    "the model seems to run in this context, which FSDP2 does not allow: if it does, call "
-    "fsdp_migrate.runtime.register_forward_methods(model, 'generate') once, and take the context away; if "
-    "not, call fsdp_migrate.runtime.summon_full_params."
+    "the model seems to run in this context, which FSDP2 does not allow: if it does, take the context away, "
+    "the model gathers its parameters itself where it is called; for another method of it that is called, "
+    "such as generate, call fsdp_migrate.runtime.register_forward_methods(model, 'generate') once. If it "
+    "does not run, call fsdp_migrate.runtime.summon_full_params."
+)
+_PIPE_RUNS = (
+    "the model seems to run in this context, by way of a pipeline, which FSDP2 does not allow: if it does, "
+    "take the context away, the model gathers its parameters itself where the pipeline calls it. If it does "
+    "not run, call fsdp_migrate.runtime.summon_full_params."
 )
 # What holds a model and runs it, what runs the model that it is given, and what does not.
 _PIPE = re.compile(r"(?:\w*_)?pipe(?:line)?")
 _RUN_IT = re.compile(r"evaluat|validat|infer|predict|generat|sampl|metric|run_|test_|trace")
 _LEAVE_IT = re.compile(r"_*(?:copy|export|load|log|push|save)")
+_DEEPEST = 2
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
 _UNSEEN = (
     "what runs in this context is not seen here: if it reads parameters, call "
@@ -82,14 +89,9 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
     block = _block_of(source, call)
     if block is None:
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
-    method = _runs_the_model(block, call)
-    if method is not None:
-        said = _RUNS.format(method) if method else _PARTS_RUN
-        if method == "forward":
-            said = _FORWARD_RUNS
+    said = next(filter(None, (_said_of(*each) for each in _bodies(source, block, call))), "")
+    if said:
         return Found("FM332", call, said, "commented", covers=covers)
-    if _may_run_the_model(block, call):
-        return Found("FM332", call, _MAY_RUN, "commented", covers=covers)
     new = source.local_name(SUMMON)
 
     def build(updated: cst.Call) -> cst.Call:
@@ -119,13 +121,70 @@ def _block_of(source: Source, call: cst.Call) -> cst.With | None:
     return None
 
 
-def _runs_the_model(block: cst.With, call: cst.Call) -> str | None:
+def _bodies(source: Source, block: cst.With, call: cst.Call) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield what runs in a context, with what the model is called there: functions of this source, too."""
+    model = text_of(call.args[0].value)
+    yield block.body, model
+    seen: set[cst.CSTNode] = set()
+    ahead: list[tuple[cst.CSTNode, str]] = [(block.body, model)]
+    if any(True for _ in walk_for(block.body, cst.Yield)):
+        ahead += _entered(source, source.index.function(call), model)
+        yield from ahead[1:]
+    for _ in range(_DEEPEST):
+        ahead = [
+            (function.body, name)
+            for body, known in ahead
+            for inner in walk_for(body, cst.Call)
+            for function in source.models.guards.functions(inner.func)
+            if function not in seen and (name := _called_in(inner, function, known))
+        ]
+        seen.update(source.index.parents[body] for body, _ in ahead)
+        yield from ahead
+
+
+def _called_in(call: cst.Call, function: cst.FunctionDef, model: str) -> str:
+    """Return what a model is called in a function that is called: an attribute of ``self``, a parameter."""
+    params = [each.name.value for each in function.params.params]
+    if isinstance(call.func, cst.Attribute) and params[:1] in (["self"], ["cls"]):
+        params = params[1:]
+    for place, arg in enumerate(call.args):
+        if text_of(arg.value) == model and not arg.star:
+            return arg.keyword.value if arg.keyword else params[place] if place < len(params) else ""
+    return model if model.startswith("self.") and isinstance(call.func, cst.Attribute) else ""
+
+
+def _entered(
+    source: Source, function: cst.FunctionDef | None, model: str
+) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield the blocks of this source that enter a context which a function makes of another one."""
+    params = [each.name.value for each in function.params.params] if function is not None else []
+    params = params[1:] if params[:1] == ["self"] else params
+    for node in source.index.by_kind.get(cst.With, ()):
+        for item in cst.ensure_type(node, cst.With).items:
+            made = item.item
+            if not isinstance(made, cst.Call) or function not in set(
+                source.models.guards.functions(made.func)
+            ):
+                continue
+            given = dict(zip(params, (text_of(arg.value) for arg in made.args), strict=False))
+            yield cst.ensure_type(node, cst.With).body, given.get(model, model)
+
+
+def _said_of(body: cst.CSTNode, model: str) -> str:
+    """Return what is said of a block that runs the model, or seems to; empty where it does not."""
+    method = _runs_the_model(body, model)
+    if method is not None:
+        return _FORWARD_RUNS if method == "forward" else _RUNS.format(method) if method else _PARTS_RUN
+    return _may_run_the_model(body, model)
+
+
+def _runs_the_model(body: cst.CSTNode, model: str) -> str | None:
     """Return the method by which a context's block runs the model, or nothing where only parts of it run.
 
     FSDP2 would shard the parameters again. None if the block does not run it.
     """
-    model, found = text_of(call.args[0].value), None
-    for inner in walk_for(block.body, cst.Call):
+    found = None
+    for inner in walk_for(body, cst.Call):
         name = dotted(inner.func) or ""
         part = name.removeprefix(f"{model}.") if name.startswith(f"{model}.") else ""
         last = name.split(".")[-1]
@@ -140,18 +199,17 @@ def _runs_the_model(block: cst.With, call: cst.Call) -> str | None:
     return found
 
 
-def _may_run_the_model(block: cst.With, call: cst.Call) -> bool:
-    """Tell whether a pipeline, or a function that is given the model or a pipeline, seems to run it."""
-    model = text_of(call.args[0].value)
-    for inner in walk_for(block.body, cst.Call):
+def _may_run_the_model(body: cst.CSTNode, model: str) -> str:
+    """Return what is said where a pipeline, or a function that is given the model or one, seems to run it."""
+    for inner in walk_for(body, cst.Call):
         last = (dotted(inner.func) or "").split(".")[-1]
         if _PIPE.fullmatch(last):
-            return True
+            return _PIPE_RUNS
         if _LEAVE_IT.match(last):
             continue
         given = [dotted(arg.value) or "" for arg in inner.args]
         if any(_PIPE.fullmatch(each.split(".")[-1]) for each in given):
-            return True
+            return _PIPE_RUNS
         if model in given and _RUN_IT.search(last):
-            return True
-    return False
+            return _MAY_RUN
+    return ""

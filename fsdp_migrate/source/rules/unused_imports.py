@@ -24,7 +24,7 @@ CODES = ("FM310", "FM317", "FM329")
 
 _GOES = "removed: nothing uses it any more"
 _STAYS = "stays: nothing here uses it, but others may import it from here"
-_FORMER = "no torch that has FSDP2 has this module: take the import out, nothing here uses it."
+_FORMER = "no torch that has FSDP2 has this module: take `{}` out of the import, nothing here uses it."
 
 
 def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
@@ -50,7 +50,7 @@ def _of_left(source: Source, binding: Binding, name: str, fsdp1: str, *, is_used
         becomes = f"{catalog.SIZE_POLICY}, what torch calls it since 1.12"
         yield Found("FM310", alias, becomes, "rewritten", (Replace(alias, _of_today),))
     elif not is_used and not is_tried and _is_former(binding.node):
-        yield Found("FM317", alias or binding.node, _FORMER, "commented")
+        yield Found("FM317", alias or binding.node, _FORMER.format(name), "commented", is_of_its_own=True)
     elif not is_used:
         yield Found("FM329", alias or binding.node, _STAYS, "kept")
 

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from fsdp_migrate.source import scan_source
 from tests.source.samples import codes
 
 
@@ -91,3 +92,28 @@ def test_a_state_that_each_sharded_model_has_set() -> None:
     # Of other ranks it is None, and sharded.
     assert "FM333" in _found(f"{_MIXED}{check.format(' and rank == 0')}{rest}")
     assert "FM333" in _found(f"{_MIXED}{check.format('')}save(state or model.state_dict())\n")
+
+
+SETUP = """\
+class Trainer:
+    def setup(self):
+        {first}
+        self.ema = copy.deepcopy(self.net)
+        {then}
+
+    def shard(self):
+        self.net = FSDP(self.net)
+"""
+
+
+def test_what_stands_before_the_call_of_the_method_that_wraps() -> None:
+    header = "import copy\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n\n\n"
+
+    def found(first: str, then: str, more: str = "") -> set[str]:
+        uses = scan_source(header + SETUP.format(first=first, then=then) + more)
+        return {use.code for use in uses if use.action == "commented"}
+
+    assert found("pass", "self.shard()") == set()
+    assert found("self.shard()", "pass") == {"FM323"}
+    assert found("pass", "pass") == {"FM323"}
+    assert found("pass", "self.shard()", "\n    def again(self):\n        self.shard()\n") == {"FM323"}

@@ -186,6 +186,26 @@ def test_methods_of_one_class_ask_the_same_switch() -> None:
     assert 'torch.save(self.net.state_dict(), "A")' in plain_alone
 
 
+def test_what_was_found_to_be_no_module_is_no_model() -> None:
+    ask = "        return x.state_dict()\n"
+    checks = ("not isinstance(x, torch.nn.Module)", "isinstance(x, torch.optim.Optimizer)")
+    bodies = [f"def f{n}(x: FSDP):\n    if {check}:\n{ask}" for n, check in enumerate(checks)]
+    assert turned("\n\n".join(bodies)).count(ask) == 2
+    other = "\n\n".join(bodies).replace("not ", "").replace("torch.optim.Optimizer", "torch.nn.Linear")
+    assert ask not in turned(other)
+
+
+def test_a_switch_that_is_ddps_by_its_name() -> None:
+    body = "def save(net: FSDP, cfg):\n    if cfg.enable_ddp:\n        net = net.module\n    return net.f()\n"
+    assert turned(body) == body.replace("FSDP,", "FSDPModule,")
+    # By such a switch some say that there are several ranks.
+    for wraps in ("FSDP(net)", "wrap(net)"):
+        both = (
+            f"{body}\n\ndef make(net, cfg):\n    if cfg.enable_ddp:\n        net = {wraps}\n    return net\n"
+        )
+        assert "        net = net.module\n" not in turned(both)
+
+
 def test_switches_by_their_names() -> None:
     switches = ("cfg.fsdp.use", "fsdp_config.enabled", "is_distributed", "torch.distributed.is_initialized()")
     body = "def f{}(net: FSDP, cfg, fsdp_config, is_distributed):\n{}"

@@ -27,6 +27,8 @@ CHECK = "def is_fsdp(x):\n    return isinstance(x, FSDP)\n\n\n"
 @pytest.mark.parametrize(
     "body",
     [
+        "def f(self, x):\n    self.assertIsInstance(x, FSDP, 'text')\n    return x.sharding_strategy\n",
+        "def f(self, x):\n    self.assertTrue(isinstance(x, FSDP))\n    return x.sharding_strategy\n",
         "def f(x):\n    if isinstance(x, FSDP):\n        return x._handle\n",
         "def f(x):\n    if not isinstance(x, FSDP):\n        return None\n    return x._handle\n",
         "def f(x):\n    assert isinstance(x, FSDP)\n    return x._handle\n",
@@ -268,6 +270,14 @@ def test_another_name_of_the_class_with_its_kind_written_beside_it() -> None:
 def test_where_a_model_is_ddps_it_is_not_fsdp1s(check: str) -> None:
     body = f"def f(m: FSDP):\n    if {check}:\n        m = m.module\n    return m\n"
     assert "        m = m.module\n" in turned(body)
+
+
+def test_what_a_test_asserts_to_be_of_a_class_of_the_projects_own() -> None:
+    own = "class CustomFSDP(torch.nn.Module):\n    pass\n\n\n"
+    asked = "    print(m._fsdp_wrapped_module)\n"
+    body = f"def test(self, m):\n    self.assertIsInstance(m, CustomFSDP)\n{asked}"
+    assert "FM317" not in dict(codes(own + body))
+    assert "FM317" in dict(codes(f"{own}def test(self, m):\n    self.assertIsNotNone(m)\n{asked}"))
 
 
 def test_where_it_may_be_either_it_may_be_fsdp1s() -> None:

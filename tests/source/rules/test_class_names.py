@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import codes
+from tests.source.samples import IMPORTS, codes
 
 
 pytestmark = pytest.mark.any_torch
@@ -18,6 +18,26 @@ def find(module, name):
 
 
 """
+
+
+SHARDS = """\
+def shard(model, every, kinds, names):
+    for m in model.modules():
+        if every:
+            fully_shard(m)
+        elif isinstance(m, kinds) or type(m).__name__ in names:
+            fully_shard(m)
+
+
+shard(FSDP(net), False, (Block,), [])
+"""
+
+
+def test_what_chooses_modules_for_fsdp2_is_neither_fsdp1s_nor_wrong() -> None:
+    header = f"{IMPORTS}from torch.distributed.fsdp import fully_shard\n\n"
+    assert {code for code, action in codes(SHARDS, header) if action == "commented"} == set()
+    other = SHARDS.replace("names:\n            fully_shard(m)", "names:\n            count(m)")
+    assert "commented" in {action for _, action in codes(other, header)}
 
 
 @pytest.mark.parametrize(

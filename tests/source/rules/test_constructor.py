@@ -82,6 +82,25 @@ TURNED = [
 ]
 
 
+MODELS = """\
+def main(build):
+    net, ema = build(), {made}
+    model = FSDP(net)
+    ema = [FSDP(each) for each in ema]
+    return {used}
+"""
+
+
+def test_models_of_a_list_are_none_inside_another() -> None:
+    made = MODELS.replace("net, ema = build(), {made}", "net = build()\n    ema = {made}")
+    for wrapped in ("FSDP(each) for each in ema", "FSDP(ema[i]) for i in range(2)"):
+        own = made.replace("FSDP(each) for each in ema", wrapped)
+        after = turned(own.format(made="[build() for _ in range(2)]", used="model, ema"))
+        assert after.count("prepare_fully_shard(") == 2, wrapped
+        for layers in (("net.layers", "model"), ("[build()]", "torch.nn.Sequential(*ema)")):
+            assert "FM303" in turned(own.format(made=layers[0], used=layers[1])), (wrapped, layers)
+
+
 @pytest.mark.parametrize(("before", "after"), TURNED)
 def test_calls_are_turned_with_the_same_arguments(before: str, after: str) -> None:
     assert plain(before) == after

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.any_torch
 
 HEADER = f"{IMPORTS}import torch.distributed as dist\n\n"
 MODEL = "m = FSDP(net)\n"
+OF_DICT = "    for n, p in {}.items():\n        dist.broadcast(p, src=0)\n"
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,9 @@ MODEL = "m = FSDP(net)\n"
         "n = sum(p.numel() for p in m.parameters())\nt = torch.tensor([n])\ndist.all_reduce(t)\n",
         "grads = [p.grad for p in m.parameters()]\nx = torch.nn.utils.get_total_norm(grads)\n",
         "grads = [p.grad for p in m.parameters()]\nx = torch.nn.utils.clip_grad.get_total_norm(grads)\n",
+        f"for _, k in m.named_modules():\n    ps = dict(k._parameters.items())\n{OF_DICT.format('ps')}",
+        f"ks = m.modules()\nfor k in ks:\n{OF_DICT.format('k._parameters')}",
+        "for k in m.children():\n    for p in k.parameters(False):\n        dist.all_reduce(p.grad)\n",
         "for p in m.parameters():\n    h.update(p.data.cpu().numpy().tobytes())\n",
         "seen = {p.data_ptr() for p in m.parameters()}\n",
         "import numpy as np\nx = [np.asarray(p.detach().cpu()) for p in m.parameters()]\n",
@@ -74,6 +78,7 @@ def test_what_was_of_one_rank_is_said(body: str) -> None:
         "loss = f(m)\ndist.all_reduce(loss)\n",
         "m2 = net3\nx = world_size * sum(p.numel() for p in net3.parameters())\nnet3 = FSDP(net3)\n",
         "g = m.clip_grad_norm_(1.0)\ndist.all_reduce(g)\n",
+        f"for k in other.modules():\n{OF_DICT.format('k._parameters')}",
         "for p in m.parameters():\n    x = p.to_local().cpu().numpy()\n",
         "def plain(t):\n    return t.cpu().numpy()\nx = plain(loss)\n",
         "gs = []\nfor p in m.parameters():\n    gs.append(p.grad.to_local())\nx = torch.cat(gs)\n",
@@ -258,3 +263,28 @@ def test_a_norm_of_parameters_that_were_gathered_by_hand() -> None:
     assert "FM423" not in dict(codes(f"{GATHERED}{MODEL}clip(other, None)\n", HEADER))
     plain = GATHERED.replace("p.grad.pow", "p.grad.to_local().pow")
     assert "FM423" not in dict(codes(f"{plain}{MODEL}clip(m, None)\n", HEADER))
+
+
+PARTS = """\
+class Meta(torch.nn.Module):
+    def prepare(self):
+        for k in self.student:
+            self.student[k] = FSDP(self.student[k])
+        {last}
+        for p in self.{asked}.parameters():
+            torch.distributed.broadcast(p.data, src=0)
+        self.{asked}.save_pretrained("x")
+        print(self.{asked}.head.weight.grad)
+"""
+
+
+def test_a_part_beside_those_that_are_wrapped_is_plain() -> None:
+    said = {
+        asked: {
+            code for code, action in codes(PARTS.format(asked=asked, last="pass")) if action == "commented"
+        }
+        for asked in ("oracle", "student")
+    }
+    assert said == {"oracle": {"FM303"}, "student": {"FM303", "FM333", "FM423"}}
+    whole = PARTS.replace("self", "model").format(asked="oracle", last="model = FSDP(model)")
+    assert "FM423" in dict(codes(whole))

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.source.samples import IMPORTS, codes, plain, turned
+from tests.source.samples import IMPORTS, codes, plain, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -109,6 +109,32 @@ def test_where_a_switch_is_off_nothing_is_sharded(test: str, is_plain: bool) -> 
     assert (not {"FM308", "FM425"} & {code for code, _ in found}) is is_plain
 
 
+PARTS = """\
+class Solver:
+    def load(self, saved, name):
+        part = find(self.model.module, name)
+        part.load_state_dict(saved)
+
+    def other(self, saved, name):
+        part = look(self.model, name)
+        part.load_state_dict(saved)
+
+    def save(self, name, saved, on):
+        part = find(self.model, name)
+        {asked}
+"""
+
+
+@pytest.mark.parametrize(
+    "asked", ["return isinstance(part, FSDP)", "FSDP.optim_state_dict_to_load(part, o, saved)"]
+)
+def test_the_same_part_under_a_name_in_another_method(asked: str) -> None:
+    after = turned(PARTS.format(asked=asked))
+    assert after.count("FM333 this class asks elsewhere") == 1
+    assert after.index("FM333 this class") < after.index("def other")
+    assert "FM333" not in turned(PARTS.format(asked="return isinstance(part, list)"))
+
+
 _CLIPS = "    if {0}:\n        model.clip_grad_norm_(1.0)\n    else:\n        {1}\n"
 _TORCHS = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 _HAS = "hasattr(model, 'clip_grad_norm_')"
@@ -171,6 +197,18 @@ def test_a_branch_for_ddp_and_another_class(kinds: str, *, is_said: bool) -> Non
     )
     found = {code for code, _ in codes(body)} & {"FM308", "FM315", "FM333", "FM425"}
     assert bool(found) is is_said
+
+
+@pytest.mark.parametrize("shard", ["fully_shard", "shard"])
+def test_a_branch_that_shards_by_fsdp2_itself(shard: str) -> None:
+    body = (
+        "from torch.distributed.fsdp import fully_shard\nshard = functools.partial(fully_shard, mesh=mesh)\n"
+        "def setup(model: FSDP, mode):\n"
+        f"    if mode == 2:\n        {shard}(model)\n        model.apply(init)\n"
+        "    else:\n        model.apply(init)\n    other = FSDP(net)\n"
+    )
+    found = [use for use in uses(body) if use.code in {"FM322", "FM420"} and use.rule == "model-methods"]
+    assert [use.line for use in found] == [IMPORTS.count("\n") + 8]
 
 
 def test_behind_the_return_of_what_was_sharded_the_model_is_plain() -> None:

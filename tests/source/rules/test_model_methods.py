@@ -50,7 +50,21 @@ def test_forward_of_what_may_be_another_model_gets_a_comment() -> None:
     assert ("FM448", "commented") in codes(f"{made}model.forward(x)\n")
 
 
+def test_forward_under_another_name_is_the_model() -> None:
+    assert_turned("f = model.forward\nf(x)\nf(y)\n", "f = model\nf(x)\nf(y)\n")
+    for handed_on in (
+        "call = partial(model.forward, x)",
+        "f = model.forward\nrun(f)",
+        "return model.forward",
+    ):
+        body = f"def g(model: FSDP):\n    {handed_on}\n".replace("\nrun", "\n    run")
+        assert codes(body)[-1:] == [("FM448", "commented")], handed_on
+
+
 LEFT_ALONE = [
+    "signature(model.forward)\n",
+    "print(model.forward.__name__)\n",
+    "old = model.forward\nmodel.forward = lambda x: old(x.half())\n",
     "net.forward(x)\n",
     "class Net(torch.nn.Module):\n    def f(self, x):\n        return self.forward(x), super().forward(x)\n",
     "net.apply(initialise)\n",

@@ -65,6 +65,12 @@ def test_a_class_that_no_sharded_model_is_given_to_is_left_alone() -> None:
     assert "FM445" not in {code for code, _ in codes(body)}
 
 
+FILLED = "a, b = [], []\nfor n, p in {}.named_parameters():\n    if n:\n        b.append(p)\n"
+TRIED = (
+    "try:\n    from {} import Adam as Fused\nexcept ImportError:\n    from torch.optim import Adam as Fused\n"
+)
+
+
 @pytest.mark.parametrize(
     ("made", "is_told"),
     [
@@ -75,6 +81,13 @@ def test_a_class_that_no_sharded_model_is_given_to_is_left_alone() -> None:
             True,
         ),
         ("optimizer = torch.optim.AdamW(model.parameters())\n", False),
+        (f"{FILLED.format('model')}opt = Outer([{{'params': a, 'lr': 1}}, {{'params': b}}])\n", True),
+        (f"{FILLED.format('other')}opt = Outer([{{'params': a, 'lr': 1}}, {{'params': b}}])\n", False),
+        ("some = []\nsome.extend(model.parameters())\nopt = Outer(some)\n", True),
+        ("opt = Outer(get_param_groups(model, 0.1))\n", True),
+        ("opt = Outer(get_names(model))\n", False),
+        (f"{TRIED.format('apex.optimizers')}opt = Fused(model.parameters())\n", True),
+        (f"{TRIED.format('transformers')}opt = Fused(model.parameters())\n", False),
         ("average = Outer(model.parameters())\n", False),
         ("optimizer = Outer(other.parameters())\n", False),
     ],

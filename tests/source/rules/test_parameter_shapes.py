@@ -93,3 +93,10 @@ def test_functions_of_timm_that_group_by_shape(call: str) -> None:
     )
     assert ("FM318", "commented") in codes(body)
     assert ("FM318", "commented") not in codes(body.replace("FSDP(net)", "net"))
+
+
+def test_before_the_wrapping_parameters_have_their_own_shapes() -> None:
+    marked = "for p in {}.parameters():\n    p.no_decay = p.ndim < 2\n"
+    used = "opt = torch.optim.AdamW(model.parameters())\n"
+    assert "FM318" not in dict(codes(f"{marked.format('net')}model = FSDP(net)\n{used}"))
+    assert "FM318" in dict(codes(f"model = FSDP(net)\n{marked.format('model')}{used}"))

@@ -214,3 +214,9 @@ def test_a_private_question_may_be_asked_by_way_of_something(body: str) -> None:
 )
 def test_work_that_does_not_depend_on_a_private_question(body: str) -> None:
     assert ("FM317", "commented") not in codes(body)
+
+
+def test_an_attribute_that_a_test_gives_a_mock() -> None:
+    body = "fake = {}\nfake._fsdp_wrapped_module = fake\n"
+    assert "FM317" not in dict(codes(MODEL + body.format("mock.MagicMock()")))
+    assert "FM317" in dict(codes(MODEL + body.format("Net()")))

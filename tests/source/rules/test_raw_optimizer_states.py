@@ -244,3 +244,17 @@ def test_an_optimizer_among_what_a_checkpointer_was_given(loop: str, is_said: bo
     context = "with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT):\n            "
     assert (("FM425", "commented") in codes(body.format(context, loop))) is is_said
     assert ("FM425", "commented") not in codes(body.format("", loop))
+
+
+def test_what_was_rewritten_gets_no_comment_the_next_time() -> None:
+    body = (
+        "import torch\n"
+        "def save(m: FSDP, opt):\n"
+        "    with FSDP.state_dict_type(m, StateDictType.LOCAL_STATE_DICT):\n"
+        "        torch.save(m.state_dict(), 'a')\n"
+        "    torch.save(opt.state_dict(), 'b')\n"
+        "def load(m: FSDP, opt, state):\n"
+        "    opt.load_state_dict(FSDP.optim_state_dict_to_load(m, opt, state['optim']))\n"
+    )
+    # `turned` rewrites twice, and compares.
+    assert "    opt.load_state_dict(optim_state_dict_to_load(m, opt, state['optim']))" in turned(body)

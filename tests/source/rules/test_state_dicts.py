@@ -216,6 +216,9 @@ def test_a_load_that_is_left_names_the_line_that_loads() -> None:
         '        model.load_state_dict(torch.load(path / "m.pt")["model"])\n'
     )
     assert 'load_checkpoint(path / "m.pt", model, optimizer) of fsdp_migrate' in turned(body)
+    # Of files of ranks the folder is read: one file alone has no optimizer beside it.
+    of_ranks = turned(body.replace('"m.pt"', 'f"model_rank{rank}.pt"'))
+    assert "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate" in of_ranks
 
 
 def test_what_is_moved_before_it_is_wrapped_is_a_plain_model() -> None:
@@ -295,6 +298,20 @@ def test_one_rank_alone_asks_the_inner_module_by_another_name(made: str, asked: 
     assert ("FM308", "commented") in codes(body)
     assert "    torch.save(" in turned(body)
     assert ("FM308", "rewritten") in codes(body.replace(" and is_main", ""))
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        ("rank == 0 or args.all", True),
+        ("not (rank != 0 and args.one)", True),
+        ("rank == 0 or args.use_fsdp", False),
+        ("not (rank != 0 and not is_sharded)", False),
+    ],
+)
+def test_one_rank_alone_may_be_let_in(test: str, *, is_said: bool) -> None:
+    body = f"{MODEL}raw = model.module\nif {test}:\n    torch.save(raw.state_dict(), path)\n"
+    assert (("FM308", "commented") in codes(body)) is is_said
 
 
 def test_one_rank_alone_behind_a_return() -> None:

@@ -60,6 +60,38 @@ def test_the_comment_names_what_runs(inner: str, said: str) -> None:
     assert said in turned(f"{MODEL}with FSDP.summon_full_params(model):\n    y = {inner}\n")
 
 
+INNER = """\
+class Loop:
+    def draw(self, batch):
+        return self.model.{runs}(batch)
+
+    @contextmanager
+    def whole(self):
+        with FSDP.summon_full_params(self.model):
+            yield
+
+    def step(self, batch):
+        with {context}:
+            return self.draw(batch)
+"""
+
+
+@pytest.mark.parametrize("context", ["FSDP.summon_full_params(self.model, recurse=False)", "self.whole()"])
+def test_the_model_that_runs_by_way_of_a_function_of_the_source(context: str) -> None:
+    for runs, is_said in (("generate", True), ("encode", True), ("state_dict", False)):
+        found = codes(INNER.format(context=context, runs=runs))
+        assert (("FM332", "commented") in found) is is_said, runs
+    body = "def run(net, x):\n    return net(x)\n\n\nwith FSDP.summon_full_params(m):\n    run({}, x)\n"
+    assert ("FM332", "commented") in codes(body.format("m"))
+    assert ("FM332", "commented") not in codes(body.format("other"))
+
+
+def test_a_pipeline_is_no_method_of_the_model() -> None:
+    after = turned("with FSDP.summon_full_params(self.net):\n    images = self.pipe(prompts)\n")
+    assert "where the pipeline calls it" in after
+    assert "register_forward_methods" not in after
+
+
 def test_a_model_that_is_given_to_its_own_function_is_fsdp1s_without_imports() -> None:
     body = "with self.net.summon_full_params(self.net, writeback=False) if many else nothing():\n    save()\n"
     after = turned(body, "")

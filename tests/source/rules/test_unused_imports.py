@@ -30,5 +30,8 @@ def test_imports_of_what_torch_no_longer_has_do_not_stay_as_they_are() -> None:
     assert f"{home} size_based_auto_wrap_policy as policy\n" in turned(source, header="")
     source = f"try:\n    {home} default_auto_wrap_policy\nexcept ImportError:\n    pass\n"
     assert turned(source, header="") == source
-    source = "from torch.distributed.fsdp.flatten_params_wrapper import FlatParameter\n"
-    assert [(use.code, use.action) for use in scan_source(source)] == [("FM317", "commented")]
+    source = "from torch.distributed.fsdp.flatten_params_wrapper import FlatParameter, Two, used\nused()\n"
+    after = turned(source, header="")
+    assert "take `FlatParameter` out of the import" in after
+    assert "take `Two` out of the import" in after
+    assert "`used`" not in after
