@@ -14,6 +14,8 @@ from fsdp_migrate.source.python.nodes import arguments, dotted, literal, text_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fsdp_migrate.source.python.text import Source
 
 
@@ -78,12 +80,15 @@ class Contexts:
     setters: list[Context] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        setters = []
         for call in self.source.calls:
             name = self.source.class_function(call)
             if name == "state_dict_type":
                 self.every.append(self._read(call))
             elif name == "set_state_dict_type":
-                self.setters.append(self._read_setter(call))
+                setters.append(call)
+        # What a setter decides depends on the contexts, too.
+        self.setters.extend(map(self._read_setter, setters))
 
     def around(self, node: cst.CSTNode) -> Context | None:
         """Return the innermost context that a node stands in."""
@@ -97,21 +102,43 @@ class Contexts:
 
     def settings_at(self, node: cst.CSTNode) -> Settings | None:
         """Return what a call outside of every context is told, or None where that is not known."""
-        own = self.source.index.function(node)
-        if any(c.problem is not None and self.source.index.function(c.call) is not own for c in self.every):
+        if not self._is_in_no_other(node):
             return None  # the call may run in a context that stands elsewhere
         if not self.setters:
             # What another file sets may hold here: it is not guessed.
             return None if self.source.links.types_elsewhere else DEFAULT
-        order = self.source.index.order
-        before = self.setters
-        if len(self.setters) > 1:  # each says it for what follows in its function
-            before = [
-                c
-                for c in self.setters
-                if self.source.index.function(c.call) is own and order[c.call] < order[node]
-            ]
-        return before[-1].settings if before and before[-1].problem is None else None
+        if len(self.setters) == 1:
+            return self.setters[0].settings if self.setters[0].problem is None else None
+        # Each says it for what follows in its function, or in its branch.
+        decides = self._decides(node, [each.call for each in self.setters])
+        found = next((each for each in self.setters if each.call is decides), None)
+        return found.settings if found is not None and found.problem is None else None
+
+    def _may_hold_around(self, context: Context, function: cst.CSTNode | None) -> bool:
+        """Tell whether another function may be called in a context: what is torch's calls none."""
+        if self.source.index.function(context.call) is function:
+            return False
+        inside = walk_for(context.block.body, cst.Call) if context.block is not None else None
+        return inside is None or not all(map(self._calls_nothing_here, inside))
+
+    def _calls_nothing_here(self, call: cst.Call) -> bool:
+        func = call.func
+        if isinstance(func, cst.Attribute) and func.attr.value in {"state_dict", "load_state_dict"}:
+            return True
+        names = self.source.index.qualified(func)
+        return bool(names) and all(name.startswith(("torch.", "os.")) for name in names)
+
+    def _decides(self, node: cst.CSTNode, setters: Sequence[cst.Call]) -> cst.Call | None:
+        """Return the call that certainly sets the type for a node below it, the last of several."""
+        index = self.source.index
+        above, order = set(index.ancestors(node)), index.order
+        own = index.function(node)
+        before = [c for c in setters if index.function(c) is own and order[c] < order[node]]
+        sure = [c for c in before if index.parents[index.parents[index.parents[c]]] in above]
+        if not sure:
+            return None
+        later = before[before.index(sure[-1]) + 1 :]
+        return sure[-1] if all(index.excludes(c, node) for c in later) else None
 
     def _read(self, call: cst.Call) -> Context:
         model, settings, configs, problem = self._settings(call)
@@ -134,7 +161,7 @@ class Contexts:
         # It returns what was set before: code that keeps it will set it again, where this does not follow.
         if problem is None and not isinstance(self.source.index.parents[call], cst.Expr):
             problem = "what was set before is used"
-        if problem is None and len(every) > 1 and not all(map(self._always_runs, every)):
+        if problem is None and len(every) > 1 and not self._are_decided(every, model):
             problem = "the type is set more than once"
         function = self.source.index.function(call) if len(every) > 1 else None
         inside = [
@@ -147,12 +174,40 @@ class Contexts:
             problem = "it decides what calls in other places do"
         return Context(call, model, settings, problem, configs=configs)
 
-    def _always_runs(self, call: cst.Call) -> bool:
-        """Tell whether a call is a statement of its function's own, so that what follows comes after it."""
+    def _are_decided(self, setters: Sequence[cst.Call], model: cst.BaseExpression | None) -> bool:
+        """Tell whether each call is a statement of a function, and which one holds is seen for each state.
+
+        In a branch, what follows in it comes after the call: ``if kind == "full": set(...)``.
+        """
+        blocks = [self._block(call) for call in setters]
+        if not all(type(above) in {cst.FunctionDef, cst.If, cst.Else} for above in blocks):
+            return False
+        if all(isinstance(above, cst.FunctionDef) for above in blocks):
+            return True
+        index = self.source.index
+        return model is not None and all(
+            self._decides(call, setters) is not None and self._is_in_no_other(call)
+            for call in self.source.calls
+            if self.is_state_call(call, model) and self.around(call) is None
+            if any(
+                index.function(call) is index.function(c)
+                and index.order[c] < index.order[call]
+                and not index.excludes(c, call)
+                for c in setters
+            )
+        )
+
+    def _is_in_no_other(self, node: cst.CSTNode) -> bool:
+        """Tell whether no context that stands elsewhere may hold around a node."""
+        own = self.source.index.function(node)
+        return not any(c.problem is not None and self._may_hold_around(c, own) for c in self.every)
+
+    def _block(self, call: cst.Call) -> cst.CSTNode | None:
+        """Return what a call is a statement of: a function, or a branch in one."""
         line = self.source.index.parents[self.source.index.parents[call]]
         block = self.source.index.parents.get(line)
         above = self.source.index.parents.get(block) if isinstance(block, cst.IndentedBlock) else None
-        return isinstance(above, cst.FunctionDef)
+        return above if self.source.index.function(call) is not None else None
 
     def _is_setter(self, call: cst.Call) -> bool:
         return self.source.class_function(call) == "set_state_dict_type"

@@ -46,9 +46,10 @@ _UNKNOWN = (
     "which state is asked for is not seen here: call full_optimizer_state_dict(model, optimizer) of "
     "fsdp_migrate.runtime, or sharded_state_dict(model, optimizer)['optimizer']."
 )
-_UNKNOWN_LOADED = (
-    "dcp.load reads into what this gives, and a new optimizer has no state, so that it would read none: call "
-    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate in place of the lines that load."
+_READ_INTO = (
+    "this reads into the state of an optimizer, and a new one has none, so that none would be read: call "
+    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate in place of the lines that load. If the state "
+    "was made before, this is right as it is."
 )
 _WHICH = (
     "which argument is the model is not seen here: torch 2.0 took the state first, later ones the model. "
@@ -71,6 +72,9 @@ def find(source: Source) -> Iterator[Found]:
         name = source.class_function(call)
         if name in _GETTERS:
             yield _getting(source, call, name)
+            reading = _read_into(source, call) if name != "full_optim_state_dict" else None
+            if reading is not None:
+                yield Found("FM309", reading, _READ_INTO, "commented")
         elif name in _LOADERS:
             yield _loading(source, call, name)
         elif name == "rekey_optim_state_dict":
@@ -90,8 +94,7 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
     if name == "optim_state_dict":
         settings = settings_of_call(source, call, given["model"])
         if settings is None:
-            said = _UNKNOWN_LOADED if _is_loaded_into(source, call) else _UNKNOWN
-            return Found("FM309", call, said, "commented", covers=(call.func,))
+            return Found("FM309", call, _UNKNOWN, "commented", covers=(call.func,))
         sharded = settings.kind == "sharded"
         if settings.optim_rank0 is not True:
             flags["rank0_only"] = flag(settings.optim_rank0)
@@ -111,21 +114,17 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
     return _found(source, call, _SHARDED if sharded else _FULL, build)
 
 
-def _is_loaded_into(source: Source, call: cst.Call) -> bool:
-    """Tell whether a name that holds a state is given below to torch's ``load`` of a folder."""
+def _read_into(source: Source, call: cst.Call) -> cst.Call | None:
+    """Return the call of torch's ``load`` of a folder, below, that is given the name which holds a state."""
     assign = next((each for each in source.index.ancestors(call) if isinstance(each, cst.Assign)), None)
     target: cst.BaseExpression | None = assign.targets[0].target if assign is not None else None
     target = target.value if isinstance(target, cst.Subscript) else target
     if not isinstance(target, cst.Name):
-        return False
+        return None
     order, function = source.index.order, source.index.function(call)
-    return any(
-        order[other] > order[call]
-        and source.index.function(other) is function
-        and not source.index.qualified(other.func).isdisjoint(_DCP_LOADS)
-        and any(text_of(arg.value) == target.value for arg in other.args)
-        for other in source.calls
-    )
+    below = (c for c in source.calls if order[c] > order[call] and source.index.function(c) is function)
+    loads = (c for c in below if not source.index.qualified(c.func).isdisjoint(_DCP_LOADS))
+    return next((c for c in loads if any(text_of(arg.value) == target.value for arg in c.args)), None)
 
 
 def _loading(source: Source, call: cst.Call, name: str) -> Found:

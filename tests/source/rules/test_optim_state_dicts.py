@@ -87,15 +87,15 @@ def test_comments_within_a_call_that_is_replaced_stay() -> None:
     assert turned(f"{MODEL}{body}") == PREPARED + expected
 
 
-def test_a_state_that_a_folder_is_read_into_names_what_reads_the_moments_too() -> None:
+@pytest.mark.parametrize("kind", ["kind", "StateDictType.SHARDED_STATE_DICT"])
+def test_a_state_that_a_folder_is_read_into_names_what_reads_the_moments_too(kind: str) -> None:
     """A new optimizer has no state to be read into: nothing would be read, without an error."""
     body = (
         "import torch.distributed.checkpoint as dcp\n"
         "def load(model: FSDP, opt, folder):\n"
-        "    FSDP.set_state_dict_type(model, kind)\n"
-        "    state = {'optimizer': FSDP.optim_state_dict(model, opt)}\n"
+        f"    FSDP.set_state_dict_type(model, {kind})\n"
+        "    state = {'m': model.state_dict(), 'optimizer': FSDP.optim_state_dict(model, opt)}\n"
     )
-    assert "or sharded_state_dict(model, optimizer)" in turned(f"{body}    dcp.save(state, folder)\n")
-    said = turned(f"{body}    dcp.load(state, checkpoint_id=folder)\n")
-    assert "call load_checkpoint(FOLDER, model, optimizer)" in said
-    assert "or sharded_state_dict(model, optimizer)" not in said
+    said = "call load_checkpoint(FOLDER, model, optimizer)"
+    assert said not in turned(f"{body}    dcp.save(state, folder)\n")
+    assert said in turned(f"{body}    dcp.load(state, checkpoint_id=folder)\n")

@@ -209,6 +209,43 @@ def test_every_function_that_sets_the_type_decides_for_itself() -> None:
     assert plain(inner).count("FM307") == 2
 
 
+BRANCHES = """\
+def save(model: FSDP, optim, kind):
+    if kind == "full":
+        FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(True))
+        state = model.state_dict()
+    elif kind == "sharded":
+        FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+        state = model.state_dict(), FSDP.optim_state_dict(model, optim)
+    else:
+        state = None
+"""
+LOCAL = """\
+def local(model: FSDP, file):
+    with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        {}
+"""
+
+
+def test_a_branch_that_sets_the_type_decides_for_what_follows_in_it() -> None:
+    after = plain(BRANCHES)
+    assert "FM" not in after
+    assert "set_state_dict_type" not in after
+    assert "        state = full_state_dict(model, rank0_only=False, offload_to_cpu=True)" in after
+    assert (
+        '        state = get_model_state_dict(model), sharded_state_dict(model, optim)["optimizer"]' in after
+    )
+    # Another kind of context elsewhere says nothing of it, unless it may call what is here.
+    inside = "torch.save(model.state_dict(), file)"
+    assert "set_state_dict_type" not in plain(f"import torch\n{BRANCHES}\n\n{LOCAL.format(inside)}")
+    assert plain(f"{BRANCHES}\n\n{LOCAL.format('save(model, None, 0)')}").count("FM307") == 3
+
+
+@pytest.mark.parametrize("late", ["    model.load_state_dict(state)\n", "    return model.state_dict()\n"])
+def test_what_follows_the_branches_is_decided_by_none(late: str) -> None:
+    assert plain(BRANCHES + late).count("FM307") == 2
+
+
 def test_a_load_that_is_left_names_the_line_that_loads() -> None:
     body = (
         "def load(model: FSDP, path, kind):\n"
