@@ -120,5 +120,6 @@ def _better_converted(manifest: Manifest, *, loads_itself: bool) -> list[str]:
     loader = TARGETS[manifest.framework].loader
     if loader and not loads_itself:
         found.append(f"{loader} is to load it by itself")
-    found.append("the run is started many times from it")
+    if not loads_itself:  # what is converted is the same file then
+        found.append("the run is started many times from it")
     return found

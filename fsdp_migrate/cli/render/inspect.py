@@ -152,7 +152,7 @@ def _show_loading(manifest: Manifest, *, is_better_converted: bool) -> None:
         print_text(out, advice.trainer, indent="      ", first="  ")
     if advice.by_framework is not None:
         print_text(out, advice.by_framework)
-    if is_better_converted:
+    if is_better_converted and advice.better_converted:
         print_text(out, f"Converting is still better where {', or where '.join(advice.better_converted)}.")
 
 
