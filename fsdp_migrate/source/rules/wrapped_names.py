@@ -23,6 +23,7 @@ NAME = "wrapped-names"
 CODES = ("FM316",)
 
 _NAMES = re.compile(r"_fsdp_wrapped_module|_fpw_module|_flat_param\b")
+_OF_NAMES = re.compile(r"\bnamed_|state_dict")
 _CLEAN = "stays: names are clean already, so there is nothing to take out"
 _LISTED = "stays: one of several parts that names may have, and no name has it any more"
 _MEANT = "FSDP2 puts nothing into names: no name has this part any more."
@@ -59,7 +60,32 @@ def find(source: Source) -> Iterator[Found]:
             else:
                 yield Found("FM316", node, _MEANT, "commented")
 
+    yield from (Found("FM316", each, _MEANT, "commented") for each in _short_names(source))
     yield from _class_names(source)
+
+
+def _short_names(source: Source) -> Iterator[cst.SimpleString]:
+    """Yield what is short for FSDP1's parts of names: ``"fsdp" in name``, of a model's parameters."""
+    for node in source.index.by_kind.get(cst.Comparison, ()):
+        test = cst.ensure_type(node, cst.Comparison)
+        if not isinstance(test.left, cst.SimpleString) or len(test.comparisons) != 1:
+            continue
+        operator, asked = test.comparisons[0].operator, test.comparisons[0].comparator
+        if isinstance(operator, (cst.In, cst.NotIn)) and isinstance(asked, cst.Name):
+            is_short = str(test.left.evaluated_value).strip("_.").lower() == "fsdp"
+            if is_short and _is_of_parameters(source, asked):
+                yield test.left
+
+
+def _is_of_parameters(source: Source, name: cst.Name) -> bool:
+    """Tell whether a name is one of a model's names, by the loop that it stands in."""
+    around = list(source.index.ancestors(name))
+    loops = [each if isinstance(each, cst.For) else getattr(each, "for_in", None) for each in around]
+    return any(
+        any(each.value == name.value for each in walk_for(loop.target, cst.Name))
+        for loop in loops
+        if isinstance(loop, (cst.For, cst.CompFor)) and _OF_NAMES.search(text_of(loop.iter))
+    )
 
 
 def _class_names(source: Source) -> Iterator[Found]:

@@ -96,3 +96,16 @@ def test_the_names_of_another_packages_fsdp_are_its_own(theirs: str) -> None:
     torchs = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
     assert "FM316" in {use.code for use in scan_source(torchs + theirs + name)}
     assert "FM316" in {use.code for use in scan_source(name)}
+
+
+@pytest.mark.parametrize(
+    ("loop", "is_said"),
+    [
+        ("for name, p in net.named_parameters():\n    if 'fsdp' in name:\n        continue\n", True),
+        ("kept = [k for k in net.state_dict() if '_fsdp.' not in k]\n", True),
+        ("for name in backends:\n    if 'fsdp' in name:\n        continue\n", False),
+        ("for name, p in net.named_parameters():\n    if 'fsdp' in mode:\n        continue\n", False),
+    ],
+)
+def test_a_short_word_for_what_stood_in_names(loop: str, *, is_said: bool) -> None:
+    assert (("FM316", "commented") in codes(loop)) is is_said
