@@ -20,9 +20,18 @@ from fsdp_migrate.source.python.contexts import (
     can_turn,
     names_in,
 )
+from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
-from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, literal, short, text_of
+from fsdp_migrate.source.python.nodes import (
+    arguments,
+    call as make_call,
+    dotted,
+    literal,
+    short,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
@@ -202,7 +211,20 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
 def _holds_models(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether something, as a ``ModuleDict``, has items that are sharded models."""
     kinds = (kind.partition(">") for kind in source.models.kinds(node))
-    return any(rest == "fsdp" and not step.startswith(".") for step, _, rest in kinds)
+    return not _is_before_all_wrapping(source, node) and any(
+        rest == "fsdp" and not step.startswith(".") for step, _, rest in kinds
+    )
+
+
+def _is_before_all_wrapping(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it stands in a constructor that has sharded nothing so far: other methods run later."""
+    function, order = source.index.function(node), source.index.order
+    if function is None or function.name.value != "__init__":
+        return False
+    above = [each for each in walk_for(function.body, cst.Call) if order[each] < order[node]]
+    called = [each.body for call in above for each in source.models.guards.functions(call.func)]
+    calls = (*above, *(each for body in called for each in walk_for(body, cst.Call)))
+    return not any("fsdp" in whole(source.models.kinds(each)) for each in calls)
 
 
 def _is_of_one_rank(source: Source, func: cst.Attribute) -> bool:

@@ -403,3 +403,17 @@ def test_a_state_that_is_given_in_a_dict_of_keywords(above: str, given: str, *, 
         f"def f(net, state, **kwargs):\n    m = FSDP(net)\n    {above}\n    m.save_pretrained('x', {given})\n"
     )
     assert (("FM308", "commented") in codes(body)) is is_found
+
+
+@pytest.mark.parametrize(("first", "is_said"), [("pass", False), ("self.shard()", True), ("{0}", True)])
+def test_parts_that_a_later_method_shards_are_plain_in_the_constructor(first: str, *, is_said: bool) -> None:
+    wrapping = "for k in self.parts: self.parts[k] = FSDP(self.parts[k])"
+    body = (
+        "class Arch(nn.Module):\n    def __init__(self, net, state):\n"
+        f"        self.parts = nn.ModuleDict(net)\n        {first.format(wrapping)}\n"
+        "        self.parts.load_state_dict(state)\n"
+        f"    def shard(self):\n        {wrapping}\n"
+        "    def save(self):\n        return self.parts.state_dict()\n"
+    )
+    found = [action for code, action in codes(body) if code == "FM308"]
+    assert found == ["commented"] * (1 + is_said)
