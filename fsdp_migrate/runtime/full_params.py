@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import ModelError, ModelStateError, UnsupportedFeatureError
 from fsdp_migrate.runtime.sharded import gather, is_first_rank, shard_like, show_shards, write_back
+from fsdp_migrate.torch_compat.param_groups import without_resets
 
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def summon_full_params(
     between steps. No forward of a unit may run in the context: under FSDP1 that silently damaged parameters,
     here it is an error.
 
+    The model can be moved, and a full state loaded by ``load_state_dict``; the shards stay where they are.
+
     Changes: the values of parameters (and gradients), by what is written. Leaves alone: the sharded
     parameters themselves, on which optimizers hold; buffers; parameters that are not sharded.
 
@@ -112,7 +115,8 @@ def summon_full_params(
     try:
         for item in summoned:
             _show(item, "cpu" if offload_to_cpu else None, with_grads, visible)
-        yield
+        with without_resets(model):
+            yield
     finally:
         _summoned_modules.difference_update(modules.values())
         _put_back(summoned, guards, writeback=writeback, with_grads=with_grads)

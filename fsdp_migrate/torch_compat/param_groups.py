@@ -7,6 +7,7 @@ or touches its privates. What is read here was checked on 2.6, 2.7, 2.9, 2.13 an
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from fsdp_migrate.torch_compat.whole_units import show_whole_units
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
@@ -407,6 +408,28 @@ def _groups(state: Any) -> list[Any]:
     if several is not None:
         return list(several)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+@contextmanager
+def without_resets(model: nn.Module) -> Iterator[None]:
+    """Let modules be moved, cast and loaded in a context in which whole parameters stand in for the shards.
+
+    After ``module.to()`` and ``load_state_dict`` FSDP2 takes what stands in a module for a shard, and raises
+    where it is no DTensor.
+    """
+    every = [param for state in _states(model) for group in _groups(state) for param in group.fsdp_params]
+    params = [param for param in every if "reset_sharded_param" not in vars(param)]
+    for param in params:
+        param.reset_sharded_param = _nothing
+    try:
+        yield
+    finally:
+        for param in params:
+            del param.reset_sharded_param
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _roots(model: nn.Module) -> list[Any]:

@@ -54,12 +54,6 @@ _PIPE_RUNS = (
     "take the context away, the model gathers its parameters itself where the pipeline calls it. If it does "
     "not run, call fsdp_migrate.runtime.summon_full_params."
 )
-_MOVED = (
-    "the model is moved or cast in this context, which FSDP2 does not allow: leave it where it is, and "
-    "move the tensors that are read from it; then call fsdp_migrate.runtime.summon_full_params."
-)
-_MOVES = frozenset({"bfloat16", "cpu", "cuda", "double", "float", "half", "to"})
-_MODELS = re.compile(r"(?:\w*_)?(?:model|module|net|transformer|unet)")
 # What holds a model and runs it, what runs the model that it is given, and what does not.
 _PIPE = re.compile(r"(?:\w*_)?pipe(?:line)?")
 _RUN_IT = re.compile(r"evaluat|validat|infer|predict|generat|sampl|metric|run_|test_|trace")
@@ -95,8 +89,6 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
     block = _block_of(source, call)
     if block is None:
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
-    if any(_is_moved(*each) for each in _bodies(source, block, call)):
-        return Found("FM313", call, _MOVED, "commented", covers=covers)
     said = next(filter(None, (_said_of(*each) for each in _bodies(source, block, call))), "")
     if said:
         return Found("FM332", call, said, "commented", covers=covers)
@@ -176,16 +168,6 @@ def _entered(
                 continue
             given = dict(zip(params, (text_of(arg.value) for arg in made.args), strict=False))
             yield cst.ensure_type(node, cst.With).body, given.get(model, model)
-
-
-def _is_moved(body: cst.CSTNode, model: str) -> bool:
-    """Tell whether a block moves or casts the model, or what is called one."""
-    for inner in walk_for(body, cst.Call):
-        if isinstance(inner.func, cst.Attribute) and inner.func.attr.value in _MOVES:
-            asked = dotted(inner.func.value) or ""
-            if asked == model or _MODELS.fullmatch(asked.split(".")[-1]):
-                return True
-    return False
 
 
 def _said_of(body: cst.CSTNode, model: str) -> str:

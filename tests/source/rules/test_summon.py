@@ -16,8 +16,8 @@ TURNED = [
         "with summon_full_params(model, recurse=False, writeback=False):\n    print(model.weight)\n",
     ),
     (
-        "with FSDP.summon_full_params(model):\n    x = model.weight.to('cpu')\n",
-        "with summon_full_params(model):\n    x = model.weight.to('cpu')\n",
+        "with FSDP.summon_full_params(model):\n    model = model.to('cpu')\n",
+        "with summon_full_params(model):\n    model = model.to('cpu')\n",
     ),
     (
         "with FSDP.summon_full_params(model) if whole else nothing:\n    pass\n",
@@ -42,8 +42,6 @@ COMMENTED = [
     ("with FSDP.summon_full_params(trainer.model):\n    images = trainer.pipe(prompts)\n", "FM332"),
     ("with FSDP.summon_full_params(model):\n    score = evaluate(pipe, prompts)\n", "FM332"),
     ("with FSDP.summon_full_params(model):\n    score = evaluate(model, prompts)\n", "FM332"),
-    ("with FSDP.summon_full_params(trainer.model):\n    net = net.to('cpu')\n", "FM313"),
-    ("with FSDP.summon_full_params(model):\n    model.cpu()\n", "FM313"),
     ("with torch.no_grad():\n    stack.enter_context(FSDP.summon_full_params(model))\n", "FM313"),
 ]
 
