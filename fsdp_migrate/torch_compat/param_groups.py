@@ -420,16 +420,12 @@ def without_resets(model: nn.Module) -> Iterator[None]:
     every = [param for state in _states(model) for group in _groups(state) for param in group.fsdp_params]
     params = [param for param in every if "reset_sharded_param" not in vars(param)]
     for param in params:
-        param.reset_sharded_param = _nothing
+        param.reset_sharded_param = lambda: None
     try:
         yield
     finally:
         for param in params:
             del param.reset_sharded_param
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _roots(model: nn.Module) -> list[Any]:
