@@ -12,6 +12,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import MIXED, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
+from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.contexts import (
     DEFAULT,
     Context,
@@ -91,6 +92,7 @@ _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
     "get_model_state_dict, or load_model_state_dict of fsdp_migrate.runtime, given it, on every rank."
 )
+_DDPS = "stays: it is DistributedDataParallel's model, whose state is whole, with `module.` in its names"
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
 
@@ -119,7 +121,11 @@ def _of_context(source: Source, context: Context) -> Iterator[Found]:
     yield Found("FM306", context.call, "no context is needed", "rewritten", (edit,), covers=covers)
     yield from _configs_no_more(source, context)
     for call in context.calls:
-        yield turned(source, call, context.settings)
+        model = call.func.value if isinstance(call.func, cst.Attribute) else call
+        if was_just_wrapped_by_ddp(source.index, model):
+            yield Found("FM308", call, _DDPS, "kept")
+        else:
+            yield turned(source, call, context.settings)
 
 
 def _said_of_file(source: Source, context: Context) -> str:

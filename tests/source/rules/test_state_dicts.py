@@ -417,3 +417,11 @@ def test_parts_that_a_later_method_shards_are_plain_in_the_constructor(first: st
     )
     found = [action for code, action in codes(body) if code == "FM308"]
     assert found == ["commented"] * (1 + is_said)
+
+
+def test_the_state_of_ddps_model_stays_in_a_context_of_fsdp1() -> None:
+    body = (
+        "def save(net):\n    net = torch.nn.parallel.DistributedDataParallel(net)\n"
+        f"    with FSDP.state_dict_type(net, {RANK0}):\n        return net.state_dict()\n"
+    )
+    assert turned(body).endswith("DistributedDataParallel(net)\n    return net.state_dict()\n")
