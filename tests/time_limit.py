@@ -25,11 +25,13 @@ import psutil
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from tests.quick import starts_processes
 from tools.run_lanes import end_with_descendants
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import CodeType
 
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
@@ -125,10 +127,23 @@ def pytest_handlecrashitem(report: Any) -> None:
         report.longrepr = f"{report.longrepr}\n{stack.read_text(errors='replace')}"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put files with tests that start processes first: at the end short ones fill what is left of a core."""
+    if hasattr(config, "workerinput"):
+        known: dict[CodeType, bool] = {}
+        long = {item.path for item in items if starts_processes(item, known)}
+        items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Give out files so that a process which was ended is replaced by one that gets its files."""
-    return Files(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    # By itself pytest-xdist keeps files of few tests to the end: those that take longest.
+    config.option.loadscopereorder = False
+    return Files(config, log)
 
 
 class Files(LoadFileScheduling):
