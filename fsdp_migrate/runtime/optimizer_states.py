@@ -20,6 +20,7 @@ from fsdp_migrate.findings import named
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, receive_value
 from fsdp_migrate.runtime.sharded import is_first_rank, shard_like, show_shards
 from fsdp_migrate.runtime.state_dicts import WRAPPERS, refuse_packed, sharded_state_dict, whole_value
+from fsdp_migrate.sharding.optimizers import as_list
 from fsdp_migrate.sharding.tying import parameter_names
 
 
@@ -110,7 +111,8 @@ def optim_state_dict_to_load(
     names = {param: _clean(every) for param, every in parameter_names(model).items()}
     outline = _outline_of(state, from_rank0=from_rank0)
     here = (state or {}).get("state", {}) if not from_rank0 or dist.get_rank() == 0 else None
-    groups = optimizer.param_groups if optimizer is not None else [{"params": list(names)}]
+    own_groups = [group for each in as_list(optimizer) for group in each.param_groups]
+    groups = own_groups if optimizer is not None else [{"params": list(names)}]
     own = [name for group in groups for param in group["params"] for name in names.get(param, ())]
     _refuse_strangers(outline, own)
     loaded: dict[str, Any] = {"state": {}, "param_groups": []}
