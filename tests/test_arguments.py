@@ -152,6 +152,10 @@ def test_a_wrapper_is_taken_for_the_optimizer_that_it_holds(name: str) -> None:
 
 def test_a_wrapper_that_hides_its_optimizer_is_an_error_that_names_what_is_missing() -> None:
     hidden: Any = Wrapper(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), "inside")
+    model = nn.Linear(1, 1)
+    hidden.inside.param_groups[0]["params"] = list(model.parameters())
+    state = {"state": {}, "param_groups": [{"params": ["weight", "bias"]}]}  # which asks for no state
+    assert optim_state_dict_to_load(model, hidden, state)["param_groups"][0]["params"] == [0, 1]
     for given in (hidden, [hidden]):
         with pytest.raises(OptimizerError, match="a Wrapper with `param_groups`, but without `state`"):
             as_list(given)
