@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.document.edits import Change
-from fsdp_migrate.adapters.document.nodes import Mapping, Node, Reference, effective
+from fsdp_migrate.adapters.document.nodes import Mapping, Node, Reference, effective, holds_reference
 from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
@@ -211,7 +211,7 @@ class LightningAdapter:
             if name not in POLICIES or own_policy(value) is None
         }
         fields = set(FSDP1Config.model_fields)
-        known = {name: v for name, v in values.items() if name in fields and not isinstance(v, Reference)}
+        known = {name: v for name, v in values.items() if name in fields and not holds_reference(v)}
         known.pop("device_mesh", None)
         if known.get("cpu_offload") is None and block.node is None and _word(block) == "fsdp_cpu_offload":
             known["cpu_offload"] = True
@@ -235,11 +235,13 @@ class LightningAdapter:
                 value
                 for name in ("activation_checkpointing_policy", "activation_checkpointing")
                 if is_known(value := listed(read_objects(_arguments(block).get(name))))
+                and not holds_reference(value)
                 and (name not in POLICIES or own_policy(_arguments(block)[name]) is None)
             ),
             None,
         )
         shape = read_objects(_arguments(block).get("device_mesh"))
+        shape = None if holds_reference(shape) else shape
         is_fabric = block.node is not None and _is_fabric(_target(block.node))
         if is_fabric:
             block.code = function_code(self.parse(block), checkpointing, shape)
@@ -401,12 +403,12 @@ def _hook_references(block: Block, draft: Draft) -> None:
     assert block.node is not None
     for name, entry in effective(block.node).items():
         value = read_objects(plain_values(block.node)[name])
-        if name not in _TO_HOOK or not isinstance(plain_values(block.node)[name], Reference):
+        if name not in _TO_HOOK or not holds_reference(plain_values(block.node)[name]):
             continue
         # The table kept the reference, and said so: what is done here takes the place of that.
         draft.findings[:] = [finding for finding in draft.findings if finding.subject != block.at(name)]
-        if isinstance(value, Reference):
-            text = f"{value} is not set in this file: removed, and not in the hook."
+        if holds_reference(value):
+            text = f"{_short(value)} is not set in this file: removed, and not in the hook."
             outcome = Outcome("FM346", text, "Write its value into the hook.", remove=True)
         else:
             outcome = in_hook(value, block)

@@ -162,7 +162,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "The arguments of `FSDP(...)` are known only when it runs; their names are checked then.",
         ),
         "FM303": FindingCode(
-            "refused", "FSDP inside FSDP, `wrap`, or the class as a value: must be changed by hand."
+            "refused",
+            "FSDP inside FSDP, `FSDP(*args)`, `wrap`, or the class as a value: must be changed by hand.",
         ),
         "FM304": FindingCode(
             "refused", "A subclass of `FullyShardedDataParallel`: FSDP2 has no class to derive from."

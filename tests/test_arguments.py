@@ -11,7 +11,8 @@ from torch import nn
 import fsdp_migrate
 from fsdp_migrate.adapters.document.nodes import Scalar, scalar_value
 from fsdp_migrate.checkpoint_convert import OutputOptions, SourceOptions
-from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.errors import FSDPMigrateError, OptimizerError
+from fsdp_migrate.runtime import optim_state_dict_to_load, sharded_state_dict
 from fsdp_migrate.sharding.communication import check_communication
 from fsdp_migrate.sharding.optimizers import as_list
 
@@ -124,6 +125,43 @@ def test_a_generator_of_the_users_raises_its_own_error() -> None:
     nothing: dict[str, Any] = {}
     with pytest.raises(KeyError, match="mine"):
         as_list(nothing[name] for name in ["mine"])
+
+
+class Wrapper:
+    """An optimizer by its shape alone, as projects write them: the state is that of what it holds."""
+
+    def __init__(self, optimizer: Any, name: str = "optim") -> None:
+        setattr(self, name, optimizer)
+
+    @property
+    def param_groups(self) -> Any:
+        """Show the groups of what is wrapped."""
+        return next(iter(vars(self).values())).param_groups
+
+
+@pytest.mark.parametrize("name", ["optim", "optimizer"])
+def test_a_wrapper_is_taken_for_the_optimizer_that_it_holds(name: str) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
+    wrapper: Any = Wrapper(Wrapper(optimizer, name), name)
+    assert as_list(wrapper) == as_list([wrapper]) == [optimizer]
+    state = sharded_state_dict(model, wrapper)["optimizer"]
+    assert state["param_groups"][0]["lr"] == 0.25
+    assert optim_state_dict_to_load(model, wrapper, state)["param_groups"][0]["params"] == [0, 1]
+
+
+def test_a_wrapper_that_hides_its_optimizer_is_an_error_that_names_what_is_missing() -> None:
+    hidden: Any = Wrapper(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), "inside")
+    model = nn.Linear(1, 1)
+    hidden.inside.param_groups[0]["params"] = list(model.parameters())
+    state = {"state": {}, "param_groups": [{"params": ["weight", "bias"]}]}  # which asks for no state
+    assert optim_state_dict_to_load(model, hidden, state)["param_groups"][0]["params"] == [0, 1]
+    for given in (hidden, [hidden]):
+        with pytest.raises(OptimizerError, match="a Wrapper with `param_groups`, but without `state`"):
+            as_list(given)
+    schedule: Any = torch.optim.lr_scheduler.StepLR(hidden.inside, 1)
+    with pytest.raises(FSDPMigrateError):
+        as_list(schedule)
 
 
 def test_a_number_of_5000_digits_in_a_config_stays_a_text() -> None:

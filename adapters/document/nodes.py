@@ -104,6 +104,24 @@ class Reference:
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        # Mappings and lists that hold one are shown in messages.
+        return repr(self.text)
+
+
+def holds_reference(value: object) -> bool:
+    """Tell whether a value, or anything in it, is known only elsewhere.
+
+    Example:
+        >>> holds_reference({"min_num_params": Reference("${size}")}), holds_reference(["Block"])
+        (True, False)
+    """
+    if isinstance(value, dict):
+        return any(map(holds_reference, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_reference, value))
+    return isinstance(value, Reference)
+
 
 def target(node: Node) -> Node:
     """Return the node that an alias stands for, or the node itself."""
@@ -126,8 +144,8 @@ def scalar_value(node: Scalar) -> Any:
     Example:
         >>> scalar_value(Scalar(0, 3, "yes", "yes", False)), scalar_value(Scalar(0, 3, "yes", "'yes'", True))
         (True, 'yes')
-        >>> scalar_value(Scalar(0, 7, "${size}", "${size}", False))
-        Reference(text='${size}')
+        >>> type(scalar_value(Scalar(0, 7, "${size}", "${size}", False))).__name__
+        'Reference'
     """
     if REFERENCE.search(node.value):
         return Reference(node.value)

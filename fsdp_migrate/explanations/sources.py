@@ -15,7 +15,7 @@ EXPLANATIONS = {
         "Run it once on a small model, or `fsdp-migrate plan` with the same arguments, before a long run.",
     ),
     "FM303": (
-        "Which modules are wrapped, and in what order, is decided by code: `wrap` inside `enable_wrap`, calls inside calls, or the class passed around."
+        "Which modules are wrapped, and in what order, is decided by code: `wrap` inside `enable_wrap`, calls inside calls, arguments behind `*`, or the class passed around."
         " `prepare_fully_shard` shards a whole model at once.",
         'Build the model without wrapping. Call `prepare_fully_shard(model, {"auto_wrap_policy": ...})` once, with a policy that names the classes that were'
         " wrapped; or `fully_shard` on each module, inner ones first, and the root last.",

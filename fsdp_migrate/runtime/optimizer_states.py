@@ -20,6 +20,7 @@ from fsdp_migrate.findings import named
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, receive_value
 from fsdp_migrate.runtime.sharded import is_first_rank, shard_like, show_shards
 from fsdp_migrate.runtime.state_dicts import WRAPPERS, refuse_packed, sharded_state_dict, whole_value
+from fsdp_migrate.sharding.optimizers import as_list
 from fsdp_migrate.sharding.tying import parameter_names
 
 
@@ -110,7 +111,7 @@ def optim_state_dict_to_load(
     names = {param: _clean(every) for param, every in parameter_names(model).items()}
     outline = _outline_of(state, from_rank0=from_rank0)
     here = (state or {}).get("state", {}) if not from_rank0 or dist.get_rank() == 0 else None
-    groups = optimizer.param_groups if optimizer is not None else [{"params": list(names)}]
+    groups = _groups(optimizer) if optimizer is not None else [{"params": list(names)}]
     own = [name for group in groups for param in group["params"] for name in names.get(param, ())]
     _refuse_strangers(outline, own)
     loaded: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -134,6 +135,12 @@ def optim_state_dict_to_load(
         own_settings = {key: value for key, value in group.items() if key != "params"}
         loaded["param_groups"].append({**own_settings, **settings, "params": list(range(first, number))})
     return loaded
+
+
+def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the groups of an optimizer, or of what wraps one; its own state is not asked for here."""
+    own = getattr(optimizer, "param_groups", None)
+    return own if own is not None else [group for each in as_list(optimizer) for group in each.param_groups]
 
 
 def _outline_of(state: Mapping[str, Any] | None, *, from_rank0: bool) -> OptimizerOutline:

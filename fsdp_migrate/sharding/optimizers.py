@@ -25,23 +25,57 @@ if TYPE_CHECKING:
     from fsdp_migrate.findings import Finding
 
 
+_DEEPEST_WRAPPER = 8
 _REPLACED = "_fsdp_migrate_replaced"
 _checked: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
 
 def as_list(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
-    """Return one or several optimizers as a list; what wraps one, with groups and state, is one too."""
+    """Return one or several optimizers as a list; what wraps one is taken by its shape.
+
+    What has groups and state is one itself. Of a wrapper that has no state of its own, the optimizer in its
+    ``optim`` or ``optimizer`` is taken.
+
+    Raises:
+        ConfigError: It is neither an optimizer nor several things.
+        OptimizerError: One of them is no optimizer, or shows its groups and not its state.
+    """
     if optimizers is None:
         return []
-    if hasattr(optimizers, "param_groups") and hasattr(optimizers, "state"):
-        return [cast("Optimizer", optimizers)]
+    if _is_one(optimizers) or (_steps(optimizers) and not hasattr(optimizers, "__iter__")):
+        return [_taken(optimizers)]
     check_arguments(SEVERAL, optimizers=optimizers)
-    several = list(optimizers)
-    for each in several:
-        if isinstance(each, type) or not hasattr(each, "param_groups"):
-            msg = f"`optimizers` holds {each!r:.100}; expected optimizers of torch's kind."
-            raise OptimizerError(msg)
-    return several
+    return [_taken(each) for each in cast("Iterable[Optimizer]", optimizers)]
+
+
+def _is_one(each: object) -> bool:
+    has_both = hasattr(each, "param_groups") and hasattr(each, "state")
+    return has_both and not isinstance(each, type)
+
+
+def _steps(each: object) -> bool:
+    """Tell whether something is used as an optimizer; a schedule, which holds one too, is not."""
+    is_used = hasattr(each, "param_groups") or hasattr(each, "zero_grad")
+    return is_used and not isinstance(each, (type, nn.Module))
+
+
+def _taken(each: object) -> Optimizer:
+    """Return an optimizer, out of what wraps it if need be."""
+    inner = each
+    for _ in range(_DEEPEST_WRAPPER):
+        if _is_one(inner):
+            return cast("Optimizer", inner)
+        if not _steps(inner):
+            break
+        inner = getattr(inner, "optim", None) or getattr(inner, "optimizer", None)
+    if hasattr(each, "param_groups") and not isinstance(each, type):
+        msg = (
+            f"`optimizers` has a {type(each).__name__} with `param_groups`, but without `state`, and without "
+            "an optimizer in `optim` or `optimizer`. Give the optimizer that it wraps."
+        )
+        raise OptimizerError(msg)
+    msg = f"`optimizers` holds {each!r:.100}; expected optimizers of torch's kind."
+    raise OptimizerError(msg)
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:

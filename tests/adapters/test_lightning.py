@@ -26,6 +26,7 @@ def convert(text: str, **options: Any) -> TextConversion:
     assert convert_text(done.text, **options).text == done.text
     for block in done.blocks:
         ast.parse(block.code or "")
+        assert "Reference(" not in f"{block.code} {done.findings}"
     return done
 
 
@@ -61,6 +62,10 @@ EACH_KEY: list[tuple[str, str, dict[str, Any], str]] = [
     ("checkpoint_io", "null", {}, "FM342"),
     ("precision_plugin", "null", {}, "FM342"),
     ("sharding_strategy", "${strategy}", {}, "FM346"),
+    ("auto_wrap_policy", "{min_num_params: '${size}'}", {}, "FM346"),
+    ("activation_checkpointing_policy", "['${layer}', my.Block]", {}, "FM346"),
+    ("mixed_precision", "{param_dtype: '${dtype}'}", {}, "FM346"),
+    ("device_mesh", "['${replicas}', 8]", {}, "FM346"),
     ("sharding_strategy", "${get:torch.distributed.fsdp.ShardingStrategy.FULL_SHARD}", {}, "FM355"),
 ]
 

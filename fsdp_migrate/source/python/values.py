@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _DEEPEST = 6
-_UNREAD = re.compile(r'"?\$\{(\d+)\}"?')
+_UNREAD = re.compile(r"""["']?\$\{(\d+)\}["']?""")
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _ENUMS = frozenset({"BackwardPrefetch", "ShardingStrategy", "StateDictType"})
 _DTYPE = re.compile(r"^torch\.(bfloat16|float16|float32|float64|half|float|double)$")

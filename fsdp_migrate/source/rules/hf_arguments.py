@@ -212,19 +212,32 @@ def _left(converted: Converted, values: Values, reasons: tuple[str, ...]) -> str
     file = before.get("fsdp_config")
     if isinstance(file, str) and values.expression(file) is None and not converted.is_refused:
         words = "" if after["fsdp"] == before["fsdp"] else f" Here: fsdp={python_text(after['fsdp'])}."
+        words += _of_the_word(_alone(converted, values))
         return f"{file} holds these settings: `fsdp-migrate config {file} --from hf --write`.{words}"
     if converted.is_refused:
         return said
     if reasons == (_UNKNOWN,) and isinstance(file, str):
         return f"{said} {_MEANT}"
     if isinstance(file, str):  # an expression: what is added to it does not hang on what it holds
-        alone = {name: value for name, value in before.items() if name != "fsdp_config"}
-        added = convert_settings("hf", alone, values).after.get("fsdp_config")
-        return f"{said} {_MEANT} Here: add {values.shown(python_text(added))} to it."
+        done = _alone(converted, values)
+        shown = values.shown(python_text(done.after.get("fsdp_config")))
+        return f"{said} {_MEANT} Here: add {shown} to it.{_of_the_word(done)}"
     here = f" Here: fsdp_config={values.shown(python_text(after.get('fsdp_config')))}"
     if reasons == (_UNKNOWN,):
         here += ", with False in place of True if `fsdp` says shard_grad_op"
-    return f"{said} {_MEANT}{here}.{_changing(converted)}"
+    return f"{said} {_MEANT}{here}.{_changing(converted)}{_of_the_word(converted)}"
+
+
+def _alone(converted: Converted, values: Values) -> Converted:
+    """Convert what stands beside `fsdp_config`."""
+    alone = {name: value for name, value in converted.before.items() if name != "fsdp_config"}
+    return convert_settings("hf", alone, values)
+
+
+def _of_the_word(converted: Converted) -> str:
+    """Return what is to be done about `fsdp` itself beside the dict: for hybrid_shard, and for no_shard."""
+    found = [each for each in converted.findings if each.subject == "fsdp" and each.code in SAID]
+    return "".join(f" {each.code}: {each.message} {each.hint}" for each in found if each.hint)
 
 
 def _changing(converted: Converted) -> str:

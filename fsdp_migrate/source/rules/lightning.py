@@ -261,9 +261,6 @@ def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
     held = {arg.keyword.value: values.read(arg.value) for arg in call.args if arg.keyword is not None}
     if any(arg.star or arg.keyword is None for arg in call.args):
         reasons.append(_HIDDEN)
-    for name, value in held.items():
-        if values.has_unread(value) and values.expression(value) is None:
-            reasons.append(f"`{name}` holds what is known only when this runs")
     trainer = _trainer_of(source, call)
     strategy = {"class_path": f"{package}.strategies.FSDPStrategy", "init_args": held}
     return _asked(source, _Asked(call, call, trainer, package, values, Converted({}, {}), reasons), strategy)

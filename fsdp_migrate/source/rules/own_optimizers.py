@@ -209,6 +209,8 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
             return True
         model = model_of(source.index, arg.value) or _grouped(source, arg.value)
         if model is None:
+            if _is_of_a_method(source, call, arg.value):
+                return True
             continue
         if source.models.certainty(model) is not None or _is_wrapped_later(source, call, model):
             return True
@@ -222,6 +224,22 @@ def _grouped(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | N
         return None
     models = (arg.value for arg in value.args if not arg.star)
     return next((each for each in models if source.models.certainty(each) is not None), None)
+
+
+def _is_of_a_method(source: Source, call: cst.Call, given: cst.BaseExpression) -> bool:
+    """Tell whether a model's own method made the groups: ``a, b = model.group_params_by_decay()``.
+
+    The model may be asked by the name that it has before the same function wraps it.
+    """
+    names = (each for each in walk_for(given, cst.Name) if each in source.index.scopes)
+    for name in names:
+        for binding in source.index.bindings_of(name):
+            func = binding.value.func if isinstance(binding.value, cst.Call) else None
+            if not isinstance(func, cst.Attribute) or not _GROUPS.search(func.attr.value):
+                continue
+            if source.models.certainty(func.value) is not None or _is_wrapped_later(source, call, func.value):
+                return True
+    return False
 
 
 def _made_by_methods(source: Source) -> Iterator[cst.Call]:

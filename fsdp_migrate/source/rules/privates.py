@@ -33,6 +33,11 @@ _OF_STREAMS = (
     "streams of FSDP1: FSDP2's modules have none of these names, and make their own. Take this away; where "
     "several models are to share them, torch.distributed.fsdp.share_comm_ctx([...]), if your torch has it."
 )
+_OF_PARAMETERS = (
+    "FSDP1 marked the parameters that it had flattened by this: FSDP2 marks none, so that it is never true. "
+    "A parameter of a unit is a DTensor: ask isinstance(param, torch.distributed.tensor.DTensor)."
+)
+_MARK = "_fsdp_flattened"
 _NOT_THERE = "stays: it is asked for first, and not there"
 _NAMES = frozenset({"_flat_param", "_fsdp_wrapped_module", "_handle", "_handles", "flat_param"})
 _STREAMS = frozenset(
@@ -44,6 +49,7 @@ _FSDP1S = frozenset(
         "_all_handles",
         "_exec_order_data",
         "_flat_param",
+        _MARK,
         "_fsdp_wrapped_module",
         "_fully_sharded_module_to_handle",
         "_is_flat_param",
@@ -58,6 +64,7 @@ _NO_OTHERS = frozenset(
     {
         "_exec_order_data",
         "_flat_param",
+        _MARK,
         "_fsdp_wrapped_module",
         "_fully_sharded_module_to_handle",
         "_is_flat_param",
@@ -112,6 +119,8 @@ def is_of_own_class(source: Source, name: str) -> bool:
 
 
 def _of_attribute(source: Source, node: cst.Attribute) -> Found:
+    if node.attr.value == _MARK:
+        return Found("FM317", node, _OF_PARAMETERS, "commented")
     if was_asked_for(source, node):
         return Found("FM317", node, _NOT_THERE, "kept")
     if node.attr.value in _STREAMS:
@@ -165,6 +174,8 @@ def _of_texts(source: Source, call: cst.Call, texts: set[str], telling: frozense
         shown = {each for each in shown if each.startswith("_")}  # a public one is the source's own
     if not known | shown:
         return None
+    if _MARK in known:  # also with a default: what is done with it is done for no parameter now
+        return Found("FM317", node, _OF_PARAMETERS, "commented")
     has_default = len(call.args) == _WITH_DEFAULT.get(dotted(call.func) or "")
     if dotted(call.func) == "hasattr" or has_default or _is_below_its_check(source, call):
         return Found("FM317", node, _NOT_THERE, "kept")

@@ -107,7 +107,8 @@ def test_calls_are_turned_with_the_same_arguments(before: str, after: str) -> No
 
 
 COMMENTED = [
-    ("model = FSDP(*args, **kwargs)\n", ["FM302"]),
+    ("model = FSDP(*args, **kwargs)\n", ["FM303"]),
+    ("self.module = FSDP(module, *args, **kwargs)\n", ["FM303"]),
     ("net.layers[0] = FSDP(net.layers[0])\nnet = FSDP(net)\n", ["FM303", "FM303"]),
     ("net.encoder = FSDP(net.encoder)\nnet = FSDP(net)\n", ["FM303", "FM303"]),
     ("net = torch.nn.Sequential(FSDP(a), FSDP(b))\n", ["FM303", "FM303"]),
@@ -269,7 +270,7 @@ def test_a_comment_too_says_that_a_name_may_be_anothers() -> None:
         "    else:\n        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
         "    return FSDP(net, *given)\n"
     )
-    assert "FM302 this name may stand for something other" in turned(source, header="")
+    assert "FM303 this name may stand for something other" in turned(source, header="")
 
 
 def test_two_alternatives_are_not_one_inside_the_other() -> None:

@@ -113,6 +113,19 @@ def test_a_dict_that_others_read_is_left() -> None:
     assert "used in other places too" in comments(body, HF)
 
 
+@pytest.mark.parametrize(
+    "config", ["os.path.join(HERE, 'fsdp.json')", "'fsdp.json'", "{'min_num_params': 0}"]
+)
+@pytest.mark.parametrize(
+    ("word", "said"), [("hybrid_shard", "FSDP2 shards over all ranks of all nodes"), ("full_shard", "")]
+)
+def test_what_a_word_becomes_is_said_whatever_the_dict_is(config: str, word: str, said: str) -> None:
+    body = f'class Ours(TrainingArguments):\n    fsdp: str = "{word}"\n    fsdp_config: str = {config}\n'
+    found = comments(body, HF)
+    assert said in found
+    assert ("FM355" in found) is bool(said)
+
+
 def test_defaults_of_a_class_are_said() -> None:
     body = (
         "class Ours(TrainingArguments):\n"

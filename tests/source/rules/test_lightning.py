@@ -58,6 +58,14 @@ def test_lightnings_strategy_comes_with_its_hook(strategy: str, after: str, hook
 LIT_LEFT = [
     (LIT, "devices", "FSDPStrategy()", "<number of ranks>"),
     (LIT, 8, "FSDPStrategy(auto_wrap_policy=policy)", "`auto_wrap_policy` is known only when this runs"),
+    (
+        LIT,
+        8,
+        "FSDPStrategy(auto_wrap_policy={'min_num_params': cfg.n})",
+        "Write its value into the hook. Take",
+    ),
+    (LIT, 8, "FSDPStrategy(activation_checkpointing_policy={Block, cfg.block})", "Write its value into"),
+    (LIT, 8, "FSDPStrategy(device_mesh=(cfg.replicas, 8))", "`device_mesh` is known only when this runs"),
     (LIT, 8, "FSDPStrategy(**more)", "hide arguments"),
     (LIT, 8, 'FSDPStrategy(), precision="16-mixed"', "has no 16-mixed"),
     (
@@ -78,6 +86,8 @@ def test_without_its_hook_the_strategy_stays(header: str, devices: object, strat
     found = turned(body, header="")
     assert "".join(line for line in found.splitlines(keepends=True) if "# fsdp-migrate:" not in line) == body
     assert said in found
+    assert "Reference(" not in found
+    assert "${" not in found
     assert "# fsdp-migrate:     def configure_model(self) -> None:" in found
 
 

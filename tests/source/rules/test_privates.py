@@ -70,6 +70,7 @@ _STREAMS = "{'_unshard_stream', '_default_stream'}"
         "name = '_handle'\nx = getattr(model, name)\n",
         "x = [getattr(model, a) for a in ('sharding_strategy', 'other')]\n",
         "x = getattr(model, 'sharding_strategy')\n",
+        "x = any(getattr(p, '_fsdp_flattened', False) for p in group['params'])\n",
         "net.head._pre_unshard_stream = stream\n",
     ],
 )
