@@ -405,3 +405,21 @@ def _text(node: ast.expr | None) -> str | None:
 def is_about(kinds: Collection[str]) -> bool:
     """Tell whether FSDP1's models are among what an expression may be or hold."""
     return bool({"params", f"{_MAKES}fsdp"} & set(kinds)) or has_model(kinds)
+
+
+def makes_attribute(owner: Definition, text: str) -> bool:
+    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
+    assigns = (node for node in ast.walk(owner.node) if isinstance(node, ast.Assign))
+    return any(
+        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
+        for each in assigns
+    )
+
+
+def node_of(text: str) -> ast.expr:
+    """Return the node of a dotted name, as if it stood on the first line."""
+    first, *rest = text.split(".")
+    node: ast.expr = ast.Name(first, ast.Load(), lineno=1)
+    for name in rest:
+        node = ast.Attribute(node, name, ast.Load(), lineno=1)
+    return node
