@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
+from fsdp_migrate.source.project_scopes import Renamed
 from fsdp_migrate.source.python.held import (
     EACH,
     ITEM,
@@ -36,6 +37,7 @@ from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL,
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from fsdp_migrate.source.project import Module
     from fsdp_migrate.source.project_scopes import Scope
 
 
@@ -80,6 +82,7 @@ class ProjectKinds:
     askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
     _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
+    _renamed: dict[Module, Renamed] = field(default_factory=dict, repr=False)
 
     def kinds(self, node: ast.expr, place: Place) -> set[str]:
         """Return what an expression may be, and what it may hold."""
@@ -296,7 +299,7 @@ class ProjectKinds:
                     found |= put(str(order.index(each.arg)), kinds)
         return found
 
-    def called(self, func: ast.expr, place: Place) -> Iterator[Definition]:
+    def called(self, func: ast.expr, place: Place, depth: int = 0) -> Iterator[Definition]:
         """Yield the functions and classes of the project that an expression names."""
         text = dotted(func)
         if text is None:
@@ -320,11 +323,20 @@ class ProjectKinds:
         if definition is not None:
             yield definition
             return
+        for value, said in self._renamed_as(text, place) if depth < _DEEPEST else ():
+            if dotted(value) != text:
+                yield from self.called(value, said, depth + 1)
         start, _, last = text.rpartition(".")
         for holder, name in ((start, last), (text, "__call__")):
             for owner, _ in tuple(self.objects_in(self._of_names(holder, place))) if holder else ():
                 method = self.project.method(owner, name)
                 yield from (each for each in (method,) if each is not None)
+
+    def _renamed_as(self, text: str, place: Place) -> list[tuple[ast.expr, Place]]:
+        """Return the functions and classes that a name is another one for at a place."""
+        if place.module not in self._renamed:
+            self._renamed[place.module] = Renamed.of(place.module)
+        return self._renamed[place.module].at(text, place) if "." not in text else []
 
     def told(self, kinds: Collection[str]) -> frozenset[str]:
         """Return kinds as a source can be told them: objects in lists by what their attributes are.
