@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
@@ -82,6 +83,7 @@ class ProjectKinds:
     askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
     _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
+    _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
     _renamed: dict[Module, Renamed] = field(default_factory=dict, repr=False)
 
     def kinds(self, node: ast.expr, place: Place) -> set[str]:
@@ -148,7 +150,7 @@ class ProjectKinds:
     def text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
         """Return what a name, or an attribute of one, may be."""
         found = self._of_names(text, place)
-        if self._is_before(text, node, place):
+        if "fsdp" in found and self._is_before(text, node, place):
             found.discard("fsdp")
         if isinstance(node, ast.Attribute) and node.attr == "module" and dotted(node.value):
             inner = whole(self.text_kinds(dotted(node.value) or "", node.value, place))
@@ -192,10 +194,27 @@ class ProjectKinds:
         """Tell whether a name is used above the lines of its function that make it a model."""
         scope = f"{place.module.path}:{place.scope}"
         made = self.made.get((scope, text))
+        if not made and text.startswith("self."):
+            return self._runs_before(text, place)
         if not made or self.from_others.get((scope, text)):
             return False
         around = set(map(id, place.loops))
         return not any(line < node.lineno or around & set(map(id, loops)) for line, loops in made)
+
+    def _runs_before(self, text: str, place: Place) -> bool:
+        """Tell whether a class's constructor runs a method before those that make an attribute a model."""
+        owner, (above, _, method) = self.project.class_of(place), place.scope.rpartition(".")
+        if owner is None or above != owner.name or self.from_others.get((owner.key, text)):
+            return False
+        if any((base.key, text) in self.facts for base in self.project.bases(owner)):
+            return False
+        start = f"{owner.key}."
+        made = (key.removeprefix(start) for key, name in self.made if name == text and key.startswith(start))
+        later = frozenset(each.split(".", maxsplit=1)[0] for each in made)
+        asked = f"{owner.key}.{method}", later
+        if asked not in self._order:
+            self._order[asked] = runs_before(owner, method, later, self.project.texts.values())
+        return self._order[asked]
 
     def lookup(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name, or of an attribute of ``self``."""
