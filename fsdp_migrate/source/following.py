@@ -16,6 +16,7 @@ from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.optimizer_classes import made_beside_models, methods_by_file as optimizer_methods
+from fsdp_migrate.source.own_wrapping import sharding_parts
 from fsdp_migrate.source.project import (
     Definition,
     Module,
@@ -27,7 +28,16 @@ from fsdp_migrate.source.project import (
 )
 from fsdp_migrate.source.project_arguments import given_to
 from fsdp_migrate.source.project_fields import fields_of
-from fsdp_migrate.source.project_kinds import ANY, Fact, ProjectKinds, is_about, step_of, targets_of
+from fsdp_migrate.source.project_kinds import (
+    ANY,
+    Fact,
+    ProjectKinds,
+    is_about,
+    makes_attribute,
+    node_of,
+    step_of,
+    targets_of,
+)
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere
@@ -200,7 +210,7 @@ class _Following(ProjectKinds):
         Another class that derives from them may hold a plain model there.
         """
         for base in self.project.bases(owner) if owner is not None and "fsdp" in kinds and depth < 4 else ():
-            if not _makes(base, text):
+            if not makes_attribute(base, text):
                 own = self.project.overridden(base, owner) if owner is not None else set()
                 self.not_run[base.key] = self.not_run.get(base.key, own) & own
                 self._update(self.below, (base.key, text), {"fsdp", "other"})
@@ -420,7 +430,8 @@ class _Following(ProjectKinds):
         methods = methods_by_file(self.project, self.methods)
         makers = optimizer_methods(self.project, self.looked_at, self._models_of)
         paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, methods, makers)
-        paths.update(optimizers.classes, optimizers.names)
+        parts = sharding_parts(self, self.looked_at)
+        paths.update(optimizers.classes, optimizers.names, parts)
         wrappers = {module.path: self._wrappers(module) for module in self.looked_at}
         return {
             p: Links(
@@ -433,6 +444,7 @@ class _Following(ProjectKinds):
                 fields=self.fields_told.get(p, {}),
                 clips_itself=clips,
                 own_groups=groups,
+                shards_parts=parts.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
                 not_run=frozenset(
                     name for key, names in self.not_run.items() if key.startswith(f"{p}:") for name in names
@@ -475,24 +487,6 @@ class _Following(ProjectKinds):
                 if is_class is not is_own or not (is_own or self.lookup(text[: text.rindex(".")], place)):
                     continue
                 own = self.facts.get((key, text), set())
-                told = self.told(self.text_kinds(text, _node_of(text), place) - own)
+                told = self.told(self.text_kinds(text, node_of(text), place) - own)
                 if told:
                     yield (name, text), set(told)
-
-
-def _makes(owner: Definition, text: str) -> bool:
-    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
-    assigns = (node for node in ast.walk(owner.node) if isinstance(node, ast.Assign))
-    return any(
-        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
-        for each in assigns
-    )
-
-
-def _node_of(text: str) -> ast.expr:
-    """Return the node of a dotted name, as if it stood on the first line."""
-    first, *rest = text.split(".")
-    node: ast.expr = ast.Name(first, ast.Load(), lineno=1)
-    for name in rest:
-        node = ast.Attribute(node, name, ast.Load(), lineno=1)
-    return node

@@ -105,6 +105,8 @@ class Place:
     scope: str
     line: int = 0
     loops: tuple[ast.AST, ...] = ()
+    blocks: tuple[int, ...] = ()
+    """The blocks around it in its scope, from the outside in."""
     is_typed: bool = False
     """Whether it stands in a state dict context."""
 

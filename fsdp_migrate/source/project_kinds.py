@@ -10,9 +10,11 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
+from fsdp_migrate.source.project_scopes import Renamed
 from fsdp_migrate.source.python.held import (
     EACH,
     ITEM,
@@ -36,6 +38,7 @@ from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL,
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from fsdp_migrate.source.project import Module
     from fsdp_migrate.source.project_scopes import Scope
 
 
@@ -80,6 +83,8 @@ class ProjectKinds:
     askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
     _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
+    _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
+    _renamed: dict[Module, Renamed] = field(default_factory=dict, repr=False)
 
     def kinds(self, node: ast.expr, place: Place) -> set[str]:
         """Return what an expression may be, and what it may hold."""
@@ -145,7 +150,7 @@ class ProjectKinds:
     def text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
         """Return what a name, or an attribute of one, may be."""
         found = self._of_names(text, place)
-        if self._is_before(text, node, place):
+        if "fsdp" in found and self._is_before(text, node, place):
             found.discard("fsdp")
         if isinstance(node, ast.Attribute) and node.attr == "module" and dotted(node.value):
             inner = whole(self.text_kinds(dotted(node.value) or "", node.value, place))
@@ -189,10 +194,27 @@ class ProjectKinds:
         """Tell whether a name is used above the lines of its function that make it a model."""
         scope = f"{place.module.path}:{place.scope}"
         made = self.made.get((scope, text))
+        if not made and text.startswith("self."):
+            return self._runs_before(text, place)
         if not made or self.from_others.get((scope, text)):
             return False
         around = set(map(id, place.loops))
         return not any(line < node.lineno or around & set(map(id, loops)) for line, loops in made)
+
+    def _runs_before(self, text: str, place: Place) -> bool:
+        """Tell whether a class's constructor runs a method before those that make an attribute a model."""
+        owner, (above, _, method) = self.project.class_of(place), place.scope.rpartition(".")
+        if owner is None or above != owner.name or self.from_others.get((owner.key, text)):
+            return False
+        if any((base.key, text) in self.facts for base in self.project.bases(owner)):
+            return False
+        start = f"{owner.key}."
+        made = (key.removeprefix(start) for key, name in self.made if name == text and key.startswith(start))
+        later = frozenset(each.split(".", maxsplit=1)[0] for each in made)
+        asked = f"{owner.key}.{method}", later
+        if asked not in self._order:
+            self._order[asked] = runs_before(owner, method, later, self.project.texts.values())
+        return self._order[asked]
 
     def lookup(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name, or of an attribute of ``self``."""
@@ -296,7 +318,7 @@ class ProjectKinds:
                     found |= put(str(order.index(each.arg)), kinds)
         return found
 
-    def called(self, func: ast.expr, place: Place) -> Iterator[Definition]:
+    def called(self, func: ast.expr, place: Place, depth: int = 0) -> Iterator[Definition]:
         """Yield the functions and classes of the project that an expression names."""
         text = dotted(func)
         if text is None:
@@ -320,11 +342,20 @@ class ProjectKinds:
         if definition is not None:
             yield definition
             return
+        for value, said in self._renamed_as(text, place) if depth < _DEEPEST else ():
+            if dotted(value) != text:
+                yield from self.called(value, said, depth + 1)
         start, _, last = text.rpartition(".")
         for holder, name in ((start, last), (text, "__call__")):
             for owner, _ in tuple(self.objects_in(self._of_names(holder, place))) if holder else ():
                 method = self.project.method(owner, name)
                 yield from (each for each in (method,) if each is not None)
+
+    def _renamed_as(self, text: str, place: Place) -> list[tuple[ast.expr, Place]]:
+        """Return the functions and classes that a name is another one for at a place."""
+        if place.module not in self._renamed:
+            self._renamed[place.module] = Renamed.of(place.module)
+        return self._renamed[place.module].at(text, place) if "." not in text else []
 
     def told(self, kinds: Collection[str]) -> frozenset[str]:
         """Return kinds as a source can be told them: objects in lists by what their attributes are.
@@ -405,3 +436,21 @@ def _text(node: ast.expr | None) -> str | None:
 def is_about(kinds: Collection[str]) -> bool:
     """Tell whether FSDP1's models are among what an expression may be or hold."""
     return bool({"params", f"{_MAKES}fsdp"} & set(kinds)) or has_model(kinds)
+
+
+def makes_attribute(owner: Definition, text: str) -> bool:
+    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
+    assigns = (node for node in ast.walk(owner.node) if isinstance(node, ast.Assign))
+    return any(
+        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
+        for each in assigns
+    )
+
+
+def node_of(text: str) -> ast.expr:
+    """Return the node of a dotted name, as if it stood on the first line."""
+    first, *rest = text.split(".")
+    node: ast.expr = ast.Name(first, ast.Load(), lineno=1)
+    for name in rest:
+        node = ast.Attribute(node, name, ast.Load(), lineno=1)
+    return node

@@ -58,3 +58,33 @@ def test_a_function_that_is_given_away_and_called_with_a_model(
         (tmp_path / name).write_text(text)
     said = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("clip.py")}
     assert ("FM423" in said) is is_said
+
+
+CLIPS = "    clip_grad_norm_(model.parameters(), 1.0)\n"
+IMPORTS = "from torch.nn.utils import clip_grad_norm_\n"
+LOOPS = f"{IMPORTS}def train_a(model):\n{CLIPS}\ndef train_b(model):\n{CLIPS}\n"
+RENAMED = [
+    ("fn = train_a\n    fn(model)", 1),
+    ("fn = train_a\n    fn = train_b\n    fn(model)", 1),
+    ("fn = train_a if x else train_b\n    fn(model)", 2),
+    ("if x:\n        fn = train_a\n    else:\n        fn = train_b\n    fn(model)", 2),
+    (
+        ("if x:\n        fn = train_a\n        fn(net)\n    else:\n        fn = train_b\n        fn(model)"),
+        1,
+    ),
+    ("fn = train_a\n    again = fn\n    again(model)", 1),
+    ("fn = fn2\n    fn2 = fn\n    fn(model)", 0),
+]
+
+
+@pytest.mark.parametrize(("body", "number"), RENAMED)
+def test_a_function_that_is_called_by_another_name(tmp_path: Path, body: str, number: int) -> None:
+    main = f"def main(net, x):\n    model = FSDP(net)\n    {body}\n"
+    over = {"loops.py": LOOPS, "main.py": f"{FSDP}from loops import train_a, train_b\n{main}"}
+    for files in (over, {"main.py": f"{FSDP}{LOOPS}{main}"}):
+        folder = tmp_path / str(len(files))
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        said = [use.code for use in scan_paths([folder]).uses]
+        assert said.count("FM326") == number, files

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import last_value, renamed_as
 from fsdp_migrate.source.python.makers import makes_fsdp
 from fsdp_migrate.source.python.no_models import is_of_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 _MAX_DEPTH = 3
+_MOST_NAMES = 2
 _DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
 _ON = frozenset({"active", "enable", "enabled", "is_enabled", "on", "use"})
@@ -254,12 +255,14 @@ class Guards:
                 return True
         return False
 
-    def functions(self, func: cst.CSTNode) -> Iterator[cst.FunctionDef]:
-        """Yield the functions of this source that a call may run."""
+    def functions(self, func: cst.CSTNode, depth: int = 0) -> Iterator[cst.FunctionDef]:
+        """Yield the functions of this source that a call may run, by their own or by another name."""
         if isinstance(func, cst.Name) and func in self.index.scopes:
             for binding in self.index.scopes[func].lookup(func.value):
                 if isinstance(binding.node, cst.FunctionDef):
                     yield binding.node
+            for value in renamed_as(self.index, func) if depth < _MOST_NAMES else ():
+                yield from self.functions(value, depth + 1)
         elif isinstance(func, cst.Attribute) and dotted(func.value) in {"self", "cls"}:
             owner = self.index.class_of(func)
             for item in owner.body.body if owner is not None else ():

@@ -38,6 +38,17 @@ def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpressi
     return last.value
 
 
+def renamed_as(index: Index, name: cst.Name) -> Iterator[cst.BaseExpression]:
+    """Yield what a name is another name for here, in each branch: ``step = train if x else test``."""
+    values = [each.value for each in index.bindings_of(name) if each.index is None and each.value is not None]
+    if len(values) > 1 and (last := last_value(index, name)) is not None:
+        values = [last]
+    for value in values:
+        for part in (value.body, value.orelse) if isinstance(value, cst.IfExp) else (value,):
+            if isinstance(part, (cst.Name, cst.Attribute)) and dotted(part) != name.value:
+                yield part
+
+
 def stands_for(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.BaseExpression]:
     """Yield what a name may hold, ``.module`` left out: the values of names, and what calls here give."""
     for binding in index.scopes[name].lookup(name.value) if name in index.scopes else ():

@@ -55,6 +55,8 @@ class Links:
     """Whether a model's class of the project has a ``clip_grad_norm_`` of its own."""
     own_groups: bool = False
     """Whether a file of the project shards a model over another group than that of all ranks."""
+    shards_parts: frozenset[str] = frozenset()
+    """Modules of this file that shard parts of themselves, and that nothing in the project shards."""
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 
@@ -64,7 +66,7 @@ class Links:
     def __bool__(self) -> bool:
         """Whether anything is known."""
         known = (self.gives, self.is_given, self.names, self.optimizers, self.methods, self.hooks)
-        return self.is_trained or bool(self.optimizer_methods) or any(map(bool, known))
+        return self.is_trained or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 
 
 NOTHING = Links()

@@ -16,6 +16,7 @@ from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_wrapped_between,
     runs_at,
+    runs_later,
     was_just_wrapped_by_ddp,
 )
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
@@ -111,6 +112,8 @@ class ModelKinds:
         function, place = self.index.function(node), self.index.order[node]
         for statement in made:
             run = runs_at(self.index, statement, function)
+            if run is None and runs_later(self.index, statement, function):
+                continue
             if run is None or self.index.order[run] < place:
                 return False
             # What stands above the wrapping in the same loop comes after it in the next round.

@@ -237,6 +237,8 @@ def _is_of_a_module(source: Source, target: cst.BaseExpression) -> bool:
     owner, function = source.index.class_of(target), source.index.function(target)
     if owner is None or function is None or function.name.value != "__init__":
         return False
+    if source.index.path_of(owner) in source.links.shards_parts:
+        return False
     bases = {(dotted(base.value) or "").split(".")[-1] for base in owner.bases}
     return (dotted(target) or "").startswith("self.") and bool(bases & {"Module", "PreTrainedModel"})
 

@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.method_calls import sureness, unbound
 from fsdp_migrate.source.python.nodes import dotted, keyword, text_of, walk_for
+from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.rules.privates import is_of_another_package
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -54,6 +55,7 @@ _PIPE_RUNS = (
     "take the context away, the model gathers its parameters itself where the pipeline calls it. If it does "
     "not run, call fsdp_migrate.runtime.summon_full_params."
 )
+_MAKERS = frozenset({"from_config", "from_pretrained", "load_from_checkpoint"})
 # What holds a model and runs it, what runs the model that it is given, and what does not.
 _PIPE = re.compile(r"(?:\w*_)?pipe(?:line)?")
 _RUN_IT = re.compile(r"evaluat|validat|infer|predict|generat|sampl|metric|run_|test_|trace")
@@ -89,7 +91,7 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
     block = _block_of(source, call)
     if block is None:
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
-    said = next(filter(None, (_said_of(*each) for each in _bodies(source, block, call))), "")
+    said = next(filter(None, (_said_of(source, *each) for each in _bodies(source, block, call))), "")
     if said:
         return Found("FM332", call, said, "commented", covers=covers)
     new = source.local_name(SUMMON)
@@ -170,15 +172,15 @@ def _entered(
             yield cst.ensure_type(node, cst.With).body, given.get(model, model)
 
 
-def _said_of(body: cst.CSTNode, model: str) -> str:
+def _said_of(source: Source, body: cst.CSTNode, model: str) -> str:
     """Return what is said of a block that runs the model, or seems to; empty where it does not."""
-    method = _runs_the_model(body, model)
+    method = _runs_the_model(source, body, model)
     if method is not None:
         return _FORWARD_RUNS if method == "forward" else _RUNS.format(method) if method else _PARTS_RUN
     return _may_run_the_model(body, model)
 
 
-def _runs_the_model(body: cst.CSTNode, model: str) -> str | None:
+def _runs_the_model(source: Source, body: cst.CSTNode, model: str) -> str | None:
     """Return the method by which a context's block runs the model, or nothing where only parts of it run.
 
     FSDP2 would shard the parameters again. None if the block does not run it.
@@ -191,12 +193,38 @@ def _runs_the_model(body: cst.CSTNode, model: str) -> str | None:
         if name in {model, f"{model}.module", f"{model}.forward"}:
             found = found or "forward"
         elif last in {"forward", "generate", "sample"}:
-            return last
+            if not _is_of_a_plain_model(source, inner.func, model, body):
+                return last
         elif part and _PARTS.search(part) and not last.startswith(("get_", "named_", "set_")):
             if part == last and _METHODS.search(part):
                 return part
             found = ""
     return found
+
+
+def _is_of_a_plain_model(source: Source, func: cst.BaseExpression, model: str, body: cst.CSTNode) -> bool:
+    """Tell whether a method is one of a model of its own, made new here or before: by ``from_pretrained``."""
+    while isinstance(func, cst.Attribute):
+        func = func.value
+    if not isinstance(func, cst.Name) or func.value == model.split(".", maxsplit=1)[0]:
+        return False
+    bindings = source.index.bindings_of(func) if func in source.index.scopes else []
+    if not bindings or not all(_is_made_new(each.value, model) for each in bindings):
+        return False
+    # One that was made before may have been given to what sharded it.
+    is_given = any(isinstance(source.index.parents[each], cst.Arg) for each in source.readers(func))
+    return not is_given or all(body in set(source.index.ancestors(each.node)) for each in bindings)
+
+
+def _is_made_new(value: cst.BaseExpression | None, model: str) -> bool:
+    """Tell whether a value is a model that was just read or made, of which the sharded one is no part."""
+    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute):
+        if value.func.attr.value in _MAKERS:
+            return not any(text_of(arg.value) == model for arg in value.args)
+        if value.func.attr.value not in SAME_MODEL:
+            return False
+        value = value.func.value
+    return False
 
 
 def _may_run_the_model(body: cst.CSTNode, model: str) -> str:

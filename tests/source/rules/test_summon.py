@@ -102,3 +102,23 @@ def test_a_model_that_is_given_to_its_own_function_is_fsdp1s_without_imports() -
     assert "with summon_full_params(self.net, writeback=False) if many else nothing():\n" in after
     theirs = "from fairscale.nn import FullyShardedDataParallel as FSDP\n"
     assert "FM313" not in dict(codes(body, theirs))
+
+
+CONTEXT = "with FSDP.summon_full_params(model, rank0_only=True):\n    state = model.state_dict()\n"
+NEW = "Net.from_pretrained(None, state_dict={})"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (f"{CONTEXT}    if rank == 0:\n        hf = {NEW.format('state')}\n        hf.generate(x)\n", False),
+        (f"{CONTEXT}    hf = {NEW.format('state')}.to(0)\n    save(hf)\n    hf.generate(x)\n", False),
+        (f"hf = {NEW.format('old')}\n{CONTEXT}    hf.generate(x)\n", False),
+        (f"hf = {NEW.format('old')}\nmodel = FSDP(hf)\n{CONTEXT}    hf.generate(x)\n", True),
+        (f"{CONTEXT}    hf = model.module\n    hf.generate(x)\n", True),
+        (f"{CONTEXT}    hf = Pipeline(model)\n    hf.generate(x)\n", True),
+        (f"{CONTEXT}    self.generate(x)\n", True),
+    ],
+)
+def test_a_new_model_is_not_the_one_that_is_gathered(body: str, is_said: bool) -> None:
+    assert (("FM332", "commented") in codes(body)) is is_said

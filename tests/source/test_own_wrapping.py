@@ -1,0 +1,56 @@
+"""Modules whose constructors shard parts of them, over the files of a project."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.source.projects import FSDP, after
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.any_torch
+
+
+CLASS = (
+    f"{FSDP}from torch import nn\nclass Wrapper(nn.Module):\n    def __init__(self, module):\n"
+    "        super().__init__()\n        self.module = FSDP(module)\n"
+    "    def forward(self, x):\n        return self.module(x)\n"
+)
+IMPORT = f"{FSDP}from torch import nn\nfrom wrapper import Wrapper\n"
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "",
+        "model = Wrapper(net)\nmodel(x)\n",
+        "class Trainer:\n    def __init__(self, net):\n        self.model = Wrapper(net).to(0)\n",
+        "def build(net) -> Wrapper:\n    return Wrapper(net)\nother = FSDP(nn.Linear(2, 2))\n",
+    ],
+)
+def test_a_part_of_what_nothing_shards_is_sharded(tmp_path: Path, main: str) -> None:
+    text = after(tmp_path, {"wrapper.py": CLASS, "main.py": IMPORT + main}, "wrapper.py")
+    assert "self.module = prepare_fully_shard(module)" in text
+    assert "FM303" not in text
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "model = FSDP(Wrapper(net))\n",
+        "model = Wrapper(net)\nmodel = FSDP(model)\n",
+        "def shard(model):\n    return FSDP(model)\nshard(Wrapper(net))\n",
+        "class Net(nn.Module):\n    def __init__(self, net):\n        self.part = Wrapper(net)\n",
+        "model = nn.Sequential(Wrapper(a), Wrapper(b))\n",
+        "class Other(Wrapper):\n    pass\n",
+        "policy = {Wrapper}\n",
+        "model = Wrapper(net)\nsave(model.state_dict())\n",
+        "model = Wrapper(net)\nmodel = accelerator.prepare(model)\n",
+    ],
+)
+def test_what_may_be_sharded_as_a_whole_stays_a_wall(tmp_path: Path, main: str) -> None:
+    assert "FM303" in after(tmp_path, {"wrapper.py": CLASS, "main.py": IMPORT + main}, "wrapper.py")
