@@ -64,6 +64,8 @@ class Renamed:
         """Return what a name may be another one for at a place, and where it was said."""
         scope = place.scope
         while (scope, name) not in self.values and scope:
+            if _has_parameter(place.module, scope, name):
+                return []
             scope = scope.rpartition(".")[0]
         values = self.values.get((scope, name), [])
         if scope != place.scope:
@@ -73,6 +75,14 @@ class Renamed:
         always = [at.line for _, at in above if place.blocks[: len(at.blocks)] == at.blocks]
         after = [each for each in above if each[1].line >= max(always, default=0)]
         return after if always or not place.loops else values
+
+
+def _has_parameter(module: Module, scope: str, name: str) -> bool:
+    found = module.definitions.get(scope)
+    arguments = None if found is None or isinstance(found.node, ast.ClassDef) else found.node.args
+    return arguments is not None and any(
+        arg.arg == name for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    )
 
 
 def _collect(body: Iterable[ast.stmt], place: Place, scope: Scope | None, found: list[Scope]) -> None:

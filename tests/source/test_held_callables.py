@@ -74,6 +74,7 @@ RENAMED = [
     ),
     ("fn = train_a\n    again = fn\n    again(model)", 1),
     ("fn = fn2\n    fn2 = fn\n    fn(model)", 0),
+    ("def run(fn):\n        fn(model)\nfn = train_a", 0),
 ]
 
 
