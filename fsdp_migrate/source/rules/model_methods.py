@@ -79,7 +79,7 @@ _FUNCTIONS = {
         "FM324",
         (
             "checkpoint layers before the model is sharded: give prepare_fully_shard "
-            "activation_checkpointing=[Block], or the check_fn that stands here, which spares a second "
+            "activation_checkpointing= the classes of the layers, or a check_fn, which spares a second "
             "all-gather."
         ),
     ),

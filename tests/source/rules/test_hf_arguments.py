@@ -264,3 +264,15 @@ def test_why_a_dict_is_left_is_true_of_it() -> None:
     said = comments(taking, HF)
     assert "takes in what is known only when this runs" in said
     assert "used in other places" not in said
+
+
+def test_what_has_no_place_in_the_dict_that_is_offered_is_named() -> None:
+    held = '{"forward_prefetch": "true", "transformer_layer_cls_to_wrap": ["Block"]}'
+    body = f'kw = {{"output_dir": "x", "fsdp": "full_shard auto_wrap", "fsdp_config": {held}}}\n'
+    said = comments(f"{body}kw.pop('output_dir')\nargs = TrainingArguments(**kw)\n", HF)
+    assert "FM327" in said
+    assert "What changes: `forward_prefetch` (FM343)." in said
+    without = comments(
+        f"{body}args = TrainingArguments(**kw)\n".replace('"forward_prefetch": "true", ', ""), HF
+    )
+    assert "What changes" not in without
