@@ -11,12 +11,13 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.containers import added_to, is_slice
 from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from fsdp_migrate.source.python.model_kinds import Key
     from fsdp_migrate.source.python.text import Source
@@ -65,7 +66,7 @@ class ParameterValues:
             return is_named and self._once(node.value, self.is_many)
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
-        loops = [loop for loop in _loops(self.source, node) if _binds(loop, node.value)]
+        loops = [loop for loop in loops_around(self.source.index, node) if binds(loop, node.value)]
         if loops:
             is_of_one = any(
                 (self._goes_through(loop) and _is_value_of(loop, node.value))
@@ -198,11 +199,11 @@ class ParameterValues:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
-        for loop in _loops(self.source, node):
+        for loop in loops_around(self.source.index, node):
             over: cst.BaseExpression | None = loop.iter
             if isinstance(over, cst.Name) and over in self.source.index.scopes:
                 over = last_value(self.source.index, over)
-            func = over.func if isinstance(over, cst.Call) and _binds(loop, node.value) else None
+            func = over.func if isinstance(over, cst.Call) and binds(loop, node.value) else None
             if (
                 isinstance(func, cst.Attribute)
                 and func.attr.value in _MODULES
@@ -219,24 +220,6 @@ def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME:
         return node.func.value
     return None
-
-
-def _loops(source: Source, node: cst.Name) -> Iterator[cst.For | cst.CompFor]:
-    """Yield the loops that a place stands in, and whose targets may have given the name its value."""
-    for above in source.index.ancestors(node):
-        if isinstance(above, cst.For):
-            yield above
-        elif isinstance(above, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
-            each: cst.CompFor | None = above.for_in
-            while each is not None:
-                yield each
-                each = each.inner_for_in
-        elif isinstance(above, cst.FunctionDef):
-            return
-
-
-def _binds(loop: cst.For | cst.CompFor, name: str) -> bool:
-    return any(each.value == name for each in walk_for(loop.target, cst.Name))
 
 
 def _is_value_of(loop: cst.For | cst.CompFor, name: str) -> bool:

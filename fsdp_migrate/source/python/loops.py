@@ -42,11 +42,26 @@ def loop_of(index: Index, name: cst.Name) -> cst.For | None:
         if isinstance(above, (cst.FunctionDef, cst.ClassDef, cst.Lambda, cst.BaseComp)):
             return None
         is_in = isinstance(above, cst.For) and below is above.body
-        if is_in and isinstance(above, cst.For) and _binds(above, name.value):
+        if is_in and isinstance(above, cst.For) and binds(above, name.value):
             return above
         below = above
     return None
 
 
-def _binds(loop: cst.For, name: str) -> bool:
+def loops_around(index: Index, node: cst.CSTNode) -> Iterator[cst.For | cst.CompFor]:
+    """Yield the loops, and those of comprehensions, that a place of a function stands in."""
+    for above in index.ancestors(node):
+        if isinstance(above, cst.For):
+            yield above
+        elif isinstance(above, cst.BaseComp):
+            each: cst.CompFor | None = above.for_in
+            while each is not None:
+                yield each
+                each = each.inner_for_in
+        elif isinstance(above, cst.FunctionDef):
+            return
+
+
+def binds(loop: cst.For | cst.CompFor, name: str) -> bool:
+    """Tell whether a name is a loop's target, or a part of it."""
     return any(each.value == name for each in walk_for(loop.target, cst.Name))

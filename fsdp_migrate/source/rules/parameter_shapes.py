@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters
 from fsdp_migrate.source.uses import Found
@@ -148,10 +149,8 @@ def _is_before_wrapping(source: Source, test: cst.Comparison) -> bool:
         if order[call] > order[test] and call.args and source.models.is_constructor(call.func)
         if source.index.function(call) is function
     ]
-    for above in source.index.ancestors(test) if below else ():
-        loops: list[cst.For | cst.CompFor] = [above] if isinstance(above, cst.For) else []
-        loops += [above.for_in] if isinstance(above, cst.BaseComp) else []
-        for call in (call for loop in loops for call in walk_for(loop.iter, cst.Call)):
+    for loop in loops_around(source.index, test) if below else ():
+        for call in walk_for(loop.iter, cst.Call):
             if isinstance(call.func, cst.Attribute) and call.func.attr.value in _LISTS:
                 model = call.func.value
                 return text_of(model) in below and source.models.certainty(model) is None

@@ -52,7 +52,6 @@ _TORCH = "torch.distributed.checkpoint.state_dict"
 _GET = Need(_TORCH, "get_model_state_dict")
 _SET = Need(_TORCH, "set_model_state_dict")
 _OPTIONS = Need(_TORCH, "StateDictOptions")
-_LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 _FULL = Need("fsdp_migrate.runtime", "full_state_dict")
 _LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 

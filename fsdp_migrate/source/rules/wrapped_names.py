@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.rules.privates import asked_attribute, is_of_another_package
 from fsdp_migrate.source.uses import Found
@@ -79,13 +80,8 @@ def _short_names(source: Source) -> Iterator[cst.SimpleString]:
 
 def _is_of_parameters(source: Source, name: cst.Name) -> bool:
     """Tell whether a name is one of a model's names, by the loop that it stands in."""
-    around = list(source.index.ancestors(name))
-    loops = [each if isinstance(each, cst.For) else getattr(each, "for_in", None) for each in around]
-    return any(
-        any(each.value == name.value for each in walk_for(loop.target, cst.Name))
-        for loop in loops
-        if isinstance(loop, (cst.For, cst.CompFor)) and _OF_NAMES.search(text_of(loop.iter))
-    )
+    loops = (loop for loop in loops_around(source.index, name) if binds(loop, name.value))
+    return any(_OF_NAMES.search(text_of(loop.iter)) for loop in loops)
 
 
 def _class_names(source: Source) -> Iterator[Found]:
