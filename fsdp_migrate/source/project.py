@@ -7,7 +7,7 @@ import contextlib
 import re
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source import catalog
@@ -56,6 +56,8 @@ class Module:
     """What names are imported for, as it is written: ``..utils.wrap`` for ``from ..utils import wrap``."""
     stars: list[str] = field(default_factory=list)
     definitions: dict[str, Definition] = field(default_factory=dict)
+    scopes: list[Any] = field(default_factory=list, repr=False)
+    """What :func:`~fsdp_migrate.source.project_scopes.scopes_of` has found, as soon as it was asked."""
 
     def __post_init__(self) -> None:
         for node in ast.walk(self.tree):

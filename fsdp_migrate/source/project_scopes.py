@@ -33,9 +33,9 @@ class Scope:
 
 def scopes_of(module: Module) -> list[Scope]:
     """Return the scopes of a module, the outer ones first."""
-    found: list[Scope] = []
-    _collect(module.tree.body, Place(module, ""), None, found)
-    return found
+    if not module.scopes:
+        _collect(module.tree.body, Place(module, ""), None, module.scopes)
+    return module.scopes
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpressi
     Of a name that is assigned more than once it is the last assignment before, if that is always run.
     """
     if isinstance(node, cst.Attribute):
-        return _of_attribute(index, node)
+        values = values_set(index, node)
+        return values[0] if len(values) == 1 else None
     # What is read in the value of an assignment is what was there before it: `params = list(params)`.
     above = {node, *index.ancestors(node)}
     bindings = [each for each in index.scopes[node].lookup(node.value) if each.value not in above]
@@ -36,6 +37,15 @@ def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpressi
     if last is None or last.value is None or last.index is not None or not always_runs(index, last, node):
         return None
     return last.value
+
+
+def values_set(index: Index, node: cst.Attribute) -> list[cst.BaseExpression]:
+    """Return the values that the class around gives an attribute of its objects, ``self.model``."""
+    text, owner = dotted(node) or "", index.class_of(node)
+    if owner is None or not text.startswith("self."):
+        return []
+    assigns = (index.parents[each] for each in index.places_set(text))
+    return [a.value for a in assigns if isinstance(a, cst.Assign) and index.class_of(a) is owner]
 
 
 def renamed_as(index: Index, name: cst.Name) -> Iterator[cst.BaseExpression]:
@@ -81,16 +91,3 @@ def always_runs(index: Index, binding: Binding, node: cst.CSTNode) -> bool:
     blocks = (cst.IndentedBlock, cst.SimpleStatementSuite, cst.Module)
     block = next((a for a in index.ancestors(binding.node) if isinstance(a, blocks)), None)
     return block is not None and block in set(index.ancestors(node))
-
-
-def _of_attribute(index: Index, node: cst.Attribute) -> cst.BaseExpression | None:
-    text, owner = dotted(node), index.class_of(node)
-    if text is None or owner is None or not text.startswith("self."):
-        return None
-    values = [
-        each.value
-        for each in index.by_kind.get(cst.Assign, ())
-        if isinstance(each, cst.Assign) and index.class_of(each) is owner
-        if any(dotted(target.target) == text for target in each.targets)
-    ]
-    return values[0] if len(values) == 1 else None

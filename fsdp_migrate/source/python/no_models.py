@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fsdp_migrate.source.python.scopes import Binding, Index
 
 
@@ -55,7 +54,7 @@ def is_no_model(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
         parts = [each for each in (node.body, node.orelse) if text_of(each) != "None"]
         return bool(parts) and all(is_no_model(index, each, depth + 1) for each in parts)
     if isinstance(node, cst.Attribute):
-        values = list(_set_on_self(index, node))
+        values = [each for each in values_set(index, node) if text_of(each) != "None"]
         return bool(values) and all(is_no_model(index, each, depth + 1) for each in values)
     if not isinstance(node, cst.Name) or node not in index.scopes:
         return False
@@ -118,15 +117,3 @@ def _has_a_state_of_its_own(index: Index, node: cst.ClassDef) -> bool:
         return False
     asked = (attribute for each in states for attribute in walk_for(each.body, cst.Attribute))
     return not any(each.attr.value in _STATE or each.attr.value.endswith("_dict") for each in asked)
-
-
-def _set_on_self(index: Index, node: cst.Attribute) -> Iterator[cst.BaseExpression]:
-    """Yield the values that a class gives an attribute of its objects; of others nothing is known."""
-    text, owner = dotted(node), index.class_of(node)
-    if text is None or owner is None or not text.startswith("self."):
-        return
-    for each in index.by_kind.get(cst.Assign, ()):
-        assign = cst.ensure_type(each, cst.Assign)
-        is_its = any(dotted(target.target) == text for target in assign.targets)
-        if is_its and index.class_of(assign) is owner and text_of(assign.value) != "None":
-            yield assign.value

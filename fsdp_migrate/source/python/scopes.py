@@ -97,6 +97,7 @@ class Index:
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
     _reached: dict[cst.CSTNode, list[Binding]] = field(default_factory=dict, repr=False)
     _methods: dict[str, list[cst.Call]] | None = field(default=None, repr=False)
+    _set: dict[str, list[cst.AssignTarget]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.scope = Scope(self.module, None)
@@ -349,6 +350,17 @@ class Index:
                 if isinstance(call.func, cst.Attribute):
                     self._methods.setdefault(call.func.attr.value, []).append(call)
         return self._methods.get(name, [])
+
+    def places_set(self, text: str) -> list[cst.AssignTarget]:
+        """Return where an attribute is set by its text: ``self.model`` of whatever class."""
+        if self._set is None:
+            self._set = {}
+            for node in self.by_kind.get(cst.AssignTarget, ()):
+                target = cst.ensure_type(node, cst.AssignTarget)
+                name = dotted(target.target) if isinstance(target.target, cst.Attribute) else None
+                if name is not None:
+                    self._set.setdefault(name, []).append(target)
+        return self._set.get(text, [])
 
     def _nearest(self, node: cst.CSTNode, kind: type[NodeT]) -> NodeT | None:
         # By the type itself: asking whether something is an instance of an abstract class is slow.

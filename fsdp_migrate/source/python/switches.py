@@ -51,7 +51,6 @@ class Switches:
     index: Index
     guards: Guards
     _known: dict[cst.CSTNode, tuple[Fact, ...]] = field(default_factory=dict, repr=False)
-    _assigned: dict[str, list[cst.CSTNode]] | None = field(default=None, repr=False)
 
     def is_off(self, node: cst.CSTNode, owner: cst.CSTNode, made: Sequence[cst.CSTNode]) -> bool:
         """Tell whether each wrapping runs only with a switch that is off where an expression stands.
@@ -139,17 +138,7 @@ class Switches:
             if root.value == made_of or changes([each.node for each in scope.bindings[root.value]]):
                 return False
         texts = {each for part in walk_for(test, cst.Attribute) if (each := dotted(part)) is not None}
-        return made_of not in texts and not any(changes(self._sets(text)) for text in texts)
-
-    def _sets(self, text: str) -> Sequence[cst.CSTNode]:
-        """Return the places at which an attribute is set."""
-        if self._assigned is None:
-            self._assigned = {}
-            for target in self.index.by_kind.get(cst.AssignTarget, ()):
-                name = dotted(cst.ensure_type(target, cst.AssignTarget).target)
-                if name is not None and "." in name:
-                    self._assigned.setdefault(name, []).append(target)
-        return self._assigned.get(text, ())
+        return made_of not in texts and not any(changes(self.index.places_set(text)) for text in texts)
 
 
 def _split(test: cst.BaseExpression, *, truth: bool) -> Iterator[Fact]:

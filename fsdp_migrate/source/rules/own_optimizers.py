@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -152,7 +153,9 @@ def find(source: Source) -> Iterator[Found]:
             yield from (Found("FM446", node, _KEPT, "commented") for node in _kept(source, call, told=()))
 
 
+@functools.lru_cache(maxsize=1)
 def _given_parameters(source: Source) -> list[cst.Call]:
+    """Return the calls that are given parameters; several rules ask for those of one source."""
     return [call for call in source.calls if is_given_parameters(source, call)]
 
 
