@@ -134,7 +134,9 @@ def _start_server() -> multiprocessing.context.ForkServerContext:
     torch_needs = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "fsspec"]
     # Where they are installed: two seconds of each rank that runs Composer's Trainer.
     frameworks = ["composer", "transformers.modeling_utils"]
-    context.set_forkserver_preload([*torch_needs, *frameworks, "tests.ranks", *bodies, "tests.frozen"])
+    context.set_forkserver_preload(
+        ["tests", *torch_needs, *frameworks, "tests.ranks", *bodies, "tests.frozen"]
+    )
     # The server finds the preloaded modules on PYTHONPATH only, and keeps silent if it does not.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))

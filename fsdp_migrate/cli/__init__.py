@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -41,6 +42,8 @@ _UsageError = typer.BadParameter.__bases__[0]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with ``argv``, by default that of the process, and return the exit code."""
+    if argv is None:  # the process is the command's own; torch's import alone makes a million objects
+        gc.set_threshold(200_000, 20, 20)
     arguments = list(sys.argv[1:] if argv is None else argv)
     TYPED.set(tuple(arguments))
     try:

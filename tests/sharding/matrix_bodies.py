@@ -1,4 +1,4 @@
-"""FSDP1 against ours: every combination of strategy, precision, units, accumulation, ties and clipping."""
+"""FSDP1 against ours: every combination of strategy, precision, units, accumulation, ties; and clipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel as FSDP,
@@ -38,6 +37,7 @@ POLICIES: dict[str, Any] = {
 }
 ACCUMULATIONS = ("one microbatch", "two, each reduced", "two under no_sync")
 STEPS = 2
+"""Without clipping, which is on in one more step: clipped norms are added in another order."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Combination:
     policy: str
     accumulation: str
     tied: bool
-    clipped: bool
 
     @property
     def breaks_fsdp1(self) -> bool:
@@ -66,15 +65,14 @@ class Combination:
     def adds_in_another_order(self) -> bool:
         """Whether the same sums are made in another order.
 
-        Clipped norms are; and FSDP1's NO_SHARD all-reduces the gradients that it has with the new ones.
+        FSDP1's NO_SHARD all-reduces the gradients that it has with the new ones.
         """
-        each = self.strategy == "NO_SHARD" and self.accumulation == "two, each reduced"
-        return self.clipped or each
+        return self.strategy == "NO_SHARD" and self.accumulation == "two, each reduced"
 
 
 def combinations(strategy: str) -> list[Combination]:
     """Return the cells of a strategy; ties only with units that do not tear them, as FSDP1 needs it."""
-    cells = itertools.product(PRECISIONS, POLICIES, ACCUMULATIONS, (False, True), (False, True))
+    cells = itertools.product(PRECISIONS, POLICIES, ACCUMULATIONS, (False, True))
     every = [Combination(strategy, *cell) for cell in cells if not (cell[3] and cell[1] == "size")]
     # At 4 ranks the cells take as long as all the others: units by size in one precision.
     rare = {"size"} if "HYBRID" in strategy else set()
@@ -100,25 +98,47 @@ def _mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (2, dist.get_world_size() // 2))
 
 
-def _train(model: Any, cell: Combination, *, prepared: bool) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    parts = 1 if cell.accumulation == "one microbatch" else 2
-    losses: list[float] = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
+class _Run:
+    """A model of FSDP1, or one of ours, that is trained step by step."""
+
+    def __init__(self, cell: Combination, *, is_prepared: bool) -> None:
+        torch.manual_seed(0)
+        net = Net(tied=cell.tied)
+        self.model: Any = (
+            prepare_fully_shard(net, _arguments(cell))
+            if is_prepared
+            else FSDP(net, use_orig_params=True, **_arguments(cell))
+        )
+        self.cell = cell
+        self.is_prepared = is_prepared
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3)
+
+    def step(self, number: int, *, is_clipped: bool) -> list[float]:
+        """Make one step, and return its losses and what clipping gave."""
+        model, is_prepared = self.model, self.is_prepared
+        parts = 1 if self.cell.accumulation == "one microbatch" else 2
+        losses: list[float] = []
+        self.optimizer.zero_grad()
         for part in range(parts):
             quiet: Any = nullcontext()
-            if cell.accumulation == "two under no_sync" and part == 0:
-                quiet = no_sync(model) if prepared else model.no_sync()
+            if self.cell.accumulation == "two under no_sync" and part == 0:
+                quiet = no_sync(model) if is_prepared else model.no_sync()
             with quiet:
-                loss = loss_of(model, batch(2 * step + part, dist.get_rank())) / parts
+                loss = loss_of(model, batch(2 * number + part, dist.get_rank())) / parts
                 torch.autograd.backward(loss)
             losses.append(loss.item())
-        if cell.clipped:
-            norm = clip_grad_norm_(model, 0.2) if prepared else model.clip_grad_norm_(0.2)
+        if is_clipped:
+            norm = clip_grad_norm_(model, 0.2) if is_prepared else model.clip_grad_norm_(0.2)
             losses.append(float(norm))
-        optimizer.step()
-    return losses
+        self.optimizer.step()
+        return losses
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return them whole, each with a memory of its own."""
+        if self.is_prepared:
+            return [full(param).clone() for param in self.model.parameters()]
+        with FSDP.summon_full_params(self.model):
+            return [param.detach().clone() for param in self.model.parameters()]
 
 
 @dataclass(frozen=True)
@@ -126,31 +146,22 @@ class Difference:
     """How far a cell's runs are apart: the losses and norms, and the parameters; 0 is bit for bit."""
 
     cell: Combination
+    is_clipped: bool
     losses: float
     parameters: float
 
 
 def run_cells(strategy: str) -> list[Difference]:
-    """Train every cell of a strategy under both, and return how far apart they are."""
+    """Train every cell of a strategy under both; return how far apart they are, before a clip and after."""
     warnings.simplefilter("ignore")
     found = []
     for cell in combinations(strategy):
-        torch.manual_seed(0)
-        model: nn.Module = FSDP(Net(tied=cell.tied), use_orig_params=True, **_arguments(cell))
-        reference = _train(model, cell, prepared=False)
-        with FSDP.summon_full_params(model):
-            expected = [param.detach().clone() for param in model.parameters()]
-        torch.manual_seed(0)
-        ours = prepare_fully_shard(Net(tied=cell.tied), _arguments(cell))
-        losses = _train(ours, cell, prepared=True)
-        parameters = [full(param) for param in ours.parameters()]
-        found.append(
-            Difference(
-                cell,
-                max(abs(one - other) for one, other in zip(losses, reference, strict=True)),
-                max(
-                    (one - other).abs().max().item() for one, other in zip(parameters, expected, strict=True)
-                ),
-            )
-        )
+        theirs, ours = _Run(cell, is_prepared=False), _Run(cell, is_prepared=True)
+        for steps, is_clipped in ((range(STEPS), False), (range(STEPS, STEPS + 1), True)):
+            expected = [loss for step in steps for loss in theirs.step(step, is_clipped=is_clipped)]
+            losses = [loss for step in steps for loss in ours.step(step, is_clipped=is_clipped)]
+            apart = (abs(one - other) for one, other in zip(losses, expected, strict=True))
+            pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+            moved = max((one - other).abs().max().item() for one, other in pairs)
+            found.append(Difference(cell, is_clipped, max(apart), moved))
     return found

@@ -25,14 +25,14 @@ BOUND_OF_NO_SYNC = 5e-3
 )
 def test_every_combination_trains_as_fsdp1_does(strategy: str, world_size: int) -> None:
     for differences in run_ranks(matrix.run_cells, strategy, world_size=world_size, timeout=400):
-        assert len(differences) == len(matrix.combinations(strategy)) >= 30
+        assert len(differences) == 2 * len(matrix.combinations(strategy)) >= 30
         for difference in differences:
             cell = difference.cell
             bound = (
                 BOUND_OF_NO_SYNC
                 if cell.adds_otherwise
                 else BOUND_OF_ORDER
-                if cell.adds_in_another_order
+                if cell.adds_in_another_order or difference.is_clipped
                 else 0.0
             )
-            assert max(difference.losses, difference.parameters) <= bound, cell
+            assert max(difference.losses, difference.parameters) <= bound, difference
