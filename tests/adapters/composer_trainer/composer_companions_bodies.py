@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.rank_bodies.composer_models import make_model, make_optimizer
+from tests.rank_bodies.composer_models import hugging_face_model, make_model, make_optimizer
 from tests.rank_bodies.composer_training import _recorder, clean, float16_on_cpu, loader, prepare, whole
 
 
@@ -89,7 +89,7 @@ def model_of(kind: str) -> Any:
     if kind in {"resnet", "resnet whole"}:
         from torchvision.models.resnet import Bottleneck, ResNet
 
-        net = ResNet(Bottleneck, [2, 1, 1, 1], num_classes=4)
+        net = ResNet(Bottleneck, [2, 1, 1, 1], num_classes=4, width_per_group=8)
         for module in net.modules():
             if isinstance(module, Bottleneck) and kind == "resnet":
                 vars(module)["_fsdp_wrap"] = True
@@ -114,7 +114,6 @@ def _convolutions() -> nn.Module:
 
 
 def _bert() -> Any:
-    from composer.models import HuggingFaceModel
     from transformers import BertConfig, BertForMaskedLM
 
     sizes: dict[str, Any] = {
@@ -127,7 +126,7 @@ def _bert() -> Any:
     bert = BertForMaskedLM(BertConfig(num_hidden_layers=2, num_attention_heads=2, **sizes, **none))
     for layer in bert.bert.encoder.layer:
         vars(layer)["_fsdp_wrap"] = True
-    return HuggingFaceModel(bert, use_logits=True)
+    return hugging_face_model(bert, is_causal=False)
 
 
 def run_all(runs: list[tuple[Case, str]]) -> list[dict[str, Any]]:
