@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, read_source
@@ -32,9 +32,9 @@ def placed(found: Sequence[CheckpointFound]) -> list[CheckpointFound]:
     targets = [target_of(each.path, taken) for each in found]
     outputs = {str(Path(target)) for target in targets}
     kept = [
-        replace(each, nbytes=size_of(each.path), target=target, is_converted=Path(target).exists())
+        replace(each, **_measured(each.path), target=target, is_converted=Path(target).exists())
         for each, target in zip(found, targets, strict=True)
-        if str(Path(each.path)) not in outputs
+        if str(Path(each.path)) not in outputs and not _is_where_conversions_are(each.path)
     ]
     latest = _latest(kept)
     return [replace(each, is_latest=each.path in latest) for each in kept]
@@ -68,16 +68,31 @@ def target_of(path: str, taken: set[str]) -> str:
     return target
 
 
-def size_of(path: str) -> int:
-    """Return the bytes of a file, or of all files below a folder."""
-    if Path(path).is_file():
-        return Path(path).stat().st_size
-    return sum(
-        file.stat().st_size
-        for folder, _, names in os.walk(path)
-        for file in (Path(folder, name) for name in names)
-        if file.is_file()
+def _is_where_conversions_are(path: str) -> bool:
+    """Tell whether a folder above it has the name that :func:`target_of` gives."""
+    names = Path(path).parent.parts
+    return any(name == _CONVERTED or name.endswith(f"-{_CONVERTED}") for name in names)
+
+
+def _measured(path: str) -> dict[str, Any]:
+    """Return the bytes of a file, or of all files below a folder, and when the newest was written."""
+    files = (
+        [Path(path)]
+        if Path(path).is_file()
+        else [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     )
+    looked = [file.stat() for file in files if file.is_file()]
+    return {
+        "nbytes": sum(each.st_size for each in looked),
+        "saved": max((each.st_mtime for each in looked), default=0.0),
+    }
+
+
+def saved_since(found: Sequence[CheckpointFound], turned: float | None) -> list[CheckpointFound]:
+    """Return checkpoints, marked as FSDP2's where they were saved after FSDP1 was gone."""
+    if turned is None:
+        return list(found)
+    return [replace(each, is_fsdp2s=each.saved > turned) for each in found]
 
 
 def _latest(found: Iterable[CheckpointFound]) -> set[str]:

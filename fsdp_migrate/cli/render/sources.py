@@ -38,7 +38,7 @@ _STATES = {
     "unclear": "[yellow]not known[/]",
     "broken": "[red]cannot be read[/]",
 }
-_SHOWN = 10
+_SHOWN = 6
 _PLACES = 3
 
 
@@ -160,6 +160,8 @@ def _show_checkpoints(checkpoints: Sequence[CheckpointFound], *, everything: boo
     shown = [each for each in checkpoints if everything or each.is_latest]
     for each in shown:
         done = f", converted already: {each.target}" if each.is_converted else ""
+        if each.is_fsdp2s:
+            done = ", saved since the sources and configs were turned: FSDP2's"
         read = f", named in {', '.join(each.read_by)}" if each.read_by else ""
         text = f"{each.path}: {each.layout}, {decimal(each.nbytes)}{read}{done}"
         out.print(escape(text), soft_wrap=True)
