@@ -68,8 +68,9 @@ _FULL = (
 )
 _START = "Then start the run as before, from that checkpoint or from what it was converted to."
 _ANEW = (
-    "Compare its losses with those of an FSDP1 run that is resumed from the same checkpoint: in the middle "
-    "of an epoch Lightning starts the loader anew, under FSDP1 too."
+    "Lightning takes it as Trainer.fit(model, ckpt_path=...). Compare its losses with those of an FSDP1 run "
+    "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
+    "under FSDP1 too."
 )
 _PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
 _ELSEWHERE = (
@@ -155,7 +156,7 @@ def next_steps(
     if apart:
         steps.append(Step(f"{_TOGETHER} ({listed(apart, _PLACES)}).", ()))
     old = [each for each in checkpoints if not _is_of_model(each, models)]
-    return steps + _steps_for_checkpoints(old, models, is_run=bool(report.uses or configs or launches))
+    return steps + _steps_for_checkpoints(old, models, is_run=bool(report.num_files or configs or launches))
 
 
 def are_turned(

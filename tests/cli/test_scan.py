@@ -469,6 +469,9 @@ def test_the_last_steps_start_the_run_and_publish(
     Path("runs/exp3/step-1/meta.pt").write_bytes(b"")
     start = run_json("scan", ".")[1]["steps"][-1]
     assert "an FSDP1 run that is resumed from the same checkpoint" in start["text"]
+    # A script of Lightning's holds no FSDP1 any more once it is rewritten.
+    Path("train.py").write_text("x = 1\n")
+    assert run_json("scan", ".")[1]["steps"][-1] == start
 
 
 @pytest.mark.parametrize(
