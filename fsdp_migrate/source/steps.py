@@ -52,10 +52,6 @@ _BEFORE = (
     "NAME.fsdp1."
 )
 _COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
-_ARGUMENTS = (
-    "Leave {files} where a rewritten source, `plan` or `parity` reads {them}: prepare_fully_shard takes "
-    "FSDP1's arguments. Convert {them} with `fsdp-migrate config` for code that calls fully_shard itself."
-)
 _INSPECT = (
     "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
     "that loads it."
@@ -150,8 +146,7 @@ def next_steps(
         stops = what_they_stop(use.code for use in left)
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
-    kept = [each for each in configs if each not in converted] if rewrites or left else []
-    steps += _steps_for_configs(converted, kept)
+    steps += _steps_for_configs(converted)
     steps += _steps_for_launches(launches, configs)
     if apart:
         steps.append(Step(f"{_TOGETHER} ({listed(apart, _PLACES)}).", ()))
@@ -267,8 +262,7 @@ def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
     )
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound], kept: Sequence[ConfigFound]) -> list[Step]:
-    """Return what to do with configs; ``kept`` hold arguments that rewritten sources may read."""
+def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     steps = []
     changing = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs if each.state == "changes"
@@ -276,9 +270,6 @@ def _steps_for_configs(configs: Sequence[ConfigFound], kept: Sequence[ConfigFoun
     if changing:
         text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
         steps.append(Step(text, changing))
-    if kept:
-        files = listed([each.path for each in kept], _PLACES)
-        steps.append(Step(_ARGUMENTS.format(files=files, them="it" if len(kept) == 1 else "them"), ()))
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs

@@ -93,7 +93,10 @@ def test_the_steps_stand_in_order_with_commands_that_run(
 
 
 def test_what_is_written_is_not_to_be_written_again(
-    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What got its comment is left to people; plain arguments stay as a rewritten source reads them."""
     monkeypatch.chdir(tmp_path)
@@ -105,7 +108,9 @@ def test_what_is_written_is_not_to_be_written_again(
     first = [step["text"] for step in document["steps"]]
     assert first[3] == "Look at the changes to the sources, and write them: 1 use in 1 file."
     assert "Do it before" not in first[2]
-    assert any(text.startswith("Leave fsdp.yaml where") for text in first)
+    assert not any("fsdp.yaml" in text for text in first)  # to leave a file is no step
+    assert main(["scan", "."]) == 0
+    assert "fsdp.yaml: torch: FSDP1's arguments: stay where" in capsys.readouterr().out
     assert main(["rewrite", ".", "--write"]) == 0
     _, document = run_json("scan", ".")
     assert document["steps"][3]["text"].startswith(
