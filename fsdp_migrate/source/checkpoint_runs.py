@@ -26,15 +26,27 @@ _SHORTEST_NAME = 4
 _MOST_PLACES = 5
 
 
-def placed(found: Sequence[CheckpointFound]) -> list[CheckpointFound]:
-    """Return checkpoints with sizes, targets and runs; what is the conversion of another is left out."""
+def placed(found: Sequence[CheckpointFound], roots: Iterable[str | Path] = ()) -> list[CheckpointFound]:
+    """Return checkpoints with sizes, targets and runs; what is the conversion of another is left out.
+
+    Args:
+        found: The checkpoints.
+        roots: What was looked through. The names of folders below tell where conversions were put.
+    """
+    tops = [Path(root) for root in roots]
     taken: set[str] = set()
     targets = [target_of(each.path, taken) for each in found]
     outputs = {str(Path(target)) for target in targets}
     kept = [
-        replace(each, **_measured(each.path), target=target, is_converted=Path(target).exists())
+        replace(
+            each,
+            **_measured(each.path),
+            target=target,
+            is_converted=Path(target).exists(),
+            is_fsdp2s=_is_where_conversions_are(each.path, tops),
+        )
         for each, target in zip(found, targets, strict=True)
-        if str(Path(each.path)) not in outputs and not _is_where_conversions_are(each.path)
+        if str(Path(each.path)) not in outputs
     ]
     latest = _latest(kept)
     return [replace(each, is_latest=each.path in latest) for each in kept]
@@ -68,9 +80,10 @@ def target_of(path: str, taken: set[str]) -> str:
     return target
 
 
-def _is_where_conversions_are(path: str) -> bool:
-    """Tell whether a folder above it has the name that :func:`target_of` gives."""
-    names = Path(path).parent.parts
+def _is_where_conversions_are(path: str, roots: Iterable[Path]) -> bool:
+    """Tell whether a folder above it, below what was looked through, has the name that a target has."""
+    below = (Path(path).relative_to(root) for root in roots if Path(path).is_relative_to(root))
+    names = {name for each in below for name in each.parent.parts}
     return any(name == _CONVERTED or name.endswith(f"-{_CONVERTED}") for name in names)
 
 
@@ -92,7 +105,7 @@ def saved_since(found: Sequence[CheckpointFound], turned: float | None) -> list[
     """Return checkpoints, marked as FSDP2's where they were saved after FSDP1 was gone."""
     if turned is None:
         return list(found)
-    return [replace(each, is_fsdp2s=each.saved > turned) for each in found]
+    return [replace(each, is_fsdp2s=each.is_fsdp2s or each.saved > turned) for each in found]
 
 
 def _latest(found: Iterable[CheckpointFound]) -> set[str]:

@@ -97,7 +97,7 @@ class CheckpointFound:
         is_latest: Whether none of the same run is newer.
         is_lightnings: Whether Lightning's Trainer saved it.
         saved: When it was saved last, in seconds.
-        is_fsdp2s: Whether it was saved after FSDP1 was gone from the sources and configs.
+        is_fsdp2s: Whether it was saved after FSDP1 was gone from the sources and configs, or converted.
     """
 
     path: str
@@ -261,12 +261,11 @@ def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[Checkpoint
     """
     from fsdp_migrate.source.checkpoint_runs import placed
 
+    roots = list(map(Path, paths))
     found = {
-        each.path: each
-        for path in map(Path, paths)
-        for each in (_below(path) if path.is_dir() else _of_file(path))
+        each.path: each for path in roots for each in (_below(path) if path.is_dir() else _of_file(path))
     }
-    return placed([found[path] for path in sorted(found)])
+    return placed([found[path] for path in sorted(found)], roots)
 
 
 def _below(root: Path) -> Iterator[CheckpointFound]:

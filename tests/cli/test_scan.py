@@ -430,6 +430,7 @@ def test_what_the_migrated_run_has_saved_needs_nothing(
         os.utime(name, (time, time))
     _, document = run_json("scan", ".")
     assert {each["path"]: each["is_fsdp2s"] for each in document["checkpoints"]} == {
+        "fsdp2/gone-3.pt": True,
         "new-6.pt": True,
         "old-3.pt": False,
         "other/a-1.pt": False,
@@ -441,9 +442,12 @@ def test_what_the_migrated_run_has_saved_needs_nothing(
     for name in ("old-3.pt", "other/a-1.pt"):
         Path(name).unlink()
     assert run_json("scan", ".")[1]["steps"] == []
+    # The name of a folder above what is looked through says nothing.
+    assert "inspect" in str(run_json("scan", "fsdp2")[1]["steps"])
     # A copy of all of it is young as a whole, and tells nothing.
     os.utime("model.py", (999, 999))
-    assert not any(each["is_fsdp2s"] for each in run_json("scan", ".")[1]["checkpoints"])
+    found = run_json("scan", ".")[1]["checkpoints"]
+    assert {each["path"]: each["is_fsdp2s"] for each in found} == {"fsdp2/gone-3.pt": True, "new-6.pt": False}
 
 
 def test_the_last_steps_start_the_run_and_publish(
