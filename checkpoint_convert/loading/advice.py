@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LIGHTNINGS_WAY: Final = "with `ModelParallelStrategy` and `ckpt_path`"
 _ACCELERATES_FULL: Final = "pytorch_model_fsdp.bin"
+# What a script calls for a full state, by layout.
+_READ_BY: Final = {"file": "torch.load", "safetensors": "load_file or from_pretrained"}
 _MOST_EXTRA: Final = 6
 _NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
 
@@ -120,12 +122,17 @@ def _by_framework(manifest: Manifest) -> str | None:
         )
     if manifest.framework == "lightning" and manifest.layout == "file":
         return f"Lightning's Trainer loads it as it is, {LIGHTNINGS_WAY}."
-    if manifest.framework == "torch" and manifest.layout == "file" and not is_packed(manifest.source):
+    read = None if _is_packed(manifest) else _READ_BY.get(manifest.layout)
+    if manifest.framework == "torch" and read is not None:
         return (
-            "A script that reads it with torch.load goes on from it as it is, once `rewrite` has turned the "
+            f"A script that reads it with {read} goes on from it as it is, once `rewrite` has turned the "
             f"script. For one that reads a folder with dcp.load: `{command}`."
         )
     return None
+
+
+def _is_packed(manifest: Manifest) -> bool:
+    return is_packed(manifest.source.rstrip("/").rpartition("/")[2])
 
 
 def _variable(name: str) -> str:
@@ -139,7 +146,7 @@ def _variable(name: str) -> str:
 
 def _better_converted(manifest: Manifest, *, loads_itself: bool) -> list[str]:
     found = []
-    if is_packed(manifest.source.rstrip("/").rpartition("/")[2]):
+    if _is_packed(manifest):
         found.append("it is packed, and each start unpacks it on every rank")
     if is_url(manifest.source):
         found.append("each start of the run fetches it over the network")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fsdp_migrate.cli import main
 from tests.checkpoint.samples import COMPOSER, NEWEST
@@ -75,16 +76,18 @@ def test_what_a_script_or_a_framework_loads_as_it_is_need_not_be_converted(
     assert main(["convert", str(NEWEST), str(tmp_path / "full"), *full]) == 0
     torch.save({"last_epoch": 4}, tmp_path / "full" / "scheduler.bin")
     torch.save({"_orig_mod.w": torch.ones(2)}, tmp_path / "compiled.pt")
+    save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
     said = {}
-    for name in ("a.pt", "full", "compiled.pt"):
+    for name in ("a.pt", "full", "a.safetensors", "compiled.pt"):
         capsys.readouterr()
         assert main(["inspect", str(tmp_path / name)]) == 0
         said[name] = " ".join(capsys.readouterr().out.split())
-    for name in ("a.pt", "full"):
+    for name in ("a.pt", "full", "a.safetensors"):
         assert "Nothing needs to be converted. " in said[name]
         assert "still better" not in said[name]
         assert "What a conversion would do" not in said[name]
     assert "with torch.load goes on from it as it is" in said["a.pt"]
+    assert "with load_file or from_pretrained goes on" in said["a.safetensors"]
     assert "OUT --state-dict-type sharded`" in said["full"]
     assert "which `Accelerator.load_state` or the HF Trainer does: with `load_checkpoint` you" in said["full"]
     assert "dcp.load needs it converted: " in said["compiled.pt"]

@@ -114,7 +114,9 @@ def show_outlook(
     is_needed = plan.action != "none" and by_framework is None
     if is_needed:
         command = shlex.join(["fsdp-migrate", "convert", manifest.source, "OUT", *needed])
-        loader = TARGETS[manifest.framework].loader or "dcp.load"
+        target = TARGETS[manifest.framework]
+        own = f"{target.title}'s own FSDP2" if manifest.framework != "torch" else "dcp.load"
+        loader = target.loader or own
         print_text(
             out, f"{loader} needs it converted: `{command}` would {plan.action} it: {ACTIONS[plan.action]}."
         )
