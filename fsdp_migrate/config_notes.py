@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _PLAIN = "torch"
 _MOST_NAMED = 4
+# Of where settings stand and which version reads them: FSDP2 does nothing otherwise for it.
+_NOT_OF_FSDP2 = frozenset({"FM356", "FM358"})
 
 
 def already_fsdp2(path: str | os.PathLike[str]) -> Finding | None:
@@ -78,14 +80,19 @@ def framework_notes(path: str | os.PathLike[str]) -> tuple[str, ...]:
     else:
         findings = found.conversion.findings
         titles = _titles(found)
-    said = [f"{each.code} `{each.subject}`" for each in findings if each.fidelity in {"changed", "refused"}]
+    said = [
+        f"{each.code} `{each.subject}`"
+        for each in findings
+        if each.fidelity in {"changed", "refused"} and each.code not in _NOT_OF_FSDP2
+    ]
+    lacks = any(each.code == "FM356" and each.subject == "fsdp" for each in findings)
+    without = (_WITHOUT_FSDP,) if lacks else ()
     if not said:
-        return ()
+        return without
     whose = f"{titles}'s own FSDP2" if titles else "The framework's own FSDP2"
     said_by = f"`fsdp-migrate config {shlex.quote(str(path))}` says how."
     note = f"This is what `prepare_fully_shard` does with these settings. {whose} does otherwise: "
-    lacks = any(each.code == "FM356" and each.subject == "fsdp" for each in findings)
-    return (f"{note}{listed(said, _MOST_NAMED)}; {said_by}", *([_WITHOUT_FSDP] if lacks else []))
+    return (f"{note}{listed(said, _MOST_NAMED)}; {said_by}", *without)
 
 
 def _titles(found: ConfigConversion) -> str:

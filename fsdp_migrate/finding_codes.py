@@ -185,7 +185,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "exact", "What FSDP1's arguments are made of: `prepare_fully_shard` takes it as it is."
         ),
         "FM311": FindingCode(
-            "equivalent", "`model.clip_grad_norm_(...)` becomes `clip_grad_norm_(model, ...)`."
+            "equivalent",
+            "`model.clip_grad_norm_(...)` becomes `clip_grad_norm_(model, ...)`: the same norm but for its last "
+            "bits.",
         ),
         "FM312": FindingCode("equivalent", "`model.no_sync()` becomes `no_sync(model)`."),
         "FM313": FindingCode(

@@ -82,7 +82,8 @@ def test_settings_of_the_trainer_that_are_not_in_the_file_are_said(tmp_path: Pat
     path = tmp_path / "fsdp_config.json"
     path.write_text('{"fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}')
     note, lacks = framework_notes(path)
-    assert "FM356 `fsdp`" in note
+    # FM356 and FM358 say where settings stand and who reads them: FSDP2 does nothing otherwise for it.
+    assert "does otherwise: FM343 `backward_prefetch`; " in note
     assert "does not hold `fsdp`, `bf16` and `fp16`" in lacks
     # Layers are named: they are the units, though `auto_wrap` stands elsewhere.
     assert "LlamaDecoderLayer" in str(read_config_file(path).auto_wrap_policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,12 +16,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
 
 
-ACCELERATES_WAY: Final = (
-    "under FSDP2 with `fsdp_state_dict_type: FULL_STATE_DICT`, from Accelerate 1.7 on; convert it for "
-    "SHARDED_STATE_DICT"
-)
 LIGHTNINGS_WAY: Final = "with `ModelParallelStrategy` and `ckpt_path`"
 _ACCELERATES_FULL: Final = "pytorch_model_fsdp.bin"
+# What a script calls for a full state, by layout.
+_READ_BY: Final = {"file": "torch.load", "safetensors": "load_file or from_pretrained"}
 _MOST_EXTRA: Final = 6
 _NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
 
@@ -33,13 +32,16 @@ class LoadAdvice:
         call: The line of Python.
         better_converted: When converting it first is better.
         trainer: The line for the framework's Trainer that loads it, where there is one.
-        by_framework: How the framework's own FSDP2 loads it as it is, where it does.
+        by_framework: How the framework's own FSDP2, or a script of plain torch, loads it as it is, where one
+            does.
+        others: Who reads the files beside it, where there are some.
     """
 
     call: str
     better_converted: tuple[str, ...]
     trainer: str | None = None
     by_framework: str | None = None
+    others: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -48,6 +50,7 @@ class LoadAdvice:
             "trainer": self.trainer,
             "by_framework": self.by_framework,
             "better_converted": list(self.better_converted),
+            "others": self.others,
         }
 
 
@@ -84,7 +87,24 @@ def advise_loading(manifest: Manifest) -> LoadAdvice:
         trainer = f"Trainer(..., callbacks=[FSDP2Migration()], load_path={manifest.source!r})"
     by_framework = _by_framework(manifest)
     better = tuple(_better_converted(manifest, loads_itself=by_framework is not None))
-    return LoadAdvice(f"load_checkpoint({', '.join(arguments)})", better, trainer, by_framework)
+    call = f"load_checkpoint({', '.join(arguments)})"
+    return LoadAdvice(call, better, trainer, by_framework, _others(manifest))
+
+
+def _others(manifest: Manifest) -> str | None:
+    """Say who reads the files beside a checkpoint, which ``load_checkpoint`` does not."""
+    if not manifest.extra_files:
+        return None
+    loader = TARGETS[manifest.framework].loader
+    if not loader:
+        return (
+            "It reads none of the other files named above: what your script needs of them, such as a "
+            "scheduler's state, it loads as it does now."
+        )
+    return (
+        f"It reads none of the other files named above, which {loader} does: with `load_checkpoint` you load "
+        "what you need of them yourself, such as the scheduler's state."
+    )
 
 
 def _by_framework(manifest: Manifest) -> str | None:
@@ -93,11 +113,26 @@ def _by_framework(manifest: Manifest) -> str | None:
         return None
     if any(strip_wrappers(key) != key for key in manifest.entries):
         return None
+    command = shlex.join(["fsdp-migrate", "convert", manifest.source, "OUT"])
     if manifest.framework == "accelerate" and _ACCELERATES_FULL in manifest.files:
-        return f"{TARGETS['accelerate'].loader} loads it as it is, {ACCELERATES_WAY}."
+        return (
+            f"{TARGETS['accelerate'].loader} loads it as it is, under FSDP2 with "
+            "`fsdp_state_dict_type: FULL_STATE_DICT`, from Accelerate 1.7 on. For SHARDED_STATE_DICT: "
+            f"`{command} --state-dict-type sharded`."
+        )
     if manifest.framework == "lightning" and manifest.layout == "file":
         return f"Lightning's Trainer loads it as it is, {LIGHTNINGS_WAY}."
+    read = None if _is_packed(manifest) else _READ_BY.get(manifest.layout)
+    if manifest.framework == "torch" and read is not None:
+        return (
+            f"A script that reads it with {read} goes on from it as it is, once `rewrite` has turned the "
+            f"script. For one that reads a folder with dcp.load: `{command}`."
+        )
     return None
+
+
+def _is_packed(manifest: Manifest) -> bool:
+    return is_packed(manifest.source.rstrip("/").rpartition("/")[2])
 
 
 def _variable(name: str) -> str:
@@ -111,7 +146,7 @@ def _variable(name: str) -> str:
 
 def _better_converted(manifest: Manifest, *, loads_itself: bool) -> list[str]:
     found = []
-    if is_packed(manifest.source.rstrip("/").rpartition("/")[2]):
+    if _is_packed(manifest):
         found.append("it is packed, and each start unpacks it on every rank")
     if is_url(manifest.source):
         found.append("each start of the run fetches it over the network")

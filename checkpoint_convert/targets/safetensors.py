@@ -31,6 +31,10 @@ _HOW_TO_BRING: Final = (
     "Give the folder of the model that was trained from: `model_files` (--hf-config DIR). Or convert with "
     "--overwrite into a folder that has them."
 )
+_TOKENIZER_ALONE: Final = (
+    "AutoTokenizer needs it, the model does not. Copy its files into the output from where the training "
+    "took them."
+)
 
 
 class HfTarget(Target):
@@ -116,7 +120,9 @@ class HfTarget(Target):
         missing = [] if MODEL_CONFIG in beside else [f"`{MODEL_CONFIG}`"]
         missing += [] if any(map(is_tokenizer, beside)) else ["the tokenizer"]
         if missing:
-            yield make_finding("FM292", "hf", f"the output lacks {' and '.join(missing)}.", _HOW_TO_BRING)
+            # Of a folder that was given, `config.json` is there.
+            how = _TOKENIZER_ALONE if self.options.model_files else _HOW_TO_BRING
+            yield make_finding("FM292", "hf", f"the output lacks {' and '.join(missing)}.", how)
 
 
 def is_huggingface_model(manifest: Manifest, models: Sequence[Part]) -> bool:

@@ -38,6 +38,7 @@ from fsdp_migrate.checkpoint_convert.verification.alignment import (
 )
 from fsdp_migrate.checkpoint_convert.verification.check import check_manifest, hash_damages
 from fsdp_migrate.checkpoint_convert.verification.tensor_compare import TensorComparison, TensorDifference
+from fsdp_migrate.checkpoint_convert.verification.tied import may_be_tied, says_tied
 from fsdp_migrate.checkpoint_convert.verification.value_compare import value_difference
 
 
@@ -52,6 +53,8 @@ DifferenceKind = Literal["missing", "extra", "kind", "dtype", "shape", "value", 
 
 _BLOCK: Final = 8 << 20
 _THREADS: Final = 2
+# Of a tied model one name is there or not, and not half of the model.
+_MOST_TIED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,8 @@ class VerifyReport:
         aside: What only one of them has and was not compared, because the framework of the other keeps it
             elsewhere or not at all. Never a part of a model, and of an optimizer only beside safetensors.
         cast: The tensors whose values were compared after the cast that was asked for, with their new type.
-        alike: Settings of optimizers that are the same in another form, with how: a list for a tuple, or the
-            names of parameters in another order. Both load alike.
+        alike: What is the same in another form, with how: of settings of optimizers a list for a tuple, or
+            the names of parameters in another order; of tied weights one name or both. Both load alike.
     """
 
     src: str
@@ -301,8 +304,12 @@ class _Comparison:
 
     def _compare_keys(self) -> None:
         ours, theirs = (side.entries for side in self._sides)
-        missing = [self._name(0, key) for key in ours if key not in theirs]
-        extra = [self._name(1, key) for key in theirs if key not in ours]
+        alone = [key for key in ours if key not in theirs], [key for key in theirs if key not in ours]
+        may_be = 0 < len(alone[0]) + len(alone[1]) <= _MOST_TIED and any(map(says_tied, self._sides))
+        missing, extra = (
+            [self._name(side, key) for key in keys if not (may_be and self._is_tied(side, key))]
+            for side, keys in enumerate(alone)
+        )
         # Some of each: where names differ, both sides tell how.
         room = self._max - len(self._found)
         most = max(room - len(extra), room - room // 2)
@@ -310,6 +317,20 @@ class _Comparison:
             self._add(Difference(key, "missing", "only the first checkpoint has it"))
         for key in extra:
             self._add(Difference(key, "extra", "only the second checkpoint has it"))
+
+    def _is_tied(self, side: int, key: str) -> bool:
+        """Tell whether what one side has alone is a matrix of a tied model that both have by another name."""
+        for twin in may_be_tied(self._sides[side], key, self._common):
+            pair = [each.entries[twin] for each in self._sides]
+            pair[side] = self._sides[side].entries[key]
+            one, other = pair
+            if not isinstance(one, TensorEntry) or not isinstance(other, TensorEntry):
+                continue
+            is_alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+            if is_alike and self._difference(one, other, lambda _: None) is None:
+                self._alike[self._name(side, key)] = f"tied to `{twin}`, which holds the same"
+                return True
+        return False
 
     def _name(self, side: int, key: str) -> str:
         """Return the name in the file; of a value that was taken apart, the one a piece is compared by."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from fsdp_migrate.cli.document import write_document, write_json
 from fsdp_migrate.cli.options import All, Html, Json, Markdown, Paths, Sarif, Strict
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.surroundings import CheckpointFound
 
 
 def scan(
@@ -29,24 +35,24 @@ def scan(
     from fsdp_migrate.cli.pages.scan import scan_report
     from fsdp_migrate.cli.render.sources import show_scan, show_surroundings, show_work
     from fsdp_migrate.source import scan_paths
-    from fsdp_migrate.source.checkpoint_runs import with_readers
     from fsdp_migrate.source.launchers import find_launches
     from fsdp_migrate.source.pins import find_pins, packages_of, without_ours
     from fsdp_migrate.source.prepared_apart import find_prepared_apart
     from fsdp_migrate.source.sarif import sarif_log
-    from fsdp_migrate.source.steps import next_steps, not_migrated
-    from fsdp_migrate.source.surroundings import call_prepare, find_checkpoints, find_configs, find_models
+    from fsdp_migrate.source.steps import are_turned, next_steps, not_migrated
+    from fsdp_migrate.source.surroundings import call_prepare, find_configs, find_models
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
-    configs, checkpoints = find_configs(paths), with_readers(find_checkpoints(paths), paths)
-    launches = find_launches(paths)
+    configs, launches, is_prepared = find_configs(paths), find_launches(paths), call_prepare(paths)
+    are_new = are_turned(report, configs, launches, is_prepared=is_prepared)
+    checkpoints = _checkpoints(paths, are_turned=are_new)
     frameworks = {config.framework for config in configs} | {launch.framework for launch in launches}
     packages = packages_of(report, frameworks)
     pins = find_pins(paths, packages)
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
-        is_prepared=call_prepare(paths),
+        is_prepared=is_prepared,
         lacking=without_ours(paths) or (),
         apart=find_prepared_apart(paths, report) if "accelerate" in packages else (),  # DDP takes it alone
     )
@@ -72,3 +78,12 @@ def scan(
         aside=json or sarif,
     )
     return 3 if strict and log["runs"][0]["results"] else 0
+
+
+def _checkpoints(paths: Paths, *, are_turned: bool) -> list[CheckpointFound]:
+    """Return the checkpoints with who reads them, and which the migrated run has saved."""
+    from fsdp_migrate.source.checkpoint_runs import saved_since, with_readers
+    from fsdp_migrate.source.surroundings import find_checkpoints, turned_at
+
+    found = with_readers(find_checkpoints(paths), paths)
+    return saved_since(found, turned_at(paths)) if found and are_turned else found

@@ -129,7 +129,9 @@ EXPLANATIONS = {
     ),
     "FM324": (
         "Around sharded modules the wrapper recomputes the forward hooks too, which gather the parameters once more in the backward.",
-        "Pass `activation_checkpointing=` to `prepare_fully_shard`, or apply it before sharding.",
+        "Give `prepare_fully_shard(..., activation_checkpointing=[Block])` the classes of the layers, or a function as `check_fn` was, and delete the old call: what"
+        " it wrapped is wrapped now. Or let the old call stay, above the one that shards. It also runs as it stands, and gives the same values: then delete the"
+        " comment alone.",
     ),
     "FM325": ("It is text. Nothing runs it.", "Nothing; you may want to correct it."),
     "FM326": (

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, read_source
@@ -26,13 +26,25 @@ _SHORTEST_NAME = 4
 _MOST_PLACES = 5
 
 
-def placed(found: Sequence[CheckpointFound]) -> list[CheckpointFound]:
-    """Return checkpoints with sizes, targets and runs; what is the conversion of another is left out."""
+def placed(found: Sequence[CheckpointFound], roots: Iterable[str | Path] = ()) -> list[CheckpointFound]:
+    """Return checkpoints with sizes, targets and runs; what is the conversion of another is left out.
+
+    Args:
+        found: The checkpoints.
+        roots: What was looked through. The names of folders below tell where conversions were put.
+    """
+    tops = [Path(root) for root in roots]
     taken: set[str] = set()
     targets = [target_of(each.path, taken) for each in found]
     outputs = {str(Path(target)) for target in targets}
     kept = [
-        replace(each, nbytes=size_of(each.path), target=target, is_converted=Path(target).exists())
+        replace(
+            each,
+            **_measured(each.path),
+            target=target,
+            is_converted=Path(target).exists(),
+            is_fsdp2s=_is_where_conversions_are(each.path, tops),
+        )
         for each, target in zip(found, targets, strict=True)
         if str(Path(each.path)) not in outputs
     ]
@@ -68,16 +80,32 @@ def target_of(path: str, taken: set[str]) -> str:
     return target
 
 
-def size_of(path: str) -> int:
-    """Return the bytes of a file, or of all files below a folder."""
-    if Path(path).is_file():
-        return Path(path).stat().st_size
-    return sum(
-        file.stat().st_size
-        for folder, _, names in os.walk(path)
-        for file in (Path(folder, name) for name in names)
-        if file.is_file()
+def _is_where_conversions_are(path: str, roots: Iterable[Path]) -> bool:
+    """Tell whether a folder above it, below what was looked through, has the name that a target has."""
+    below = (Path(path).relative_to(root) for root in roots if Path(path).is_relative_to(root))
+    names = {name for each in below for name in each.parent.parts}
+    return any(name == _CONVERTED or name.endswith(f"-{_CONVERTED}") for name in names)
+
+
+def _measured(path: str) -> dict[str, Any]:
+    """Return the bytes of a file, or of all files below a folder, and when the newest was written."""
+    files = (
+        [Path(path)]
+        if Path(path).is_file()
+        else [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     )
+    looked = [file.stat() for file in files if file.is_file()]
+    return {
+        "nbytes": sum(each.st_size for each in looked),
+        "saved": max((each.st_mtime for each in looked), default=0.0),
+    }
+
+
+def saved_since(found: Sequence[CheckpointFound], turned: float | None) -> list[CheckpointFound]:
+    """Return checkpoints, marked as FSDP2's where they were saved after FSDP1 was gone."""
+    if turned is None:
+        return list(found)
+    return [replace(each, is_fsdp2s=each.is_fsdp2s or each.saved > turned) for each in found]
 
 
 def _latest(found: Iterable[CheckpointFound]) -> set[str]:

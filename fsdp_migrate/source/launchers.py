@@ -21,7 +21,10 @@ _SPEAKS_OF_FSDP = re.compile(r"--(?:use_)?fsdp\b|--fsdp_|--use-fsdp\b|--fsdp-")
 
 @dataclass(frozen=True)
 class LaunchFound:
-    """A command in a script that asks for FSDP. ``state``: what ``config --command`` would do with it."""
+    """A command in a script that asks for FSDP. ``state``: what ``config --command`` would do with it.
+
+    ``codes`` are those of the findings that say of it what could be noticed.
+    """
 
     path: str
     line: int
@@ -29,6 +32,7 @@ class LaunchFound:
     framework: str
     state: Literal["changes", "elsewhere", "fsdp2", "unused", "refused"]
     message: str = ""
+    codes: frozenset[str] = frozenset()
 
     @property
     def place(self) -> str:
@@ -113,4 +117,7 @@ def _look_at(path: Path, line: int, command: str) -> LaunchFound | None:
     except FSDPMigrateError as error:
         return LaunchFound(str(path), line, command, "", "refused", " ".join(str(error).split()))
     frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))
-    return LaunchFound(str(path), line, command, frameworks, report.state)
+    noticed = frozenset(
+        finding.code for finding in report.conversion.findings if finding.fidelity in {"changed", "refused"}
+    )
+    return LaunchFound(str(path), line, command, frameworks, report.state, codes=noticed)

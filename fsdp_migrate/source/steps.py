@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _PLACES = 3
 # What becomes a call of prepare_fully_shard.
 _PREPARING = frozenset({"FM301", "FM302", "FM331", "FM429"})
+# Settings stand in another file.
+_STANDS_ELSEWHERE = "FM356"
 _FACTORY = "PKG.MOD:FACTORY"
 _MOST_CONFIGS = 3
 _DOCTOR = "See which known faults of torch and the frameworks hit you. This and the next two change nothing."
@@ -41,29 +43,32 @@ _FOUND_MODEL = (
     "names a function that makes yours."
 )
 _OWN_CONFIG = (
-    "`--config FILE` tells both FSDP1's arguments, as YAML: `sharding_strategy: FULL_SHARD`, "
-    "`auto_wrap_policy: {transformer_layer_cls: [Block]}`. Without it they are FSDP1's defaults, whatever "
-    "the sources say."
+    "fsdp.yaml is a file that you write, with FSDP1's arguments: `sharding_strategy: FULL_SHARD`, "
+    "`auto_wrap_policy: {transformer_layer_cls: [Block]}`. Without `--config` they are FSDP1's defaults, "
+    "whatever the sources say."
 )
 _BEFORE = (
     "Do it before the config is converted: FSDP1 runs by it. Afterwards the copy is right, which is kept as "
     "NAME.fsdp1."
 )
 _COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
-_ARGUMENTS = (
-    "Leave {files} where a rewritten source, `plan` or `parity` reads {them}: prepare_fully_shard takes "
-    "FSDP1's arguments. Convert {them} with `fsdp-migrate config` for code that calls fully_shard itself."
-)
-_SAVED_SINCE = " What the migrated run has saved is FSDP2's, and needs none of this."
 _INSPECT = (
-    "See what the latest checkpoints hold, and the call of fsdp_migrate.load_checkpoint that loads each into "
-    "the sharded model without converting."
+    "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
+    "that loads it."
 )
+_OTHERS = "If another run has still to go on under FSDP2:"
+_CONVERT = "Only where `inspect` says that it needs it: convert it, and compare the two."
 _FULL = (
-    "A full state in a file need not be converted for a script that reads it with torch.load or load_file: "
-    "the rewritten script does so as before, and hands it to FSDP2. Convert it for one that reads a folder "
-    "with dcp.load."
+    "A script that reads a full state with torch.load or load_file needs none: rewritten, it does so as "
+    "before."
 )
+_START = "Then start the run as before, from that checkpoint or from what it was converted to."
+_ANEW = (
+    "Lightning takes it as Trainer.fit(model, ckpt_path=...). Compare its losses with those of an FSDP1 run "
+    "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
+    "under FSDP1 too."
+)
+_PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
 _ELSEWHERE = (
     "Read what is said of launch lines whose settings stand in other files, such as what becomes of the "
     "mixed precision that they ask for"
@@ -73,14 +78,12 @@ _TOGETHER = (
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
 )
 _LIGHTNINGS = (
-    "Lightning's Trainer goes on from this file as it is, with ModelParallelStrategy; for a folder of "
-    "torch.distributed.checkpoint convert it as below. Give either to "
-    "Trainer.fit(model, ckpt_path=FOLDER), whose strategy is ModelParallelStrategy."
+    "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
+    "Trainer.fit(model, ckpt_path=FILE)."
 )
 _FLAT = (
     "Files of ranks with flat parameters (LOCAL_STATE_DICT) need `--model PKG.MOD:FACTORY --config FILE` "
-    "here and in the next step: the model, and FSDP1's arguments of the run that saved them. `inspect` says "
-    "whether they are flat."
+    "here: the model, and FSDP1's arguments of the run that saved them. `inspect` says whether they are flat."
 )
 
 
@@ -124,12 +127,11 @@ def next_steps(
         apart: The places where Accelerate gets a model without its optimizer.
     """
     where = shlex.join(paths)
-    uses = [use for use in report.uses if not use.path.endswith(".ipynb")]
+    uses = _of_scripts(report)
     left = [use for use in uses if use.is_for_people]
     rewrites = [use for use in uses if use.action == "rewritten"]
     steps = _steps_for_pins(pins)
-    reads_arguments = bool(rewrites) or is_prepared
-    converted = [each for each in configs if not (reads_arguments and each.holds_arguments)]
+    converted = _to_convert(configs, reads=bool(rewrites) or is_prepared)
     states = {*(each.state for each in converted), *(each.state for each in launches)}
     if rewrites or left or "changes" in states:
         steps += _steps_for_proof(where, configs, launches, models)
@@ -144,13 +146,36 @@ def next_steps(
         stops = what_they_stop(use.code for use in left)
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
-    kept = [each for each in configs if each not in converted] if rewrites or left else []
-    steps += _steps_for_configs(converted, kept)
-    steps += _steps_for_launches(launches)
+    steps += _steps_for_configs(converted)
+    steps += _steps_for_launches(launches, configs)
     if apart:
         steps.append(Step(f"{_TOGETHER} ({listed(apart, _PLACES)}).", ()))
     old = [each for each in checkpoints if not _is_of_model(each, models)]
-    return steps + _steps_for_checkpoints(old, is_migrated=is_prepared and not rewrites)
+    return steps + _steps_for_checkpoints(old, models, is_run=bool(report.num_files or configs or launches))
+
+
+def are_turned(
+    report: ScanReport,
+    configs: Sequence[ConfigFound],
+    launches: Sequence[LaunchFound] = (),
+    *,
+    is_prepared: bool = False,
+) -> bool:
+    """Tell whether ``rewrite`` and ``config`` have nothing left to do."""
+    states = {
+        *(each.state for each in _to_convert(configs, reads=is_prepared)),
+        *(each.state for each in launches),
+    }
+    return "changes" not in states and not any(use.action == "rewritten" for use in _of_scripts(report))
+
+
+def _of_scripts(report: ScanReport) -> list[Use]:
+    return [use for use in report.uses if not use.path.endswith(".ipynb")]
+
+
+def _to_convert(configs: Sequence[ConfigFound], *, reads: bool) -> list[ConfigFound]:
+    """Return the configs that are no arguments which rewritten sources read as they are."""
+    return [each for each in configs if not (reads and each.holds_arguments)]
 
 
 def not_migrated(
@@ -192,20 +217,22 @@ def _steps_for_proof(
     model = shlex.quote(f"transformers:{models[0]}") if models else _FACTORY
     whose = _FOUND_MODEL if models else _OWN_MODEL
     is_left = bool(given) and len(given) == sum(each.holds_arguments for each in changing)
-    when = "" if is_left else _BEFORE if given else _COPY if copies else _OWN_CONFIG
+    when = "" if is_left else _BEFORE if given else _COPY if copies else ""
+    if not options:
+        whose, options = f"{whose} {_OWN_CONFIG}", [" --config fsdp.yaml"]
     sizes = "--world-size RANKS --batch-size ROWS --seq-length TOKENS --memory 80GB"
     plan = f"fsdp-migrate plan --model {model}{{}} {sizes}"
     return [
-        Step(_DOCTOR, (f"fsdp-migrate doctor {where}{options[0] if options else ''}",)),
-        Step(f"{_PLAN} {whose}", tuple(plan.format(option) for option in options or [""])),
+        Step(_DOCTOR, (f"fsdp-migrate doctor {where}{options[0] if given or copies else ''}",)),
+        Step(f"{_PLAN} {whose}", tuple(plan.format(option) for option in options)),
         Step(
             f"{_PARITY} {when}".strip(),
-            tuple(f"fsdp-migrate parity --model {model}{option}" for option in options or [""]),
+            tuple(f"fsdp-migrate parity --model {model}{option}" for option in options),
         ),
     ]
 
 
-def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:
+def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[ConfigFound]) -> list[Step]:
     steps = []
     if changing := [each for each in launches if each.state == "changes"]:
         places = ", ".join(each.place for each in changing)
@@ -213,7 +240,9 @@ def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:
         commands = tuple(f"fsdp-migrate config {shlex.quote(path)} --write" for path in scripts)
         text = f"Convert the flags of the launch lines ({places}); a backup of each script is kept."
         steps.append(Step(text, commands))
-    if elsewhere := [each for each in launches if each.state == "elsewhere"]:
+    found = {Path(each.path).name for each in configs}
+    elsewhere = [each for each in launches if each.state == "elsewhere" and _says_more(each, found)]
+    if elsewhere:
         places = ", ".join(each.place for each in elsewhere)
         scripts = dict.fromkeys(each.path for each in elsewhere)
         commands = tuple(f"fsdp-migrate config {shlex.quote(path)}" for path in scripts)
@@ -225,8 +254,15 @@ def _steps_for_launches(launches: Sequence[LaunchFound]) -> list[Step]:
     return steps
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound], kept: Sequence[ConfigFound]) -> list[Step]:
-    """Return what to do with configs; ``kept`` hold arguments that rewritten sources may read."""
+def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
+    """Tell whether more is to be said of it than that its settings stand in a config that was found."""
+    names = {Path(word).name for word in launch.command.split()}
+    return bool(launch.codes - {_STANDS_ELSEWHERE}) or (
+        _STANDS_ELSEWHERE in launch.codes and names.isdisjoint(configs)
+    )
+
+
+def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     steps = []
     changing = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs if each.state == "changes"
@@ -234,9 +270,6 @@ def _steps_for_configs(configs: Sequence[ConfigFound], kept: Sequence[ConfigFoun
     if changing:
         text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
         steps.append(Step(text, changing))
-    if kept:
-        files = listed([each.path for each in kept], _PLACES)
-        steps.append(Step(_ARGUMENTS.format(files=files, them="it" if len(kept) == 1 else "them"), ()))
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
@@ -253,23 +286,39 @@ def _is_of_model(checkpoint: CheckpointFound, models: Sequence[str]) -> bool:
     return checkpoint.is_full and not places.isdisjoint(models)
 
 
-def _steps_for_checkpoints(checkpoints: Sequence[CheckpointFound], *, is_migrated: bool) -> list[Step]:
-    """Return what to do with the latest of each run: look, convert, compare."""
-    waiting = [each for each in checkpoints if each.is_latest and not each.is_converted]
+def _steps_for_checkpoints(
+    checkpoints: Sequence[CheckpointFound], models: Sequence[str], *, is_run: bool
+) -> list[Step]:
+    """Return what to do with the latest of each run that FSDP1 saved: look, convert, start."""
+    latest = sorted((each for each in checkpoints if each.is_latest), key=lambda each: -each.saved)
+    waiting = [each for each in latest if not each.is_converted and not each.is_fsdp2s]
+    goes_on = any(each.is_fsdp2s for each in latest)
     steps = []
     if waiting:
         inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
-        steps.append(Step(_INSPECT + (_SAVED_SINCE if is_migrated else ""), inspect))
-    if any(each.is_full and not each.is_lightnings for each in waiting):
-        steps.append(Step(_FULL, ()))
-    if any(each.is_lightnings for each in waiting):
-        steps.append(Step(_LIGHTNINGS, ()))
-    pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
-    if pairs:
-        convert = tuple(f"fsdp-migrate convert {source} {out}" for source, out in pairs)
-        verify = tuple(f"fsdp-migrate verify {source} {out}" for source, out in pairs)
-        of_ranks = any(each.is_of_ranks for each in waiting)
-        text = "Or convert the one that the next run starts from."
-        steps.append(Step(f"{text} {_FLAT}" if of_ranks else text, convert))
-        steps.append(Step("Compare it with its source.", verify))
+        steps.append(Step(f"{_OTHERS} {_INSPECT[0].lower()}{_INSPECT[1:]}" if goes_on else _INSPECT, inspect))
+        said = [
+            *([_FULL] if any(each.is_full and not each.is_lightnings for each in waiting) else []),
+            *([_LIGHTNINGS] if any(each.is_full and each.is_lightnings for each in waiting) else []),
+            *([_FLAT] if any(each.is_of_ranks for each in waiting) else []),
+        ]
+        pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
+        steps.append(
+            Step(
+                " ".join([_CONVERT, *said]),
+                tuple(
+                    f"fsdp-migrate {command} {source} {out}"
+                    for source, out in pairs
+                    for command in ("convert", "verify")
+                ),
+            )
+        )
+    if waiting and is_run and not goes_on:
+        anew = any(each.is_lightnings for each in waiting)
+        steps.append(Step(f"{_START} {_ANEW}" if anew else _START, ()))
+        inner = [each for each in waiting if not each.is_published]
+        if models and inner:
+            source, base = shlex.quote(inner[0].path), shlex.quote(models[0])
+            command = f"fsdp-migrate convert {source} OUT --to hf --hf-config {base}"
+            steps.append(Step(_PUBLISH, (command,)))
     return steps

@@ -29,7 +29,7 @@ from fsdp_migrate.errors import (
     FSDPMigrateError,
     NothingToConvertError,
 )
-from fsdp_migrate.source.files import NEVER, SUFFIXES, find_sources
+from fsdp_migrate.source.files import NEVER, SHELL, SUFFIXES, find_sources
 from fsdp_migrate.text_files import newest_backup
 
 
@@ -49,7 +49,10 @@ _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
 _ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
 _VERSION = b"pytorch-lightning_version"
+_META = "meta.pt"
 _START = 4096
+# A folder with a repository is copied in so many seconds.
+_COPYING = 30.0
 _ONE_FILE = frozenset({"file", "safetensors"})
 
 
@@ -92,7 +95,9 @@ class CheckpointFound:
         target: Where its conversion belongs: apart, so that nothing takes it for the newest of the old run.
         is_converted: Whether there is something at the target already.
         is_latest: Whether none of the same run is newer.
-        is_lightnings: Whether it is a file that Lightning's Trainer saved.
+        is_lightnings: Whether Lightning's Trainer saved it.
+        saved: When it was saved last, in seconds.
+        is_fsdp2s: Whether it was saved after FSDP1 was gone from the sources and configs, or converted.
     """
 
     path: str
@@ -103,11 +108,18 @@ class CheckpointFound:
     is_converted: bool = False
     is_latest: bool = True
     is_lightnings: bool = False
+    saved: float = 0.0
+    is_fsdp2s: bool = False
 
     @property
     def is_full(self) -> bool:
         """Tell whether it is a full state, which the functions for full states read as it is."""
         return self.layout.startswith("full state")
+
+    @property
+    def is_published(self) -> bool:
+        """Tell whether ``from_pretrained`` reads weights that are there."""
+        return "safetensors" in self.layout or any(Path(self.path).glob("model*.safetensors"))
 
     @property
     def is_of_ranks(self) -> bool:
@@ -124,6 +136,7 @@ class CheckpointFound:
             "target": self.target,
             "is_converted": self.is_converted,
             "is_latest": self.is_latest,
+            "is_fsdp2s": self.is_fsdp2s,
         }
 
 
@@ -180,6 +193,27 @@ def _look_at(path: Path) -> ConfigFound | None:
     )
 
 
+def turned_at(paths: Iterable[str | os.PathLike[str]]) -> float | None:
+    """Return when ``rewrite`` or ``config`` last wrote a file and kept its copy, or None where nothing tells.
+
+    In a folder that was copied as a whole all files are as young as the copies that were kept.
+
+    Example:
+        >>> turned_at(["fsdp_migrate/source"]) is None
+        True
+    """
+    files = find_sources(paths, SUFFIXES | SHELL | _CONFIGS)
+    copies = [copy for copy in map(newest_backup, files) if copy is not None]
+    if not copies:
+        return None
+    turned = max(map(_written, copies))
+    return turned if min(map(_written, files)) < turned - _COPYING else None
+
+
+def _written(path: Path) -> float:
+    return path.stat().st_mtime
+
+
 def call_prepare(paths: Iterable[str | os.PathLike[str]]) -> bool:
     """Tell whether Python sources at and below paths name ``prepare_fully_shard``, as rewritten ones do.
 
@@ -227,12 +261,11 @@ def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[Checkpoint
     """
     from fsdp_migrate.source.checkpoint_runs import placed
 
+    roots = list(map(Path, paths))
     found = {
-        each.path: each
-        for path in map(Path, paths)
-        for each in (_below(path) if path.is_dir() else _of_file(path))
+        each.path: each for path in roots for each in (_below(path) if path.is_dir() else _of_file(path))
     }
-    return placed([found[path] for path in sorted(found)])
+    return placed([found[path] for path in sorted(found)], roots)
 
 
 def _below(root: Path) -> Iterator[CheckpointFound]:
@@ -243,7 +276,8 @@ def _below(root: Path) -> Iterator[CheckpointFound]:
             for name in sorted(files):
                 yield from _of_file(Path(folder, name))
             continue
-        yield CheckpointFound(str(Path(folder)), found.layout)
+        is_lightnings = {METADATA_FILE, _META}.issubset(files)
+        yield CheckpointFound(str(Path(folder)), found.layout, is_lightnings=is_lightnings)
         if found.is_deep:
             folders.clear()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fsdp_migrate.cli import main
 from tests.checkpoint.samples import COMPOSER, NEWEST
@@ -31,7 +32,7 @@ def test_inspect_shows_how_a_part_is_divided_and_what_would_change(
     capsys: pytest.CaptureFixture[str], run_json: RunJson
 ) -> None:
     assert main(["inspect", str(NEWEST), "--all"]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     for word in (
         "2 ways, 1 whole",
         "2.15 or later",
@@ -62,8 +63,34 @@ def test_inspect_says_what_else_is_there_and_who_reads_it(
     assert main(["inspect", str(folder)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "1 other file: scheduler.bin" in said
-    assert "It reads none of the other files named above." in said
+    assert "It reads none of the other files named above: what your script needs" in said
     assert "files copied" not in said  # nothing is converted
+
+
+def test_what_a_script_or_a_framework_loads_as_it_is_need_not_be_converted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That a conversion "would rewrite it" and "is still better" made people convert it."""
+    torch.save({"model": {"w": torch.ones(2)}, "step": 1}, tmp_path / "a.pt")
+    full = ["--to", "accelerate", "--state-dict-type", "full"]
+    assert main(["convert", str(NEWEST), str(tmp_path / "full"), *full]) == 0
+    torch.save({"last_epoch": 4}, tmp_path / "full" / "scheduler.bin")
+    torch.save({"_orig_mod.w": torch.ones(2)}, tmp_path / "compiled.pt")
+    save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
+    said = {}
+    for name in ("a.pt", "full", "a.safetensors", "compiled.pt"):
+        capsys.readouterr()
+        assert main(["inspect", str(tmp_path / name)]) == 0
+        said[name] = " ".join(capsys.readouterr().out.split())
+    for name in ("a.pt", "full", "a.safetensors"):
+        assert "Nothing needs to be converted. " in said[name]
+        assert "still better" not in said[name]
+        assert "What a conversion would do" not in said[name]
+    assert "with torch.load goes on from it as it is" in said["a.pt"]
+    assert "with load_file or from_pretrained goes on" in said["a.safetensors"]
+    assert "OUT --state-dict-type sharded`" in said["full"]
+    assert "which `Accelerator.load_state` or the HF Trainer does: with `load_checkpoint` you" in said["full"]
+    assert "dcp.load needs it converted: " in said["compiled.pt"]
 
 
 def test_inspect_says_what_to_type_to_load_it(capsys: pytest.CaptureFixture[str], run_json: RunJson) -> None:

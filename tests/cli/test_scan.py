@@ -93,7 +93,10 @@ def test_the_steps_stand_in_order_with_commands_that_run(
 
 
 def test_what_is_written_is_not_to_be_written_again(
-    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What got its comment is left to people; plain arguments stay as a rewritten source reads them."""
     monkeypatch.chdir(tmp_path)
@@ -105,7 +108,9 @@ def test_what_is_written_is_not_to_be_written_again(
     first = [step["text"] for step in document["steps"]]
     assert first[3] == "Look at the changes to the sources, and write them: 1 use in 1 file."
     assert "Do it before" not in first[2]
-    assert any(text.startswith("Leave fsdp.yaml where") for text in first)
+    assert not any("fsdp.yaml" in text for text in first)  # to leave a file is no step
+    assert main(["scan", "."]) == 0
+    assert "fsdp.yaml: torch: FSDP1's arguments: stay where" in capsys.readouterr().out
     assert main(["rewrite", ".", "--write"]) == 0
     _, document = run_json("scan", ".")
     assert document["steps"][3]["text"].startswith(
@@ -131,7 +136,7 @@ def test_a_project_that_was_migrated_has_no_config_to_convert(
     assert document["steps"] == []
     torch.save({"model": {"a": torch.ones(1)}}, "step-1.pt")
     _, document = run_json("scan", ".")
-    assert "What the migrated run has saved" in document["steps"][0]["text"]
+    assert document["steps"][0]["commands"] == ["fsdp-migrate inspect step-1.pt"]
     # A framework's config is to be converted all the same.
     Path("accelerate.yaml").write_text(ACCELERATE)
     _, document = run_json("scan", ".")
@@ -316,7 +321,7 @@ RUN = """#!/bin/bash
 # accelerate launch --use_fsdp in a comment
 torchrun train.py \\
   --fsdp "full_shard auto_wrap" \\
-  --fsdp_config settings.json
+  --fsdp_config settings.json --bf16
 """
 SLURM = "#SBATCH -N 2\nsrun accelerate launch --use_fsdp --fsdp_sharding_strategy 2 train.py\necho done\n"
 REQUIREMENTS = "numpy\ntorch==2.1.2  # the cluster's\naccelerate>=0.20,<1.0\ntransformers>=4.40\n"
@@ -359,6 +364,10 @@ def test_a_repository_of_the_trainer_is_seen(
     commands = [command for step in document["steps"] for command in step["commands"]]
     # Its `--bf16` stands there, and what becomes of it is said there.
     assert "fsdp-migrate config run.sh" in commands
+    bare = Path("run.sh").read_text()
+    Path("run.sh").write_text(bare.replace(" --bf16", ""))
+    assert "config run.sh" not in str(run_json("scan", ".")[1]["steps"])
+    Path("run.sh").write_text(bare)
     # Whoever has the settings as flags is told to look before, and to let Accelerate have both at once.
     assert "fsdp-migrate doctor . --config settings.json" in commands
     assert sum(f"{command} --model" in each for each in commands for command in ("plan", "parity")) == 4
@@ -404,6 +413,76 @@ def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_t
     assert not any("runs/exp/step-10 " in command for command in commands)
 
 
+def test_what_the_migrated_run_has_saved_needs_nothing(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was listed for `inspect`, `convert` and `verify` for ever, and so was what was converted."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("model = prepare_fully_shard(net, {})\n")
+    Path("train.py.fsdp1").write_text(CODE)
+    Path("model.py").write_text("x = 1\n")
+    times = {"model.py": 100, "train.py.fsdp1": 1000, "old-3.pt": 900, "new-6.pt": 2000, "other/a-1.pt": 900}
+    times["fsdp2/gone-3.pt"] = 1500
+    for name, time in times.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        if name.endswith(".pt"):
+            torch.save({"model": {"a": torch.ones(1)}}, name)
+        os.utime(name, (time, time))
+    _, document = run_json("scan", ".")
+    assert {each["path"]: each["is_fsdp2s"] for each in document["checkpoints"]} == {
+        "fsdp2/gone-3.pt": True,
+        "new-6.pt": True,
+        "old-3.pt": False,
+        "other/a-1.pt": False,
+    }
+    steps = document["steps"]
+    assert steps[0]["text"].startswith("If another run has still to go on under FSDP2: see whether")
+    assert "new-6" not in str(steps)
+    assert "start the run" not in str(steps)
+    for name in ("old-3.pt", "other/a-1.pt"):
+        Path(name).unlink()
+    assert run_json("scan", ".")[1]["steps"] == []
+    # The name of a folder above what is looked through says nothing.
+    assert "inspect" in str(run_json("scan", "fsdp2")[1]["steps"])
+    # A copy of all of it is young as a whole, and tells nothing.
+    os.utime("model.py", (999, 999))
+    found = run_json("scan", ".")[1]["checkpoints"]
+    assert {each["path"]: each["is_fsdp2s"] for each in found} == {"fsdp2/gone-3.pt": True, "new-6.pt": False}
+
+
+def test_the_last_steps_start_the_run_and_publish(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the run is started as before, by what it is measured, and how weights are exported."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(CODE)
+    Path("base").mkdir()
+    Path("base", "config.json").write_text('{"model_type": "qwen2", "architectures": ["Q"]}')
+    for number in range(4):
+        shutil.copytree(CHECKPOINTS / "plain.dcp", f"runs/exp{number}/step-1")
+        os.utime(f"runs/exp{number}/step-1/.metadata", (number + 1e10, number + 1e10))
+    steps = run_json("scan", ".")[1]["steps"]
+    # `--config` is spoken of where it is to be typed first.
+    assert "fsdp.yaml is a file that you write" in steps[1]["text"]
+    assert "--config fsdp.yaml" in steps[1]["commands"][0]
+    assert "fsdp.yaml" not in steps[0]["commands"][0]
+    [*_, look, convert, start, publish] = steps
+    assert look["commands"][0] == "fsdp-migrate inspect runs/exp3/step-1"
+    assert [command.split()[1] for command in convert["commands"]] == ["convert", "verify"] * 4
+    assert start["text"].startswith("Then start the run as before")
+    assert "Lightning" not in start["text"]
+    assert publish["commands"] == [
+        "fsdp-migrate convert runs/exp3/step-1 OUT --to hf --hf-config base",
+    ]
+    shutil.rmtree("base")
+    Path("runs/exp3/step-1/meta.pt").write_bytes(b"")
+    start = run_json("scan", ".")[1]["steps"][-1]
+    assert "an FSDP1 run that is resumed from the same checkpoint" in start["text"]
+    # A script of Lightning's holds no FSDP1 any more once it is rewritten.
+    Path("train.py").write_text("x = 1\n")
+    assert run_json("scan", ".")[1]["steps"][-1] == start
+
+
 @pytest.mark.parametrize(
     ("path", "target"),
     [
@@ -422,7 +501,7 @@ def test_people_see_the_latest_and_how_large_it_is(trainer: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "1 older one of the same runs; --all shows it." in said
     assert " kB, named in " in said
-    assert "A full state in a file need not be converted" in said
+    assert "A script that reads a full state with torch.load or load_file needs none" in said
     assert main(["scan", str(trainer), "--all"]) == 0
     assert "step-9" in capsys.readouterr().out
 

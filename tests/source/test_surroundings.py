@@ -71,7 +71,7 @@ def test_lightnings_own_file_is_read_by_its_trainer(tmp_path: Path) -> None:
     torch.save({"epoch": 1, "pytorch-lightning_version": "2.4.0", "state_dict": {}}, tmp_path / "last.ckpt")
     steps = next_steps([], ScanReport((), 0), [], find_checkpoints([tmp_path]))
     said = " ".join(step.text for step in steps)
-    assert "Trainer.fit(model, ckpt_path=FOLDER)" in said
+    assert "Trainer.fit(model, ckpt_path=FILE)" in said
     assert "torch.load" not in said
 
 

@@ -18,7 +18,7 @@ STATES = {
     "converted": "converted to FSDP2",
     "fsdp2": "FSDP2 already, unchanged",
     "unused": "FSDP is off here, unchanged",
-    "unchanged": "nothing converted here; see above",
+    "unchanged": "nothing to convert here",
 }
 
 
@@ -32,7 +32,8 @@ def show_config(report: ConfigConversion, *, check: bool, everything: bool = Fal
     findings = [finding.as_dict() for finding in report.conversion.findings]
     # Where nothing is converted, all of them are the answer why.
     has_nothing = report.has_nothing and not report.is_changed
-    show_findings(findings, everything=everything or has_nothing, aside=aside)
+    is_left = all(block.state == "unchanged" for block in report.conversion.blocks)
+    show_findings(findings, everything=everything or has_nothing or is_left, aside=aside)
     for block in report.conversion.blocks:
         state = STATES[block.state].replace("converted", "to be converted") if check else STATES[block.state]
         if block.framework == "none":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 from fsdp_migrate.cli.render.changes import ACTIONS, changes_of, show_changes, shown_of
@@ -109,18 +110,24 @@ def show_outlook(
         others = (f.as_dict() for f in manifest.findings if f.code not in refused)
         show_named_findings(others, manifest.source, everything=everything)
         return
-    if plan.action == "none":
-        out.print("[green]FSDP2 loads it as it is.[/] Nothing needs to be converted.")
-    else:
-        command = ["fsdp-migrate", "convert", manifest.source, "OUT", *needed]
-        out.print(
-            escape(f"`{shlex.join(command)}` would {plan.action} it: "),
-            end="",
+    by_framework = advise_loading(manifest).by_framework
+    is_needed = plan.action != "none" and by_framework is None
+    if is_needed:
+        command = shlex.join(["fsdp-migrate", "convert", manifest.source, "OUT", *needed])
+        target = TARGETS[manifest.framework]
+        own = f"{target.title}'s own FSDP2" if manifest.framework != "torch" else "dcp.load"
+        loader = target.loader or own
+        print_text(
+            out, f"{loader} needs it converted: `{command}` would {plan.action} it: {ACTIONS[plan.action]}."
         )
-        out.print(f"{ACTIONS[plan.action]}.")
-    _show_loading(manifest, is_better_converted=plan.action != "none")
+    else:
+        whose = "[green]FSDP2 loads it as it is.[/] " if plan.action == "none" else ""
+        out.print(f"{whose}Nothing needs to be converted.")
+    if by_framework is not None:
+        print_text(out, by_framework)
+    _show_loading(manifest, is_better_converted=is_needed)
     described = plan.as_dict()
-    if plan.action != "none" and changes_of(described):
+    if plan.action != "none" and (is_needed or everything) and changes_of(described):
         out.print("What a conversion would do and say:")
         show_changes(described)
     show_named_findings(described["findings"], described["source"], everything=everything)
@@ -128,8 +135,6 @@ def show_outlook(
 
 def _show_loading(manifest: Manifest, *, is_better_converted: bool) -> None:
     """Show what one types to load it without converting, and when converting is better."""
-    from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
-
     out, advice = console(), advise_loading(manifest)
     out.print("Without converting, `fsdp_migrate.load_checkpoint` loads it into a model:")
     print_text(out, advice.call, indent="      ", first="  ")
@@ -140,18 +145,11 @@ def _show_loading(manifest: Manifest, *, is_better_converted: bool) -> None:
             "`load_state_dict`, such as a scheduler, is loaded.",
             indent="  ",
         )
-    if manifest.extra_files:
-        print_text(
-            out,
-            "It reads none of the other files named above. What your script needs of them, such as a "
-            "scheduler's state, it loads as it does now.",
-            indent="  ",
-        )
+    if advice.others is not None:
+        print_text(out, advice.others, indent="  ")
     if advice.trainer is not None:
         out.print("Composer's Trainer loads it with one callback more:")
         print_text(out, advice.trainer, indent="      ", first="  ")
-    if advice.by_framework is not None:
-        print_text(out, advice.by_framework)
     if is_better_converted and advice.better_converted:
         print_text(out, f"Converting is still better where {', or where '.join(advice.better_converted)}.")
 

@@ -16,6 +16,7 @@ from fsdp_migrate.cli.render.screen import console, escape, print_text
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import MARK, what_they_stop
+from fsdp_migrate.source.surroundings import ConfigFound
 from fsdp_migrate.source.uses import ACTIONS
 
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source import RewriteReport, ScanReport, Use
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.steps import Step
-    from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
+    from fsdp_migrate.source.surroundings import CheckpointFound
 
 
 _STYLES = {"rewritten": "green", "kept": "dim", "commented": "yellow", "mentioned": "dim"}
@@ -38,7 +39,11 @@ _STATES = {
     "unclear": "[yellow]not known[/]",
     "broken": "[red]cannot be read[/]",
 }
-_SHOWN = 10
+_ARGUMENTS = (
+    "FSDP1's arguments: stay where a rewritten source, `plan` or `parity` reads them; for code that calls "
+    "fully_shard itself `config` converts them"
+)
+_SHOWN = 6
 _PLACES = 3
 
 
@@ -142,7 +147,9 @@ def _show_configs(
     rows = [(config.path, config) for config in configs] + [(launch.place, launch) for launch in launches]
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for place, each in rows:
-        said = f"{each.framework}: {_STATES[each.state]}" if each.framework else _STATES[each.state]
+        holds = each.state == "changes" and isinstance(each, ConfigFound) and each.holds_arguments
+        state = _ARGUMENTS if holds else _STATES[each.state]
+        said = f"{each.framework}: {state}" if each.framework else state
         if each.state == "unclear":
             said += ":"  # a sentence of its own follows
         alike = place if everything else each.message.replace(place, "")
@@ -160,6 +167,8 @@ def _show_checkpoints(checkpoints: Sequence[CheckpointFound], *, everything: boo
     shown = [each for each in checkpoints if everything or each.is_latest]
     for each in shown:
         done = f", converted already: {each.target}" if each.is_converted else ""
+        if each.is_fsdp2s:
+            done = ", FSDP2's: saved since the sources and configs were turned, or converted"
         read = f", named in {', '.join(each.read_by)}" if each.read_by else ""
         text = f"{each.path}: {each.layout}, {decimal(each.nbytes)}{read}{done}"
         out.print(escape(text), soft_wrap=True)

@@ -40,7 +40,7 @@ def show_verification(report: VerifyReport) -> None:
     for key, text in list(report.alike.items())[:3]:
         print_text(out, f"{key}: {text}", indent="    ", first="Alike, in another form: ")
     if report.is_same:
-        alike = f", {counted(len(report.alike), 'setting')} in another form" if report.alike else ""
+        alike = f", {_entries(len(report.alike))} in another form" if report.alike else ""
         out.print(f"[green]The same[/]: {held}, bit for bit{alike}")
         return
     out.print(f"[red]Different[/], of {held}:")

@@ -78,9 +78,9 @@ _FUNCTIONS = {
     _APPLY: (
         "FM324",
         (
-            "checkpoint layers before the model is sharded: give prepare_fully_shard "
-            "activation_checkpointing= the classes of the layers, or a check_fn, which spares a second "
-            "all-gather."
+            "checkpoint layers before the model is sharded, which spares a second all-gather: give "
+            "prepare_fully_shard activation_checkpointing= the classes of the layers, or a check_fn, and "
+            "delete this call."
         ),
     ),
 }

@@ -66,6 +66,12 @@ def test_what_a_published_model_lacks_is_said_and_no_pickle_comes_along(tmp_path
     report = convert_checkpoint(source, tmp_path / "bare", to="hf")
     (finding,) = (each for each in report.findings if each.code == "FM292")
     assert "config.json" not in f"{finding.subject} {finding.message}"  # that one is there
+    # Whoever gave a folder without a tokenizer is not told to give one.
+    given = OutputOptions(model_files={"config.json": b"{}"})
+    report = convert_checkpoint(source, tmp_path / "given", to="hf", output_options=given)
+    (finding,) = (each for each in report.findings if each.code == "FM292")
+    assert "--hf-config" not in str(finding.hint)
+    assert "AutoTokenizer needs it, the model does not" in str(finding.hint)
     (source / "vocab.txt").write_text("a")
     assert "FM292" not in codes(convert_checkpoint(source, tmp_path / "whole", to="hf"))
 

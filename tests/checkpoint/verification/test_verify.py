@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fsdp_migrate.checkpoint_convert import OutputOptions, convert_checkpoint, verify_checkpoints
 from fsdp_migrate.cli import main
@@ -95,10 +97,31 @@ def test_settings_of_an_optimizer_in_another_form_are_the_same(
     assert main(["verify", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Alike, in another form: optim.param_groups.0.betas: a tuple and" in shown
-    assert "bit for bit, 2 settings in another form" in shown
+    assert "bit for bit, 2 entries in another form" in shown
     save_with_torch(change("optim/param_groups", [{**group, "betas": [0.9, 0.98]}]), tmp_path / "c")
     (difference,) = verify_checkpoints(tmp_path / "a", tmp_path / "c").differences
     assert difference.message == "[1]: 0.99 and 0.98"
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_tied_embeddings_by_one_name_and_by_both_are_the_same(tmp_path: Path, is_tied: bool) -> None:
+    """As save_pretrained and `convert --to hf` write them of one model."""
+    matrix = torch.arange(6.0).reshape(2, 3)
+    both = {"model.embed.weight": matrix, "lm_head.weight": matrix.clone(), "other.weight": matrix + 1}
+    for name in ("both", "one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"tie_word_embeddings": is_tied}))
+        save_file(both, tmp_path / name / "model.safetensors")
+        both = {key: tensor for key, tensor in both.items() if key != "lm_head.weight"}
+    save_file(
+        {"other.weight": matrix + 1, "lm_head.weight": matrix}, tmp_path / "other" / "model.safetensors"
+    )
+    for names in (("both", "one"), ("one", "both")):
+        report = verify_checkpoints(*(tmp_path / name for name in names))
+        assert report.is_same == is_tied
+        assert bool(report.alike) == is_tied
+    # What holds other values than all that both have is missing, tied or not.
+    assert not verify_checkpoints(tmp_path / "one", tmp_path / "other").is_same
 
 
 def test_the_first_element_that_differs_is_given(tmp_path: Path) -> None:
