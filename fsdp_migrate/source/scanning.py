@@ -106,7 +106,7 @@ def on_all_cores(
 
 
 def _collect_rarely() -> None:
-    """Spare most garbage collections, which go through whole syntax trees again and again: a fifth of the time.
+    """Spare most garbage collections, which go through whole syntax trees: a fifth of the time.
 
     At these numbers a process takes a tenth of memory more; without any, three times as much.
     """
