@@ -26,7 +26,7 @@ from fsdp_migrate.source.project import (
     dotted,
     is_seen_alone,
 )
-from fsdp_migrate.source.project_arguments import given_to
+from fsdp_migrate.source.project_arguments import given_to, is_made_there
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
     ANY,
@@ -230,8 +230,14 @@ class _Following(ProjectKinds):
             return
         if not last.startswith("_"):
             self._add(self._key(start, place), put(attribute(last), kinds))
+        is_own = is_made_there(self.project, start, place)
         for owner, _ in tuple(self.objects_in(self.lookup(start, place))):
-            self._add((owner.key, f"self.{last}"), kinds, from_others=True)
+            fact = (owner.key, f"self.{last}")
+            was_own = self.set_on_own.get(fact)
+            if was_own is None or (was_own and not is_own):
+                self.set_on_own[fact] = is_own
+                self._found_more(fact)
+            self._add(fact, kinds, from_others=True)
             self._note_holder(owner.key)
             self._look_at([owner.module.path])
 

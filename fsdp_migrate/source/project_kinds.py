@@ -68,6 +68,8 @@ class ProjectKinds:
     """The lines at which a name is made a model, and the loops around them."""
     from_others: dict[Fact, set[str]] = field(default_factory=dict)
     """The part of the facts about parameters and attributes that calls of other files tell."""
+    set_on_own: dict[Fact, bool] = field(default_factory=dict)
+    """The attributes that are set from outside of a class, and whether on objects made there alone."""
     below: dict[Fact, set[str]] = field(default_factory=dict)
     """What classes that derive from one have in an attribute, where its own methods see them."""
     not_run: dict[str, set[str]] = field(default_factory=dict)
