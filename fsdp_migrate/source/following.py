@@ -429,6 +429,7 @@ class _Following(ProjectKinds):
                 given.setdefault(module.path, {})[name, text] = frozenset(kinds)
         setters = {path for path, text in self.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.types_from
+        keeps_names = any(map(catalog.MAY_KEEP_NAMES.search, self.project.texts.values()))
         clips, groups = clips_itself(self.project), has_own_groups(self.project)
         names, taken = self.handed_on.names, self.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if is_about(kinds)}
@@ -452,6 +453,7 @@ class _Following(ProjectKinds):
                 own_groups=groups,
                 shards_parts=parts.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
+                keeps_names=keeps_names,
                 not_run=frozenset(
                     name for key, names in self.not_run.items() if key.startswith(f"{p}:") for name in names
                 ),

@@ -60,6 +60,9 @@ class Links:
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 
+    keeps_names: bool = False
+    """Whether a file of the project may shard by ``use_orig_params=True``."""
+
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
 
