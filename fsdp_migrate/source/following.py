@@ -15,6 +15,7 @@ from fsdp_migrate.source.asked_methods import asked_for, clips_itself, has_own_g
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
+from fsdp_migrate.source.made_elsewhere import with_texts
 from fsdp_migrate.source.optimizer_classes import made_beside_models, methods_by_file as optimizer_methods
 from fsdp_migrate.source.own_wrapping import sharding_parts
 from fsdp_migrate.source.project import (
@@ -72,7 +73,7 @@ def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
         following.run()
         links = following.links()
     links |= {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
-    return with_lightning(project, links)
+    return with_texts(project.texts, with_lightning(project, links))
 
 
 @dataclass(eq=False)
@@ -429,7 +430,6 @@ class _Following(ProjectKinds):
                 given.setdefault(module.path, {})[name, text] = frozenset(kinds)
         setters = {path for path, text in self.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.types_from
-        keeps_names = any(map(catalog.MAY_KEEP_NAMES.search, self.project.texts.values()))
         clips, groups = clips_itself(self.project), has_own_groups(self.project)
         names, taken = self.handed_on.names, self.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if is_about(kinds)}
@@ -453,7 +453,6 @@ class _Following(ProjectKinds):
                 own_groups=groups,
                 shards_parts=parts.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
-                keeps_names=keeps_names,
                 not_run=frozenset(
                     name for key, names in self.not_run.items() if key.startswith(f"{p}:") for name in names
                 ),
