@@ -244,3 +244,11 @@ def test_a_state_that_the_models_of_both_versions_give() -> None:
     assert ("FM308", "commented") in codes(one)
     saved = "def save(self):\n        self.net.load_state_dict(torch.load('x.pt'))\n"
     assert turned(f"{BOTH}\n    {saved}").count("FM308 ") == 1
+
+
+def test_a_member_that_is_ddps_by_its_name() -> None:
+    body = "def f(net: FSDP, cfg):\n    if cfg.strategy == {} and cfg.batch:\n        return net.no_sync\n"
+    assert "return net.no_sync\n" in turned(body.format("Strategy.ddp"))
+    assert "return net.no_sync\n" in turned(body.format("Strategy.DDP"))
+    for other in ("Strategy.fsdp", "cfg.ddp", "Strategy.best"):
+        assert "return net.no_sync\n" not in turned(body.format(other))
