@@ -23,7 +23,16 @@ from fsdp_migrate.source.python.bound_anew import (
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
-from fsdp_migrate.source.python.held import EACH, attribute, has_model, put, taken, whole, without_models
+from fsdp_migrate.source.python.held import (
+    ARGUMENT,
+    EACH,
+    attribute,
+    has_model,
+    put,
+    taken,
+    whole,
+    without_models,
+)
 from fsdp_migrate.source.python.last_values import stands_for
 from fsdp_migrate.source.python.lightning_models import is_trainers_model
 from fsdp_migrate.source.python.links import NOTHING
@@ -369,12 +378,25 @@ class ModelKinds:
             return self.kinds(call.args[around].value)
         found: set[str] = set()
         for name in self._written(call.func, names):
-            found |= self.links.gives.get(name, frozenset())
+            found |= self._given_back(call, self.links.gives.get(name, frozenset()))
         for function in self.guards.functions(call.func):
             found |= self.returns.get(function, set())
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
             found |= whole(self.kinds(call.func.value))
         return found or given_by(self, call) or self._kinds_of_wrapping(call, names)
+
+    def _given_back(self, call: cst.Call, gives: frozenset[str]) -> set[str]:
+        """Return what a function of another file gives: what it is given here, where it gives that back."""
+        back = next((kind for kind in gives if kind.startswith(ARGUMENT)), None)
+        if back is None:
+            return set(gives)
+        place, _, name = back.removeprefix(ARGUMENT).partition(":")
+        for arg in call.args:
+            if arg.keyword is not None and arg.keyword.value == name:
+                return self.kinds(arg.value)
+        given = call.args[: int(place) + 1]
+        is_seen = len(given) > int(place) and not any(arg.star or arg.keyword for arg in given)
+        return self.kinds(given[-1].value) if is_seen else set()
 
     def _kinds_of_wrapping(self, call: cst.Call, names: set[str]) -> set[str]:
         """Return what a call gives whose function is the class in disguise, or is given it."""
