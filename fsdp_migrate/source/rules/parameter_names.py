@@ -110,7 +110,8 @@ def _chooses(loop: cst.CSTNode, parameter: str) -> bool:
 def _tests(loop: cst.CSTNode, name: str) -> Iterator[tuple[cst.BaseExpression, bool]]:
     """Yield the tests of a name in a loop that decide, and whether they are of its beginning."""
     if isinstance(loop, cst.For):
-        tests = [each.test for kind in (cst.If, cst.IfExp) for each in walk_for(loop.body, kind)]
+        tests = [each.test for each in walk_for(loop.body, cst.If)]
+        tests += [each.test for each in walk_for(loop.body, cst.IfExp)]
     else:
         assert isinstance(loop, (cst.ListComp, cst.GeneratorExp, cst.SetComp))
         tests = [each.test for each in loop.for_in.ifs]

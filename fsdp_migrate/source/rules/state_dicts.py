@@ -231,12 +231,12 @@ def _is_of_both(source: Source, func: cst.Attribute) -> bool:
     contexts, models, index = source.contexts, source.models, source.index
     if func.attr.value != "state_dict" or fsdp1_branch(index, func) is not None:
         return False
-    decide = [
+    decide: list[cst.CSTNode] = [
         each.call for each in (*contexts.setters, *(c for c in contexts.every if c.problem is not None))
     ]
     if not decide:
         key = models.key_of(func.value)
-        decide = models.made.get(key, []) if key is not None and key not in models.given else []
+        decide = list(models.made.get(key, ())) if key is not None and key not in models.given else []
     return bool(decide) and all(fsdp1_branch(index, each) is not None for each in decide)
 
 
