@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.made_elsewhere import is_made_by_others
 from fsdp_migrate.source.method_calls import renamed
+from fsdp_migrate.source.python.made_by_others import is_made_by_others
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.uses import Found, Need, Replace
 
