@@ -14,7 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, with_hook
+from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
@@ -404,12 +404,13 @@ def _left(source: Source, asked: _Asked) -> Found:
             f"{said} Take ModelParallelStrategy(parallelize_fn=parallelize, {shown}) of "
             f"{asked.package}.strategies, put the function that stands below above it, and make optimizers "
             "after `model = fabric.setup_module(model)`: FSDP2 replaces the parameters."
-            f"{_of_each_model(source, asked)}"
+            f"{_of_each_model(source, asked) or of_classes(asked.converted.code)}"
         )
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
     text = (
         f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put what stands "
         f"below into the LightningModule. Either without the other does not shard.{_of_own_hook(source)}"
+        f"{of_classes(asked.converted.code)}"
     )
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
 

@@ -245,3 +245,13 @@ def test_a_strategy_that_its_trainer_is_given_in_one_branch() -> None:
     assert "data_parallel_size=8" in said
     assert "bf16-true" in said or "bfloat16" in said
     assert "is not seen here" in comments(body.replace("strategy=s", "strategy=t"), header=LIT)
+
+
+@pytest.mark.parametrize("package", ["L.Trainer(devices=n", "L.Fabric(devices=n"])
+def test_a_policy_that_names_classes_of_which_the_model_may_have_some(package: str) -> None:
+    header = f"from models import Block, Other\n{LIT}"
+    for names, is_said in (("Block", False), ("Block, Other", True)):
+        body = f"t = {package}, strategy=FSDPStrategy(auto_wrap_policy={{{names}}}))\n"
+        said = comments(body, header)
+        assert "'auto_wrap_policy': ['Block'" in said
+        assert ("Name those classes alone that the model has" in said) is is_said

@@ -40,6 +40,7 @@ LEFT_ALONE = [
     "class T:\n    def no_sync(self): ...\n",
     "class T:\n    def f(self):\n        self.no_sync = False\n        if self.no_sync:\n            pass\n",
     "other.no_sync = True\n",
+    "self._ddp_model_ref.no_sync()\n",
 ]
 
 
