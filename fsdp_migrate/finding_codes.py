@@ -208,7 +208,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "Private to FSDP1, or its wrapper's own: flat parameters, handles, `model.sharding_strategy`.",
         ),
         "FM318": FindingCode(
-            "changed", "Tests of parameters' dimensions: FSDP1's were flat, FSDP2's have their own shapes."
+            "changed", "Tests of parameters' dimensions or names: FSDP1's were flat, FSDP2's have their own."
         ),
         "FM319": FindingCode(
             "refused", "Lightning's `FSDPStrategy`: `ModelParallelStrategy` needs a hook in the module."

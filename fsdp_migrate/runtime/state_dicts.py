@@ -129,7 +129,10 @@ def whole_value(value: Any, *, wanted: bool, offload_to_cpu: bool) -> Any:
 
 
 def sharded_state_dict(
-    model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None = None
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    *,
+    cpu_offload: bool = False,
 ) -> dict[str, Any]:
     """Return the state of a sharded model, and of its optimizer, as torch's checkpoints (DCP) save it.
 
@@ -139,6 +142,8 @@ def sharded_state_dict(
     Args:
         model: The model, between steps.
         optimizer: Its optimizer, or several, whose state becomes one.
+        cpu_offload: Whether each rank's part is copied to the CPU, as ``offload_to_cpu`` asked of FSDP1: then
+            later steps do not change what was returned.
 
     Returns:
         The state, the same names on every rank.
@@ -153,7 +158,12 @@ def sharded_state_dict(
         ['bias', 'weight']
     """
     show_shards(model, "sharded_state_dict")
-    return _state(model, optimizer, _without_wrapper)
+    return _state(model, optimizer, _on_cpu if cpu_offload else _without_wrapper)
+
+
+def _on_cpu(value: Any) -> Any:
+    value = _without_wrapper(value)
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def _without_wrapper(value: Any) -> Any:

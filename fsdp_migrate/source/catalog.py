@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 FSDP = "FullyShardedDataParallel"
 
@@ -173,6 +175,15 @@ FSDP2_CLASSES = frozenset(
 
 FSDP2_NAMES = frozenset({"FSDP2", "FSDPModule"})
 """What other packages call FSDP2's class, where they import it for others to import from them."""
+
+MADE_BY_OTHERS = re.compile(
+    r"^(?:composer\.(?:\w+\.)*prepare_fsdp_module|d2go\.(?:\w+\.)*build_fsdp|fairseq2\.nn\.fsdp\.(?:\w+\.)*to_fsdp1?"
+    r"|ray\.train\.torch\.(?:\w+\.)*prepare_model|torchtnt\.(?:\w+\.)*prepare_fsdp)$"
+)
+"""Functions of other packages that make FSDP1's models; Ray's one by ``parallel_strategy="fsdp"``."""
+
+MAY_KEEP_NAMES = re.compile(r"use_orig_params['\"]?\]?(?:\s*:\s*\w+)?\s*[:=]\s*(?!False\b|\s)")
+"""What a text has that may ask FSDP1 for parameters of their own names."""
 
 FSDP2_FUNCTIONS = frozenset({"apply_fsdp2", "fully_shard"})
 """The last parts of names of functions that shard by FSDP2, torch's and other packages' own."""

@@ -15,6 +15,7 @@ from fsdp_migrate.source.asked_methods import asked_for, clips_itself, has_own_g
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
+from fsdp_migrate.source.made_elsewhere import with_texts
 from fsdp_migrate.source.optimizer_classes import made_beside_models, methods_by_file as optimizer_methods
 from fsdp_migrate.source.own_wrapping import sharding_parts
 from fsdp_migrate.source.project import (
@@ -26,7 +27,7 @@ from fsdp_migrate.source.project import (
     dotted,
     is_seen_alone,
 )
-from fsdp_migrate.source.project_arguments import given_to
+from fsdp_migrate.source.project_arguments import given_to, is_made_there
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
     ANY,
@@ -72,7 +73,7 @@ def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
         following.run()
         links = following.links()
     links |= {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
-    return with_lightning(project, links)
+    return with_texts(project.texts, with_lightning(project, links))
 
 
 @dataclass(eq=False)
@@ -230,8 +231,14 @@ class _Following(ProjectKinds):
             return
         if not last.startswith("_"):
             self._add(self._key(start, place), put(attribute(last), kinds))
+        is_own = is_made_there(self.project, start, place)
         for owner, _ in tuple(self.objects_in(self.lookup(start, place))):
-            self._add((owner.key, f"self.{last}"), kinds, from_others=True)
+            fact = (owner.key, f"self.{last}")
+            was_own = self.set_on_own.get(fact)
+            if was_own is None or (was_own and not is_own):
+                self.set_on_own[fact] = is_own
+                self._found_more(fact)
+            self._add(fact, kinds, from_others=True)
             self._note_holder(owner.key)
             self._look_at([owner.module.path])
 

@@ -19,6 +19,21 @@ MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModul
 HARMLESS = re.compile(r"^(?:abc\.ABC|typing\.Generic|torch\.nn\..*)$")
 OLD_HOOK = "configure_sharded_model"
 HOOKS = frozenset({"configure_model", OLD_HOOK})
+_CLASSES = re.compile(r"'auto_wrap_policy': \[[^\]]*,[^\]]*\w")
+_EACH_CLASS = (
+    " Name those classes alone that the model has: Lightning passed over one that it has no module of, and "
+    "prepare_fully_shard stops at it."
+)
+
+
+def of_classes(hook: str) -> str:
+    """Say of a hook that names several classes that the model has to have them, where that was no error.
+
+    Example:
+        >>> of_classes("arguments = {'auto_wrap_policy': ['Block']}")
+        ''
+    """
+    return _EACH_CLASS if _CLASSES.search(hook) else ""
 
 
 @dataclass(eq=False)

@@ -45,7 +45,8 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
         return "mixed"
     text = dotted(receiver)
     names = set() if text is None else {part.lower().lstrip("_") for part in text.split(".")}
-    if not source.uses_fsdp1 or names & _OTHERS or source.index.qualified(receiver):
+    is_ddps = any("ddp" in each and "fsdp" not in each for each in names)
+    if not source.uses_fsdp1 or is_ddps or names & _OTHERS or source.index.qualified(receiver):
         return "no"
     last = (text or "").split(".")[-1].lower()
     named = any(word in last for word in ("model", "module", "fsdp"))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _MOST_STARRED = 12
+_DEEPEST = 4
 _ITEM = re.compile(r"(?:^|\s)\['(\w+)'\]>")
 
 
@@ -32,8 +33,8 @@ class Facts(Protocol):
         """What a name of a scope may be."""
 
     @property
-    def from_others(self) -> Mapping[tuple[str, str], set[str]]:
-        """The part of it that other files tell."""
+    def set_on_own(self) -> Mapping[tuple[str, str], bool]:
+        """The attributes that are set from outside of a class, and whether on objects made there alone."""
 
     def kinds(self, node: ast.expr, place: Place) -> set[str]:
         """Return what an expression may be."""
@@ -75,16 +76,61 @@ def is_bare(known: Facts, definition: Definition, call: ast.Call) -> bool:
 
 
 def is_owed(known: Facts, owner: Definition, name: str) -> bool:
-    """Tell whether an attribute is a model by the parameters of the class's own constructor alone."""
-    known.ask((owner.key, f"self.{name}"))
+    """Tell whether an attribute is a model by the parameters of the class's own constructor alone.
+
+    Or by what is set on objects where they are made: ``self.pipe = Pipe(cfg); self.pipe.net = FSDP(net)``.
+    """
+    text = f"self.{name}"
+    known.ask((owner.key, text))
     made = owner.module.definitions.get(f"{owner.name}.__init__")
-    if made is None or known.from_others.get((owner.key, f"self.{name}")):
+    is_set = known.set_on_own.get((owner.key, text))
+    if made is None or is_set is False or (is_set and _is_model_above(known, owner, text)):
         return False
     place, within = Place(made.module, made.name), set(ast.walk(made.node))
     values = _values(owner.node, name)
-    parts = [part for value in values for part in _parts(value)] if within.issuperset(values) else []
+    if not within.issuperset(values):
+        return False
+    parts = [part for value in values for part in _parts(value)]
     given = [part for part in parts if isinstance(part, ast.Name) and _is_model(known, made, part.id)]
-    return bool(given) and not any(has_model(known.kinds(part, place)) for part in parts if part not in given)
+    is_given = bool(given) or is_set is True
+    return is_given and not any(has_model(known.kinds(part, place)) for part in parts if part not in given)
+
+
+def _is_model_above(known: Facts, owner: Definition, text: str, depth: int = 0) -> bool:
+    """Tell whether an attribute is a model by a class that the owner derives from."""
+    return depth < _DEEPEST and any(
+        has_model(known.facts.get((base.key, text), ())) or _is_model_above(known, base, text, depth + 1)
+        for base in known.project.bases(owner)
+    )
+
+
+def is_made_there(project: Project, text: str, place: Place) -> bool:
+    """Tell whether a name, or ``self.name``, is bound to what calls of the project's classes make alone."""
+    owner = project.class_of(place) if text.startswith("self.") else None
+    scope = owner.node if owner is not None else project.node(place.module, place.scope) or place.module.tree
+    parameters = scope.args if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+    if parameters is not None and any(
+        each.arg == text for each in ast.walk(parameters) if isinstance(each, ast.arg)
+    ):
+        return False
+    values: dict[ast.AST, ast.expr] = {}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign):
+            values.update((target, node.value) for target in node.targets)
+    bound = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, (ast.Name, ast.Attribute))
+        if isinstance(node.ctx, ast.Store) and dotted(node) == text
+    ]
+    return bool(bound) and all(_makes_one(project, values.get(node), place) for node in bound)
+
+
+def _makes_one(project: Project, value: ast.expr | None, place: Place) -> bool:
+    """Tell whether a value is a call of a class of the project."""
+    called = dotted(value.func) if isinstance(value, ast.Call) else None
+    found = project.named(called, place) if called is not None else None
+    return found is not None and isinstance(found.node, ast.ClassDef)
 
 
 def _values(owner: ast.AST, name: str) -> list[ast.AST]:

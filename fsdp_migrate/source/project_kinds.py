@@ -10,12 +10,14 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.given_back import argument, given_back
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_scopes import Renamed
 from fsdp_migrate.source.python.held import (
+    ARGUMENT,
     EACH,
     ITEM,
     LONGEST,
@@ -68,6 +70,8 @@ class ProjectKinds:
     """The lines at which a name is made a model, and the loops around them."""
     from_others: dict[Fact, set[str]] = field(default_factory=dict)
     """The part of the facts about parameters and attributes that calls of other files tell."""
+    set_on_own: dict[Fact, bool] = field(default_factory=dict)
+    """The attributes that are set from outside of a class, and whether on objects made there alone."""
     below: dict[Fact, set[str]] = field(default_factory=dict)
     """What classes that derive from one have in an attribute, where its own methods see them."""
     not_run: dict[str, set[str]] = field(default_factory=dict)
@@ -82,6 +86,7 @@ class ProjectKinds:
     """The scope whose statements are gone through."""
     askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
+    _given_back: dict[str, str | None] = field(default_factory=dict, repr=False)
     _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
     _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
     _renamed: dict[Module, Renamed] = field(default_factory=dict, repr=False)
@@ -247,9 +252,22 @@ class ProjectKinds:
         return found
 
     def returned(self, definition: Definition) -> set[str]:
-        """Return what a function gives."""
+        """Return what a function gives, or which of its arguments."""
         self.ask(definition.key)
-        return self.returns.get(definition.key, set())
+        found = self.returns.get(definition.key, set())
+        if not has_model(found):
+            return found
+        if definition.key not in self._given_back:
+            self._given_back[definition.key] = given_back(self.project, definition)
+        back = self._given_back[definition.key]
+        return {back} if back is not None else found
+
+    def _returned_to(self, call: ast.Call, definition: Definition, place: Place) -> set[str]:
+        """Return what a call of a function gives."""
+        found = self.returned(definition)
+        back = next((kind for kind in found if kind.startswith(ARGUMENT)), None)
+        given = argument(call, back) if back is not None else None
+        return found if back is None else self.kinds(given, place) if given is not None else set()
 
     def ask(self, key: Key) -> None:
         """Note that the scope which is gone through depends on what is known of something."""
@@ -271,7 +289,7 @@ class ProjectKinds:
                 if not self.project.is_subclass(definition):
                     start = BARE if is_bare(self, definition, call) else IS
                     found |= {f"{start}{definition.key}"} | self._fields(definition, call, place)
-            found |= self.returned(definition)
+            found |= self._returned_to(call, definition, place)
         made = (kind for kind in self.kinds(call.func, place) if kind.startswith(_MAKES))
         found |= {kind.removeprefix(_MAKES) for kind in made}
         if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_MODEL:
@@ -366,7 +384,7 @@ class ProjectKinds:
         found: set[str] = set()
         for kind in kinds:
             before, mark, last = kind.rpartition(">")
-            if last in _TOLD:
+            if last in _TOLD or kind.startswith(ARGUMENT):
                 found.add(kind)
             elif mark and last.startswith((IS, ANY, BARE)):
                 inside = self._inside.get(last)

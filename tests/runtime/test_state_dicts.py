@@ -123,6 +123,20 @@ def test_state_of_few_bits_has_no_whole_form(gather: Callable[..., Any]) -> None
     assert "exp_avg" in sharded_state_dict(model, optimizer)["optimizer"]["state"]["weight"]
 
 
+def test_a_copy_on_the_cpu_stays_what_it_was() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for first, then in ((True, False), (False, True)):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        state = sharded_state_dict(model, optimizer, cpu_offload=first)
+        kept = state["optimizer"]["state"]["weight"]["exp_avg"], state["model"]["weight"]
+        before = [each.clone() for each in kept]
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert [not torch.equal(*each) for each in zip(kept, before, strict=True)] == [then, then]
+
+
 def test_names_are_the_models_own_whatever_wraps_it() -> None:
     for model, optimizer, expected in run_ranks(runtime_state.names_with_wrappers):
         assert model == expected

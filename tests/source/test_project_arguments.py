@@ -51,7 +51,8 @@ def test_an_object_that_is_given_no_model_makes_a_plain_one(tmp_path: Path, set_
 @pytest.mark.parametrize(
     ("set_by", "train"),
     [
-        (_SET, f"{_TRAIN}Pipe(config).net = FSDP(net)\npipe.net = FSDP(pipe.net)\n"),
+        (_SET, f"{_TRAIN}def change(pipe):\n    pipe.net = FSDP(pipe.net)\nchange(pipe)\n"),
+        (_SET, f"{_TRAIN}pipe = pipe or other\npipe.net = FSDP(pipe.net)\n"),
         (f"{_SET}\n\n    def change(self, net):\n        self.net = net", f"{_TRAIN}pipe.change(net)\n"),
         ("self.net = wrap(Net(config)) if net is None else net\n\nfrom train import wrap", None),
         ("self.net, self.config = net, config", None),
@@ -60,3 +61,32 @@ def test_an_object_that_is_given_no_model_makes_a_plain_one(tmp_path: Path, set_
 def test_an_attribute_that_is_a_model_in_other_ways_too(tmp_path: Path, set_by: str, train: str) -> None:
     wrap = f"{_TRAIN}def wrap(net):\n    return FSDP(net)\n"
     assert _found(tmp_path, f"pipe = Pipe(config)\n{_USE}", set_by, train or wrap)
+
+
+_HOLDS = """\
+class Trainer:
+    def __init__(self, config, net):
+        self.pipe = Pipe(config)
+        self.pipe.net = FSDP(net)
+        {}
+"""
+
+
+@pytest.mark.parametrize("set_by", ["self.net = Net(config)", _SET])
+@pytest.mark.parametrize(
+    ("train", "is_said"),
+    [
+        (_HOLDS.format("pass"), False),
+        (_HOLDS.format("self.pipe = make(config)"), True),
+        ("pipe = Pipe(config)\npipe.net = FSDP(pipe.net)\n", False),
+        ("def shard(pipe: Pipe):\n    pipe.net = FSDP(pipe.net)\n\n\nshard(Pipe(config))\n", True),
+    ],
+)
+def test_what_is_set_on_an_object_where_it_is_made(
+    tmp_path: Path, set_by: str, train: str, *, is_said: bool
+) -> None:
+    train = f"{FSDP}from pipe import Pipe\n\n\n{train}"
+    assert _found(tmp_path, f"pipe = Pipe(config)\n{_USE}", set_by, train) is is_said
+    # Those objects themselves hold what was set, wherever they go.
+    use = f"from train import Trainer\ntrainer = Trainer(config, net)\ntrainer.{_USE}"
+    assert "class" not in train or _found(tmp_path, use, set_by, train)

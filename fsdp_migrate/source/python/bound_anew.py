@@ -38,6 +38,12 @@ def runs_at(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | No
     return calls[0] if is_of_self and index.class_of(own) is index.class_of(function) else None
 
 
+def is_in_value(index: Index, target: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Tell whether a place is in the value that an assignment gives: ``self.net = wrap(self.net)``."""
+    assign = index.parents.get(index.parents[target])
+    return isinstance(assign, cst.Assign) and assign.value in {node, *index.ancestors(node)}
+
+
 def runs_later(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | None) -> bool:
     """Tell whether a constructor runs the method that has a statement, by others even, below its call of one.
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # `is_fully_sharded(model)` is what FSDP1's models are called as well.
 _FSDP2 = re.compile(r"fsdp_?v?2|fully_shard(?!ed)|fsdp\w*version\w*(\(.*\))?==2")
 _FSDP1 = re.compile(r"fsdp\w*version\w*(\(.*\))?==1")
+_MODEL = re.compile(r"(model|module|net|network)$")
 _NOT = re.compile(r"^not\b|!=|\bnotin\b")
 
 
@@ -34,7 +35,7 @@ def fsdp1_branch(index: Index, node: cst.CSTNode) -> cst.CSTNode | None:
             if is_fsdp1s or (any(_others(index, above)) and not calls_fsdp2(above.body)):
                 return above.body
         elif isinstance(above, (cst.If, cst.IfExp)) and below is above.orelse:
-            is_beside = asks_for_fsdp2(index, above.test) or calls_fsdp2(above.body)
+            is_beside = _is_for_all_of_fsdp2(index, above.test) or calls_fsdp2(above.body)
             if is_beside and not calls_fsdp2(_first(below)):
                 return below
         elif isinstance(above, cst.IndentedBlock) and _comes_after_fsdp2(index, above, below):
@@ -56,6 +57,22 @@ def asks_for_fsdp2(index: Index, test: cst.BaseExpression) -> bool:
     return any(len(call.args) == 2 and index.is_fsdp2_class(call.args[1].value) for call in checks)
 
 
+def _is_for_all_of_fsdp2(index: Index, test: cst.BaseExpression) -> bool:
+    """Tell whether a branch of FSDP2's is taken by each of its models, those too that we make of FSDP1's.
+
+    By a mark, ``getattr(model, "_uses_fsdp2", False)``, it is taken by those alone that a source has marked.
+    """
+    return asks_for_fsdp2(index, test) and not any(map(_asks_for_mark, walk_for(test, cst.Call)))
+
+
+def _asks_for_mark(call: cst.Call) -> bool:
+    """Tell whether a call asks a model, and no config, for an attribute that speaks of FSDP2."""
+    if dotted(call.func) not in {"getattr", "hasattr"} or len(call.args) < 2:
+        return False
+    last = (dotted(call.args[0].value) or "").split(".")[-1].lower()
+    return _MODEL.search(last) is not None and _FSDP2.search(text_of(call.args[1].value).lower()) is not None
+
+
 def _plain(test: cst.BaseExpression) -> str:
     return text_of(test).lower()
 
@@ -64,7 +81,7 @@ def _others(index: Index, choice: cst.If | cst.IfExp) -> Iterator[bool]:
     """Yield, for each branch that follows the first, whether it is FSDP2's."""
     after: cst.CSTNode | None = choice.orelse
     while isinstance(after, (cst.If, cst.IfExp)):
-        yield asks_for_fsdp2(index, after.test) or calls_fsdp2(after.body)
+        yield _is_for_all_of_fsdp2(index, after.test) or calls_fsdp2(after.body)
         after = after.orelse
     if after is not None:
         yield calls_fsdp2(after)
@@ -89,7 +106,7 @@ def _comes_after_fsdp2(index: Index, block: cst.IndentedBlock, statement: cst.CS
     for each in block.body:
         if each is statement:
             return False
-        if isinstance(each, cst.If) and each.orelse is None and asks_for_fsdp2(index, each.test):
+        if isinstance(each, cst.If) and each.orelse is None and _is_for_all_of_fsdp2(index, each.test):
             last = each.body.body[-1] if each.body.body else None
             small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
             if isinstance(small, (cst.Return, cst.Raise, cst.Continue)):

@@ -94,7 +94,7 @@ class Guards:
         switches = (_SWITCH, _HELD, _DONE, _DISTRIBUTED)
         is_named = any(switch.match(each) for each in lowered for switch in switches)
         is_named = is_named or not lowered.isdisjoint({"fsdp_cfg", "is_initialized"})
-        return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts)
+        return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts | lowered)
 
     @functools.cached_property
     def _has_ddps_switch(self) -> bool:
@@ -363,9 +363,16 @@ def _is_word(test: cst.Comparison, word: re.Pattern[str], *, truth: bool) -> boo
     asked = test.comparisons[0]
     kinds = (cst.Equal, cst.Is) if truth else (cst.NotEqual, cst.IsNot)
     sides = [each for each in (test.left, asked.comparator) if isinstance(each, cst.SimpleString)]
-    return isinstance(asked.operator, kinds) and any(
-        word.match(str(e.evaluated_value).lower()) for e in sides
-    )
+    words = [str(each.evaluated_value) for each in sides]
+    # Of FSDP there may be other members: `Strategy.hsdp`.
+    words += [_member(each) for each in (test.left, asked.comparator) if word is _DDP]
+    return isinstance(asked.operator, kinds) and any(word.match(each.lower()) for each in words)
+
+
+def _member(node: cst.BaseExpression) -> str:
+    """Return what the member of a class is called: ``Strategy.ddp``."""
+    *_, owner, last = ("", "", *(dotted(node) or "").split("."))
+    return last if owner[:1].isupper() else ""
 
 
 def _compares_type(test: cst.Comparison, text: str, is_class: IsClass, *, want: bool) -> bool:

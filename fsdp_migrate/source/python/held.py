@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
+ARGUMENT = "arg:"
+"""Of what a function gives: before the place and the name of the argument that it gives back."""
 EACH = "each"
 """The step to what a loop over a list goes through."""
 VALUE = "value"

@@ -60,6 +60,11 @@ class Links:
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 
+    keeps_names: bool = False
+    """Whether a file of the project may shard by ``use_orig_params=True``."""
+    made_by_others: bool = False
+    """Whether a function of another package makes FSDP1's models in the project."""
+
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
 

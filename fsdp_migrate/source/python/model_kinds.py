@@ -14,6 +14,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
+    is_in_value,
     is_wrapped_between,
     runs_at,
     runs_later,
@@ -22,7 +23,16 @@ from fsdp_migrate.source.python.bound_anew import (
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
-from fsdp_migrate.source.python.held import EACH, attribute, has_model, put, taken, whole, without_models
+from fsdp_migrate.source.python.held import (
+    ARGUMENT,
+    EACH,
+    attribute,
+    has_model,
+    put,
+    taken,
+    whole,
+    without_models,
+)
 from fsdp_migrate.source.python.last_values import stands_for
 from fsdp_migrate.source.python.lightning_models import is_trainers_model
 from fsdp_migrate.source.python.links import NOTHING
@@ -34,7 +44,7 @@ from fsdp_migrate.source.python.makers import (
     is_wrapping,
     makes_fsdp,
 )
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
 
@@ -103,7 +113,7 @@ class ModelKinds:
         if key is None or self._is_bound_anew(node, key):
             return key is not None
         if key in self.given:
-            return False
+            return self._is_wrapped_below(node)
         made = self.made.get(key, [])
         if not made:
             evidence = self.evidence.get(key, ())
@@ -114,13 +124,33 @@ class ModelKinds:
             run = runs_at(self.index, statement, function)
             if run is None and runs_later(self.index, statement, function):
                 continue
-            if run is None or self.index.order[run] < place:
+            is_above = run is not None and self.index.order[run] < place
+            if run is None or (is_above and not is_in_value(self.index, run, node)):
                 return False
             # What stands above the wrapping in the same loop comes after it in the next round.
             loops = {a for a in self.index.ancestors(run) if isinstance(a, (cst.For, cst.While))}
             if any(above in loops for above in self.index.ancestors(node)):
                 return False
         return True
+
+    def _is_wrapped_below(self, node: cst.BaseExpression) -> bool:
+        """Tell whether the same function wraps what it is given, below a place and in any case."""
+        function, order, text = self.index.function(node), self.index.order, text_of(node)
+        for call, model in self._wrappings:
+            if model == text and order[call] > order[node] and self.index.function(call) is function:
+                above = set(self.index.ancestors(node))
+                known = {test for test, _ in self.guards.facts(node)}
+                if not any(test not in known for test, _ in self.guards.facts(call)):
+                    loops = (a for a in self.index.ancestors(call) if isinstance(a, (cst.For, cst.While)))
+                    return above.isdisjoint(loops)
+        return False
+
+    @functools.cached_property
+    def _wrappings(self) -> list[tuple[cst.Call, str]]:
+        """The calls that make FSDP1 models, and what each is given."""
+        calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
+        made = [(call, model_argument(call, 0)) for call in calls if self.is_constructor(call.func)]
+        return [(call, text_of(model)) for call, model in made if model is not None]
 
     def _is_other_case(self, shows: cst.Call, node: cst.BaseExpression) -> bool:
         """Tell whether a place is reached only where what a call shows of a model does not hold."""
@@ -181,18 +211,18 @@ class ModelKinds:
     @functools.cached_property
     def _shards_by_fsdp2(self) -> list[cst.Call]:
         calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
-        return [
-            call
-            for call in calls
-            if call.args
-            and (self.index.qualified(call.func) & FSDP2 or is_partial_of(self.index, call.func, FSDP2))
-        ]
+        return [call for call in calls if call.args and self._is_fsdp2s(call.func)]
 
-    def _was_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
-        """Tell whether FSDP2 was given the same model above, in a branch around: ``fully_shard(model)``."""
+    def _is_fsdp2s(self, func: cst.BaseExpression) -> bool:
+        """Tell whether a function shards by FSDP2: torch's, a partial of it, a project's ``apply_fsdp2``."""
+        if (dotted(func) or "").split(".")[-1] in catalog.FSDP2_FUNCTIONS:
+            return True
+        return bool(self.index.qualified(func) & FSDP2) or is_partial_of(self.index, func, FSDP2)
+
+    def _is_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
+        """Tell whether FSDP2 is given the same model in a branch around, where it is plain until then."""
         for call in self._shards_by_fsdp2:
-            is_above = self.index.order[call] < self.index.order.get(node, 0)
-            if is_above and text_of(call.args[0].value) == text_of(node):
+            if text_of(call.args[0].value) == text_of(node):
                 blocks = (a for a in self.index.ancestors(call) if isinstance(a, cst.IndentedBlock))
                 block = next(blocks, None)
                 is_branch = block is not None and isinstance(self.index.parents[block], (cst.If, cst.Else))
@@ -210,7 +240,7 @@ class ModelKinds:
 
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
-        if self._was_sharded_by_fsdp2(node) or self._is_not_run(node):
+        if self._is_sharded_by_fsdp2(node) or self._is_not_run(node):
             return True
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
@@ -348,12 +378,25 @@ class ModelKinds:
             return self.kinds(call.args[around].value)
         found: set[str] = set()
         for name in self._written(call.func, names):
-            found |= self.links.gives.get(name, frozenset())
+            found |= self._given_back(call, self.links.gives.get(name, frozenset()))
         for function in self.guards.functions(call.func):
             found |= self.returns.get(function, set())
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
             found |= whole(self.kinds(call.func.value))
         return found or given_by(self, call) or self._kinds_of_wrapping(call, names)
+
+    def _given_back(self, call: cst.Call, gives: frozenset[str]) -> set[str]:
+        """Return what a function of another file gives: what it is given here, where it gives that back."""
+        back = next((kind for kind in gives if kind.startswith(ARGUMENT)), None)
+        if back is None:
+            return set(gives)
+        place, _, name = back.removeprefix(ARGUMENT).partition(":")
+        for arg in call.args:
+            if arg.keyword is not None and arg.keyword.value == name:
+                return self.kinds(arg.value)
+        given = call.args[: int(place) + 1]
+        is_seen = len(given) > int(place) and not any(arg.star or arg.keyword for arg in given)
+        return self.kinds(given[-1].value) if is_seen else set()
 
     def _kinds_of_wrapping(self, call: cst.Call, names: set[str]) -> set[str]:
         """Return what a call gives whose function is the class in disguise, or is given it."""

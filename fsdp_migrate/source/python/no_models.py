@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # Words in the names of objects whose state dicts are not those of a model.
 _WORDS = ("optim", "sched", "scaler", "sampler", "loader", "dataset", "tracker", "timer", "metric")
+_RANDOM = re.compile(r"(^|_)(rng|random_state)s?(_|$)")
 # The packages and modules whose classes and functions make none, whatever their objects are called.
 _HOMES = (
     "diffusers.optimization.",
@@ -73,7 +75,12 @@ def is_of_no_model(index: Index, name: cst.Name | cst.Attribute) -> bool:
 
 def _is_by_name(text: str) -> bool:
     last = text.lower().split(".")[-1]
-    return last == "opt" or last.endswith("_opt") or any(word in last for word in _WORDS)
+    return last == "opt" or last.endswith("_opt") or any(word in last for word in _WORDS) or _is_random(text)
+
+
+def _is_random(text: str) -> bool:
+    """Tell whether a name is that of a state of random numbers: ``rng_state_item``."""
+    return _RANDOM.search(text.lower().split(".")[-1]) is not None
 
 
 def _is_none(binding: Binding) -> bool:
@@ -85,7 +92,8 @@ def _is_bound_to_none(index: Index, binding: Binding, depth: int) -> bool:
     if isinstance(binding.node, cst.Param) and binding.node.annotation is not None:
         return _is_by_name(text_of(binding.node.annotation.annotation))
     if binding.index is not None or binding.value is None:
-        return False
+        # `key, stateful = rng_state_item`
+        return isinstance(binding.value, (cst.Name, cst.Attribute)) and _is_random(text_of(binding.value))
     return is_no_model(index, binding.value, depth + 1)
 
 

@@ -90,6 +90,10 @@ _HYBRID = (
     ),
 )
 _INIT = ("Accelerate's FSDP2 does not call it.", "See that the model is whole before `prepare`.")
+_EACH_CLASS = (
+    "torch's policy passed over a class that the model has no module of, and Accelerate stops at one.",
+    "Name those classes alone that the model has.",
+)
 _KEYS = {"cpu_offload": "offload_params", "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap"}
 _NAMES = {
     **{key: name for name, key in _KEYS.items()},
@@ -199,6 +203,8 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM320", call, f"{_LAUNCHED} {_MEANT}", "commented")
     elif reasons:
         text = f"{in_sentences(reasons)} {_MEANT} {_known(values, after)}"
+        if any(each.message == _EACH_CLASS[0] for each in findings):
+            text = f"{text} {' '.join(_EACH_CLASS)}"
         yield Found("FM320", call, text, "commented", is_of_its_own=True)
     else:
         yield from _rewritten(source, call, values, (*converted.findings, *findings), given, after)
@@ -229,6 +235,7 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
             policy = _policy(value)
             held |= policy or {}
             reasons += [] if policy else [_POLICY]
+            findings += _said_of_classes(policy)
         elif name == "mixed_precision_policy" and (not isinstance(value, str) or values.has_unread(value)):
             reasons += _casts(value, values)
             reasons += [] if definition(source, node) is node or is_only_use(source, node) else [_SHARED]
@@ -273,6 +280,11 @@ def _policy(value: Any) -> dict[str, Any] | None:
     if not isinstance(names, list) or not all(isinstance(n, str) and n.isidentifier() for n in names):
         return None
     return {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": ",".join(names)}
+
+
+def _said_of_classes(policy: dict[str, Any] | None) -> Iterator[Finding]:
+    if "," in (policy or {}).get("transformer_layer_cls_to_wrap", ""):
+        yield make_finding("FM343", "auto_wrap_policy", *_EACH_CLASS)
 
 
 def _casts(value: Any, values: Values) -> list[str]:

@@ -122,7 +122,9 @@ def _is_given_a_model(source: Source, call: cst.Call) -> bool:
 def _may_be_given_one(source: Source, call: cst.Call) -> bool:
     """Tell whether a model may be sharded: it is asked for that, or one of its name is wrapped here."""
     model = _model_of(call)
-    if model is not None and source.models.is_other_branch(model):
+    if model is not None and (
+        source.models.is_other_branch(model) or source.models.is_before_wrapping(model)
+    ):
         return False
     if call.args and source.models.is_parameters(call.args[0].value):
         return True

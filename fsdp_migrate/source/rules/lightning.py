@@ -14,7 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, with_hook
+from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
@@ -96,6 +96,7 @@ _RANKS = "<number of ranks>"
 _HIDDEN = "`*` and `**` hide arguments"
 _NO_FABRIC = "the Fabric that it is given to, and its precision and number of ranks, are not seen here"
 _NO_TRAINER = "the Trainer that it is given to is not seen here"
+_ONE_BRANCH = "the Trainer is given this strategy in one branch, and another in others"
 _NO_MODULE = (
     "the LightningModule that the Trainer trains is not seen in these files, or has a configure_model or "
     "configure_sharded_model"
@@ -262,6 +263,8 @@ def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
     if any(arg.star or arg.keyword is None for arg in call.args):
         reasons.append(_HIDDEN)
     trainer = _trainer_of(source, call)
+    if trainer is not None and not _is_in_each_case(source, call, trainer):
+        reasons.append(_ONE_BRANCH)
     strategy = {"class_path": f"{package}.strategies.FSDPStrategy", "init_args": held}
     return _asked(source, _Asked(call, call, trainer, package, values, Converted({}, {}), reasons), strategy)
 
@@ -328,8 +331,6 @@ def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
         readers = source.readers(target)
         if len(readers) != 1 or not is_only_use(source, readers[0]):
             return None
-        if definition(source, readers[0]) is not call:
-            return None
         node = readers[0]
     arg = source.index.parents[node]
     trainer = source.index.parents.get(arg)
@@ -339,6 +340,14 @@ def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
         _TRAINER.match(name) or _FABRICS.match(name) for name in source.index.qualified(trainer.func)
     )
     return trainer if is_trainer and isinstance(trainer, cst.Call) else None
+
+
+def _is_in_each_case(source: Source, call: cst.Call, trainer: cst.Call) -> bool:
+    """Tell whether a strategy goes to its Trainer whichever branch is taken."""
+    given = (
+        each.value for each in trainer.args if each.keyword is not None and each.keyword.value == "strategy"
+    )
+    return any(each is call or definition(source, each) is call for each in given)
 
 
 def _together(source: Source, every: list[_Asked]) -> Iterator[Found]:
@@ -395,12 +404,13 @@ def _left(source: Source, asked: _Asked) -> Found:
             f"{said} Take ModelParallelStrategy(parallelize_fn=parallelize, {shown}) of "
             f"{asked.package}.strategies, put the function that stands below above it, and make optimizers "
             "after `model = fabric.setup_module(model)`: FSDP2 replaces the parameters."
-            f"{_of_each_model(source, asked)}"
+            f"{_of_each_model(source, asked) or of_classes(asked.converted.code)}"
         )
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
     text = (
         f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put what stands "
         f"below into the LightningModule. Either without the other does not shard.{_of_own_hook(source)}"
+        f"{of_classes(asked.converted.code)}"
     )
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
 

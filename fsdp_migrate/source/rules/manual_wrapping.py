@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import text_of
 from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import libcst as cst
 
     from fsdp_migrate.source.python.text import Source
 
@@ -21,10 +24,23 @@ _MEANT = (
     "wrapping by hand: build the model without it, and select the same modules by "
     "prepare_fully_shard(model, {'auto_wrap_policy': ...})."
 )
+_OF_OTHERS = (
+    "this makes FSDP1's model, by another package, which stays so: call prepare_fully_shard(model, {{...}}) "
+    "of fsdp_migrate in place of {}, with what it is given."
+)
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find every use of ``enable_wrap`` and ``wrap``."""
+    """Find every use of ``enable_wrap`` and ``wrap``, and what other packages make."""
     for node, name in source.references.items():
         if name in catalog.MANUAL_WRAPPING:
             yield Found("FM303", node, _MEANT, "commented", covers=(node,))
+    for call in source.calls:
+        made = next(filter(catalog.MADE_BY_OTHERS.match, sorted(source.index.qualified(call.func))), "")
+        if made and (not made.startswith("ray.") or _is_rays_fsdp(call)):
+            yield Found("FM303", call, _OF_OTHERS.format(made), "commented")
+
+
+def _is_rays_fsdp(call: cst.Call) -> bool:
+    told = (arg.value for arg in call.args if arg.keyword and arg.keyword.value == "parallel_strategy")
+    return any(text_of(each).strip("'\"") == "fsdp" for each in told)

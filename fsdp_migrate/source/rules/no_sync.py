@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.method_calls import MIXED, on_model, renamed, sureness, unbound
-from fsdp_migrate.source.python.nodes import short
+from fsdp_migrate.source.python.last_values import values_set
+from fsdp_migrate.source.python.nodes import short, text_of
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -33,8 +34,15 @@ def find(source: Source) -> Iterator[Found]:
             edit = renamed(call.func, new)
             yield Found("FM312", call, f"{new}(...)", "rewritten", (edit,), (NO_SYNC,), (call.func,))
     for node in source.attributes:
-        if node.attr.value == "no_sync" and node not in source.references:
+        if node.attr.value == "no_sync" and node not in source.references and not _is_set(source, node):
             yield from _of_method(source, node)
+
+
+def _is_set(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether it is a flag that the same class sets, ``self.no_sync = False``, or is set here."""
+    if isinstance(source.index.parents[node], cst.AssignTarget):
+        return True
+    return text_of(node) == "self.no_sync" and bool(values_set(source.index, node))
 
 
 def _of_method(source: Source, node: cst.Attribute) -> Iterator[Found]:

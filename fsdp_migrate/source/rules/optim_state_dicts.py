@@ -14,6 +14,7 @@ from fsdp_migrate.source.uses import Found, Need, Replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fsdp_migrate.source.python.contexts import Flag
     from fsdp_migrate.source.python.text import Source
 
     Given = dict[str, cst.BaseExpression]
@@ -91,11 +92,12 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
         return Found("FM309", call, _ODD, "commented", covers=(call.func,))
     flags: dict[str, cst.BaseExpression] = {}
     sharded = name == "sharded_optim_state_dict"
+    offload: Flag = True
     if name == "optim_state_dict":
         settings = settings_of_call(source, call, given["model"])
         if settings is None:
             return Found("FM309", call, _UNKNOWN, "commented", covers=(call.func,))
-        sharded = settings.kind == "sharded"
+        sharded, offload = settings.kind == "sharded", settings.optim_offload
         if settings.optim_rank0 is not True:
             flags["rank0_only"] = flag(settings.optim_rank0)
         if settings.optim_offload is not True:
@@ -106,7 +108,8 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
     def build(updated: cst.Call) -> cst.BaseExpression:
         new = _given(updated, _GETTERS[name]) or {}
         if sharded:
-            whole = make_call(source.local_name(_SHARDED), new["model"], new["optim"])
+            own = {} if offload is False else {"cpu_offload": flag(offload)}
+            whole = make_call(source.local_name(_SHARDED), new["model"], new["optim"], **own)
             index = cst.Index(cst.SimpleString('"optimizer"'))
             return cst.Subscript(whole, [cst.SubscriptElement(index)])
         return make_call(source.local_name(_FULL), new["model"], new["optim"], **flags)

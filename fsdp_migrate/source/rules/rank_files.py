@@ -28,6 +28,13 @@ _MEANT = (
     "files that FSDP1 saved here hold ShardedTensors, which FSDP2 does not take: load these by "
     "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate. What the new code saves is loaded as before."
 )
+_LOADS = frozenset(
+    {
+        "torch.distributed._shard.api.load_with_process_group",
+        "torch.distributed._shard.load_with_process_group",
+    }
+)
+"""What files with ShardedTensors are read in, and nothing else."""
 _MAX_DEPTH = 2
 _RANK = re.compile(r"rank(?!0\b|_0\b|_zero)|shard", re.IGNORECASE)
 _STATES = {
@@ -38,9 +45,14 @@ _STATES = {
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find the ``torch.load`` whose value is loaded as the sharded state of a model or an optimizer."""
+    """Find the ``torch.load`` whose value is loaded as the sharded state of a model or an optimizer.
+
+    And the context of torch in which files with ShardedTensors are read, by whatever function.
+    """
     done: set[cst.Call] = set()
     for call in source.calls:
+        if source.index.qualified(call.func) & _LOADS:
+            yield Found("FM426", call, _MEANT, "commented")
         load = file_of(source, call)
         if load is not None and load not in done and _is_sharded(source, call):
             done.add(load)

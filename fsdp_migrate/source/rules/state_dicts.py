@@ -13,6 +13,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import MIXED, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
+from fsdp_migrate.source.python.branches import fsdp1_branch
 from fsdp_migrate.source.python.contexts import (
     DEFAULT,
     Context,
@@ -91,6 +92,7 @@ _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
     "get_model_state_dict, or load_model_state_dict of fsdp_migrate.runtime, given it, on every rank."
 )
+_BOTH = "stays: FSDP2's models, which this source has as well, come here too, and give their sharded state"
 _DDPS = "stays: it is DistributedDataParallel's model, whose state is whole, with `module.` in its names"
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
@@ -201,8 +203,7 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         message = f"{MIXED}take {take}, given the model."
         yield Found("FM333", call, message, "commented")
     elif certainty == "certain" and (settings is None or not can_turn(call)):
-        said = _ARGUMENTS if settings is not None else _ELSEWHERE
-        yield Found("FM308", call, f"{said}{_of_file(source, call)}", "commented")
+        yield _decided_elsewhere(source, call, settings)
     elif certainty == "certain" and _is_of_one_rank(source, func):
         yield Found("FM308", call, _ONE_RANK, "commented")
     elif certainty == "certain" and settings is not None:
@@ -211,6 +212,32 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM308", call, _HOLDS, "commented")
     elif certainty is None and is_asked_elsewhere(source.models, func.value):
         yield Found("FM333", call, _ASKED, "commented")
+
+
+def _decided_elsewhere(source: Source, call: cst.Call, settings: Settings | None) -> Found:
+    """Return what is said of a state whose type is not known, or of arguments that have no equivalent."""
+    assert isinstance(call.func, cst.Attribute)
+    if settings is None and _is_of_both(source, call.func):
+        return Found("FM308", call, _BOTH, "kept")
+    said = _ARGUMENTS if settings is not None else _ELSEWHERE
+    return Found("FM308", call, f"{said}{_of_file(source, call)}", "commented")
+
+
+def _is_of_both(source: Source, func: cst.Attribute) -> bool:
+    """Tell whether FSDP2's models are asked for their state here, too, in a source that has both versions.
+
+    Each type that may decide is set in a branch for FSDP1, or the model is FSDP1's by such branches alone.
+    """
+    contexts, models, index = source.contexts, source.models, source.index
+    if func.attr.value != "state_dict" or fsdp1_branch(index, func) is not None:
+        return False
+    decide: list[cst.CSTNode] = [
+        each.call for each in (*contexts.setters, *(c for c in contexts.every if c.problem is not None))
+    ]
+    if not decide:
+        key = models.key_of(func.value)
+        decide = list(models.made.get(key, ())) if key is not None and key not in models.given else []
+    return bool(decide) and all(fsdp1_branch(index, each) is not None for each in decide)
 
 
 def _holds_models(source: Source, node: cst.BaseExpression) -> bool:

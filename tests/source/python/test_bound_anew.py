@@ -117,3 +117,40 @@ def test_what_stands_before_the_call_of_the_method_that_wraps() -> None:
     assert found("self.shard()", "pass") == {"FM323"}
     assert found("pass", "pass") == {"FM323"}
     assert found("pass", "self.shard()", "\n    def again(self):\n        self.shard()\n") == {"FM323"}
+
+
+ABOVE = (
+    "model.load_state_dict(x)",
+    "model.save_pretrained(x)",
+    "model.apply(init)",
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+    "x = model.sharding_strategy",
+    "x = model.head.weight.data",
+    "x = [type(m) is Block for m in model.modules()]",
+    "x = [p for p in model.parameters() if p.ndim >= 2]",
+    "for p in model.parameters(): p.data = p.data.half()",
+    "other.load_state_dict({n: p for n, p in model.named_parameters()})",
+)
+SHARD = "def shard(model):\n    {0}\n    {1}\n    return model\n\n\n{2}"
+WRAP = "model = FSDP(model)"
+CALLS = ("net = shard(net)\n", "pipe.net = shard(pipe.net)\n", "model = shard(net)\nshard(model)\n")
+
+
+@pytest.mark.parametrize("use", ABOVE)
+def test_a_function_has_the_plain_model_above_the_wrapping(use: str) -> None:
+    for call in CALLS:
+        assert {code for code, _ in codes(SHARD.format(use, WRAP, call))} == {"FM301"}, call
+        assert {code for code, _ in codes(SHARD.format(WRAP, use, call))} != {"FM301"}, call
+    # Where it is not wrapped in each case it may have been given one that is.
+    for some in (f"if x:\n        {WRAP}", f"if not isinstance(model, FSDP):\n        {WRAP}"):
+        assert {"FM301"} < {code for code, _ in codes(SHARD.format(use, some, CALLS[-1]))}
+
+
+def test_above_its_wrapping_an_attribute_is_plain_in_what_wraps_it() -> None:
+    walk = "for p in m.parameters():\n            p.data = p.data.half()\n        "
+    body = (
+        "class T:\n    def setup(self):\n        self.net = self.wrap(self.net)\n\n"
+        "    def wrap(self, m):\n        {}m = FSDP(m)\n        {}return m\n"
+    )
+    assert codes(body.format(walk, "")) == [("FM301", "rewritten")]
+    assert ("FM423", "commented") in codes(body.format("", walk))

@@ -211,3 +211,44 @@ def test_switches_by_their_names() -> None:
     body = "def f{}(net: FSDP, cfg, fsdp_config, is_distributed):\n{}"
     bodies = [body.format(number, SAVES.format(switch)) for number, switch in enumerate(switches)]
     assert turned("\n\n".join(bodies)).count(SAVE) == len(switches)
+
+
+BOTH = """\
+def build(module, strategy, version, full):
+    if strategy == "fsdp":
+        module = FSDP(module)
+    elif strategy == "fsdp2":
+        state = module.state_dict()
+        apply_fsdp2(module)
+        load(module, state)
+    if full and fsdp_version(module) == 1:
+        FSDP.set_state_dict_type(module, StateDictType.FULL_STATE_DICT)
+    elif fsdp_version(module) == 1:
+        FSDP.set_state_dict_type(module, StateDictType.SHARDED_STATE_DICT)
+    return module
+
+
+class Manager:
+    def __init__(self, net, version, full):
+        self.net = build(net, "fsdp", version, full)
+
+    def sync(self):
+        return {n: p.full_tensor() for n, p in self.net.state_dict().items()}
+"""
+
+
+def test_a_state_that_the_models_of_both_versions_give() -> None:
+    assert "FM308" not in turned(BOTH)
+    # Without FSDP2's branches it was decided by the types, and is sharded now.
+    one = BOTH.replace("fsdp_version(module) == 1", "version").replace("fsdp2", "other")
+    assert ("FM308", "commented") in codes(one)
+    saved = "def save(self):\n        self.net.load_state_dict(torch.load('x.pt'))\n"
+    assert turned(f"{BOTH}\n    {saved}").count("FM308 ") == 1
+
+
+def test_a_member_that_is_ddps_by_its_name() -> None:
+    body = "def f(net: FSDP, cfg):\n    if cfg.strategy == {} and cfg.batch:\n        return net.no_sync\n"
+    assert "return net.no_sync\n" in turned(body.format("Strategy.ddp"))
+    assert "return net.no_sync\n" in turned(body.format("Strategy.DDP"))
+    for other in ("Strategy.fsdp", "cfg.ddp", "Strategy.best"):
+        assert "return net.no_sync\n" not in turned(body.format(other))

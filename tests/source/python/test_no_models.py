@@ -35,6 +35,8 @@ NONE = [
     ("data = Stateful(x)", "data", ""),
     ("pass", "s", "s: torch.optim.lr_scheduler.LRScheduler"),
     ("m = Meter()", "m", ""),
+    ("key, s = rng_state_item", "s", ""),
+    ("pass", "self.rng", ""),
 ]
 
 
@@ -55,6 +57,7 @@ def test_what_is_no_model_by_what_makes_it_has_a_state_of_its_own(made: str, ask
     [
         _saves("m = AveragedModel(model)", "m", ""),
         _saves("m = make(model)", "m", ""),
+        _saves("key, m = item", "m", ""),
         _saves("m = Meter(model)", "m", "", bases="(torch.nn.Module)"),
         _saves("m = Meter(model)", "m", "", gives="self.model.state_dict()"),
         _saves("pass", "m", "m: torch.nn.Module"),

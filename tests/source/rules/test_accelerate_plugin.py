@@ -188,3 +188,13 @@ def test_what_to_set_in_the_environment_is_said_by_the_values() -> None:
     assert "FSDP_RESHARD_AFTER_FORWARD=false FSDP_VERSION=2 FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`" in said
     assert "and not `FSDP_SHARDING_STRATEGY`" in said
     assert "depends on their values, which are not seen here" in comments(body % "strategy", ACCELERATE)
+
+
+def test_several_classes_of_a_policy_that_passes_over_some() -> None:
+    said = "Accelerate stops at one. Name those classes alone that the model has."
+    header = ACCELERATE.replace("Block", "Block, Head")
+    for policy in ("ModuleWrapPolicy([{}])", "functools.partial(by_class, transformer_layer_cls={{{}}})"):
+        for more in ("", ", sharding_strategy=args.s"):
+            made = f"p = Plugin(auto_wrap_policy={policy}{more})\n"
+            assert said in comments(made.format("Block, Head"), header)
+            assert said not in comments(made.format("Block"), header)

@@ -346,3 +346,24 @@ def test_a_check_for_both_classes_leaves_out_no_wrappers(check: str, left: str |
     header = f"{IMPORTS}from torch.distributed.fsdp import FSDPModule\n\n"
     assert body.replace(check, left or check) in rewrite_source(header + body)
     assert "FM305 this" not in rewrite_source(header + body)
+
+
+MARKED = """\
+def state(model):
+    if {}:
+        return get_model_state_dict(model)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        return model.state_dict()
+"""
+
+
+def test_a_mark_of_fsdp2s_that_our_models_do_not_have() -> None:
+    mark = 'getattr({}, "_uses_fsdp2", False)'
+    after = turned(MARKED.format(mark.format("model")))
+    assert "FM420" not in after
+    assert after.count("get_model_state_dict(model") == 2
+    either = f"    if {mark.format('model')}:\n        pass\n    else:\n        model.clip_grad_norm_(1)\n"
+    assert "clip_grad_norm_(model, 1)" in turned(f"def clip(model: FSDP):\n{either}")
+    # What a config says, and what the class is, holds for all.
+    for asked in (mark.format("config"), "model.use_fsdp2", "is_fsdp2(model)"):
+        assert f"    {MARK}FM420" in turned(MARKED.format(asked))

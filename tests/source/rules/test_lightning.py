@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_migrate.source import scan_source
-from tests.source.samples import assert_framework_commented, assert_untouched, turned
+from tests.source.samples import assert_framework_commented, assert_untouched, comments, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -233,3 +233,25 @@ def test_what_is_private_to_the_strategy_gets_a_comment(source: str) -> None:
 def test_rays_strategy_is_lightnings() -> None:
     source = "from ray.train.lightning import RayFSDPStrategy\ns = RayFSDPStrategy(cpu_offload=True)\n"
     assert_framework_commented(source, "FM319")
+
+
+def test_a_strategy_that_its_trainer_is_given_in_one_branch() -> None:
+    body = (
+        "def f(on):\n  if on:\n    s = FSDPStrategy()\n  else:\n    s = 'auto'\n"
+        "  t = L.Trainer(devices=8, precision='bf16-true', strategy=s)\n  t.fit(Lit())\n"
+    )
+    said = comments(body, header=LIT)
+    assert "the Trainer is given this strategy in one branch" in said
+    assert "data_parallel_size=8" in said
+    assert "bf16-true" in said or "bfloat16" in said
+    assert "is not seen here" in comments(body.replace("strategy=s", "strategy=t"), header=LIT)
+
+
+@pytest.mark.parametrize("package", ["L.Trainer(devices=n", "L.Fabric(devices=n"])
+def test_a_policy_that_names_classes_of_which_the_model_may_have_some(package: str) -> None:
+    header = f"from models import Block, Other\n{LIT}"
+    for names, is_said in (("Block", False), ("Block, Other", True)):
+        body = f"t = {package}, strategy=FSDPStrategy(auto_wrap_policy={{{names}}}))\n"
+        said = comments(body, header)
+        assert "'auto_wrap_policy': ['Block'" in said
+        assert ("Name those classes alone that the model has" in said) is is_said

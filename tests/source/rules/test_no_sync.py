@@ -38,6 +38,9 @@ def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
 LEFT_ALONE = [
     "self.trainer.no_sync()\n",
     "class T:\n    def no_sync(self): ...\n",
+    "class T:\n    def f(self):\n        self.no_sync = False\n        if self.no_sync:\n            pass\n",
+    "other.no_sync = True\n",
+    "self._ddp_model_ref.no_sync()\n",
 ]
 
 

@@ -57,3 +57,10 @@ def test_a_file_that_a_function_reads() -> None:
     )
     assert codes(body).count(("FM426", "commented")) == 1
     assert codes(body.replace("torch.load(", "torch.zeros(")).count(("FM426", "commented")) == 0
+
+
+def test_the_context_in_which_sharded_tensors_are_read() -> None:
+    body = "with load_with_process_group(group):\n    states = my_load(file)\n"
+    for home in ("torch.distributed._shard.api", "torch.distributed._shard"):
+        assert codes(f"from {home} import load_with_process_group\n{body}") == [("FM426", "commented")]
+    assert codes(f"from mine import load_with_process_group\n{body}") == []

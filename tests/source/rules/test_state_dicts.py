@@ -65,7 +65,7 @@ TURNED = [
         ),
         (
             "state = {'m': get_model_state_dict(model), 'o': "
-            'sharded_state_dict(model, optimizer)["optimizer"]}\n'
+            'sharded_state_dict(model, optimizer, cpu_offload=True)["optimizer"]}\n'
             "save(state)\n"
         ),
     ),
@@ -232,9 +232,8 @@ def test_a_branch_that_sets_the_type_decides_for_what_follows_in_it() -> None:
     assert "FM" not in after
     assert "set_state_dict_type" not in after
     assert "        state = full_state_dict(model, rank0_only=False, offload_to_cpu=True)" in after
-    assert (
-        '        state = get_model_state_dict(model), sharded_state_dict(model, optim)["optimizer"]' in after
-    )
+    moments = 'sharded_state_dict(model, optim, cpu_offload=True)["optimizer"]'
+    assert f"        state = get_model_state_dict(model), {moments}" in after
     # Another kind of context elsewhere says nothing of it, unless it may call what is here.
     inside = "torch.save(model.state_dict(), file)"
     assert "set_state_dict_type" not in plain(f"import torch\n{BRANCHES}\n\n{LOCAL.format(inside)}")

@@ -1,0 +1,25 @@
+"""What all texts of a project say together: of models that other packages make, and of kept names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.links import NOTHING, Links
+from fsdp_migrate.source.python.made_by_others import is_made_by_others
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def with_texts(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path, Links]:
+    """Tell the files that hold FSDP1 whether another package makes such models, and who keeps names."""
+    keeps = any(map(catalog.MAY_KEEP_NAMES.search, texts.values()))
+    makes = is_made_by_others(texts.values())
+    if not keeps and not makes:
+        return links
+    told = {path for path, text in texts.items() if catalog.FSDP in text}.union(links)
+    return {path: replace(links.get(path, NOTHING), keeps_names=keeps, made_by_others=makes) for path in told}

@@ -1,0 +1,29 @@
+"""Functions of other packages that make FSDP1's models, which rewriting does not change."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+_IMPORTS = re.compile(r"^[ \t]*(?:from|import) (?:composer|d2go|fairseq2|ray|torchtnt)\b", re.MULTILINE)
+_NAMES = re.compile(
+    r"\b(?P<name>build_fsdp|prepare_fsdp(?:_module)?|to_fsdp1?)\(|parallel_strategy=[\"']fsdp[\"']"
+)
+
+
+def is_made_by_others(texts: Collection[str]) -> bool:
+    """Tell whether a function of another package makes FSDP1's models, which rewriting does not change.
+
+    Example:
+        >>> is_made_by_others(["from fairseq2.nn.fsdp import to_fsdp; model = to_fsdp(net, gang)"])
+        True
+    """
+    found = [match for text in texts if _IMPORTS.search(text) for match in _NAMES.finditer(text)]
+    names = {match["name"] for match in found if match["name"]}
+    own = {name for name in names if any(f"def {name}(" in text for text in texts)}
+    return any(match["name"] not in own for match in found)

@@ -1,0 +1,134 @@
+"""FSDP1's flat parameters had names of their own; FSDP2's have the model's, by which groups are made.
+
+What is decided by a name after wrapping, such as which parameters are decayed, comes out differently.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "parameter-names"
+CODES = ("FM318",)
+
+_FLAT = (
+    "without use_orig_params=True FSDP1's parameters were flat here, one for a unit, with names that end in "
+    "`_flat_param`; FSDP2's have the model's names, so this decides differently, without an error. Decide "
+    "which is meant; a checkpoint of FSDP1 has the old groups."
+)
+_START = (
+    "FSDP1's names began with `_fsdp_wrapped_module.` here, so that this was never true; FSDP2's are the "
+    "model's, so this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 "
+    "has the old groups."
+)
+_CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name|_flat_param")
+_ASKS = frozenset({"endswith", "find", "startswith"})
+_MATCHES = frozenset({"fullmatch", "match", "search"})
+_PUTS = frozenset({"add", "append", "insert"})
+_LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find where parameters of a sharded model are chosen by their names."""
+    is_flat = _are_flat(source)
+    for call in source.calls:
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value != "named_parameters":
+            continue
+        loop, names = _loop_over(source, call)
+        if loop is None or source.models.certainty(func.value) is None or source.contexts.is_summoned(call):
+            continue
+        function = source.index.function(call) or source.module
+        if not _chooses(loop, names[1]) or _CLEANED.search(text_of(function)):
+            continue
+        for test, is_start in _tests(loop, names[0]):
+            if is_start and not text_of(func.value).endswith(".module"):
+                yield Found("FM318", test, _START, "commented")
+            elif is_flat:
+                yield Found("FM318", test, _FLAT, "commented")
+
+
+def _are_flat(source: Source) -> bool:
+    """Tell whether a model is wrapped by this source or its project, and nothing asks for its own names."""
+    if source.links.keeps_names or catalog.MAY_KEEP_NAMES.search(source.code):
+        return False
+    wrappings = [call for call in source.calls if source.models.is_constructor(call.func)]
+    starred = (arg.value for call in wrappings for arg in call.args if arg.star == "**")
+    if any(not isinstance(_value(source, each), (cst.Dict, cst.Call)) for each in starred):
+        return False  # what a config says
+    return bool(wrappings) or bool(source.links.is_given)
+
+
+def _value(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
+    return last_value(source.index, node) if isinstance(node, cst.Name) else node
+
+
+def _loop_over(source: Source, call: cst.Call) -> tuple[cst.CSTNode | None, tuple[str, str]]:
+    """Return the loop that goes through what a call gives, and what it calls names and parameters."""
+    for above in source.index.ancestors(call):
+        if isinstance(above, (cst.For, cst.CompFor)):
+            target = above.target
+            if not isinstance(target, cst.Tuple) or len(target.elements) != 2:
+                return None, ("", "")
+            loop = source.index.parents[above] if isinstance(above, cst.CompFor) else above
+            is_in_iter = call in walk_for(above.iter, cst.Call)
+            names = (text_of(target.elements[0].value), text_of(target.elements[1].value))
+            return (loop, names) if is_in_iter and isinstance(loop, _LOOPS) else (None, names)
+        if isinstance(above, cst.BaseStatement):
+            break
+    return None, ("", "")
+
+
+def _chooses(loop: cst.CSTNode, parameter: str) -> bool:
+    """Tell whether a loop gives some of the parameters away, or freezes them."""
+    if not isinstance(loop, cst.For):
+        assert isinstance(loop, (cst.ListComp, cst.GeneratorExp, cst.SetComp))
+        return text_of(loop.elt) == parameter
+    for call in walk_for(loop.body, cst.Call):
+        last = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+        names = (name.value for arg in call.args for name in walk_for(arg, cst.Name))
+        if (last in _PUTS and parameter in names) or dotted(call.func) == f"{parameter}.requires_grad_":
+            return True
+    targets = (each.target for each in walk_for(loop.body, cst.AssignTarget))
+    return any(dotted(each) == f"{parameter}.requires_grad" for each in targets)
+
+
+def _tests(loop: cst.CSTNode, name: str) -> Iterator[tuple[cst.BaseExpression, bool]]:
+    """Yield the tests of a name in a loop that decide, and whether they are of its beginning."""
+    if isinstance(loop, cst.For):
+        tests = [each.test for each in walk_for(loop.body, cst.If)]
+        tests += [each.test for each in walk_for(loop.body, cst.IfExp)]
+    else:
+        assert isinstance(loop, (cst.ListComp, cst.GeneratorExp, cst.SetComp))
+        tests = [each.test for each in loop.for_in.ifs]
+    for test in tests:
+        for part in walk_for(test, cst.Comparison):
+            operator, other = part.comparisons[0].operator, part.comparisons[0].comparator
+            sides = (part.left, other)
+            if isinstance(operator, (cst.In, cst.NotIn)) and any(_is_name(each, name) for each in sides):
+                yield part, False
+        for call in walk_for(test, cst.Call):
+            last = (dotted(call.func) or "").split(".")[-1]
+            if isinstance(call.func, cst.Attribute) and last in _ASKS and _is_name(call.func.value, name):
+                yield call, last == "startswith"
+            elif last in _MATCHES and any(_is_name(arg.value, name) for arg in call.args):
+                yield call, False
+
+
+def _is_name(node: cst.BaseExpression, name: str) -> bool:
+    """Tell whether it is a name, or the same in small letters."""
+    return text_of(node) in {name, f"{name}.lower()"}

@@ -1,0 +1,74 @@
+"""Parameters that are chosen by their names, which FSDP1's flat ones did not have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import FSDP
+from tests.source.samples import codes
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+_LIST = "xs = [p for n, p in model.named_parameters() if {}]\n"
+_LOOP = "for n, p in model.named_parameters():\n    if {}:\n        {}\n"
+NAMES = [
+    _LIST.format("not any(nd in n for nd in ['bias', 'norm'])"),
+    _LIST.format("n in decayed and p.requires_grad"),
+    _LIST.format("n.endswith('.bias')"),
+    _LIST.format("re.search('layers.1', n)"),
+    "xs = {'params': [p for n, p in model.named_parameters() if 'bias' in n.lower()]}\n",
+    _LOOP.format("'lora' not in n", "p.requires_grad = False"),
+    _LOOP.format("'lora' not in n", "p.requires_grad_(False)"),
+    _LOOP.format("'bias' in n or 'norm' in n", "xs.append(p)"),
+    _LOOP.format("p.requires_grad", "(xs if 'bias' in n else ys).append(p)"),
+    _LOOP.format("'bias' in n", "xs.append({'params': [p], 'lr': 1})"),
+]
+OTHERS = [
+    _LIST.format("p.requires_grad"),
+    _LOOP.format("'bias' in n", "print(n, p)"),
+    _LOOP.format("'bias' in n", "names.append(n)"),
+    f"with FSDP.summon_full_params(model):\n    {NAMES[0]}",
+    _LOOP.format("'bias' in n.replace('_fsdp_wrapped_module.', '')", "xs.append(p)"),
+]
+START = _LIST.format("n.startswith('encoder')")
+
+
+def _is_said(body: str, wrap: str = "model = FSDP(net)\n") -> bool:
+    return ("FM318", "commented") in codes(f"{wrap}{body}")
+
+
+@pytest.mark.parametrize("body", NAMES)
+def test_parameters_that_are_chosen_by_their_names(body: str) -> None:
+    assert _is_said(body)
+    assert not _is_said(body.replace("model.named", "net.named"), f"{body}model = FSDP(model)\n")
+    assert _is_said(body, "model = FSDP(net, use_orig_params=False)\n")
+    assert _is_said(body, "kw = {'device_id': 0}\nmodel = FSDP(net, **kw)\n")
+    for asks in ("use_orig_params=True", "use_orig_params=cfg.orig", "**{'use_orig_params': True}", "**cfg"):
+        assert not _is_said(body, f"model = FSDP(net, {asks})\n"), asks
+
+
+@pytest.mark.parametrize("body", OTHERS)
+def test_what_chooses_nothing_or_has_clean_names(body: str) -> None:
+    assert not _is_said(body)
+
+
+def test_how_a_name_begins_was_never_asked_rightly() -> None:
+    assert _is_said(START, "model = FSDP(net, use_orig_params=True)\n")
+    assert not _is_said(START.replace("model.", "model.module."), "model = FSDP(net, use_orig_params=True)\n")
+
+
+def test_another_file_says_whether_names_are_kept(tmp_path: Path) -> None:
+    used = f"def groups(model):\n    {NAMES[0]}    return xs\n"
+    (tmp_path / "groups.py").write_text(used)
+    for asks, count in (("", 1), (", use_orig_params=True", 0)):
+        train = f"{FSDP}from groups import groups\nmodel = FSDP(net{asks})\ngroups(model)\n"
+        (tmp_path / "train.py").write_text(train)
+        assert [use.code for use in scan_paths([tmp_path]).uses].count("FM318") == count
