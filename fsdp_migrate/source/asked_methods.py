@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.no_shard import chooses_no_shard
 
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ def has_own_groups(project: Project) -> bool:
                 if any(not isinstance(value, ast.Constant) for value in given):
                     return True
     return False
+
+
+def has_no_shard(project: Project) -> bool:
+    """Tell whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
+    return any(catalog.FSDP in text and chooses_no_shard(text) for text in project.texts.values())
 
 
 def asked_for(

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asked_methods import asked_for, clips_itself, has_own_groups, methods_by_file
+from fsdp_migrate.source.asked_methods import (
+    asked_for,
+    clips_itself,
+    has_no_shard,
+    has_own_groups,
+    methods_by_file,
+)
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
@@ -424,6 +430,7 @@ class _Following(ProjectKinds):
         setters = {path for path, text in self.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.types_from
         clips, groups = clips_itself(self.project), has_own_groups(self.project)
+        no_shard = has_no_shard(self.project)
         names, taken = self.handed_on.names, self.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if is_about(kinds)}
         optimizers = made_beside_models(self.looked_at, owners, self.called)
@@ -444,6 +451,7 @@ class _Following(ProjectKinds):
                 fields=self.fields_told.get(p, {}),
                 clips_itself=clips,
                 own_groups=groups,
+                no_shard=no_shard,
                 shards_parts=parts.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
                 not_run=frozenset(

@@ -464,3 +464,14 @@ def test_a_base_class_that_is_given_a_model_is_as_sure_as_before(tmp_path: Path)
         "    def again(self, net):\n        self.model = wrap(net)\nBase(wrap(net)).save()\n",
     }
     assert "return get_model_state_dict(" in after(tmp_path, files, "base.py")
+
+
+def test_no_shard_is_known_over_files(tmp_path: Path) -> None:
+    files = {
+        "main.py": (
+            f"{FSDP}from torch.distributed.fsdp import ShardingStrategy\nfrom infer import run\n"
+            "run(FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD))\n"
+        ),
+        "infer.py": "def run(model):\n    return model.encode_image(x)\n",
+    }
+    assert "(model, 'encode_image')" in after(tmp_path, files, "infer.py")
