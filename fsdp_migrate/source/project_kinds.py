@@ -14,7 +14,6 @@ from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
-from fsdp_migrate.source.project_scopes import Renamed
 from fsdp_migrate.source.python.held import (
     EACH,
     ITEM,
@@ -33,12 +32,12 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL, made_by
+from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from fsdp_migrate.source.project import Module
     from fsdp_migrate.source.project_scopes import Scope
 
 
@@ -84,7 +83,6 @@ class ProjectKinds:
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
     _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
     _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
-    _renamed: dict[Module, Renamed] = field(default_factory=dict, repr=False)
 
     def kinds(self, node: ast.expr, place: Place) -> set[str]:
         """Return what an expression may be, and what it may hold."""
@@ -342,20 +340,19 @@ class ProjectKinds:
         if definition is not None:
             yield definition
             return
-        for value, said in self._renamed_as(text, place) if depth < _DEEPEST else ():
-            if dotted(value) != text:
-                yield from self.called(value, said, depth + 1)
+        for value in self._renamed.at(text, place) if depth < _DEEPEST else ():
+            if dotted(value.node) != text:
+                yield from self._renamed.given_by(value)
+                yield from self.called(value.node, value.place, depth + 1)
         start, _, last = text.rpartition(".")
         for holder, name in ((start, last), (text, "__call__")):
             for owner, _ in tuple(self.objects_in(self._of_names(holder, place))) if holder else ():
                 method = self.project.method(owner, name)
                 yield from (each for each in (method,) if each is not None)
 
-    def _renamed_as(self, text: str, place: Place) -> list[tuple[ast.expr, Place]]:
-        """Return the functions and classes that a name is another one for at a place."""
-        if place.module not in self._renamed:
-            self._renamed[place.module] = Renamed.of(place.module)
-        return self._renamed[place.module].at(text, place) if "." not in text else []
+    @functools.cached_property
+    def _renamed(self) -> RenamedFunctions:
+        return RenamedFunctions(self.project)
 
     def told(self, kinds: Collection[str]) -> frozenset[str]:
         """Return kinds as a source can be told them: objects in lists by what their attributes are.
