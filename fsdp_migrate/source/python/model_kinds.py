@@ -23,7 +23,7 @@ from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, s
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, put, taken, whole, without_models
-from fsdp_migrate.source.python.last_values import stands_for
+from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.lightning_models import is_trainers_model
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
@@ -108,7 +108,7 @@ class ModelKinds:
         if not made:
             evidence = self.evidence.get(key, ())
             return bool(evidence) and all(self._is_other_case(each, node) for each in evidence)
-        made = [each for each in made if not self.index.excludes(each, node)]
+        made = [each for each in made if not self.index.excludes(each, node) and not self._makes(each, node)]
         function, place = self.index.function(node), self.index.order[node]
         for statement in made:
             run = runs_at(self.index, statement, function)
@@ -121,6 +121,14 @@ class ModelKinds:
             if any(above in loops for above in self.index.ancestors(node)):
                 return False
         return True
+
+    def _makes(self, target: cst.CSTNode, node: cst.CSTNode) -> bool:
+        """Tell whether an expression is a part of what makes a name a model: ``net = FSDP(net)``."""
+        assign = self.index.parents.get(self.index.parents[target])
+        within = (
+            assign.value if isinstance(assign, cst.Assign) and assign.targets[0].target is target else None
+        )
+        return within is not None and (within is node or within in self.index.ancestors(node))
 
     def _is_other_case(self, shows: cst.Call, node: cst.BaseExpression) -> bool:
         """Tell whether a place is reached only where what a call shows of a model does not hold."""
@@ -276,10 +284,19 @@ class ModelKinds:
         if not found:
             return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
         if has_model(found) and key is not None:
-            found = self._of_its_loop(node, key, found)
+            found = self._of_its_loop(node, key, self._of_its_wrapper(node, found))
         if has_model(found) and (self.is_before_wrapping(node) or self.is_other_branch(node)):
             found = without_models(found)
         return found
+
+    def _of_its_wrapper(self, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
+        """Return what a name is above ``m = m.module``, which takes out what ``m = Wrapper(...)`` held."""
+        is_both = (
+            isinstance(node, cst.Name) and "fsdp" in found and any(k.startswith(".module>") for k in found)
+        )
+        made = last_value(self.index, node) if is_both else None
+        kinds = self.kinds(made) if isinstance(made, cst.Call) else {"fsdp"}
+        return found if "fsdp" in kinds else kinds
 
     def _of_its_loop(self, node: cst.Name | cst.Attribute, key: Key, found: set[str]) -> set[str]:
         """Return what a name is in the loop that it is the target of: another loop may use the same name."""
