@@ -33,8 +33,23 @@ def test_a_model_alone_gets_a_comment(call: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("model, model_ema, teacher = accelerator.prepare(model, model_ema, teacher)\n", "takes one model"),
+        ("self.accelerator.prepare(unet, self.text_encoder, optimizer, loader)\n", "takes one model"),
+        ("optimizer, lr_scheduler = accelerator.prepare(optimizer, lr_scheduler)\n", "passed together"),
+    ],
+)
+def test_several_models_and_an_optimizer_alone_get_a_comment(call: str, said: str) -> None:
+    assert said in comments(call, PLUGIN)
+
+
+@pytest.mark.parametrize(
     "code",
     [
+        PLUGIN + "a, b, c = accelerator.prepare(model, model_optimizer, model_scheduler)\n",
+        PLUGIN + "objects = accelerator.prepare(thing, optimizer)\n",
+        PLUGIN + "objects = accelerator.prepare(model, other_model, *more)\n",
         PLUGIN + "model, optimizer = accelerator.prepare(model, optimizer)\n",
         PLUGIN + "loader = accelerator.prepare(loader)\n",
         PLUGIN + "objects = accelerator.prepare(model, *others)\n",
