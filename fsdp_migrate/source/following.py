@@ -36,6 +36,7 @@ from fsdp_migrate.source.project_arguments import given_to
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
     ANY,
+    BARE,
     Fact,
     ProjectKinds,
     is_about,
@@ -406,7 +407,7 @@ class _Following(ProjectKinds):
         written = self._written(func, place)
         found = set(self.returned(definition))
         if isinstance(definition.node, ast.ClassDef):
-            found |= {"fsdp"} if self.project.is_subclass(definition) else set()
+            found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")
         if found and written:
             self.gives.setdefault((place.module.path, written), set()).update(found)
 

@@ -51,6 +51,9 @@ _MAKES = "makes:"
 _MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
 _TOLD = _MODELS | {MAKES, "other"}
 _DEEPEST = 3
+# What modules call the one that they wrap, and whose parameters are theirs.
+_HELD = ("module", "model")
+_WRAPPED = ".module>fsdp"
 
 Fact = tuple[str, str]
 Key = str | Fact
@@ -275,7 +278,9 @@ class ProjectKinds:
         if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_MODEL:
             found |= whole(self.kinds(call.func.value, place))
         if isinstance(call.func, ast.Attribute) and call.func.attr in PARAMETERS:
-            found |= {"params"} if "fsdp" in self.kinds(call.func.value, place) else set()
+            kinds = self.kinds(call.func.value, place)
+            inside = (self.attribute_kinds(kinds, name) for name in _HELD)
+            found |= {"params"} if "fsdp" in kinds.union(*inside) else set()
         elif text in SAME_PARAMETERS:
             found |= {kind for arg in call.args for kind in self.kinds(arg, place) if kind == "params"}
         return found or self._given_by(call, place)
@@ -357,19 +362,19 @@ class ProjectKinds:
     def told(self, kinds: Collection[str]) -> frozenset[str]:
         """Return kinds as a source can be told them: objects in lists by what their attributes are.
 
-        What an object itself holds is told with the attributes that are asked for. Only where all facts are
-        known: what objects hold is looked for once.
+        What an object itself holds is told with the attributes that are asked for, but for a module that it
+        wraps. Only where all facts are known: what objects hold is looked for once.
         """
         found: set[str] = set()
         for kind in kinds:
             before, mark, last = kind.rpartition(">")
             if last in _TOLD:
                 found.add(kind)
-            elif mark and last.startswith((IS, ANY, BARE)):
+            elif last.startswith((IS, ANY, BARE)):
                 inside = self._inside.get(last)
                 if inside is None:
                     inside = self._inside[last] = self._in_object(last)
-                found |= {f"{before}>{each}" for each in inside}
+                found |= {f"{before}>{each}" for each in inside} if mark else inside & {_WRAPPED}
         return frozenset(found)
 
     def _in_object(self, kind: str) -> set[str]:

@@ -328,7 +328,9 @@ class ModelKinds:
     def _kinds_of_parameters(self, node: cst.BaseExpression) -> set[str]:
         model = model_of(self.index, node)
         while model is not None:
-            if "fsdp" in self.kinds(model):
+            kinds = self.kinds(model)
+            # A module with a sharded one in it has its parameters as well.
+            if "fsdp" in kinds or has_model({kind for kind in kinds if kind.startswith(".")}):
                 return {"params"}
             model = self.sharded_with(model)
         return set()
