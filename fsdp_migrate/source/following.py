@@ -11,13 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asked_methods import (
-    asked_for,
-    clips_itself,
-    has_no_shard,
-    has_own_groups,
-    methods_by_file,
-)
+from fsdp_migrate.source.asked_methods import asked_for, methods_by_file, of_the_whole
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
@@ -430,8 +424,7 @@ class _Following(ProjectKinds):
                 given.setdefault(module.path, {})[name, text] = frozenset(kinds)
         setters = {path for path, text in self.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.types_from
-        clips, groups = clips_itself(self.project), has_own_groups(self.project)
-        no_shard = has_no_shard(self.project)
+        whole_project = of_the_whole(self.project)
         names, taken = self.handed_on.names, self.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if is_about(kinds)}
         optimizers = made_beside_models(self.looked_at, owners, self.called)
@@ -442,17 +435,18 @@ class _Following(ProjectKinds):
         paths.update(optimizers.classes, optimizers.names, parts)
         wrappers = {module.path: self._wrappers(module) for module in self.looked_at}
         return {
-            p: Links(
-                *(gives.get(p, {}), given.get(p, {}), names.get(p, {})),
-                *(frozenset(taken.get(p, ())), frozenset(optimizers.classes.get(p, ()))),
+            p: replace(
+                whole_project,
+                gives=gives.get(p, {}),
+                is_given=given.get(p, {}),
+                names=names.get(p, {}),
+                taken=frozenset(taken.get(p, ())),
+                optimizers=frozenset(optimizers.classes.get(p, ())),
                 methods=methods.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
                 optimizer_methods=makers.get(p, frozenset()),
                 fields=self.fields_told.get(p, {}),
-                clips_itself=clips,
-                own_groups=groups,
-                no_shard=no_shard,
                 shards_parts=parts.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
                 not_run=frozenset(

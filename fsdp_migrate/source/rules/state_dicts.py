@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.method_calls import MIXED, sureness
+from fsdp_migrate.source.method_calls import MIXED, adds_keys, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.contexts import (
@@ -90,6 +90,11 @@ _HOLDS = (
 _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
     "get_model_state_dict, or load_model_state_dict of fsdp_migrate.runtime, given it, on every rank."
+)
+_HOOKED = (
+    "hooks of this project put keys into the state, and torch's get_model_state_dict raises at a key that is "
+    "no attribute of the model. Where the model is sharded, on every rank: {{k: v.full_tensor() if "
+    "hasattr(v, 'full_tensor') else v for k, v in {}.state_dict().items()}}."
 )
 _DDPS = "stays: it is DistributedDataParallel's model, whose state is whole, with `module.` in its names"
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
@@ -296,6 +301,8 @@ def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
     assert isinstance(call.func, cst.Attribute)
     if call.func.attr.value == "load_state_dict":
         return _loading(source, call, settings)
+    if source.links.state_hooks or adds_keys(source.code):
+        return Found("FM308", call, _HOOKED.format(short(call.func.value)), "commented")
     # torch has one option for both: with `cpu_offload` rank 0 alone gets the full state.
     plain = isinstance(settings.offload, bool) and isinstance(settings.rank0, bool)
     # Rank 0 of the model's process_group is not that of all ranks, which torch means.

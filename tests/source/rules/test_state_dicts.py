@@ -425,3 +425,11 @@ def test_the_state_of_ddps_model_stays_in_a_context_of_fsdp1() -> None:
         f"    with FSDP.state_dict_type(net, {RANK0}):\n        return net.state_dict()\n"
     )
     assert turned(body).endswith("DistributedDataParallel(net)\n    return net.state_dict()\n")
+
+
+@pytest.mark.parametrize("hook", ["_register_state_dict_hook", "register_state_dict_post_hook"])
+def test_states_with_keys_of_hooks_are_not_asked_of_torchs_function(hook: str) -> None:
+    body = f"{MODEL}layer.{hook}(merge)\nsave(model.state_dict())\nmodel.load_state_dict(state)\n"
+    after = turned(body)
+    assert "FM308 hooks of this project put keys into the state" in after
+    assert "save(model.state_dict())\nload_model_state_dict(model, state)\n" in after
