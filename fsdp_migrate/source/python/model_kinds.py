@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.accelerate_models import UNWRAP, prepared, shards_by_accelerate
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_wrapped_between,
@@ -196,6 +197,14 @@ class ModelKinds:
             and (self.index.qualified(call.func) & FSDP2 or is_partial_of(self.index, call.func, FSDP2))
         ]
 
+    def _kinds_of_prepared(self, call: cst.Call) -> set[str]:
+        is_unwrapped = isinstance(call.func, cst.Attribute) and call.func.attr.value == UNWRAP
+        return self.kinds(call.args[0].value) if is_unwrapped and call.args else prepared(call)
+
+    @functools.cached_property
+    def _shards_by_accelerate(self) -> bool:
+        return shards_by_accelerate(self.index)
+
     def _was_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
         """Tell whether FSDP2 was given the same model above, in a branch around: ``fully_shard(model)``."""
         for call in self._shards_by_fsdp2:
@@ -365,7 +374,7 @@ class ModelKinds:
         around = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)
         if around is not None and around < len(call.args) and not call.args[around].star:
             return self.kinds(call.args[around].value)
-        found: set[str] = set()
+        found = self._kinds_of_prepared(call) if self._shards_by_accelerate else set()
         for name in self._written(call.func, names):
             found |= self.links.gives.get(name, frozenset())
         for function in self.guards.functions(call.func):

@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
+from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
@@ -336,6 +337,8 @@ def _last(func: cst.BaseExpression) -> str:
 
 def _is_wrapping(source: Source, call: cst.Call) -> bool:
     """Tell whether a call of a function, of this file or of another, gives back sharded what it is given."""
+    if prepared(call):
+        return False  # Accelerate gives the optimizer the sharded ones itself
     first = call.args[0].value if call.args and not call.args[0].star else None
     if not isinstance(first, (cst.Name, cst.Attribute)) or "fsdp" not in source.models.kinds(call):
         return False
