@@ -29,6 +29,7 @@ from fsdp_migrate.source.python.nodes import (
     call as make_call,
     dotted,
     literal,
+    model_argument,
     short,
     text_of,
     walk_for,
@@ -75,6 +76,21 @@ _ASKS_ITSELF = (
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
     "and on rank 0 give it as state_dict=state."
 )
+_SAVES = (
+    "it asks the model for its state, which is sharded now: on every rank take state = "
+    "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
+    "and on rank 0 {}."
+)
+_GIVEN_A_MODEL = {
+    "huggingface_hub.save_torch_model": _SAVES.format("save_torch_state_dict of it"),
+    "peft.get_peft_model_state_dict": _SAVES.format("give it as state_dict=state"),
+    "peft.utils.get_peft_model_state_dict": _SAVES.format("give it as state_dict=state"),
+    "safetensors.torch.load_model": (
+        "it loads plain tensors into DTensors now: load_model_state_dict of fsdp_migrate.runtime takes what "
+        "safetensors' load_file gives, on every rank."
+    ),
+    "safetensors.torch.save_model": _SAVES.format("give it to safetensors' save_file"),
+}
 _NOT_MODELS = frozenset({"config", "feature_extractor", "generation_config", "image_processor", "processor"})
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ONE_RANK = (
@@ -113,6 +129,7 @@ def find(source: Source) -> Iterator[Found]:
         if call not in done:
             yield from _of_plain_call(source, call)
             yield from _of_asking(source, call)
+            yield from _of_functions(source, call)
 
 
 def _of_context(source: Source, context: Context) -> Iterator[Found]:
@@ -276,6 +293,18 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
         )
     else:
         yield Found("FM308", call, _ASKS_ITSELF, "commented")
+
+
+def _of_functions(source: Source, call: cst.Call) -> Iterator[Found]:
+    """Find functions of other packages that are given a model, and ask it for its state by themselves."""
+    said = next((_GIVEN_A_MODEL[n] for n in source.index.qualified(call.func) if n in _GIVEN_A_MODEL), "")
+    model = model_argument(call, 0) if said else None
+    placed = [arg for arg in call.args if arg.keyword is None]
+    is_given = len(placed) > 1 and said == _GIVEN_A_MODEL["peft.get_peft_model_state_dict"]
+    if model is None or is_given or is_given_by_name(source, call, "state_dict"):
+        return
+    if _certainty(source, call, model) is not None and not source.contexts.is_summoned(call):
+        yield Found("FM333", call, f"where this is the sharded model, {said}", "commented")
 
 
 def _certainty(source: Source, call: cst.Call, model: cst.BaseExpression) -> Certainty | None:

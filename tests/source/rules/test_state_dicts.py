@@ -433,3 +433,25 @@ def test_states_with_keys_of_hooks_are_not_asked_of_torchs_function(hook: str) -
     after = turned(body)
     assert "FM308 hooks of this project put keys into the state" in after
     assert "save(model.state_dict())\nload_model_state_dict(model, state)\n" in after
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("from safetensors.torch import save_model\n{}save_model(model, path)\n", True),
+        ("import safetensors.torch as st\n{}st.load_model(model, path)\n", True),
+        ("from peft import get_peft_model_state_dict as get\n{}get(model)\n", True),
+        ("from peft import get_peft_model_state_dict as get\n{}get(model, state)\n", False),
+        ("from peft import get_peft_model_state_dict as get\n{}get(model, state_dict=state)\n", False),
+        ("from safetensors.torch import save_model\n{}save_model(net2, path)\n", False),
+        (
+            (
+                "from safetensors.torch import save_model\n{}"
+                "with FSDP.summon_full_params(model):\n    save_model(model, path)\n"
+            ),
+            False,
+        ),
+    ],
+)
+def test_functions_of_other_packages_that_ask_a_model_for_its_state(body: str, is_said: bool) -> None:
+    assert (("FM333", "commented") in codes(body.format(MODEL))) is is_said
