@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.held import (
     ITEM,
     LONGEST,
     VALUE,
+    WRAPS,
     alike,
     attribute,
     has_model,
@@ -362,8 +363,9 @@ class ProjectKinds:
     def told(self, kinds: Collection[str]) -> frozenset[str]:
         """Return kinds as a source can be told them: objects in lists by what their attributes are.
 
-        What an object itself holds is told with the attributes that are asked for, but for a module that it
-        wraps. Only where all facts are known: what objects hold is looked for once.
+        What an object itself holds is told with the attributes that are asked for; that it wraps a model,
+        whose parameters are its own then, at once. Only where all facts are known: what objects hold is
+        looked for once.
         """
         found: set[str] = set()
         for kind in kinds:
@@ -374,7 +376,10 @@ class ProjectKinds:
                 inside = self._inside.get(last)
                 if inside is None:
                     inside = self._inside[last] = self._in_object(last)
-                found |= {f"{before}>{each}" for each in inside} if mark else inside & {_WRAPPED}
+                if mark:
+                    found |= {f"{before}>{each}" for each in inside}
+                elif _WRAPPED in inside:
+                    found.add(WRAPS)
         return frozenset(found)
 
     def _in_object(self, kind: str) -> set[str]:

@@ -25,7 +25,7 @@ class Value(NamedTuple):
 
     node: ast.expr
     place: Place
-    index: int | None = None
+    part: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class _Names:
                 node, place = statement.node, statement.place
                 if isinstance(node, ast.Return) and node.value is not None:
                     found.returns.setdefault(place.scope, []).append(Value(node.value, place))
-                for target in node.targets if isinstance(node, ast.Assign) else ():
-                    for name, value in _bound(target, Value(node.value, place)):
+                if isinstance(node, ast.Assign):
+                    bound = [each for t in node.targets for each in _bound(t, Value(node.value, place))]
+                    for name, value in bound:
                         found.values.setdefault((place.scope, name), []).append(value)
         return found
 
@@ -84,7 +85,7 @@ class RenamedFunctions:
 
     def given_by(self, value: Value, depth: int = 0) -> list[Definition]:
         """Return the functions that a call gives, or the part of it that counts: ``partial(train, x=1)``."""
-        known = value.node, value.index
+        known = value.node, value.part
         if known not in self._found:
             self._found[known] = [] if depth > _DEEPEST else list(self._of_call(value, depth + 1))
         return self._found[known]
@@ -96,7 +97,7 @@ class RenamedFunctions:
         text = dotted(call.func) or ""
         if (self.project.qualified(text, value.place) or text) in _PARTIAL:
             # What is given by its place would stand before what a call gives.
-            if len(call.args) == 1 and value.index is None:
+            if len(call.args) == 1 and value.part is None:
                 yield from self._functions(Value(call.args[0], value.place), depth)
             return
         for definition in self._functions(Value(call.func, value.place), depth):
@@ -106,7 +107,7 @@ class RenamedFunctions:
             if module not in self._names:
                 self._names[module] = _Names.of(module)
             for given in self._names[module].returns.get(definition.name, ()):
-                part = _part(given.node, value.index)
+                part = _part(given.node, value.part)
                 if part is not None:
                     yield from self._functions(Value(part, given.place), depth)
 
@@ -121,21 +122,21 @@ class RenamedFunctions:
             yield found
             return
         for each in self.at(text, value.place) if depth <= _DEEPEST else ():
-            if each.index is not None or dotted(each.node) != text:
+            if each.part is not None or dotted(each.node) != text:
                 yield from self._functions(each, depth + 1)
 
 
 def _bound(target: ast.expr, value: Value) -> Iterator[tuple[str, Value]]:
     """Yield the names that an assignment binds to what may be a function, or may give one."""
     if isinstance(target, ast.Name):
-        for part in _parts(value.node):
-            if isinstance(part, (ast.Attribute, ast.Call, ast.Name)):
-                yield target.id, Value(part, value.place)
+        for choice in _parts(value.node):
+            if isinstance(choice, (ast.Attribute, ast.Call, ast.Name)):
+                yield target.id, Value(choice, value.place)
     elif isinstance(target, (ast.List, ast.Tuple)):
         for number, each in enumerate(target.elts):
-            part = _part(value.node, number)
             if isinstance(each, ast.Starred):
                 return
+            part = _part(value.node, number)
             if part is not None:
                 yield from _bound(each, Value(part, value.place))
             elif isinstance(each, ast.Name) and isinstance(value.node, ast.Call):

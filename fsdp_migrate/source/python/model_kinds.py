@@ -23,7 +23,16 @@ from fsdp_migrate.source.python.bound_anew import (
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
-from fsdp_migrate.source.python.held import EACH, attribute, has_model, put, taken, whole, without_models
+from fsdp_migrate.source.python.held import (
+    EACH,
+    WRAPS,
+    attribute,
+    has_model,
+    put,
+    taken,
+    whole,
+    without_models,
+)
 from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.lightning_models import is_trainers_model
 from fsdp_migrate.source.python.links import NOTHING
@@ -339,7 +348,7 @@ class ModelKinds:
         while model is not None:
             kinds = self.kinds(model)
             # A module with a sharded one in it has its parameters as well.
-            if "fsdp" in kinds or has_model({kind for kind in kinds if kind.startswith(".")}):
+            if kinds & {"fsdp", WRAPS} or has_model({kind for kind in kinds if kind.startswith(".")}):
                 return {"params"}
             model = self.sharded_with(model)
         return set()
