@@ -216,8 +216,8 @@ EXPLANATIONS = {
     "FM448": (
         "FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which run where the module is called, and not where its"
         ' `forward` is called by name: that fails with "got mixed torch.Tensor and DTensor".',
-        "Nothing, where it was rewritten. Where a comment says so, call the model itself. For another method that uses parameters itself there is"
-        ' `fsdp_migrate.runtime.register_forward_methods(model, "NAME")`.',
+        "Nothing, where it was rewritten. Where a comment says so, call the model itself. For another method that uses parameters itself, such as"
+        ' `encode`, there is `fsdp_migrate.runtime.register_forward_methods(model, "NAME")`: under `NO_SHARD` FSDP1 needed none.',
     ),
     "FM426": (
         "Under `SHARDED_STATE_DICT` each rank saved its shards by `torch.save`. FSDP1's are `ShardedTensor`s, FSDP2's `DTensor`s. The rewritten code"

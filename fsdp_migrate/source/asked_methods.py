@@ -7,6 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.method_calls import adds_keys
+from fsdp_migrate.source.python.links import Links
+from fsdp_migrate.source.python.no_shard import chooses_no_shard
 
 
 if TYPE_CHECKING:
@@ -22,6 +25,16 @@ _LOOKS = re.compile(
 
 
 _SETS_CLIPPING = re.compile(r"^\s+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
+
+
+def of_the_whole(project: Project) -> Links:
+    """Return what each file is told that holds of the project as a whole."""
+    return Links(
+        clips_itself=clips_itself(project),
+        own_groups=has_own_groups(project),
+        no_shard=has_no_shard(project),
+        state_hooks=any(map(adds_keys, project.texts.values())),
+    )
 
 
 def clips_itself(project: Project) -> bool:
@@ -59,6 +72,11 @@ def has_own_groups(project: Project) -> bool:
                 if any(not isinstance(value, ast.Constant) for value in given):
                     return True
     return False
+
+
+def has_no_shard(project: Project) -> bool:
+    """Tell whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
+    return any(catalog.FSDP in text and chooses_no_shard(text) for text in project.texts.values())
 
 
 def asked_for(

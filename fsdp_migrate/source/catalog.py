@@ -279,3 +279,7 @@ MODEL_ALONE = (
     r"\baccelerator\.prepare\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*" + _NO_OPTIMIZER + r"\)"
 )
 """A call that gives Accelerate a model without its optimizer: right under FSDP1, and refused by its FSDP2."""
+PREPARED_MODEL = (
+    r"(?:^|_)(?:model|net|module|policy|unet|transformer|encoder|controlnet|teacher|student|critic)(?:_\w+)?$"
+)
+"""What models are called that Accelerate is given."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asked_methods import asked_for, clips_itself, has_own_groups, methods_by_file
+from fsdp_migrate.source.asked_methods import asked_for, methods_by_file, of_the_whole
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
@@ -31,6 +31,7 @@ from fsdp_migrate.source.project_arguments import given_to, is_made_there
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
     ANY,
+    BARE,
     Fact,
     ProjectKinds,
     is_about,
@@ -407,7 +408,7 @@ class _Following(ProjectKinds):
         written = self._written(func, place)
         found = set(self.returned(definition))
         if isinstance(definition.node, ast.ClassDef):
-            found |= {"fsdp"} if self.project.is_subclass(definition) else set()
+            found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")
         if found and written:
             self.gives.setdefault((place.module.path, written), set()).update(found)
 
@@ -430,27 +431,29 @@ class _Following(ProjectKinds):
                 given.setdefault(module.path, {})[name, text] = frozenset(kinds)
         setters = {path for path, text in self.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.types_from
-        clips, groups = clips_itself(self.project), has_own_groups(self.project)
+        whole_project = of_the_whole(self.project)
         names, taken = self.handed_on.names, self.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if is_about(kinds)}
         optimizers = made_beside_models(self.looked_at, owners, self.called)
         methods = methods_by_file(self.project, self.methods)
-        makers = optimizer_methods(self.project, self.looked_at, self._models_of)
+        makers = optimizer_methods(self.project, self.looked_at, self.models_of)
         paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, methods, makers)
         parts = sharding_parts(self, self.looked_at)
         paths.update(optimizers.classes, optimizers.names, parts)
         wrappers = {module.path: self._wrappers(module) for module in self.looked_at}
         return {
-            p: Links(
-                *(gives.get(p, {}), given.get(p, {}), names.get(p, {})),
-                *(frozenset(taken.get(p, ())), frozenset(optimizers.classes.get(p, ()))),
+            p: replace(
+                whole_project,
+                gives=gives.get(p, {}),
+                is_given=given.get(p, {}),
+                names=names.get(p, {}),
+                taken=frozenset(taken.get(p, ())),
+                optimizers=frozenset(optimizers.classes.get(p, ())),
                 methods=methods.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
                 optimizer_methods=makers.get(p, frozenset()),
                 fields=self.fields_told.get(p, {}),
-                clips_itself=clips,
-                own_groups=groups,
                 shards_parts=parts.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
                 not_run=frozenset(
@@ -474,13 +477,6 @@ class _Following(ProjectKinds):
         if self.project.is_subclass(owner):
             return True
         return depth < 4 and any(self._is_fsdp1s(base, depth + 1) for base in self.project.bases(owner))
-
-    def _models_of(self, module: Module) -> set[str]:
-        """Return what FSDP1's models are called in a file."""
-        start = f"{module.path}:"
-        return {
-            text for (key, text), kinds in self.facts.items() if key.startswith(start) and "fsdp" in kinds
-        }
 
     def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:
         """Yield the attributes that classes have by classes of other files, or objects have at all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 import libcst as cst
@@ -20,7 +21,18 @@ Sureness = Literal["sure", "likely", "mixed", "unknown", "no"]
 # Objects of other packages that have methods of the same names.
 _OTHERS = frozenset({"accelerator", "engine", "fabric", "scaler", "strategy", "trainer", "utils"})
 
+_HOOKS = re.compile(r"\.(_register_state_dict_hook|register_state_dict_post_hook)\(")
 MIXED = "this may be a DistributedDataParallel model as well: where it is sharded, "
+
+
+def adds_keys(text: str) -> bool:
+    """Tell whether hooks of a source may put keys into the states of models.
+
+    Example:
+        >>> adds_keys("layer.register_state_dict_post_hook(merge)")
+        True
+    """
+    return _HOOKS.search(text) is not None
 
 
 def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:

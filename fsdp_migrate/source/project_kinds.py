@@ -15,13 +15,13 @@ from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
-from fsdp_migrate.source.project_scopes import Renamed
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
     ITEM,
     LONGEST,
     VALUE,
+    WRAPS,
     alike,
     attribute,
     has_model,
@@ -35,6 +35,7 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL, made_by
+from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ _MAKES = "makes:"
 _MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
 _TOLD = _MODELS | {MAKES, "other"}
 _DEEPEST = 3
+# What modules call the one that they wrap, and whose parameters are theirs.
+_HELD = ("module", "model")
+_WRAPPED = ".module>fsdp"
 
 Fact = tuple[str, str]
 Key = str | Fact
@@ -89,7 +93,6 @@ class ProjectKinds:
     _given_back: dict[str, str | None] = field(default_factory=dict, repr=False)
     _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
     _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
-    _renamed: dict[Module, Renamed] = field(default_factory=dict, repr=False)
 
     def kinds(self, node: ast.expr, place: Place) -> set[str]:
         """Return what an expression may be, and what it may hold."""
@@ -295,7 +298,9 @@ class ProjectKinds:
         if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_MODEL:
             found |= whole(self.kinds(call.func.value, place))
         if isinstance(call.func, ast.Attribute) and call.func.attr in PARAMETERS:
-            found |= {"params"} if "fsdp" in self.kinds(call.func.value, place) else set()
+            kinds = self.kinds(call.func.value, place)
+            inside = (self.attribute_kinds(kinds, name) for name in _HELD)
+            found |= {"params"} if "fsdp" in kinds.union(*inside) else set()
         elif text in SAME_PARAMETERS:
             found |= {kind for arg in call.args for kind in self.kinds(arg, place) if kind == "params"}
         return found or self._given_by(call, place)
@@ -360,37 +365,47 @@ class ProjectKinds:
         if definition is not None:
             yield definition
             return
-        for value, said in self._renamed_as(text, place) if depth < _DEEPEST else ():
-            if dotted(value) != text:
-                yield from self.called(value, said, depth + 1)
+        for value in self._renamed.at(text, place) if depth < _DEEPEST else ():
+            if dotted(value.node) != text:
+                yield from self._renamed.given_by(value)
+                yield from self.called(value.node, value.place, depth + 1)
         start, _, last = text.rpartition(".")
         for holder, name in ((start, last), (text, "__call__")):
             for owner, _ in tuple(self.objects_in(self._of_names(holder, place))) if holder else ():
                 method = self.project.method(owner, name)
                 yield from (each for each in (method,) if each is not None)
 
-    def _renamed_as(self, text: str, place: Place) -> list[tuple[ast.expr, Place]]:
-        """Return the functions and classes that a name is another one for at a place."""
-        if place.module not in self._renamed:
-            self._renamed[place.module] = Renamed.of(place.module)
-        return self._renamed[place.module].at(text, place) if "." not in text else []
+    @functools.cached_property
+    def _renamed(self) -> RenamedFunctions:
+        return RenamedFunctions(self.project)
+
+    def models_of(self, module: Module) -> set[str]:
+        """Return what FSDP1's models are called in a file."""
+        start = f"{module.path}:"
+        return {
+            text for (key, text), kinds in self.facts.items() if key.startswith(start) and "fsdp" in kinds
+        }
 
     def told(self, kinds: Collection[str]) -> frozenset[str]:
         """Return kinds as a source can be told them: objects in lists by what their attributes are.
 
-        What an object itself holds is told with the attributes that are asked for. Only where all facts are
-        known: what objects hold is looked for once.
+        What an object itself holds is told with the attributes that are asked for; that it wraps a model,
+        whose parameters are its own then, at once. Only where all facts are known: what objects hold is
+        looked for once.
         """
         found: set[str] = set()
         for kind in kinds:
             before, mark, last = kind.rpartition(">")
             if last in _TOLD or kind.startswith(ARGUMENT):
                 found.add(kind)
-            elif mark and last.startswith((IS, ANY, BARE)):
+            elif last.startswith((IS, ANY, BARE)):
                 inside = self._inside.get(last)
                 if inside is None:
                     inside = self._inside[last] = self._in_object(last)
-                found |= {f"{before}>{each}" for each in inside}
+                if mark:
+                    found |= {f"{before}>{each}" for each in inside}
+                elif _WRAPPED in inside:
+                    found.add(WRAPS)
         return frozenset(found)
 
     def _in_object(self, kind: str) -> set[str]:

@@ -38,53 +38,6 @@ def scopes_of(module: Module) -> list[Scope]:
     return module.scopes
 
 
-@dataclass(frozen=True)
-class Renamed:
-    """The other names that the scopes of a module have for functions and classes: ``step = train``."""
-
-    values: dict[tuple[str, str], list[tuple[ast.expr, Place]]]
-
-    @classmethod
-    def of(cls, module: Module) -> Renamed:
-        """Collect them; what stands in both branches of a choice counts."""
-        found: dict[tuple[str, str], list[tuple[ast.expr, Place]]] = {}
-        for scope in scopes_of(module):
-            for statement in scope.statements:
-                node = statement.node
-                for target in node.targets if isinstance(node, ast.Assign) else ():
-                    value = node.value if isinstance(node, ast.Assign) else None
-                    for part in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
-                        if isinstance(target, ast.Name) and isinstance(part, (ast.Name, ast.Attribute)):
-                            found.setdefault((statement.place.scope, target.id), []).append(
-                                (part, statement.place)
-                            )
-        return cls(found)
-
-    def at(self, name: str, place: Place) -> list[tuple[ast.expr, Place]]:
-        """Return what a name may be another one for at a place, and where it was said."""
-        scope = place.scope
-        while (scope, name) not in self.values and scope:
-            if _has_parameter(place.module, scope, name):
-                return []
-            scope = scope.rpartition(".")[0]
-        values = self.values.get((scope, name), [])
-        if scope != place.scope:
-            return values
-        above = [each for each in values if each[1].line < place.line]
-        # What stands in this block, or in one around it, was always run.
-        always = [at.line for _, at in above if place.blocks[: len(at.blocks)] == at.blocks]
-        after = [each for each in above if each[1].line >= max(always, default=0)]
-        return after if always or not place.loops else values
-
-
-def _has_parameter(module: Module, scope: str, name: str) -> bool:
-    found = module.definitions.get(scope)
-    arguments = None if found is None or isinstance(found.node, ast.ClassDef) else found.node.args
-    return arguments is not None and any(
-        arg.arg == name for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    )
-
-
 def _collect(body: Iterable[ast.stmt], place: Place, scope: Scope | None, found: list[Scope]) -> None:
     if scope is None:
         scope = Scope()

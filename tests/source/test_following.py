@@ -464,3 +464,28 @@ def test_a_base_class_that_is_given_a_model_is_as_sure_as_before(tmp_path: Path)
         "    def again(self, net):\n        self.model = wrap(net)\nBase(wrap(net)).save()\n",
     }
     assert "return get_model_state_dict(" in after(tmp_path, files, "base.py")
+
+
+def test_no_shard_is_known_over_files(tmp_path: Path) -> None:
+    files = {
+        "main.py": (
+            f"{FSDP}from torch.distributed.fsdp import ShardingStrategy\nfrom infer import run\n"
+            "run(FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD))\n"
+        ),
+        "infer.py": "def run(model):\n    return model.encode_image(x)\n",
+    }
+    assert "(model, 'encode_image')" in after(tmp_path, files, "infer.py")
+
+
+def test_a_wrappers_own_parameters_are_known_over_files(tmp_path: Path) -> None:
+    wrapper = "class {}(Module):\n    def __init__(self, net, *args):\n        self.module = {}\n"
+    clip = "import torch\ndef train(model):\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    imports = "from wrapper import Plain, Wrapper\nfrom train import train\nfrom other import other\n"
+    files = {
+        "wrapper.py": FSDP + wrapper.format("Wrapper", "FSDP(net, *args)") + wrapper.format("Plain", "net"),
+        "main.py": f"{imports}train(Wrapper(net))\nother(Plain(net))\n",
+        "train.py": clip,
+        "other.py": clip.replace("train", "other"),
+    }
+    assert "FM326" in after(tmp_path, files, "train.py")
+    assert (tmp_path / "other.py").read_text() == files["other.py"]

@@ -23,7 +23,7 @@ from fsdp_migrate.source.python.held import (
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.nodes import dotted
-from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes
+from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
 
 
 if TYPE_CHECKING:
@@ -132,7 +132,34 @@ def _of_object(models: ModelKinds, call: cst.Call) -> set[str]:
             found |= put(str(place), kinds)
     given = {name for name, _, _ in bound}
     for node in classes(models.index, call.func):
-        found |= attributes_of(models, node, without=given)
+        own = _owed(models, call, node)
+        found |= attributes_of(models, node, without={*given, *own})
+        for name, given_here in own.items():
+            found |= put(attribute(name), models.kinds(given_here) if given_here is not None else ())
+    return found
+
+
+def _owed(models: ModelKinds, call: cst.Call, node: cst.ClassDef) -> dict[str, cst.BaseExpression | None]:
+    """Return the attributes that are what the constructor is given alone, with what a call gives it."""
+    made = init_of(node)
+    if made is None or any(arg.star for arg in call.args):
+        return {}
+    params = [each.name.value for each in made.params.params][1:]
+    values = dict(zip(params, (arg.value for arg in call.args if arg.keyword is None), strict=False))
+    values |= {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+    found: dict[str, cst.BaseExpression | None] = {}
+    for text in models.attributes.get(node, ()):
+        places = [each for each in models.index.places_set(text) if models.index.class_of(each) is node]
+        assign = models.index.parents[places[0]] if len(places) == 1 else None
+        value = assign.value if isinstance(assign, cst.Assign) else None
+        if (
+            isinstance(value, cst.Name)
+            and (node, text) not in models.given
+            and models.index.function(value) is made
+            and value.value in {*params, *(each.name.value for each in made.params.kwonly_params)}
+            and len(models.index.bindings_of(value)) == 1
+        ):
+            found[text.partition(".")[2]] = values.get(value.value)
     return found
 
 

@@ -261,8 +261,9 @@ class Guards:
             for binding in self.index.scopes[func].lookup(func.value):
                 if isinstance(binding.node, cst.FunctionDef):
                     yield binding.node
-            for value in renamed_as(self.index, func) if depth < _MOST_NAMES else ():
-                yield from self.functions(value, depth + 1)
+            if depth < _MOST_NAMES:
+                for value in renamed_as(self.index, func, lambda each: self.functions(each, depth + 1)):
+                    yield from self.functions(value, depth + 1)
         elif isinstance(func, cst.Attribute) and dotted(func.value) in {"self", "cls"}:
             owner = self.index.class_of(func)
             for item in owner.body.body if owner is not None else ():

@@ -22,6 +22,8 @@ VALUE = "value"
 ITEM = "item"
 """The step to ``it[i]``, where it is not seen whether that is a list or a dict."""
 MODEL = "fsdp"
+WRAPS = "._wrapped>params"
+"""What a module of another file is that wraps an FSDP1 model: that model's parameters are its own."""
 LONGEST = 64
 """Longer lists and dicts hold data, and no models."""
 _MOST_STEPS = 3

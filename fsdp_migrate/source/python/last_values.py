@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, walk_for
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.scopes import Binding, Index
@@ -48,15 +48,62 @@ def values_set(index: Index, node: cst.Attribute) -> list[cst.BaseExpression]:
     return [a.value for a in assigns if isinstance(a, cst.Assign) and index.class_of(a) is owner]
 
 
-def renamed_as(index: Index, name: cst.Name) -> Iterator[cst.BaseExpression]:
-    """Yield what a name is another name for here, in each branch: ``step = train if x else test``."""
-    values = [each.value for each in index.bindings_of(name) if each.index is None and each.value is not None]
+def renamed_as(
+    index: Index, name: cst.Name, functions: Callable[[cst.CSTNode], Iterable[cst.FunctionDef]]
+) -> Iterator[cst.BaseExpression]:
+    """Yield what a name is another name for here, in each branch: ``step = train if x else test``.
+
+    Args:
+        index: The source.
+        name: The name.
+        functions: Returns the functions that a call may run: one may give others, ``step = make_step(x)``.
+    """
+    values = [(each.value, each.index) for each in index.bindings_of(name) if each.value is not None]
     if len(values) > 1 and (last := last_value(index, name)) is not None:
-        values = [last]
-    for value in values:
-        for part in (value.body, value.orelse) if isinstance(value, cst.IfExp) else (value,):
-            if isinstance(part, (cst.Name, cst.Attribute)) and dotted(part) != name.value:
+        values = [(last, None)]
+    for value, place in values:
+        for part in _named_by(index, value, place, functions):
+            if dotted(part) != name.value or index.function(part) is not index.function(name):
                 yield part
+
+
+def _named_by(
+    index: Index,
+    value: cst.BaseExpression,
+    place: int | None,
+    functions: Callable[[cst.CSTNode], Iterable[cst.FunctionDef]],
+) -> Iterator[cst.Name | cst.Attribute]:
+    """Yield the names that a value is, or the part of it at a place: also of a partial, and of a call."""
+    if isinstance(value, cst.IfExp):
+        for part in (value.body, value.orelse):
+            yield from _named_by(index, part, place, functions)
+    elif isinstance(value, (cst.List, cst.Tuple)) and place is not None:
+        parts = value.elements[: place + 1]
+        if len(parts) > place and all(isinstance(each, cst.Element) for each in parts):
+            yield from _named_by(index, parts[place].value, None, functions)
+    elif isinstance(value, (cst.Attribute, cst.Name)) and place is None:
+        yield value
+    elif isinstance(value, cst.Call):
+        for given, inner in _given_by(index, value, place, functions):
+            yield from _named_by(index, given, inner, functions)
+
+
+def _given_by(
+    index: Index,
+    call: cst.Call,
+    place: int | None,
+    functions: Callable[[cst.CSTNode], Iterable[cst.FunctionDef]],
+) -> Iterator[tuple[cst.BaseExpression, int | None]]:
+    """Yield what a call gives that may be a function, or a tuple with one at a place."""
+    if "functools.partial" in index.qualified(call.func):
+        # What is given by its place would stand before what a call gives.
+        if place is None and len([arg for arg in call.args if arg.keyword is None]) == 1:
+            yield call.args[0].value, None
+        return
+    for function in functions(call.func):
+        for given in walk_for(function.body, cst.Return):
+            if given.value is not None and index.function(given) is function:
+                yield given.value, place
 
 
 def stands_for(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.BaseExpression]:

@@ -55,6 +55,10 @@ class Links:
     """Whether a model's class of the project has a ``clip_grad_norm_`` of its own."""
     own_groups: bool = False
     """Whether a file of the project shards a model over another group than that of all ranks."""
+    no_shard: bool = False
+    """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
+    state_hooks: bool = False
+    """Whether hooks of the project may put keys into the states of models."""
     shards_parts: frozenset[str] = frozenset()
     """Modules of this file that shard parts of themselves, and that nothing in the project shards."""
     types_elsewhere: bool = False

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.accelerate_models import UNWRAP, prepared, shards_by_accelerate
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_in_value,
@@ -26,6 +27,7 @@ from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
+    WRAPS,
     attribute,
     has_model,
     put,
@@ -33,7 +35,7 @@ from fsdp_migrate.source.python.held import (
     whole,
     without_models,
 )
-from fsdp_migrate.source.python.last_values import stands_for
+from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.lightning_models import is_trainers_model
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
@@ -219,6 +221,14 @@ class ModelKinds:
             return True
         return bool(self.index.qualified(func) & FSDP2) or is_partial_of(self.index, func, FSDP2)
 
+    def _kinds_of_prepared(self, call: cst.Call) -> set[str]:
+        is_unwrapped = isinstance(call.func, cst.Attribute) and call.func.attr.value == UNWRAP
+        return self.kinds(call.args[0].value) if is_unwrapped and call.args else prepared(call)
+
+    @functools.cached_property
+    def _shards_by_accelerate(self) -> bool:
+        return shards_by_accelerate(self.index)
+
     def _is_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
         """Tell whether FSDP2 is given the same model in a branch around, where it is plain until then."""
         for call in self._shards_by_fsdp2:
@@ -306,10 +316,19 @@ class ModelKinds:
         if not found:
             return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
         if has_model(found) and key is not None:
-            found = self._of_its_loop(node, key, found)
+            found = self._of_its_loop(node, key, self._of_its_wrapper(node, found))
         if has_model(found) and (self.is_before_wrapping(node) or self.is_other_branch(node)):
             found = without_models(found)
         return found
+
+    def _of_its_wrapper(self, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
+        """Return what a name is above ``m = m.module``, which takes out what ``m = Wrapper(...)`` held."""
+        is_both = (
+            isinstance(node, cst.Name) and "fsdp" in found and any(k.startswith(".module>") for k in found)
+        )
+        made = last_value(self.index, node) if is_both else None
+        kinds = self.kinds(made) if isinstance(made, cst.Call) else {"fsdp"}
+        return found if "fsdp" in kinds else kinds
 
     def _of_its_loop(self, node: cst.Name | cst.Attribute, key: Key, found: set[str]) -> set[str]:
         """Return what a name is in the loop that it is the target of: another loop may use the same name."""
@@ -341,7 +360,9 @@ class ModelKinds:
     def _kinds_of_parameters(self, node: cst.BaseExpression) -> set[str]:
         model = model_of(self.index, node)
         while model is not None:
-            if "fsdp" in self.kinds(model):
+            kinds = self.kinds(model)
+            # A module with a sharded one in it has its parameters as well.
+            if kinds & {"fsdp", WRAPS} or has_model({kind for kind in kinds if kind.startswith(".")}):
                 return {"params"}
             model = self.sharded_with(model)
         return set()
@@ -376,7 +397,7 @@ class ModelKinds:
         around = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)
         if around is not None and around < len(call.args) and not call.args[around].star:
             return self.kinds(call.args[around].value)
-        found: set[str] = set()
+        found = self._kinds_of_prepared(call) if self._shards_by_accelerate else set()
         for name in self._written(call.func, names):
             found |= self._given_back(call, self.links.gives.get(name, frozenset()))
         for function in self.guards.functions(call.func):

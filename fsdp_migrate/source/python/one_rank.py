@@ -19,12 +19,36 @@ if TYPE_CHECKING:
 _RANK = re.compile(r"(^|_)rank$")
 _FOR_ALL = re.compile(r"fsdp|shard|zero_?[123]")
 _DEEPEST = 4
-_FIRST = re.compile(r"^(is_)?(local_|global_)?(main|master|rank_?0|rank_?zero)(_process|_node|_rank)?$")
+_FIRST = re.compile(
+    r"^(is_)?(local_|global_)?(main|master|rank_?0|rank_?zero)(_process|_node|_rank)?$|^is_logg(er|ing)_(process|rank)$"
+)
+_ONLY = re.compile(r"(^|\.)(rank_zero_only|on_main_process|master_only|rank0_only)$")
 
 
 def is_of_one_rank(guards: Guards, node: cst.CSTNode) -> bool:
     """Tell whether a place is reached by one rank, or by one of each node, as far as names tell."""
     return any(_says_so(test, truth=truth) for test, truth in guards.facts(node))
+
+
+def runs_on_one_rank(index: Index, guards: Guards, node: cst.CSTNode, depth: int = 0) -> bool:
+    """Tell whether one rank alone reaches a place, also by the only calls of the method that it stands in."""
+    if is_of_one_rank(guards, node):
+        return True
+    function = index.function(node)
+    if function is None:
+        return False
+    decorators = (each.decorator for each in function.decorators)
+    if any(_ONLY.search(dotted(e.func if isinstance(e, cst.Call) else e) or "") for e in decorators):
+        return True
+    calls = index.calls_of_method(function.name.value) if index.class_of(function) is not None else []
+    return (
+        depth < _DEEPEST
+        and bool(calls)
+        and all(
+            index.function(each) is not function and runs_on_one_rank(index, guards, each, depth + 1)
+            for each in calls
+        )
+    )
 
 
 def is_inner(index: Index, guards: Guards, node: cst.BaseExpression, depth: int = 0) -> bool:

@@ -14,6 +14,7 @@ import libcst as cst
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.uses import Found
 
 
@@ -124,6 +125,10 @@ _NO_ADDRESS = "data_ptr() of a DTensor is 0, whichever it is: take .to_local().d
 _PLAIN = frozenset({"full_tensor", "to_local"})
 _DEEPEST = 3
 _WEIGHTS = frozenset({"bias", "weight"})
+_GATHERS = (
+    "One rank alone comes here, and full_tensor() waits for all: call it above this branch, on every rank, "
+    "or take .to_local(), which is that rank's part."
+)
 _CLIPPED = (
     "the norm is that of the whole gradient now, the same on each rank: do not sum it over the ranks that "
     "share the gradient."
@@ -137,14 +142,20 @@ def find(source: Source) -> Iterator[Found]:
         if source.contexts.is_summoned(call) or any(_is_other_class(call)):
             continue
         if said := _of_call(values, call):
-            yield Found("FM423", call, said, "commented")
+            yield Found("FM423", call, _on_one_rank(source, call, said), "commented")
     for node in source.attributes:
         above = source.index.parents[node]
         if node.attr.value == "data" and isinstance(above, cst.AssignTarget):
             if values.is_one(node.value) and not source.contexts.is_summoned(node):
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
         elif _is_one_parameters(source, node) and not source.contexts.is_summoned(node):
-            yield Found("FM423", node, _ONE, "commented")
+            yield Found("FM423", node, _on_one_rank(source, node, _ONE), "commented")
+
+
+def _on_one_rank(source: Source, node: cst.CSTNode, said: str) -> str:
+    """Return what is said of a place, with a word on gathering where one rank alone comes there."""
+    gathers = "full_tensor()" in said and runs_on_one_rank(source.index, source.models.guards, node)
+    return f"{said} {_GATHERS}" if gathers else said
 
 
 def _put(source: Source, target: cst.AssignTarget, parameter: cst.BaseExpression) -> str:

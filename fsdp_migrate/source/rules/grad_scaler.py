@@ -82,8 +82,9 @@ def _problem_of(source: Source) -> str:
         known = source.index.fsdp1(call.func)
         given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
         first = text_of(call.args[0].value) if call.args else "False"
-        if known == "CPUOffload" and given.get("offload_params", first) != "False":
-            return _OFFLOADED
+        offload = given.get("offload_params", first)
+        if known == "CPUOffload" and offload != "False":
+            return _OFFLOADED if offload == "True" else f"where {offload} is true, {_OFFLOADED}"
         if known == catalog.FSDP and any(given.get(name, "None") != "None" for name in _PLAIN):
             return _AMONG_PLAIN
     return ""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.method_calls import sureness
-from fsdp_migrate.source.python.nodes import dotted, short
+from fsdp_migrate.source.python.no_shard import chooses_no_shard
+from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.uses import Found, Replace
 
 
@@ -41,6 +42,17 @@ _HANDED_ON = (
     "where this is the sharded model, take the model itself, which is called in the same way: FSDP2 gathers "
     "in hooks of that call, and its forward alone finds shards."
 )
+_BY_METHOD = (
+    "under NO_SHARD FSDP1 had whole parameters at any time, FSDP2 gathers in model(...) alone: where this "
+    "comes before the first model(...) of the sharded model, call "
+    "fsdp_migrate.runtime.register_forward_methods(model, {!r}) once."
+)
+# Methods that compute, by their names: encode_image, get_text_features, compute_loss.
+_COMPUTES = re.compile(
+    r"(^|_)(forward|encode|decode|embed|generate|infer|predict|sample)(_|$)"
+    r"|^(calculate|compute|get)_(\w+_)?(features|logits|log_?probs|loss)$"
+)
+_REGISTERS = frozenset({"register_forward_methods", "register_fsdp_forward_method"})
 # Those who are given a forward and only look at it.
 _LOOKS = frozenset(
     {"callable", "getfullargspec", "hasattr", "id", "isinstance", "print", "signature", "type"}
@@ -92,12 +104,8 @@ def find(source: Source) -> Iterator[Found]:
         yield from _of_forward_by_name(source, node)
     for call in source.calls:
         func = call.func
-        if isinstance(func, cst.Attribute) and func.attr.value in _METHODS:
-            code, meant = _METHODS[func.attr.value]
-            if source.models.certainty(func.value) is not None:
-                yield Found(code, call, meant, "commented")
-        if isinstance(func, cst.Attribute) and func.attr.value == "forward":
-            yield from _of_forward(source, call, func)
+        if isinstance(func, cst.Attribute):
+            yield from _of_method(source, call, func)
         first = call.args[0].value if call.args else None
         if isinstance(func, (cst.Name, cst.Attribute)) and not source.index.qualified(func) & set(_FUNCTIONS):
             named = _CHECKPOINTS.search((dotted(func) or "").split(".")[-1])
@@ -112,6 +120,18 @@ def find(source: Source) -> Iterator[Found]:
             ):
                 code, meant = _FUNCTIONS[name]
                 yield Found(code, call, meant, "commented")
+
+
+def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[Found]:
+    """Find the methods of FSDP1's that FSDP2 does otherwise, and those of the model itself that compute."""
+    name = func.attr.value
+    if name in _METHODS and source.models.certainty(func.value) is not None:
+        code, meant = _METHODS[name]
+        yield Found(code, call, meant, "commented")
+    elif name == "forward":
+        yield from _of_forward(source, call, func)
+    elif _is_before_forwards(source, call, func):
+        yield Found("FM448", call, _BY_METHOD.format(name), "commented")
 
 
 def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
@@ -156,6 +176,38 @@ def _of_forward(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator
         yield Found("FM448", call, f"{short(func.value, 30)}(...)", "rewritten", (edit,))
     elif sure == "mixed":
         yield Found("FM448", call, _FORWARD, "commented")
+
+
+def _is_before_forwards(source: Source, call: cst.Call, func: cst.Attribute) -> bool:
+    """Tell whether a method that computes is the first thing that a model does, as far as this source shows.
+
+    Only NO_SHARD's models could do that outside of a context. It is said once for each method and function.
+    """
+    if _COMPUTES.search(func.attr.value) is None or source.models.certainty(func.value) is None:
+        return False
+    if not (source.models.links.no_shard or chooses_no_shard(source.code)):
+        return False
+    names = {(dotted(other.func) or "").split(".")[-1] for other in source.calls}
+    above = source.index.ancestors(call)
+    if names & _REGISTERS or any(
+        "summon_full_params" in text_of(a.items[0]) for a in above if isinstance(a, cst.With)
+    ):
+        return False
+    function, place = source.index.function(call), source.index.order[call]
+    for other in source.calls:
+        is_here = source.index.function(other) is function
+        if (
+            is_here
+            and other is not call
+            and source.index.order[other] < place
+            and source.same(other.func, func)
+        ):
+            return False
+        if source.models.certainty(other.func) is not None and not (
+            is_here and source.index.order[other] > place
+        ):
+            return False
+    return True
 
 
 def _comes_after_wrapping(source: Source, call: cst.Call) -> bool:

@@ -10,6 +10,8 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
+from fsdp_migrate.source.python.accelerate_models import prepared
+from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
@@ -336,11 +338,15 @@ def _last(func: cst.BaseExpression) -> str:
 
 def _is_wrapping(source: Source, call: cst.Call) -> bool:
     """Tell whether a call of a function, of this file or of another, gives back sharded what it is given."""
+    if prepared(call):
+        return False  # Accelerate gives the optimizer the sharded ones itself
     first = call.args[0].value if call.args and not call.args[0].star else None
     if not isinstance(first, (cst.Name, cst.Attribute)) or "fsdp" not in source.models.kinds(call):
         return False
     is_torchs = any(each.startswith("torch.") for each in source.index.qualified(call.func))
-    return not is_torchs and source.models.certainty(first) is None
+    # What gives a part of what it is given wraps nothing: `getattr(model, "module", model)`.
+    is_held = has_model(source.models.kinds(first))
+    return not is_torchs and not is_held and source.models.certainty(first) is None
 
 
 def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None) -> Iterator[cst.CSTNode]:

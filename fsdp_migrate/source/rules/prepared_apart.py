@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.catalog import MODEL_ALONE
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.catalog import MODEL_ALONE, PREPARED_MODEL
+from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -26,14 +26,35 @@ _MEANT = (
     "Accelerate's FSDP2 refuses it: a model and its optimizer must be passed together. Make the optimizer "
     "first, and write `model, optimizer = accelerator.prepare(model, optimizer)`; other objects may go along."
 )
+_SEVERAL = (
+    "Accelerate's FSDP2 takes one model in a call, with its optimizer: give each that is trained a call of "
+    "its own, and leave out those that are not, `ema.to(accelerator.device)`."
+)
+_OTHERS = re.compile(r"optim|loader|sched|dataset|config|tokenizer|(^|_)(dl|lr)(_|$)")
 
 
 def find(source: Source) -> Iterator[Found]:
     """Find these calls in a source that says how Accelerate shards; with DDP they are right."""
-    alone = [call for call in source.calls if re.search(MODEL_ALONE, text_of(call.func) + _given(call))]
-    if alone and any(_asks_for_fsdp(source, call) for call in source.calls):
-        for call in alone:
-            yield Found("FM449", call, _MEANT, "commented")
+    said = [(call, meant) for call in source.calls if (meant := _refused(call))]
+    if said and any(_asks_for_fsdp(source, call) for call in source.calls):
+        for call, meant in said:
+            yield Found("FM449", call, meant, "commented")
+
+
+def _refused(call: cst.Call) -> str:
+    """Return what is said of a call that Accelerate's FSDP2 refuses, by what its arguments are called."""
+    if not (dotted(call.func) or "").endswith("accelerator.prepare"):
+        return ""
+    if re.search(MODEL_ALONE, text_of(call.func) + _given(call)):
+        return _MEANT
+    if any(arg.star for arg in call.args):
+        return ""
+    names = [(dotted(arg.value) or "?").split(".")[-1].lower() for arg in call.args]
+    others = [name for name in names if _OTHERS.search(name)]
+    models = [name for name in names if name not in others and re.search(PREPARED_MODEL, name)]
+    if len(models) > 1:
+        return _SEVERAL
+    return _MEANT if others == names and any("optim" in name for name in names) else ""
 
 
 def _given(call: cst.Call) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.method_calls import MIXED, sureness
+from fsdp_migrate.source.method_calls import MIXED, adds_keys, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.branches import fsdp1_branch
@@ -30,6 +30,7 @@ from fsdp_migrate.source.python.nodes import (
     call as make_call,
     dotted,
     literal,
+    model_argument,
     short,
     text_of,
     walk_for,
@@ -76,6 +77,21 @@ _ASKS_ITSELF = (
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
     "and on rank 0 give it as state_dict=state."
 )
+_SAVES = (
+    "it asks the model for its state, which is sharded now: on every rank take state = "
+    "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
+    "and on rank 0 {}."
+)
+_GIVEN_A_MODEL = {
+    "huggingface_hub.save_torch_model": _SAVES.format("save_torch_state_dict of it"),
+    "peft.get_peft_model_state_dict": _SAVES.format("give it as state_dict=state"),
+    "peft.utils.get_peft_model_state_dict": _SAVES.format("give it as state_dict=state"),
+    "safetensors.torch.load_model": (
+        "it loads plain tensors into DTensors now: load_model_state_dict of fsdp_migrate.runtime takes what "
+        "safetensors' load_file gives, on every rank."
+    ),
+    "safetensors.torch.save_model": _SAVES.format("give it to safetensors' save_file"),
+}
 _NOT_MODELS = frozenset({"config", "feature_extractor", "generation_config", "image_processor", "processor"})
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ONE_RANK = (
@@ -93,6 +109,11 @@ _ASKED = (
     "get_model_state_dict, or load_model_state_dict of fsdp_migrate.runtime, given it, on every rank."
 )
 _BOTH = "stays: FSDP2's models, which this source has as well, come here too, and give their sharded state"
+_HOOKED = (
+    "hooks of this project put keys into the state, and torch's get_model_state_dict raises at a key that is "
+    "no attribute of the model. Where the model is sharded, on every rank: {{k: v.full_tensor() if "
+    "hasattr(v, 'full_tensor') else v for k, v in {}.state_dict().items()}}."
+)
 _DDPS = "stays: it is DistributedDataParallel's model, whose state is whole, with `module.` in its names"
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
@@ -110,6 +131,7 @@ def find(source: Source) -> Iterator[Found]:
         if call not in done:
             yield from _of_plain_call(source, call)
             yield from _of_asking(source, call)
+            yield from _of_functions(source, call)
 
 
 def _of_context(source: Source, context: Context) -> Iterator[Found]:
@@ -300,6 +322,18 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM308", call, _ASKS_ITSELF, "commented")
 
 
+def _of_functions(source: Source, call: cst.Call) -> Iterator[Found]:
+    """Find functions of other packages that are given a model, and ask it for its state by themselves."""
+    said = next((_GIVEN_A_MODEL[n] for n in source.index.qualified(call.func) if n in _GIVEN_A_MODEL), "")
+    model = model_argument(call, 0) if said else None
+    placed = [arg for arg in call.args if arg.keyword is None]
+    is_given = len(placed) > 1 and said == _GIVEN_A_MODEL["peft.get_peft_model_state_dict"]
+    if model is None or is_given or is_given_by_name(source, call, "state_dict"):
+        return
+    if _certainty(source, call, model) is not None and not source.contexts.is_summoned(call):
+        yield Found("FM333", call, f"where this is the sharded model, {said}", "commented")
+
+
 def _certainty(source: Source, call: cst.Call, model: cst.BaseExpression) -> Certainty | None:
     """Tell whether a state is that of an FSDP1 model, ``model.module`` of which is another name for it."""
     if isinstance(model, cst.Attribute) and model.attr.value == "module":
@@ -323,6 +357,8 @@ def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
     assert isinstance(call.func, cst.Attribute)
     if call.func.attr.value == "load_state_dict":
         return _loading(source, call, settings)
+    if source.links.state_hooks or adds_keys(source.code):
+        return Found("FM308", call, _HOOKED.format(short(call.func.value)), "commented")
     # torch has one option for both: with `cpu_offload` rank 0 alone gets the full state.
     plain = isinstance(settings.offload, bool) and isinstance(settings.rank0, bool)
     # Rank 0 of the model's process_group is not that of all ranks, which torch means.

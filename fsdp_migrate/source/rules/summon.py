@@ -94,6 +94,8 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
     said = next(filter(None, (_said_of(source, *each) for each in _bodies(source, block, call))), "")
     if said:
         return Found("FM332", call, said, "commented", covers=covers)
+    if _calls_a_parameter(source, block.body):
+        return Found("FM313", call, _UNSEEN, "commented", covers=covers)
     new = source.local_name(SUMMON)
 
     def build(updated: cst.Call) -> cst.Call:
@@ -110,6 +112,13 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
         return updated.with_changes(func=cst.Name(new), args=args)
 
     return Found("FM313", call, f"{new}(...)", "rewritten", (Replace(call, build),), (SUMMON,), covers)
+
+
+def _calls_a_parameter(source: Source, body: cst.CSTNode) -> bool:
+    """Tell whether a block calls a function that is given to the one around: ``return func(model)``."""
+    called = (call.func for call in walk_for(body, cst.Call) if isinstance(call.func, cst.Name))
+    bindings = (source.index.bindings_of(name) for name in called if name in source.index.scopes)
+    return any(every and all(each.kind == "param" for each in every) for every in bindings)
 
 
 def _block_of(source: Source, call: cst.Call) -> cst.With | None:

@@ -33,6 +33,11 @@ _CLASS = (
     "isinstance(model, FSDPModule) of torch.distributed.fsdp, and see what depends on it."
 )
 _CLASS_NAME = re.compile(r"FullySharded(DataParallel)?['\"]")
+_STRATEGY = (
+    "this is the name of Lightning's FSDP1 strategy: where ModelParallelStrategy takes its place, ask for "
+    "that, and see what depends on it."
+)
+_STRATEGY_NAME = re.compile(r"^['\"]FSDP(Strategy)?['\"]$")
 _TYPE = re.compile(r"__name__|__class__|__qualname__|\btype\(")
 # Calls that take a part out of a name where it is, and leave the name alone where it is not.
 _HARMLESS = frozenset({"lstrip", "removeprefix", "removesuffix", "replace", "split", "sub", "strip"})
@@ -85,14 +90,29 @@ def _is_of_parameters(source: Source, name: cst.Name) -> bool:
 
 
 def _class_names(source: Source) -> Iterator[Found]:
-    """Find tests for the name of FSDP1's class."""
+    """Find tests for the name of FSDP1's class, or of Lightning's strategy."""
     for test in source.index.by_kind.get(cst.Comparison, ()):
         assert isinstance(test, cst.Comparison)
         if _asks_for_class_name(source, test):
             yield Found("FM316", test, _CLASS, "commented")
+        elif _asks_for_strategy([test.left, *(each.comparator for each in test.comparisons)]):
+            yield Found("FM316", test, _STRATEGY, "commented")
     for call in source.calls:
         if _asks_how_it_starts(call):
             yield Found("FM316", call, _CLASS, "commented")
+        elif (
+            isinstance(call.func, cst.Attribute)
+            and call.func.attr.value in _ASKED
+            and _asks_for_strategy([call.func.value, *(arg.value for arg in call.args)])
+        ):
+            yield Found("FM316", call, _STRATEGY, "commented")
+
+
+def _asks_for_strategy(parts: list[cst.BaseExpression]) -> bool:
+    """Tell whether a test asks for Lightning's strategy: ``type(strategy).__name__ == "FSDPStrategy"``."""
+    texts = [text.value for part in parts for text in walk_for(part, cst.SimpleString)]
+    is_named = any(map(_STRATEGY_NAME.match, texts))
+    return is_named and any(_TYPE.search(text_of(each)) and "strategy" in text_of(each) for each in parts)
 
 
 def _asks_how_it_starts(call: cst.Call) -> bool:

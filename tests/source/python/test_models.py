@@ -66,3 +66,19 @@ def test_an_attribute_that_may_be_of_another_class_is_not_certain() -> None:
 def test_what_a_choice_of_classes_makes_may_be_a_model(made: str) -> None:
     body = f"{made}\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
     assert ("FM326", "commented") in codes(body)
+
+
+HOLDER = "class Holder(torch.nn.Module):\n    def __init__(self, net, x=1):\n        self.module = net\n"
+
+
+@pytest.mark.parametrize("given", ["other", "net=other", "x=FSDP(other), net=other"])
+def test_the_module_of_a_projects_own_class_is_what_a_call_of_it_gives(given: str) -> None:
+    plain = f"def use(other):\n    m = Holder({given})\n    m = m.module\n    m.load_state_dict(state)\n"
+    assert plain.replace("FSDP", "prepare_fully_shard") in turned(f"{HOLDER}Holder(FSDP(net))\n{plain}")
+
+
+def test_what_is_taken_out_of_a_projects_own_class_is_sharded() -> None:
+    body = "m = Holder(FSDP(net))\nm.module.load_state_dict(x)\nm = m.module\nm.load_state_dict(x)\n"
+    after = turned(f"{HOLDER}{body}")
+    wanted = "load_model_state_dict(m.module, x)\nm = m.module\nload_model_state_dict(m, x)\n"
+    assert after.endswith(wanted)

@@ -142,3 +142,14 @@ def test_one_rank_alone_takes_no_norm_of_all() -> None:
     body = f"model = FSDP(net)\nif debug and rank == 0:\n    norm = {clip}"
     assert ("FM326", "commented") in codes(body)
     assert ("FM326", "rewritten") in codes(body.replace(" and rank == 0", ""))
+
+
+def test_a_module_that_wraps_one_in_itself_has_its_parameters() -> None:
+    wrapper = (
+        "class Base(torch.nn.Module):\n    def __init__(self, net):\n        self.module = net\n"
+        "class Wrapper(Base):\n    def __init__(self, net, *args, **kwargs):\n"
+        "        super().__init__(net)\n        self.module = FSDP(net, *args, **kwargs)\n"
+    )
+    clip = "model = Wrapper(net, x=1)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    assert ("FM326", "commented") in codes(wrapper + clip)
+    assert "FM326" not in dict(codes(wrapper + clip.replace("Wrapper", "Base")))

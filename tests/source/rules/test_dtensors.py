@@ -288,3 +288,25 @@ def test_a_part_beside_those_that_are_wrapped_is_plain() -> None:
     assert said == {"oracle": {"FM303"}, "student": {"FM303", "FM333", "FM423"}}
     whole = PARTS.replace("self", "model").format(asked="oracle", last="model = FSDP(model)")
     assert "FM423" in dict(codes(whole))
+
+
+NORM = "for p in m.parameters():\n    print(p.grad.norm())\n"
+INDENTED = "".join(f"    {line}\n" for line in NORM.splitlines())
+METHOD = f"class T:\n  def log(self):\n{INDENTED}  def run(self):\n    {{}}self.log()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_one"),
+    [
+        (NORM, False),
+        (f"if dist.get_rank() == 0:\n{INDENTED}", True),
+        (f"@rank_zero_only\ndef log():\n{INDENTED}", True),
+        (METHOD.format("if self.is_logging_process: "), True),
+        (METHOD.format(""), False),
+        ("def run():\n    return 1\n" + METHOD.format("if rank == 0: ") + "    self.log()\n", False),
+    ],
+)
+def test_one_rank_alone_is_told_not_to_gather(body: str, is_one: bool) -> None:
+    said = [use.becomes for use in uses(MODEL + body, HEADER) if use.code == "FM423"]
+    assert said
+    assert all(("One rank alone" in each) is is_one for each in said)

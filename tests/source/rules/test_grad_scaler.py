@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import IMPORTS, codes, plain
+from tests.source.samples import IMPORTS, codes, plain, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -71,3 +71,9 @@ _OTHER = "if use_fsdp: scaler = sharded_grad_scaler.ShardedGradScaler()\n"
 def test_torchs_own_scaler(body: str, action: str | None) -> None:
     header = f"from torch.distributed.fsdp import sharded_grad_scaler\n{_TORCHS}{IMPORTS}"
     assert [each for code, each in codes(body, header) if code == "FM314"] == ([action] if action else [])
+
+
+def test_a_scaler_beside_offload_that_is_known_only_when_it_runs() -> None:
+    body = f"{_ON_CPU.replace('True', 'args.offload')}{_MADE}{_STEP}"
+    said = [use.becomes for use in uses(body, f"{_TORCHS}{IMPORTS}") if use.code == "FM314"]
+    assert [each.startswith("where args.offload is true, its ranks agree") for each in said] == [True]

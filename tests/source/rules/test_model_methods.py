@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_commented, assert_left_alone, assert_turned, codes
+from tests.source.samples import MODEL, assert_commented, assert_left_alone, assert_turned, codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -75,3 +75,31 @@ LEFT_ALONE = [
 @pytest.mark.parametrize("body", LEFT_ALONE)
 def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
     assert_left_alone(body)
+
+
+NO_SHARD = "model = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\n"
+
+
+def test_methods_that_compute_before_any_forward_of_a_model_that_is_not_sharded() -> None:
+    found = [use.becomes for use in uses(f"{NO_SHARD}model.encode(x)\nmodel.get_image_features(x)\n")[1:]]
+    assert ["(model, 'encode')" in found[0], "(model, 'get_image_features')" in found[1]] == [True, True]
+    chosen = "s = ShardingStrategy.FULL_SHARD if many else ShardingStrategy.NO_SHARD\n"
+    made = f"{chosen}model = FSDP(net, sharding_strategy=s)\n"
+    body = f"{made}def run(m: FSDP):\n    m.generate(x)\n    m.generate(x)\n    m(x)\n"
+    assert [each for each in codes(body) if each[0] == "FM448"] == [("FM448", "commented")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{NO_SHARD}model(x)\nmodel.encode(x)\n",
+        f"{NO_SHARD}def train():\n    model(x)\ndef run():\n    model.encode(x)\n",
+        f"{NO_SHARD}register_forward_methods(model, 'encode')\nmodel.encode(x)\n",
+        f"{NO_SHARD}with FSDP.summon_full_params(model):\n    model.encode(x)\n",
+        f"{NO_SHARD}tokenizer.encode(x)\nmodel.get_input_embeddings()\nmodel.encoder(x)\n",
+        f"s = {{'no': ShardingStrategy.NO_SHARD}}[name]\n{MODEL}model.encode(x)\n",
+        f"{MODEL}model.encode(x)\n",
+    ],
+)
+def test_methods_after_a_forward_or_of_sharded_models_are_left_alone(body: str) -> None:
+    assert "FM448" not in dict(codes(body))

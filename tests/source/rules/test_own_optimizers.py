@@ -249,3 +249,9 @@ def test_an_optimizer_of_another_package_whose_step_is_arithmetic() -> None:
     header = f"from transformers import AdamW, Adafactor\n{IMPORTS}"
     assert ("FM445", "kept") in codes(body.format("AdamW"), header)
     assert ("FM445", "commented") in codes(body.format("Adafactor"), header)
+
+
+def test_what_takes_the_inner_module_out_is_no_wrapping() -> None:
+    holder = "class Holder(torch.nn.Module):\n    def __init__(self):\n        self.module = FSDP(net)\n"
+    body = "m = Holder()\nopt = build(m)\ngetattr(m, 'module', m).load_state_dict(x)\nopt.step()\n"
+    assert "FM446" not in dict(codes(holder + body))

@@ -424,3 +424,33 @@ def test_the_state_of_ddps_model_stays_in_a_context_of_fsdp1() -> None:
         f"    with FSDP.state_dict_type(net, {RANK0}):\n        return net.state_dict()\n"
     )
     assert turned(body).endswith("DistributedDataParallel(net)\n    return net.state_dict()\n")
+
+
+@pytest.mark.parametrize("hook", ["_register_state_dict_hook", "register_state_dict_post_hook"])
+def test_states_with_keys_of_hooks_are_not_asked_of_torchs_function(hook: str) -> None:
+    body = f"{MODEL}layer.{hook}(merge)\nsave(model.state_dict())\nmodel.load_state_dict(state)\n"
+    after = turned(body)
+    assert "FM308 hooks of this project put keys into the state" in after
+    assert "save(model.state_dict())\nload_model_state_dict(model, state)\n" in after
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("from safetensors.torch import save_model\n{}save_model(model, path)\n", True),
+        ("import safetensors.torch as st\n{}st.load_model(model, path)\n", True),
+        ("from peft import get_peft_model_state_dict as get\n{}get(model)\n", True),
+        ("from peft import get_peft_model_state_dict as get\n{}get(model, state)\n", False),
+        ("from peft import get_peft_model_state_dict as get\n{}get(model, state_dict=state)\n", False),
+        ("from safetensors.torch import save_model\n{}save_model(net2, path)\n", False),
+        (
+            (
+                "from safetensors.torch import save_model\n{}"
+                "with FSDP.summon_full_params(model):\n    save_model(model, path)\n"
+            ),
+            False,
+        ),
+    ],
+)
+def test_functions_of_other_packages_that_ask_a_model_for_its_state(body: str, is_said: bool) -> None:
+    assert (("FM333", "commented") in codes(body.format(MODEL))) is is_said

@@ -122,3 +122,23 @@ NEW = "Net.from_pretrained(None, state_dict={})"
 )
 def test_a_new_model_is_not_the_one_that_is_gathered(body: str, is_said: bool) -> None:
     assert (("FM332", "commented") in codes(body)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("def run_in(model: FSDP, fn):\n    {}\n        return fn()\n", True),
+        (
+            (
+                "def summon(fn):\n    def inner(model: FSDP, x):\n        {}\n"
+                "            return fn(model, x)\n    return inner\n"
+            ),
+            True,
+        ),
+        ("def run_in(model: FSDP, fn):\n    {}\n        return list(model.parameters())\n", False),
+    ],
+)
+def test_a_function_that_is_given_may_run_the_model(body: str, is_said: bool) -> None:
+    found = codes(body.format("with FSDP.summon_full_params(model):"))
+    assert (("FM313", "commented") in found) is is_said
+    assert (("FM313", "rewritten") in found) is not is_said

@@ -109,3 +109,18 @@ def test_the_names_of_another_packages_fsdp_are_its_own(theirs: str) -> None:
 )
 def test_a_short_word_for_what_stood_in_names(loop: str, *, is_said: bool) -> None:
     assert (("FM316", "commented") in codes(loop)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        ("self.trainer.strategy.__class__.__name__ == 'FSDPStrategy'", True),
+        ("type(trainer.strategy).__name__ in ('DDPStrategy', 'FSDPStrategy')", True),
+        ("'FSDP' in type(fabric._strategy).__name__", True),
+        ("type(trainer.strategy).__name__.startswith('FSDP')", True),
+        ("type(trainer.strategy).__name__ == 'DDPStrategy'", False),
+        ("type(m).__name__.startswith('FSDPBlock')", False),
+    ],
+)
+def test_lightnings_strategy_by_its_name(test: str, is_said: bool) -> None:
+    assert (("FM316", "commented") in codes(f"if {test}:\n    clip()\n", "")) is is_said
