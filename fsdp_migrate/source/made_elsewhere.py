@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 def with_texts(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path, Links]:
     """Tell the files that hold FSDP1 whether another package makes such models, and who keeps names."""
     keeps = any(map(catalog.MAY_KEEP_NAMES.search, texts.values()))
-    makes = is_made_by_others(texts.values())
-    if not keeps and not makes:
-        return links
-    told = {path for path, text in texts.items() if catalog.FSDP in text}.union(links)
-    return {path: replace(links.get(path, NOTHING), keeps_names=keeps, made_by_others=makes) for path in told}
+    told = {path for path, text in texts.items() if is_made_by_others([text])}
+    makes = bool(told) and is_made_by_others(texts.values())
+    if keeps or makes:
+        told.update(links, (path for path, text in texts.items() if catalog.FSDP in text))
+    known = {path: links.get(path, NOTHING) for path in told}
+    return links | {
+        path: replace(each, keeps_names=keeps, made_by_others=makes) for path, each in known.items()
+    }

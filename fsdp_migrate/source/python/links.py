@@ -66,8 +66,8 @@ class Links:
 
     keeps_names: bool = False
     """Whether a file of the project may shard by ``use_orig_params=True``."""
-    made_by_others: bool = False
-    """Whether a function of another package makes FSDP1's models in the project."""
+    made_by_others: bool | None = None
+    """Whether a function of another package makes FSDP1's models in the project; None of a file alone."""
 
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from fsdp_migrate.source.python.links import Links
+
 
 _IMPORTS = re.compile(r"^[ \t]*(?:from|import) (?:composer|d2go|fairseq2|ray|torchtnt)\b", re.MULTILINE)
 _NAMES = re.compile(
     r"\b(?P<name>build_fsdp|prepare_fsdp(?:_module)?|to_fsdp1?)\(|parallel_strategy=[\"']fsdp[\"']"
 )
+
+
+def may_be_made_by_others(links: Links, code: str) -> bool:
+    """Tell whether a function of another package makes FSDP1's models in a source or its project."""
+    return is_made_by_others([code]) if links.made_by_others is None else links.made_by_others
 
 
 def is_made_by_others(texts: Collection[str]) -> bool:

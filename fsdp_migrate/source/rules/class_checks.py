@@ -12,7 +12,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import renamed
-from fsdp_migrate.source.python.made_by_others import is_made_by_others
+from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -76,18 +76,13 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM420", node, _BY_NAME, "commented", covers=(node,))
         elif _leaves_out_wrappers(source, node):
             yield Found("FM305", node, _WRAPPERS, "commented", covers=(node,))
-        elif _may_be_made_by_others(source) and _check_of(source, node) is not None:
+        elif may_be_made_by_others(source.links, source.code) and _check_of(source, node) is not None:
             yield Found("FM305", node, _OF_OTHERS, "commented", covers=(node,))
         elif check is None:
             new = source.local_name(MODULE)
             yield Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
         else:
             yield _beside_fsdp2(source, node, check)
-
-
-def _may_be_made_by_others(source: Source) -> bool:
-    """Tell whether a function of another package makes FSDP1's models, here or in another file."""
-    return source.links.made_by_others or is_made_by_others([source.code])
 
 
 def _leaves_out_wrappers(source: Source, node: cst.BaseExpression) -> bool:

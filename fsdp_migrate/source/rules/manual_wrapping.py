@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
 from fsdp_migrate.source.python.nodes import text_of
 from fsdp_migrate.source.uses import Found
 
@@ -35,7 +36,8 @@ def find(source: Source) -> Iterator[Found]:
     for node, name in source.references.items():
         if name in catalog.MANUAL_WRAPPING:
             yield Found("FM303", node, _MEANT, "commented", covers=(node,))
-    for call in source.calls:
+    is_any = may_be_made_by_others(source.links, source.code)
+    for call in source.calls if is_any else ():
         made = next(filter(catalog.MADE_BY_OTHERS.match, sorted(source.index.qualified(call.func))), "")
         if made and (not made.startswith("ray.") or _is_rays_fsdp(call)):
             yield Found("FM303", call, _OF_OTHERS.format(made), "commented")
