@@ -1,0 +1,47 @@
+"""Models that functions of other packages make stay FSDP1's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import FSDP
+from tests.source.samples import codes
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+
+@pytest.mark.parametrize(
+    ("package", "call"),
+    [
+        ("from fairseq2.nn.fsdp import to_fsdp", "to_fsdp(net, gang, None)"),
+        ("from torchtnt.utils.prepare_module import prepare_fsdp", "prepare_fsdp(net, device)"),
+        ("from ray.train.torch import prepare_model", "prepare_model(net, parallel_strategy='fsdp')"),
+    ],
+)
+def test_what_another_package_makes_stays_fsdp1(package: str, call: str) -> None:
+    asks = "def is_sharded(m):\n    return isinstance(m, (DDP, FSDP))\n"
+    body = f"{package}\n\n\ndef shard(net, gang, device):\n    return {call}\n\n\n{asks}"
+    assert codes(body) == [("FM303", "commented"), ("FM305", "commented")]
+    other = body.replace("'fsdp'", "'ddp'").replace(
+        package, package.replace("to_f", "f").replace("_fsdp", "")
+    )
+    assert ("FM305", "rewritten") in codes(other.replace("_fsdp(", "("))
+
+
+def test_another_file_has_its_model_made_by_a_package(tmp_path: Path) -> None:
+    (tmp_path / "ask.py").write_text(f"{FSDP}\n\ndef ask(m):\n    return isinstance(m, FSDP)\n")
+    make = "from fairseq2.nn.fsdp import to_fsdp\nfrom ask import ask\nask(to_fsdp(net, gang))\n"
+    for own, action in (("", "commented"), ("def to_fsdp(net, gang):\n    return net\n", "rewritten")):
+        (tmp_path / "make.py").write_text(f"{own}{make}")
+        found = [(use.code, use.action) for use in scan_paths([tmp_path]).uses]
+        assert ("FM305", action) in found
+        # In the package's own project the function itself is rewritten.
+        assert (("FM303", "commented") in found) is (not own)
