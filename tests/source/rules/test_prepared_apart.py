@@ -58,38 +58,3 @@ def test_several_models_and_an_optimizer_alone_get_a_comment(call: str, said: st
 )
 def test_other_calls_are_right(code: str) -> None:
     assert "FM449" not in {use.code for use in scan_source(code)}
-
-
-FSDP1 = (
-    "import torch\nfrom accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
-    'plugin = FullyShardedDataParallelPlugin(sharding_strategy="FULL_SHARD")\n'
-    "accelerator = Accelerator(fsdp_plugin=plugin)\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ("w = model.module.weight\n", "FM333"),
-        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "FM326"),
-        ("torch.save(model.state_dict(), path)\n", "FM333"),
-        ("accelerator.unwrap_model(model).save_pretrained(path)\n", "FM333"),
-        ("accelerator.unwrap_model(model).save_pretrained(path, state_dict=state)\n", ""),
-        ("accelerator.clip_grad_norm_(model.parameters(), 1.0)\n", ""),
-        ("loader.state_dict()\n", ""),
-    ],
-)
-def test_what_accelerate_prepares_beside_its_plugin_is_sharded(body: str, code: str) -> None:
-    above = "model.load_state_dict(state)\n"
-    prepare = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
-    said = comments(above + prepare + body, FSDP1)
-    found = [each for each in ("FM326", "FM333", "FM446") if each in said]
-    assert found == ([code] if code else [])
-    assert not comments(prepare + body, FSDP1.replace('sharding_strategy="FULL_SHARD"', "fsdp_version=2"))
-
-
-def test_an_optimizer_is_given_the_sharded_parameters_by_accelerate() -> None:
-    body = "optimizer = build(model)\nmodel = accelerator.prepare(model)\noptimizer.step()\n"
-    said = comments(body, FSDP1)
-    assert "FM449" in said
-    assert "FM446" not in said
