@@ -116,8 +116,8 @@ def optim_state_dict_to_load(
     _refuse_strangers(outline, own)
     loaded: dict[str, Any] = {"state": {}, "param_groups": []}
     number = 0
-    for group in groups:
-        settings: Mapping[str, Any] = {}
+    for index, group in enumerate(groups):
+        settings = _of_empty(outline, index, len(groups)) if not group["params"] else {}
         first = number
         for param in group["params"]:
             name, settings_here = _find(names.get(param, ()), outline)
@@ -175,6 +175,12 @@ def _find(names: tuple[str, ...], outline: OptimizerOutline) -> tuple[str, Mappi
     expected = f"`{names[0]}`" if names else "a parameter that is not the model's"
     msg = f"The optimizer's state has no group for {expected}. Is it of the same model?"
     raise CheckpointMismatchError(msg)
+
+
+def _of_empty(outline: OptimizerOutline, index: int, num_groups: int) -> Mapping[str, Any]:
+    """Return what the state says of a group without parameters, which its place alone tells."""
+    is_known = len(outline.params) == num_groups and not outline.params[index]
+    return outline.settings[index] if is_known else {}
 
 
 def _refuse_strangers(outline: OptimizerOutline, own: list[str]) -> None:

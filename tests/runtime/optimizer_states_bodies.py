@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 
 def optimizer_of(model: Any, lr: float = 0.01) -> torch.optim.Optimizer:
-    """Return an optimizer of two groups, the parameters of which are not in the model's order."""
+    """Return an optimizer of three groups, one empty; the parameters are not in the model's order."""
     params = dict(model.named_parameters())
     biases = [params[name] for name in params if name.endswith("bias")]
     others = [params[name] for name in params if not name.endswith("bias")]
-    groups = [{"params": biases, "weight_decay": 0.0}, {"params": others, "lr": lr / 2}]
+    groups = [
+        {"params": [], "lr": lr * 3},
+        {"params": biases, "weight_decay": 0.0},
+        {"params": others, "lr": lr / 2},
+    ]
     return torch.optim.AdamW(groups, lr=lr)
 
 
@@ -70,7 +74,7 @@ def _go_on(model: Any, optimizer: torch.optim.Optimizer) -> Tensors:
     return whole_of(model)
 
 
-def load(case: str, how: str) -> dict[str, Tensors | bool]:
+def load(case: str, how: str) -> dict[str, Any]:
     """Load FSDP1's whole state into a new optimizer of each kind, and make a step."""
     old, old_optimizer = _trained(fsdp1(case))
     state = _fsdp1_state(old, old_optimizer, rank0_only=False)
@@ -91,7 +95,12 @@ def load(case: str, how: str) -> dict[str, Tensors | bool]:
     new.load_state_dict(optim_state_dict_to_load(model, new, given, from_rank0=how == "scatter"))
     before = copy.deepcopy(state)
     after = _go_on(model, new)
-    return {"FSDP1": expected, "ours": after, "untouched": all(map(torch.equal, _flat(before), _flat(state)))}
+    return {
+        "FSDP1": expected,
+        "ours": after,
+        "untouched": all(map(torch.equal, _flat(before), _flat(state))),
+        "lr": [[group["lr"] for group in each.param_groups] for each in (fresh, new)],
+    }
 
 
 def _flat(state: dict[str, Any]) -> list[torch.Tensor]:

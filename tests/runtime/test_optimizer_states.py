@@ -28,14 +28,15 @@ def test_the_state_is_that_of_fsdp1(case: str, rank0_only: bool) -> None:
         assert [sorted(group["params"]) for group in ours["param_groups"]] == [
             sorted(group["params"]) for group in expected["param_groups"]
         ]
-        assert [group["lr"] for group in ours["param_groups"]] == [0.01, 0.005]
-        assert [group["weight_decay"] for group in ours["param_groups"]] == [0.0, 0.01]
+        assert [group["lr"] for group in ours["param_groups"]] == [0.03, 0.01, 0.005]
+        assert [group["weight_decay"] for group in ours["param_groups"]] == [0.01, 0.0, 0.01]
 
 
 @pytest.mark.parametrize(("case", "how"), TAKEN)
 def test_a_state_is_loaded_as_fsdp1_loaded_it(case: str, how: str) -> None:
     for found in LOADED.of(case, how):
         assert_equal(found["ours"], found["FSDP1"])
+        assert found["lr"] == [[0.03, 0.01, 0.005]] * 2
         assert found["untouched"], "steps have changed the state that was given"
 
 
