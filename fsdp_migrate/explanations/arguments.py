@@ -82,7 +82,8 @@ EXPLANATIONS = {
     ),
     "FM017": (
         "The parameters in question are handed to `fully_shard` as `ignored_params`: they are not sharded, gathered or reduced.",
-        "Nothing. Their gradients are not averaged over the ranks, as under FSDP1; average them yourself if they are trained.",
+        "Nothing. Their gradients are not averaged over the ranks, as under FSDP1; average them yourself if they are trained. Each rank then has values of its own,"
+        " and a checkpoint holds those of one: a run that goes on from it, under FSDP1 or FSDP2, differs from the run that was not stopped. Compare with the FSDP1 run that went on from it.",
     ),
     "FM018": (
         "The function is called for each module on the meta device after sharding, unit by unit, so that no rank holds the whole model.",

@@ -171,7 +171,9 @@ class Contexts:
             if function is None or self.source.index.function(c) is function
         ]
         if problem is None and not inside:
-            problem = "it decides what calls in other places do"
+            problem = (
+                "it decides what state_dict() gives in other places (if there is none, delete this call)"
+            )
         return Context(call, model, settings, problem, configs=configs)
 
     def _are_decided(self, setters: Sequence[cst.Call], model: cst.BaseExpression | None) -> bool:
