@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 _PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
 _OTHERS = re.compile(r"optim|loader|sched|dataset|config|tokenizer")
-UNWRAP = "unwrap_model"
-"""The method that gives back the model that it is given: with FSDP2 nothing is wrapped."""
+ACCELERATE = "by:accelerate"
 _METHODS = frozenset({"prepare", "prepare_model"})
 
 
@@ -45,5 +44,6 @@ def prepared(call: cst.Call) -> set[str]:
     for place, arg in enumerate(call.args):
         name = (dotted(arg.value) or "").split(".")[-1].lower()
         if re.search(PREPARED_MODEL, name) and not _OTHERS.search(name):
-            found |= {"fsdp", "other"} if len(call.args) == 1 else put(str(place), {"fsdp", "other"})
+            kinds = {"fsdp", "other", ACCELERATE}
+            found |= kinds if len(call.args) == 1 else put(str(place), kinds)
     return found

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.accelerate_models import UNWRAP, prepared, shards_by_accelerate
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_in_value,
@@ -23,6 +22,7 @@ from fsdp_migrate.source.python.bound_anew import (
 )
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
+from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
@@ -221,13 +221,14 @@ class ModelKinds:
             return True
         return bool(self.index.qualified(func) & FSDP2) or is_partial_of(self.index, func, FSDP2)
 
-    def _kinds_of_prepared(self, call: cst.Call) -> set[str]:
-        is_unwrapped = isinstance(call.func, cst.Attribute) and call.func.attr.value == UNWRAP
-        return self.kinds(call.args[0].value) if is_unwrapped and call.args else prepared(call)
-
     @functools.cached_property
-    def _shards_by_accelerate(self) -> bool:
-        return shards_by_accelerate(self.index)
+    def frameworks(self) -> Frameworks:
+        """The models that frameworks shard."""
+        return Frameworks(self.index, self.links)
+
+    def sharded_by(self, node: cst.BaseExpression) -> str:
+        """Return the framework that shards a model, such as ``fabric``; nothing where the source does it."""
+        return by_whom(self.kinds(node))
 
     def _is_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
         """Tell whether FSDP2 is given the same model in a branch around, where it is plain until then."""
@@ -397,7 +398,8 @@ class ModelKinds:
         around = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)
         if around is not None and around < len(call.args) and not call.args[around].star:
             return self.kinds(call.args[around].value)
-        found = self._kinds_of_prepared(call) if self._shards_by_accelerate else set()
+        unwrapped = self.frameworks.unwraps(call)
+        found = self.kinds(unwrapped) if unwrapped is not None else self.frameworks.of_call(call)
         for name in self._written(call.func, names):
             found |= self._given_back(call, self.links.gives.get(name, frozenset()))
         for function in self.guards.functions(call.func):

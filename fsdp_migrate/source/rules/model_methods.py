@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.framework_words import is_in_a_module
 from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
@@ -128,7 +129,7 @@ def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[
     if name in _METHODS and source.models.certainty(func.value) is not None:
         code, meant = _METHODS[name]
         yield Found(code, call, meant, "commented")
-    elif name == "forward":
+    elif name == "forward" and not is_in_a_module(source, func.value):
         yield from _of_forward(source, call, func)
     elif _is_before_forwards(source, call, func):
         yield Found("FM448", call, _BY_METHOD.format(name), "commented")
@@ -138,7 +139,7 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
     """Find ``forward`` of a model that is given to something, or kept under a name, to be called there."""
     above = source.index.parents[node]
     is_target = isinstance(above, (cst.AssignTarget, cst.Attribute, cst.Comparison, cst.Del))
-    if node.attr.value != "forward" or is_target:
+    if node.attr.value != "forward" or is_target or is_in_a_module(source, node.value):
         return
     if isinstance(above, cst.Call) and above.func is node:
         return

@@ -1,0 +1,76 @@
+"""What takes the place of FSDP1's own ways where a framework shards the model: in the framework's words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source.method_calls import MIXED
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.text import Source
+
+
+_NAMES: Final = {"accelerate": "Accelerate", "fabric": "Fabric"}
+_STATES: Final = {
+    "accelerate": "accelerator.get_state_dict(model), on every rank",
+    "fabric": (
+        "fabric.save(path, {'model': model}), or torch's get_model_state_dict, given model.module, on every "
+        "rank"
+    ),
+}
+_LOADS: Final = {"fabric": "fabric.load_raw(path, model), or load_model_state_dict of fsdp_migrate.runtime"}
+_CLIPS: Final = {
+    "accelerate": "accelerator.clip_grad_norm_(model.parameters(), max_norm)",
+    "fabric": "fabric.clip_gradients(model, optimizer, max_norm=max_norm)",
+}
+_UNSYNCED: Final = {"accelerate": "accelerator.no_sync(model)", "fabric": "fabric.no_backward_sync(model)"}
+WRAPPED: Final = frozenset({"fabric"})
+"""The frameworks whose models are in a module of their own, with `.module` and a forward that gathers."""
+
+
+def mixed(source: Source, model: cst.BaseExpression) -> str:
+    """Return how a comment begins that is about a model which may be sharded."""
+    name = _NAMES.get(source.models.sharded_by(model), "")
+    return f"this may be the model that {name} shards: where it is, " if name else MIXED
+
+
+def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
+    """Return what gives, or takes, the whole state of a model that may be sharded."""
+    by = source.models.sharded_by(model)
+    if is_load:
+        return _LOADS.get(by, "load_model_state_dict of fsdp_migrate.runtime, given the model")
+    return _STATES.get(by, "torch's get_model_state_dict, given the model")
+
+
+def given(source: Source, model: cst.BaseExpression) -> str:
+    """Return what gives the whole state to a function that would ask the model itself."""
+    is_by_accelerate = source.models.sharded_by(model) == "accelerate"
+    return "accelerator.get_state_dict(model)" if is_by_accelerate else "torch's get_model_state_dict"
+
+
+def unsynced(source: Source, model: cst.BaseExpression) -> str:
+    """Return the context in which gradients stay on their ranks."""
+    return _UNSYNCED.get(source.models.sharded_by(model), "fsdp_migrate.runtime.no_sync(model)")
+
+
+def clips(source: Source, model: cst.BaseExpression | None) -> str:
+    """Return what clips the gradients of a model that may be sharded."""
+    by = source.models.sharded_by(model) if model is not None else ""
+    return _CLIPS.get(by, "fsdp_migrate.runtime.clip_grad_norm_")
+
+
+def is_in_a_module(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether a framework gives the model in a module of its own, which stays with FSDP2."""
+    return source.models.sharded_by(model) in WRAPPED
+
+
+def is_norm_used(source: Source, call: cst.Call) -> bool:
+    """Tell whether ``fabric.clip_gradients(model, ..., max_norm=1.0)`` is asked for the norm."""
+    model = call.args[0].value if call.args and not call.args[0].star else None
+    if model is None or source.models.sharded_by(model) != "fabric":
+        return False
+    by_value = any(arg.keyword is not None and arg.keyword.value == "clip_val" for arg in call.args)
+    return not by_value and not isinstance(source.index.parents[call], cst.Expr)
