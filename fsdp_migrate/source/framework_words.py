@@ -13,22 +13,35 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
-_NAMES: Final = {"accelerate": "Accelerate", "fabric": "Fabric"}
+_NAMES: Final = {
+    "accelerate": "Accelerate",
+    "fabric": "Fabric",
+    "lightning": "Lightning",
+    "transformers": "Hugging Face's Trainer",
+}
 _STATES: Final = {
     "accelerate": "accelerator.get_state_dict(model), on every rank",
     "fabric": (
         "fabric.save(path, {'model': model}), or torch's get_model_state_dict, given model.module, on every "
         "rank"
     ),
+    "transformers": (
+        "trainer.accelerator.get_state_dict(trainer.model), on every rank, or trainer.save_model(path)"
+    ),
 }
 _LOADS: Final = {"fabric": "fabric.load_raw(path, model), or load_model_state_dict of fsdp_migrate.runtime"}
 _CLIPS: Final = {
     "accelerate": "accelerator.clip_grad_norm_(model.parameters(), max_norm)",
     "fabric": "fabric.clip_gradients(model, optimizer, max_norm=max_norm)",
+    "lightning": "self.clip_gradients(optimizer, gradient_clip_val=max_norm)",
+    "transformers": "max_grad_norm of the arguments",
 }
 _UNSYNCED: Final = {"accelerate": "accelerator.no_sync(model)", "fabric": "fabric.no_backward_sync(model)"}
-WRAPPED: Final = frozenset({"fabric"})
-"""The frameworks whose models are in a module of their own, with `.module` and a forward that gathers."""
+_ASKED: Final = {
+    "accelerate": "accelerator.get_state_dict(model)",
+    "transformers": "trainer.accelerator.get_state_dict(trainer.model)",
+}
+_OTHERS: Final = frozenset({"fabric", "lightning"})
 
 
 def mixed(source: Source, model: cst.BaseExpression) -> str:
@@ -47,8 +60,7 @@ def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
 
 def given(source: Source, model: cst.BaseExpression) -> str:
     """Return what gives the whole state to a function that would ask the model itself."""
-    is_by_accelerate = source.models.sharded_by(model) == "accelerate"
-    return "accelerator.get_state_dict(model)" if is_by_accelerate else "torch's get_model_state_dict"
+    return _ASKED.get(source.models.sharded_by(model), "torch's get_model_state_dict")
 
 
 def unsynced(source: Source, model: cst.BaseExpression) -> str:
@@ -63,8 +75,11 @@ def clips(source: Source, model: cst.BaseExpression | None) -> str:
 
 
 def is_in_a_module(source: Source, model: cst.BaseExpression) -> bool:
-    """Tell whether a framework gives the model in a module of its own, which stays with FSDP2."""
-    return source.models.sharded_by(model) in WRAPPED
+    """Tell whether FSDP1's wrapper is not seen: what has `.module`, and a forward that gathers, is another's.
+
+    Fabric gives a module of its own, and in a LightningModule ``self`` is what FSDP1 has wrapped.
+    """
+    return source.models.sharded_by(model) in _OTHERS
 
 
 def is_norm_used(source: Source, call: cst.Call) -> bool:

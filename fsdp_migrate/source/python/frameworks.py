@@ -11,13 +11,27 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.accelerate_models import prepared, shards_by_accelerate
+from fsdp_migrate.source.python.accelerate_models import (
+    ACCELERATE,
+    asks_for_fsdp,
+    is_fsdp_type,
+    prepared,
+    shards_by_accelerate,
+)
 from fsdp_migrate.source.python.fabric_models import set_up, shards_by_fabric
+from fsdp_migrate.source.python.lightning_models import (
+    is_trainers_model,
+    is_within_a_module,
+    trains_by_fsdp1,
+)
+from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.trainer_models import HFTrainers
 
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Index
 
@@ -42,23 +56,52 @@ class Frameworks:
 
     index: Index
     links: Links
+    guards: Guards
 
     @functools.cached_property
     def _accelerate(self) -> bool:
-        return shards_by_accelerate(self.index)
+        return "accelerate" in self.links.frameworks or shards_by_accelerate(self.index)
+
+    @functools.cached_property
+    def _asks_accelerate(self) -> bool:
+        return asks_for_fsdp(self.index)
 
     @functools.cached_property
     def _fabric(self) -> bool:
         return shards_by_fabric(self.index)
 
+    @functools.cached_property
+    def _lightning(self) -> bool:
+        return trains_by_fsdp1(self.index, is_told=self.links.is_trained)
+
+    @functools.cached_property
+    def _trainers(self) -> HFTrainers:
+        return HFTrainers(self.index)
+
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
         if not isinstance(call.func, cst.Attribute):
             return set()
-        found = prepared(call) if self._accelerate else set()
+        found = prepared(call) if self._accelerate or self._asks_accelerate else set()
         return found or (set_up(call) if self._fabric else set())
+
+    def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
+        """Return what a name is of which the source itself says nothing: the model of a Trainer."""
+        if self._lightning:
+            if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
+                return {"fsdp", "other"}
+            if is_within_a_module(self.index, node):
+                return {"fsdp", "other", f"{BY}lightning"}
+        return {"fsdp", "other", f"{BY}transformers"} if self._trainers.is_theirs(node) else set()
+
+    def is_elsewhere(self, kinds: set[str], node: cst.CSTNode) -> bool:
+        """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""
+        if ACCELERATE not in kinds or self._accelerate:
+            return False
+        return not any(truth and is_fsdp_type(text_of(test)) for test, truth in self.guards.facts(node))
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""
         is_unwrapped = isinstance(call.func, cst.Attribute) and call.func.attr.value == "unwrap_model"
-        return call.args[0].value if is_unwrapped and call.args and self._accelerate else None
+        is_theirs = is_unwrapped and call.args and (self._accelerate or self._asks_accelerate)
+        return call.args[0].value if is_theirs else None

@@ -36,7 +36,6 @@ from fsdp_migrate.source.python.held import (
     without_models,
 )
 from fsdp_migrate.source.python.last_values import last_value, stands_for
-from fsdp_migrate.source.python.lightning_models import is_trainers_model
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
 from fsdp_migrate.source.python.makers import (
@@ -90,8 +89,6 @@ class ModelKinds:
     """What checks for the class make sure."""
     switches: Switches = field(init=False)
     """Where a switch is off that decides on the wrapping."""
-    is_lightnings: bool = field(init=False, default=False)
-    """Whether the source asks the Trainer for a model that Lightning's FSDP1 strategy shards."""
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
     """What expressions were found to be since facts were last looked for."""
 
@@ -224,7 +221,7 @@ class ModelKinds:
     @functools.cached_property
     def frameworks(self) -> Frameworks:
         """The models that frameworks shard."""
-        return Frameworks(self.index, self.links)
+        return Frameworks(self.index, self.links, self.guards)
 
     def sharded_by(self, node: cst.BaseExpression) -> str:
         """Return the framework that shards a model, such as ``fabric``; nothing where the source does it."""
@@ -312,13 +309,13 @@ class ModelKinds:
         found = set() if key is None else set(self.facts.get(key, ()))
         if isinstance(node, cst.Attribute):
             found |= taken(attribute(node.attr.value), self.kinds(node.value))
-            if not found and self.is_lightnings and is_trainers_model(text_of(node)):
-                return {"fsdp", "other"}
+        if not whole(found) and (theirs := self.frameworks.of_name(node)):
+            return found | theirs
         if not found:
             return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
         if has_model(found) and key is not None:
             found = self._of_its_loop(node, key, self._of_its_wrapper(node, found))
-        if has_model(found) and (self.is_before_wrapping(node) or self.is_other_branch(node)):
+        if has_model(found) and self._is_not_here(found, node):
             found = without_models(found)
         return found
 
@@ -330,6 +327,11 @@ class ModelKinds:
         made = last_value(self.index, node) if is_both else None
         kinds = self.kinds(made) if isinstance(made, cst.Call) else {"fsdp"}
         return found if "fsdp" in kinds else kinds
+
+    def _is_not_here(self, found: set[str], node: cst.Name | cst.Attribute) -> bool:
+        if self.is_before_wrapping(node) or self.is_other_branch(node):
+            return True
+        return self.frameworks.is_elsewhere(found, node)
 
     def _of_its_loop(self, node: cst.Name | cst.Attribute, key: Key, found: set[str]) -> set[str]:
         """Return what a name is in the loop that it is the target of: another loop may use the same name."""
