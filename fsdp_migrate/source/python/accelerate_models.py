@@ -58,6 +58,11 @@ def is_fsdp_type(test: str) -> bool:
     return _TYPE.search(test) is not None and "!=" not in test and not test.startswith("not ")
 
 
+def is_list_of_models(node: cst.Attribute) -> bool:
+    """Tell whether it is ``accelerator._models``, what an Accelerator has prepared."""
+    return node.attr.value == "_models" and "accelerator" in text_of(node.value).lower()
+
+
 def prepared(call: cst.Call) -> set[str]:
     """Return what a call of Accelerate's ``prepare`` gives, by what its arguments are called.
 

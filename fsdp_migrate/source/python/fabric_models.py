@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 FABRIC = "by:fabric"
-_CLASS = re.compile(r"^(lightning|lightning_fabric|pytorch_lightning)\b.*\bFabric$")
+_CLASS = re.compile(r"Fabric$")
 _STRATEGY = re.compile(r"^(lightning|lightning_fabric)\b.*\bFSDPStrategy$")
 _WORD = re.compile(r"^['\"]fsdp(_cpu_offload)?['\"]$")
 _FABRIC = re.compile(r"(^|[._])fabric$")
@@ -26,9 +26,10 @@ _SETS_UP = frozenset({"setup", "setup_module"})
 def shards_by_fabric(index: Index) -> bool:
     """Tell whether a source makes a Fabric, and FSDP1's strategy for it."""
     calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
-    made = [call for call in calls if any(map(_CLASS.match, index.qualified(call.func)))]
+    made = [call for call in calls if _CLASS.search(text_of(call.func))]
     if not made:
         return False
+    # A project may have a class of its own around Fabric.
     if any(_STRATEGY.match(name) for call in calls for name in index.qualified(call.func)):
         return True
     given = (arg for call in made for arg in call.args if arg.keyword is not None)

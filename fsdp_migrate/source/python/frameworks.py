@@ -15,10 +15,12 @@ from fsdp_migrate.source.python.accelerate_models import (
     ACCELERATE,
     asks_for_fsdp,
     is_fsdp_type,
+    is_list_of_models,
     prepared,
     shards_by_accelerate,
 )
 from fsdp_migrate.source.python.fabric_models import set_up, shards_by_fabric
+from fsdp_migrate.source.python.held import EACH, put
 from fsdp_migrate.source.python.lightning_models import (
     is_trainers_model,
     is_within_a_module,
@@ -68,7 +70,7 @@ class Frameworks:
 
     @functools.cached_property
     def _fabric(self) -> bool:
-        return shards_by_fabric(self.index)
+        return "fabric" in self.links.frameworks or shards_by_fabric(self.index)
 
     @functools.cached_property
     def _lightning(self) -> bool:
@@ -87,6 +89,10 @@ class Frameworks:
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         """Return what a name is of which the source itself says nothing: the model of a Trainer."""
+        if isinstance(node, cst.Attribute) and is_list_of_models(node):
+            kinds = {"fsdp", "other", ACCELERATE}
+            is_asked = self._accelerate or self._asks_accelerate
+            return put(EACH, kinds) if is_asked and not self.is_elsewhere(kinds, node) else set()
         if self._lightning:
             if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
                 return {"fsdp", "other"}

@@ -83,3 +83,10 @@ def test_accelerates_model_is_sharded_where_its_type_is_found_to_be_fsdp() -> No
     assert not said(TYPE + asked.replace("==", "!="))
     uses = scan_source(f"{TYPE}{asked}else:\n    y = model.module\n# fsdp\n")
     assert [use.text for use in uses if use.code == "FM333"] == ["model.module"]
+
+
+def test_the_models_that_an_accelerator_keeps_are_clipped_as_sharded() -> None:
+    clips = "accelerator._models[0].clip_grad_norm_(1.0, 2)\n"
+    asked = f"if accelerator.distributed_type == DistributedType.FSDP:\n    {clips}"
+    assert {use.action for use in scan_source(TYPE + asked) if use.code == "FM311"} == {"rewritten"}
+    assert "FM311" not in {use.code for use in scan_source(f"{TYPE}{clips}# FSDP\n")}

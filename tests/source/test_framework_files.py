@@ -1,4 +1,4 @@
-"""A file that prepares models by an Accelerator which another file makes, with the plugin for FSDP1."""
+"""Files that prepare models by an Accelerator or a Fabric which another file makes, for FSDP1."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ def test_the_plugin_of_another_file_shards_what_is_prepared(tmp_path: Path) -> N
     own = PREPARES.replace("from make import make\n", "from accelerate import Accelerator\n")
     assert codes(tmp_path, MAKES, own.replace("make()", "Accelerator()")) == set()
     assert codes(tmp_path, MAKES.replace("Plugin())", "Plugin(fsdp_version=2))"), PREPARES) == set()
+
+
+def test_the_fabric_of_another_file_shards_what_it_sets_up(tmp_path: Path) -> None:
+    makes = (
+        "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n\n\n"
+        "def make():\n    return Fabric(devices=2, strategy=FSDPStrategy())\n"
+    )
+    sets_up = "def run(fabric, net):\n    model = fabric.setup(net)\n    return model.state_dict()\n"
+    assert codes(tmp_path, makes, sets_up) == {"FM333"}
+    assert codes(tmp_path, makes.replace("FSDPStrategy", "DDPStrategy"), sets_up) == set()
