@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from fsdp_migrate.source.method_calls import MIXED
+from fsdp_migrate.source.python.nodes import text_of
 
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ _ASKED: Final = {
     "accelerate": "accelerator.get_state_dict(model)",
     "transformers": "trainer.accelerator.get_state_dict(trainer.model)",
 }
+_OF_PARAMETERS: Final = re.compile(r"init|weight|bias|param|reset|copy|fill|lambda")
 _OTHERS: Final = frozenset({"fabric", "lightning"})
 
 
@@ -89,3 +92,9 @@ def is_norm_used(source: Source, call: cst.Call) -> bool:
         return False
     by_value = any(arg.keyword is not None and arg.keyword.value == "clip_val" for arg in call.args)
     return not by_value and not isinstance(source.index.parents[call], cst.Expr)
+
+
+def is_without_parameters(source: Source, model: cst.BaseExpression, call: cst.Call) -> bool:
+    """Tell whether a function that is applied to a framework's model leaves parameters alone, by its name."""
+    given = " ".join(text_of(arg.value) for arg in call.args)
+    return bool(source.models.sharded_by(model)) and _OF_PARAMETERS.search(given) is None

@@ -16,7 +16,7 @@ SETS_UP = (
     "model = fabric.setup_module(net)\n"
     "optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters()))\n"
 )
-OF_A_MODEL = frozenset({"FM315", "FM318", "FM326", "FM333", "FM423", "FM448"})
+OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM326", "FM333", "FM423", "FM448"})
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,8 @@ OF_A_MODEL = frozenset({"FM315", "FM318", "FM326", "FM333", "FM423", "FM448"})
         ("fabric.save(p, {'model': model, 'optimizer': optimizer})\n", "", ""),
         ("head = model.module.head\n", "", ""),
         ("y = model.forward(x)\n", "", ""),
+        ("model.apply(init_weights)\n", "FM322", "shards"),
+        ("model.module.apply(enable_monitoring)\n", "", ""),
         ("torch.save(optimizer.state, p)\n", "", ""),
     ],
 )

@@ -137,8 +137,8 @@ _CLIPPED = (
 
 
 _FABRICS = (
-    "this was a plain tensor, the same on each rank, and is a DTensor now, which holds this rank's part of "
-    "the norm: take .full_tensor() of it, on every rank, before it is logged, compared or reduced."
+    "this was a plain tensor, the same on each rank, and is a DTensor now, which collectives do not take, "
+    "and of which this rank may hold a part: take .full_tensor() of it, on every rank, before it is used."
 )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.framework_words import is_in_a_module
+from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters
 from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
@@ -127,6 +127,8 @@ def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[
     """Find the methods of FSDP1's that FSDP2 does otherwise, and those of the model itself that compute."""
     name = func.attr.value
     if name in _METHODS and source.models.certainty(func.value) is not None:
+        if name == "apply" and is_without_parameters(source, func.value, call):
+            return
         code, meant = _METHODS[name]
         yield Found(code, call, meant, "commented")
     elif name == "forward" and not is_in_a_module(source, func.value):
