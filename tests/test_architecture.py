@@ -69,6 +69,7 @@ HOUSE: House = (
                 "source.parameter_values",
                 "source.settings_in_python",
             ],
+            "source.framework_words",
             "source.rules",
             "source",
         ),

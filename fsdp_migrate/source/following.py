@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, methods_by_file, of_the_whole
+from fsdp_migrate.source.framework_files import with_frameworks
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
@@ -74,6 +75,7 @@ def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
         following.run()
         links = following.links()
     links |= {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
+    links = with_frameworks(project.texts, links)
     return with_texts(project.texts, with_lightning(project, links))
 
 

@@ -63,6 +63,8 @@ class _Hooks:
             if found:
                 self._owners.update({(path, written): owner for written, owner in found.items()})
                 self._tell(path, {written: self._reason(path, owner) for written, owner in found.items()})
+        for home in {owner.module.path for owner in self._owners.values()}:
+            self.links[home] = replace(self.links.get(home, NOTHING), is_trained=True)
         hooks: dict[str, set[str]] = {}
         for path, written, code in self._wanted():
             hooks.setdefault(self._owners[path, written].key, set()).add(code)

@@ -1,4 +1,4 @@
-"""What Accelerate's ``prepare`` gives in a source that makes its plugin for FSDP1: the sharded model."""
+"""What Accelerate's ``prepare`` gives in a source that asks it for FSDP1: the sharded model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,50 @@ if TYPE_CHECKING:
 
 
 _PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
+_TYPE = re.compile(r"\bDistributedType\.FSDP\b")
 _OTHERS = re.compile(r"optim|loader|sched|dataset|config|tokenizer")
-UNWRAP = "unwrap_model"
-"""The method that gives back the model that it is given: with FSDP2 nothing is wrapped."""
+ACCELERATE = "by:accelerate"
 _METHODS = frozenset({"prepare", "prepare_model"})
 
 
 def shards_by_accelerate(index: Index) -> bool:
-    """Tell whether a source makes Accelerate's plugin, and does not ask for FSDP2 itself."""
+    """Tell whether a source makes Accelerate's plugin or gives it one, and does not ask for FSDP2 itself."""
     calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
     made = [call for call in calls if any(map(_PLUGIN.match, index.qualified(call.func)))]
-    given = (arg for call in made for arg in call.args if arg.keyword is not None)
-    return bool(made) and all(each.keyword.value != "fsdp_version" for each in given if each.keyword)
+    given = [(arg.keyword.value, arg.value) for call in calls for arg in call.args if arg.keyword is not None]
+    if any(name == "fsdp_version" for name, _ in given):
+        return False
+    is_given = any(name == "fsdp_plugin" and text_of(value) != "None" for name, value in given)
+    return bool(made) or is_given or _is_set(index)
+
+
+def _is_set(index: Index) -> bool:
+    """Tell whether a source sets ``os.environ["ACCELERATE_USE_FSDP"]``, which Accelerate reads."""
+    for node in index.by_kind.get(cst.Assign, ()):
+        assign = cst.ensure_type(node, cst.Assign)
+        if any("ACCELERATE_USE_FSDP" in text_of(each.target) for each in assign.targets):
+            return text_of(assign.value).strip("'\"").lower() in {"1", "true", "yes"}
+    return False
+
+
+def asks_for_fsdp(index: Index) -> bool:
+    """Tell whether a source asks Accelerate how it was launched: ``DistributedType.FSDP``."""
+    return any(is_fsdp_type(text_of(node)) for node in index.by_kind.get(cst.Attribute, ()))
+
+
+def is_fsdp_type(test: str) -> bool:
+    """Tell whether a test, or a part of one, is about FSDP as Accelerate's type.
+
+    Example:
+        >>> is_fsdp_type("state.distributed_type == DistributedType.FSDP"), is_fsdp_type("DistributedType.NO")
+        (True, False)
+    """
+    return _TYPE.search(test) is not None and "!=" not in test and not test.startswith("not ")
+
+
+def is_list_of_models(node: cst.Attribute) -> bool:
+    """Tell whether it is ``accelerator._models``, what an Accelerator has prepared."""
+    return node.attr.value == "_models" and "accelerator" in text_of(node.value).lower()
 
 
 def prepared(call: cst.Call) -> set[str]:
@@ -45,5 +77,6 @@ def prepared(call: cst.Call) -> set[str]:
     for place, arg in enumerate(call.args):
         name = (dotted(arg.value) or "").split(".")[-1].lower()
         if re.search(PREPARED_MODEL, name) and not _OTHERS.search(name):
-            found |= {"fsdp", "other"} if len(call.args) == 1 else put(str(place), {"fsdp", "other"})
+            kinds = {"fsdp", "other", ACCELERATE}
+            found |= kinds if len(call.args) == 1 else put(str(place), kinds)
     return found

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.catalog import PREPARED_MODEL
+from fsdp_migrate.source.python.nodes import text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 
 
 _MODEL = re.compile(r"(^|\.)(trainer|strategy)\.(model|lightning_module)$")
+_MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModule$")
+# They run once the strategy has sharded the module; in a step the root's parameters are whole.
+_HOOKS = re.compile(
+    r"^(configure_(optimizers|gradient_clipping)|optimizer_(step|zero_grad)|on_(before|after)_(backward|\w+_step"
+    r"|zero_grad)|on_(train|validation)_(\w+_)?(start|end)|on_(fit_end|save_checkpoint))$"
+)
+_PART = re.compile(PREPARED_MODEL)
 _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
@@ -37,6 +46,32 @@ def is_trainers_model(text: str) -> bool:
         (True, False)
     """
     return _MODEL.search(text) is not None
+
+
+def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
+    """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
+    text = text_of(node)
+    if text != "self" and not (text.startswith("self.") and _PART.search(text.removeprefix("self."))):
+        return False
+    if not isinstance(index.parents[node], (cst.Arg, cst.Attribute)):
+        return False
+    function, owner = index.function(node), index.class_of(node)
+    if function is None or owner is None or index.class_of(function) is not owner:
+        return False
+    bases = (name for base in owner.bases for name in index.qualified(base.value))
+    if not any(map(_MODULE.match, bases)):
+        return False
+    name = function.name.value
+    return _HOOKS.match(name) is not None or (name == "training_step" and _optimizes_itself(owner))
+
+
+def _optimizes_itself(owner: cst.ClassDef) -> bool:
+    """Tell whether a LightningModule clips and steps in its ``training_step``."""
+    assigns = walk_for(owner, cst.Assign)
+    return any(
+        text_of(each.value) == "False" and "automatic_optimization" in text_of(each.targets[0].target)
+        for each in assigns
+    )
 
 
 def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:

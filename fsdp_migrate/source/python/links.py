@@ -45,6 +45,8 @@ class Links:
     """Methods of this file's classes by which models that another file shards make their optimizers."""
     fields: Mapping[str, Fields] = field(default_factory=dict)
     """The fields of classes of other files that are made here, by their names as imports write them."""
+    frameworks: frozenset[str] = frozenset()
+    """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
     lightning: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +76,15 @@ class Links:
 
     def __bool__(self) -> bool:
         """Whether anything is known."""
-        known = (self.gives, self.is_given, self.names, self.optimizers, self.methods, self.hooks)
+        known = (
+            self.gives,
+            self.is_given,
+            self.names,
+            self.optimizers,
+            self.methods,
+            self.hooks,
+            self.frameworks,
+        )
         return self.is_trained or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.accelerate_models import UNWRAP, prepared, shards_by_accelerate
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_in_value,
@@ -23,6 +22,7 @@ from fsdp_migrate.source.python.bound_anew import (
 )
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
+from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
 from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
@@ -36,7 +36,6 @@ from fsdp_migrate.source.python.held import (
     without_models,
 )
 from fsdp_migrate.source.python.last_values import last_value, stands_for
-from fsdp_migrate.source.python.lightning_models import is_trainers_model
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
 from fsdp_migrate.source.python.makers import (
@@ -90,8 +89,6 @@ class ModelKinds:
     """What checks for the class make sure."""
     switches: Switches = field(init=False)
     """Where a switch is off that decides on the wrapping."""
-    is_lightnings: bool = field(init=False, default=False)
-    """Whether the source asks the Trainer for a model that Lightning's FSDP1 strategy shards."""
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
     """What expressions were found to be since facts were last looked for."""
 
@@ -221,13 +218,14 @@ class ModelKinds:
             return True
         return bool(self.index.qualified(func) & FSDP2) or is_partial_of(self.index, func, FSDP2)
 
-    def _kinds_of_prepared(self, call: cst.Call) -> set[str]:
-        is_unwrapped = isinstance(call.func, cst.Attribute) and call.func.attr.value == UNWRAP
-        return self.kinds(call.args[0].value) if is_unwrapped and call.args else prepared(call)
-
     @functools.cached_property
-    def _shards_by_accelerate(self) -> bool:
-        return shards_by_accelerate(self.index)
+    def frameworks(self) -> Frameworks:
+        """The models that frameworks shard."""
+        return Frameworks(self.index, self.links, self.guards)
+
+    def sharded_by(self, node: cst.BaseExpression) -> str:
+        """Return the framework that shards a model, such as ``fabric``; nothing where the source does it."""
+        return by_whom(self.kinds(node))
 
     def _is_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
         """Tell whether FSDP2 is given the same model in a branch around, where it is plain until then."""
@@ -311,13 +309,13 @@ class ModelKinds:
         found = set() if key is None else set(self.facts.get(key, ()))
         if isinstance(node, cst.Attribute):
             found |= taken(attribute(node.attr.value), self.kinds(node.value))
-            if not found and self.is_lightnings and is_trainers_model(text_of(node)):
-                return {"fsdp", "other"}
+        if not whole(found) and (theirs := self.frameworks.of_name(node)):
+            return found | theirs
         if not found:
             return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
         if has_model(found) and key is not None:
             found = self._of_its_loop(node, key, self._of_its_wrapper(node, found))
-        if has_model(found) and (self.is_before_wrapping(node) or self.is_other_branch(node)):
+        if has_model(found) and self._is_not_here(found, node):
             found = without_models(found)
         return found
 
@@ -329,6 +327,11 @@ class ModelKinds:
         made = last_value(self.index, node) if is_both else None
         kinds = self.kinds(made) if isinstance(made, cst.Call) else {"fsdp"}
         return found if "fsdp" in kinds else kinds
+
+    def _is_not_here(self, found: set[str], node: cst.Name | cst.Attribute) -> bool:
+        if self.is_before_wrapping(node) or self.is_other_branch(node):
+            return True
+        return self.frameworks.is_elsewhere(found, node)
 
     def _of_its_loop(self, node: cst.Name | cst.Attribute, key: Key, found: set[str]) -> set[str]:
         """Return what a name is in the loop that it is the target of: another loop may use the same name."""
@@ -397,7 +400,8 @@ class ModelKinds:
         around = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)
         if around is not None and around < len(call.args) and not call.args[around].star:
             return self.kinds(call.args[around].value)
-        found = self._kinds_of_prepared(call) if self._shards_by_accelerate else set()
+        unwrapped = self.frameworks.unwraps(call)
+        found = self.kinds(unwrapped) if unwrapped is not None else self.frameworks.of_call(call)
         for name in self._written(call.func, names):
             found |= self._given_back(call, self.links.gives.get(name, frozenset()))
         for function in self.guards.functions(call.func):

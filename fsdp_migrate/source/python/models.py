@@ -23,7 +23,6 @@ from fsdp_migrate.source.python.held import (
     put,
     taken,
 )
-from fsdp_migrate.source.python.lightning_models import trains_by_fsdp1
 from fsdp_migrate.source.python.makers import put_into
 from fsdp_migrate.source.python.model_kinds import ModelKinds
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
@@ -52,7 +51,6 @@ class Models(ModelKinds):
         for given, kind in annotated(self.index):
             self._add_given(given, {kind})
         self._objects = objects(self.index)
-        self.is_lightnings = trains_by_fsdp1(self.index, is_told=self.links.is_trained)
         for model, call in given_as_models(self.index, self.guards):
             self._note_evidence(model, call, {"fsdp"})
         for model, call, kinds in (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.framework_words import clips
 from fsdp_migrate.source.method_calls import (
     is_likely_made_elsewhere,
     on_model,
@@ -47,7 +48,7 @@ _OF_ITS_OWN = (
 )
 _MAYBE_WHOLE = (
     "where this model is sharded the norm is now that of the whole gradient; under FSDP1 it was that of one "
-    "rank's shards. Take fsdp_migrate.runtime.clip_grad_norm_, and see that max_norm is meant so."
+    "rank's shards. Take {}, and see that max_norm is meant so."
 )
 _ONE_RANK = (
     "one rank alone comes here, and every rank must take part in the norm of the whole gradient: FSDP1's was "
@@ -70,7 +71,8 @@ def find(source: Source) -> Iterator[Found]:
         elif _is_given_a_model(source, call):
             yield _renamed(source, call, "FM326", _WHOLE)
         elif _may_be_given_one(source, call):
-            yield Found("FM326", call, _MAYBE_WHOLE, "commented")
+            said = _MAYBE_WHOLE.format(clips(source, _model_of(call)))
+            yield Found("FM326", call, said, "commented")
 
 
 def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> Iterator[Found]:

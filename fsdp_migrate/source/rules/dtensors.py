@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.framework_words import is_norm_used
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -135,6 +136,12 @@ _CLIPPED = (
 )
 
 
+_FABRICS = (
+    "this was a plain tensor, the same on each rank, and is a DTensor now, which collectives do not take, "
+    "and of which this rank may hold a part: take .full_tensor() of it, on every rank, before it is used."
+)
+
+
 def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
@@ -212,6 +219,8 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
     source = values.source
     name = (dotted(call.func) or "").split(".")[-1]
     known = source.index.qualified(call.func)
+    if name == "clip_gradients" and is_norm_used(source, call):
+        return _FABRICS
     first = call.args[0].value if call.args and not call.args[0].star else None
     if name in _COLLECTIVES and any(each.startswith("torch.distributed.") for each in known):
         given = [arg.value for arg in call.args if not arg.star]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters
 from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
@@ -126,9 +127,11 @@ def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[
     """Find the methods of FSDP1's that FSDP2 does otherwise, and those of the model itself that compute."""
     name = func.attr.value
     if name in _METHODS and source.models.certainty(func.value) is not None:
+        if name == "apply" and is_without_parameters(source, func.value, call):
+            return
         code, meant = _METHODS[name]
         yield Found(code, call, meant, "commented")
-    elif name == "forward":
+    elif name == "forward" and not is_in_a_module(source, func.value):
         yield from _of_forward(source, call, func)
     elif _is_before_forwards(source, call, func):
         yield Found("FM448", call, _BY_METHOD.format(name), "commented")
@@ -138,7 +141,7 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
     """Find ``forward`` of a model that is given to something, or kept under a name, to be called there."""
     above = source.index.parents[node]
     is_target = isinstance(above, (cst.AssignTarget, cst.Attribute, cst.Comparison, cst.Del))
-    if node.attr.value != "forward" or is_target:
+    if node.attr.value != "forward" or is_target or is_in_a_module(source, node.value):
         return
     if isinstance(above, cst.Call) and above.func is node:
         return

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.method_calls import MIXED, sureness, was_asked_for
+from fsdp_migrate.source.framework_words import is_in_a_module, mixed
+from fsdp_migrate.source.method_calls import sureness, was_asked_for
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.uses import Found, Replace
 
@@ -48,6 +49,8 @@ def find(source: Source) -> Iterator[Found]:
 
 def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
     sure = sureness(source, node.value)
+    if is_in_a_module(source, node.value):
+        return
     if was_asked_for(source, node):
         if sure in {"sure", "mixed"}:
             yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
@@ -59,7 +62,7 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         edit = Replace(node, lambda updated: updated.value)
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=_SELF)
     elif sure == "mixed":
-        yield Found("FM333", node, f"{MIXED}there is no `.module`.", "commented")
+        yield Found("FM333", node, f"{mixed(source, node.value)}there is no `.module`.", "commented")
     elif sure != "no" and source.models.is_asked(node.value):
         yield Found("FM333", node, _MAYBE, "commented")
 
@@ -103,7 +106,8 @@ def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
     name = call.args[1].value
     if not isinstance(name, cst.SimpleString) or name.evaluated_value not in _NAMES:
         return
-    if source.models.certainty(call.args[0].value) is None:
+    asked = call.args[0].value
+    if source.models.certainty(asked) is None or is_in_a_module(source, asked):
         return
     if name.evaluated_value in {"module", "_fsdp_wrapped_module", "_handle", "_handles"}:
         yield Found("FM315", call, _NOT_ASKED, "kept")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.method_calls import MIXED, on_model, renamed, sureness, unbound
+from fsdp_migrate.source.framework_words import mixed, unsynced
+from fsdp_migrate.source.method_calls import on_model, renamed, sureness, unbound
 from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import short, text_of
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -48,7 +49,8 @@ def _is_set(source: Source, node: cst.Attribute) -> bool:
 def _of_method(source: Source, node: cst.Attribute) -> Iterator[Found]:
     sure = sureness(source, node.value)
     if sure == "mixed":
-        yield Found("FM333", node, f"{MIXED}take fsdp_migrate.runtime.no_sync(model).", "commented")
+        said = f"{mixed(source, node.value)}take {unsynced(source, node.value)}."
+        yield Found("FM333", node, said, "commented")
     elif sure in {"likely", "unknown"}:
         yield Found("FM312", node, _UNSURE, "commented")
     elif sure == "sure":

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.method_calls import MIXED, adds_keys, sureness
+from fsdp_migrate.source.framework_words import given, mixed, state
+from fsdp_migrate.source.method_calls import adds_keys, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.branches import fsdp1_branch
@@ -221,8 +222,8 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM308", call, _SUMMONED, "kept")
     elif certainty == "mixed":
         is_load = func.attr.value == "load_state_dict"
-        take = "load_model_state_dict of fsdp_migrate.runtime" if is_load else "torch's get_model_state_dict"
-        message = f"{MIXED}take {take}, given the model."
+        take = state(source, func.value, is_load=is_load)
+        message = f"{mixed(source, func.value)}take {take}."
         yield Found("FM333", call, message, "commented")
     elif certainty == "certain" and (settings is None or not can_turn(call)):
         yield _decided_elsewhere(source, call, settings)
@@ -315,9 +316,8 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     if certainty is None or source.contexts.is_summoned(call):
         return
     if certainty == "mixed":
-        yield Found(
-            "FM333", call, f"{MIXED}give it state_dict=, of torch's get_model_state_dict.", "commented"
-        )
+        said = f"{mixed(source, asked)}give it state_dict=, of {given(source, asked)}."
+        yield Found("FM333", call, said, "commented")
     else:
         yield Found("FM308", call, _ASKS_ITSELF, "commented")
 

@@ -1,0 +1,100 @@
+"""What takes the place of FSDP1's own ways where a framework shards the model: in the framework's words."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source.method_calls import MIXED
+from fsdp_migrate.source.python.nodes import text_of
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.text import Source
+
+
+_NAMES: Final = {
+    "accelerate": "Accelerate",
+    "fabric": "Fabric",
+    "lightning": "Lightning",
+    "transformers": "Hugging Face's Trainer",
+}
+_STATES: Final = {
+    "accelerate": "accelerator.get_state_dict(model), on every rank",
+    "fabric": (
+        "fabric.save(path, {'model': model}), or torch's get_model_state_dict, given model.module, on every "
+        "rank"
+    ),
+    "transformers": (
+        "trainer.accelerator.get_state_dict(trainer.model), on every rank, or trainer.save_model(path)"
+    ),
+}
+_LOADS: Final = {"fabric": "fabric.load_raw(path, model), or load_model_state_dict of fsdp_migrate.runtime"}
+_CLIPS: Final = {
+    "accelerate": "accelerator.clip_grad_norm_(model.parameters(), max_norm)",
+    "fabric": "fabric.clip_gradients(model, optimizer, max_norm=max_norm)",
+    "lightning": "self.clip_gradients(optimizer, gradient_clip_val=max_norm)",
+    "transformers": "max_grad_norm of the arguments",
+}
+_UNSYNCED: Final = {"accelerate": "accelerator.no_sync(model)", "fabric": "fabric.no_backward_sync(model)"}
+_ASKED: Final = {
+    "accelerate": "accelerator.get_state_dict(model)",
+    "transformers": "trainer.accelerator.get_state_dict(trainer.model)",
+}
+_OF_PARAMETERS: Final = re.compile(r"init|weight|bias|param|reset|copy|fill|lambda")
+_OTHERS: Final = frozenset({"fabric", "lightning"})
+
+
+def mixed(source: Source, model: cst.BaseExpression) -> str:
+    """Return how a comment begins that is about a model which may be sharded."""
+    name = _NAMES.get(source.models.sharded_by(model), "")
+    return f"this may be the model that {name} shards: where it is, " if name else MIXED
+
+
+def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
+    """Return what gives, or takes, the whole state of a model that may be sharded."""
+    by = source.models.sharded_by(model)
+    if is_load:
+        return _LOADS.get(by, "load_model_state_dict of fsdp_migrate.runtime, given the model")
+    return _STATES.get(by, "torch's get_model_state_dict, given the model")
+
+
+def given(source: Source, model: cst.BaseExpression) -> str:
+    """Return what gives the whole state to a function that would ask the model itself."""
+    return _ASKED.get(source.models.sharded_by(model), "torch's get_model_state_dict")
+
+
+def unsynced(source: Source, model: cst.BaseExpression) -> str:
+    """Return the context in which gradients stay on their ranks."""
+    return _UNSYNCED.get(source.models.sharded_by(model), "fsdp_migrate.runtime.no_sync(model)")
+
+
+def clips(source: Source, model: cst.BaseExpression | None) -> str:
+    """Return what clips the gradients of a model that may be sharded."""
+    by = source.models.sharded_by(model) if model is not None else ""
+    return _CLIPS.get(by, "fsdp_migrate.runtime.clip_grad_norm_")
+
+
+def is_in_a_module(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether FSDP1's wrapper is not seen: what has `.module`, and a forward that gathers, is another's.
+
+    Fabric gives a module of its own, and in a LightningModule ``self`` is what FSDP1 has wrapped.
+    """
+    return source.models.sharded_by(model) in _OTHERS
+
+
+def is_norm_used(source: Source, call: cst.Call) -> bool:
+    """Tell whether ``fabric.clip_gradients(model, ..., max_norm=1.0)`` is asked for the norm."""
+    model = call.args[0].value if call.args and not call.args[0].star else None
+    if model is None or source.models.sharded_by(model) != "fabric":
+        return False
+    by_value = any(arg.keyword is not None and arg.keyword.value == "clip_val" for arg in call.args)
+    return not by_value and not isinstance(source.index.parents[call], cst.Expr)
+
+
+def is_without_parameters(source: Source, model: cst.BaseExpression, call: cst.Call) -> bool:
+    """Tell whether a function that is applied to a framework's model leaves parameters alone, by its name."""
+    given = " ".join(text_of(arg.value) for arg in call.args)
+    return bool(source.models.sharded_by(model)) and _OF_PARAMETERS.search(given) is None

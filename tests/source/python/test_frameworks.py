@@ -1,0 +1,92 @@
+"""Models that frameworks shard, where the source says so: each with what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+
+
+pytestmark = pytest.mark.any_torch
+
+LIGHTNING = "import torch\nimport lightning as L\n\n\nclass Lit(L.LightningModule):\n"
+TRAINED = "L.Trainer(strategy='fsdp', devices=2).fit(Lit())\n"
+HF = (
+    "import torch\nfrom transformers import Trainer, TrainingArguments\n"
+    'arguments = TrainingArguments(output_dir="x", fsdp="full_shard")\n'
+    "trainer = Trainer(model=model, args=arguments)\n"
+)
+TYPE = (
+    "import torch\nfrom accelerate import Accelerator\nfrom accelerate.utils import DistributedType\n"
+    "accelerator = Accelerator()\nmodel, optimizer = accelerator.prepare(model, optimizer)\n"
+)
+CODES = frozenset({"FM315", "FM318", "FM326", "FM333", "FM423", "FM448"})
+
+
+def said(code: str) -> dict[str, str]:
+    return {use.code: use.becomes for use in scan_source(code) if use.code in CODES}
+
+
+@pytest.mark.parametrize(
+    ("hook", "body", "code"),
+    [
+        ("configure_optimizers(self)", "return [p for p in self.parameters() if p.ndim > 1]", "FM318"),
+        ("on_before_optimizer_step(self, o)", "return [p.grad.norm() for p in self.parameters()]", "FM423"),
+        ("on_save_checkpoint(self, c)", "c['ema'] = self.model.state_dict()", "FM333"),
+        (
+            "configure_gradient_clipping(self, o, v, a)",
+            "torch.nn.utils.clip_grad_norm_(self.parameters(), v)",
+            "FM326",
+        ),
+        ("on_before_optimizer_step(self, o)", "self.clip_gradients(o, gradient_clip_val=1.0)", ""),
+        ("on_train_epoch_end(self)", "self.module.reset(self.forward)", ""),
+        ("on_save_checkpoint(self, c)", "c['x'] = self.scheduler.state_dict()", ""),
+        ("training_step(self, batch, i)", "return [p.norm() for p in self.parameters()]", ""),
+        ("configure_model(self)", "self.model.load_state_dict(torch.load(p))", ""),
+        ("__init__(self)", "self.model.load_state_dict(torch.load(p))", ""),
+    ],
+)
+def test_a_lightning_module_is_sharded_in_hooks_behind_the_strategys_setup(
+    hook: str, body: str, code: str
+) -> None:
+    source = f"{LIGHTNING}    def {hook}:\n        {body}\n\n\n"
+    assert list(said(source + TRAINED)) == ([code] if code else [])
+    assert not said(source + TRAINED.replace("fsdp", "ddp"))
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("torch.save(model.state_dict(), p)\n", "FM333"),
+        ("torch.save(trainer.model.state_dict(), p)\n", "FM333"),
+        ("model.save_pretrained(p)\n", "FM333"),
+        ("trainer.model_wrapped.module\n", "FM333"),
+        ("trainer.save_model(p)\n", ""),
+        ("tokenizer.save_pretrained(p)\n", ""),
+    ],
+)
+def test_hugging_faces_trainer_has_sharded_its_model_after_training(body: str, code: str) -> None:
+    found = said(f"{HF}trainer.train()\n{body}")
+    assert list(found) == ([code] if code else [])
+    assert all("Hugging Face's Trainer" in text for text in found.values())
+    assert not said(f"{HF}{body}trainer.train()\n")
+    assert not said(f"{HF.replace('full_shard', '')}trainer.train()\n{body}")
+
+
+def test_accelerates_model_is_sharded_where_its_type_is_found_to_be_fsdp() -> None:
+    asked = "if accelerator.distributed_type == DistributedType.FSDP:\n    x = model.module\n"
+    assert (
+        "accelerator.get_state_dict"
+        in said(TYPE + asked.replace("x = model.module", "model.state_dict()"))["FM333"]
+    )
+    assert list(said(TYPE + asked)) == ["FM333"]
+    assert not said(TYPE + asked.replace("==", "!="))
+    uses = scan_source(f"{TYPE}{asked}else:\n    y = model.module\n# fsdp\n")
+    assert [use.text for use in uses if use.code == "FM333"] == ["model.module"]
+
+
+def test_the_models_that_an_accelerator_keeps_are_clipped_as_sharded() -> None:
+    clips = "accelerator._models[0].clip_grad_norm_(1.0, 2)\n"
+    asked = f"if accelerator.distributed_type == DistributedType.FSDP:\n    {clips}"
+    assert {use.action for use in scan_source(TYPE + asked) if use.code == "FM311"} == {"rewritten"}
+    assert "FM311" not in {use.code for use in scan_source(f"{TYPE}{clips}# FSDP\n")}

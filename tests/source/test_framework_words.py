@@ -1,0 +1,47 @@
+"""What is said of a model that a framework shards names what that framework has for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+
+
+pytestmark = pytest.mark.any_torch
+
+HEADER = "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n"
+SETS_UP = (
+    "import torch\n"
+    'fabric = Fabric(devices=2, strategy=FSDPStrategy(state_dict_type="full"))\n'
+    "model = fabric.setup_module(net)\n"
+    "optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters()))\n"
+)
+OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM326", "FM333", "FM423", "FM448"})
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("torch.save(model.state_dict(), p)\n", "FM333", "fabric.save(path, {'model': model})"),
+        ("torch.save(model.module.state_dict(), p)\n", "FM333", "given model.module"),
+        ("model.load_state_dict(torch.load(p))\n", "FM333", "fabric.load_raw(path, model)"),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "FM326", "fabric.clip_gradients(model"),
+        ("norm = fabric.clip_gradients(model, optimizer, max_norm=1.0)\n", "FM423", ".full_tensor()"),
+        ("total = [p.grad.norm() for p in model.parameters()]\n", "FM423", "as a DTensor"),
+        ("decay = [p for p in model.parameters() if p.ndim >= 2]\n", "FM318", "flat"),
+        ("fabric.clip_gradients(model, optimizer, max_norm=1.0)\n", "", ""),
+        ("x = fabric.clip_gradients(model, optimizer, clip_val=1.0)\n", "", ""),
+        ("fabric.save(p, {'model': model, 'optimizer': optimizer})\n", "", ""),
+        ("head = model.module.head\n", "", ""),
+        ("y = model.forward(x)\n", "", ""),
+        ("model.apply(init_weights)\n", "FM322", "shards"),
+        ("model.module.apply(enable_monitoring)\n", "", ""),
+        ("torch.save(optimizer.state, p)\n", "", ""),
+    ],
+)
+def test_what_fabric_sets_up_is_sharded(body: str, code: str, said: str) -> None:
+    found = {use.code: use.becomes for use in scan_source(HEADER + SETS_UP + body) if use.code in OF_A_MODEL}
+    assert list(found) == ([code] if code else [])
+    assert said in found.get(code, "")
+    others = SETS_UP.replace('FSDPStrategy(state_dict_type="full")', '"ddp"')
+    assert not [use for use in scan_source(HEADER + others + body) if use.code in OF_A_MODEL]
