@@ -65,6 +65,7 @@ HOUSE: House = (
             [
                 "source.kept_parameters",
                 "source.lightning_modules",
+                "source.looked_up",
                 "source.method_calls",
                 "source.parameter_values",
                 "source.settings_in_python",

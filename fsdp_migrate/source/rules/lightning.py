@@ -96,6 +96,7 @@ _RANKS = "<number of ranks>"
 _HIDDEN = "`*` and `**` hide arguments"
 _NO_FABRIC = "the Fabric that it is given to, and its precision and number of ranks, are not seen here"
 _NO_TRAINER = "the Trainer that it is given to is not seen here"
+_ELSEWHERE = "${precision}"
 _ONE_BRANCH = "the Trainer is given this strategy in one branch, and another in others"
 _NO_MODULE = (
     "the LightningModule that the Trainer trains is not seen in these files, or has a configure_model or "
@@ -292,6 +293,7 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
     document: dict[str, Any] = {"accelerator": "auto", "strategy": strategy}
     if asked.trainer is None:
         asked.reasons.append(_NO_FABRIC if asked.is_fabric else _NO_TRAINER)
+        document |= {} if asked.is_fabric else {"precision": _ELSEWHERE}
     else:
         given = {a.keyword.value: a.value for a in asked.trainer.args if a.keyword is not None}
         hidden = any(arg.star for arg in asked.trainer.args)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.looked_up import held_from_outside, looked_up
 from fsdp_migrate.source.method_calls import sureness, unbound
 from fsdp_migrate.source.python.nodes import dotted, keyword, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
@@ -62,6 +63,14 @@ _RUN_IT = re.compile(r"evaluat|validat|infer|predict|generat|sampl|metric|run_|t
 _LEAVE_IT = re.compile(r"_*(?:copy|export|load|log|push|save)")
 _DEEPEST = 2
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
+_OTHERS = (
+    "the parameters in summon_full_params are other objects than those outside of it, which FSDP1's were "
+    "under use_orig_params: look them up by their names, of named_parameters(), in what was made outside."
+)
+_SHARDED = (
+    "these parameters were taken outside of summon_full_params and stay sharded in it, where FSDP1's showed "
+    "the whole under use_orig_params: take model.named_parameters() inside of it."
+)
 _UNSEEN = (
     "what runs in this context is not seen here: if it reads parameters, call "
     "fsdp_migrate.runtime.summon_full_params; if the model runs in it, register_forward_methods instead, and "
@@ -74,6 +83,7 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         if unbound(source, call, "summon_full_params"):
             yield _of_call(source, call, (call.func,))
+            yield from _by_themselves(source, call)
             continue
         func = call.func
         named = isinstance(func, cst.Attribute) and func.attr.value == "summon_full_params"
@@ -83,6 +93,17 @@ def find(source: Source) -> Iterator[Found]:
         is_torchs = source.class_function(call) == "summon_full_params"
         if is_torchs or sureness(source, cst.ensure_type(func, cst.Attribute).value) in {"sure", "mixed"}:
             yield _of_call(source, call, ())
+            yield from _by_themselves(source, call)
+
+
+def _by_themselves(source: Source, call: cst.Call) -> Iterator[Found]:
+    """Yield where what runs in a context looks for its parameters in what was made outside of it."""
+    block = _block_of(source, call)
+    if block is None or not call.args:
+        return
+    for body, _ in _bodies(source, block, call):
+        yield from (Found("FM313", node, _OTHERS, "commented") for node in looked_up(source, body))
+        yield from (Found("FM313", node, _SHARDED, "commented") for node in held_from_outside(source, body))
 
 
 def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) -> Found:

@@ -247,6 +247,15 @@ def test_a_strategy_that_its_trainer_is_given_in_one_branch() -> None:
     assert "is not seen here" in comments(body.replace("strategy=s", "strategy=t"), header=LIT)
 
 
+def test_the_precision_of_a_trainer_that_is_not_seen() -> None:
+    """FSDPStrategy takes its dtypes from the Trainer, the hook from the strategy alone."""
+    header = f"import torch\nfrom torch.distributed.fsdp import MixedPrecision\n{LIT}"
+    for given, is_said in (("", True), ("mixed_precision=MixedPrecision(param_dtype=torch.float16)", False)):
+        said = comments(f"def make():\n    return FSDPStrategy({given})\n", header)
+        assert "is not seen here" in said
+        assert ("`precision`: It is set elsewhere" in said) is is_said, given
+
+
 @pytest.mark.parametrize("package", ["L.Trainer(devices=n", "L.Fabric(devices=n"])
 def test_a_policy_that_names_classes_of_which_the_model_may_have_some(package: str) -> None:
     header = f"from models import Block, Other\n{LIT}"

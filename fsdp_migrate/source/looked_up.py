@@ -1,0 +1,123 @@
+"""Parameters as keys, or by identity, in a block: looked for in what was made outside of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.loops import binds, loops_around
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.parameters import PARAMETERS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_BY_KEY = frozenset({"get", "index", "pop"})
+_FILLS = frozenset({"add", "append", "setdefault", "update"})
+_ITEMS = frozenset({"items", "values"})
+_ITSELF = frozenset({"hash", "id"})
+
+
+def looked_up(source: Source, block: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield the expressions of a block that look for a parameter in what was made outside of the block.
+
+    Args:
+        source: The source.
+        block: What runs where parameters are other objects than they are outside of it.
+    """
+    for subscript in walk_for(block, cst.Subscript):
+        key = subscript.slice[0].slice if len(subscript.slice) == 1 else None
+        is_read = not isinstance(source.index.parents[subscript], (cst.AssignTarget, cst.Del))
+        if isinstance(key, cst.Index) and is_read and _is_parameter(source, key.value, block):
+            yield from _of(source, subscript, subscript.value, block)
+    for call in walk_for(block, cst.Call):
+        func = call.func
+        is_asked = isinstance(func, cst.Attribute) and func.attr.value in _BY_KEY and bool(call.args)
+        if is_asked and _is_parameter(source, call.args[0].value, block):
+            yield from _of(source, call, cst.ensure_type(func, cst.Attribute).value, block)
+    for comparison in walk_for(block, cst.Comparison):
+        target = comparison.comparisons[0]
+        is_one = len(comparison.comparisons) == 1 and _is_parameter(source, comparison.left, block)
+        if is_one and isinstance(target.operator, (cst.In, cst.Is, cst.IsNot, cst.NotIn)):
+            yield from _of(source, comparison, target.comparator, block)
+
+
+def held_from_outside(source: Source, block: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield what the loops of a block go through that was taken outside: a list, an optimizer's groups.
+
+    Args:
+        source: The source.
+        block: What runs where parameters are other objects than they are outside of it.
+    """
+    for loop in walk_for(block, cst.For):
+        over = loop.iter
+        if isinstance(over, cst.Call) and isinstance(over.func, cst.Attribute):
+            over = over.func.value if over.func.attr.value in _ITEMS else over
+        is_list = isinstance(over, (cst.Name, cst.Attribute)) and source.models.is_parameters(over)
+        groups = _groups(source, over)
+        if groups is not None or is_list:
+            root = groups if groups is not None else over
+            yield from [loop.iter] if _is_made_outside(source, root, block) else ()
+
+
+def _groups(source: Source, over: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return what is gone through around ``for p in group["params"]``: ``optimizer.param_groups``."""
+    if not isinstance(over, cst.Subscript) or text_of(over.slice[0]).strip("'\"") != "params":
+        return None
+    around = (
+        each for each in loops_around(source.index, over) if text_of(each.target) == text_of(over.value)
+    )
+    return next((each.iter for each in around if "param_groups" in text_of(each.iter)), None)
+
+
+def _is_made_outside(source: Source, held: cst.BaseExpression, block: cst.CSTNode) -> bool:
+    """Tell whether a name, or the object whose attribute it is, is given its value outside of a block."""
+    root: cst.BaseExpression = held
+    while isinstance(root, (cst.Attribute, cst.Subscript)):
+        root = root.value
+    if not isinstance(root, cst.Name) or root not in source.index.scopes:
+        return False
+    bindings = source.index.scopes[root].lookup(root.value)
+    return bool(bindings) and not any(_is_in(source, each.node, block) for each in bindings)
+
+
+def _of(
+    source: Source, node: cst.CSTNode, held: cst.BaseExpression, block: cst.CSTNode
+) -> Iterator[cst.CSTNode]:
+    """Yield a place, where what it asks was made outside and is not filled in the block."""
+    if not _is_made_outside(source, held, block):
+        return
+    text = text_of(held)
+    for assign in walk_for(block, cst.AssignTarget):
+        target = assign.target.value if isinstance(assign.target, cst.Subscript) else assign.target
+        if text_of(target) == text:
+            return
+    filled = (call.func for call in walk_for(block, cst.Call) if isinstance(call.func, cst.Attribute))
+    if not any(func.attr.value in _FILLS and text_of(func.value) == text for func in filled):
+        yield node
+
+
+def _is_in(source: Source, node: cst.CSTNode, block: cst.CSTNode) -> bool:
+    return any(above is block for above in source.index.ancestors(node))
+
+
+def _is_parameter(source: Source, node: cst.BaseExpression, block: cst.CSTNode) -> bool:
+    """Tell whether it is what a loop in the block takes of a model's parameters, or ``id()`` of that."""
+    if isinstance(node, cst.Call) and dotted(node.func) in _ITSELF and len(node.args) == 1:
+        node = node.args[0].value
+    if not isinstance(node, cst.Name) or node not in source.index.scopes:
+        return False
+    for loop in loops_around(source.index, node):
+        if not binds(loop, node.value) or not _is_in(source, loop, block):
+            continue
+        called = [call.func for call in walk_for(loop.iter, cst.Call) if isinstance(call.func, cst.Attribute)]
+        taken = {func.attr.value for func in called} & PARAMETERS
+        names = [each.value for each in walk_for(loop.target, cst.Name)]
+        # Of `for name, parameter in model.named_parameters()` the first is a text.
+        return bool(taken) and (names[-1] == node.value if len(names) > 1 else "parameters" in taken)
+    return False
