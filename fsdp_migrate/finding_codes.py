@@ -163,7 +163,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM303": FindingCode(
             "refused",
-            "FSDP inside FSDP, `FSDP(*args)`, `wrap`, or the class as a value: must be changed by hand.",
+            "FSDP inside FSDP or Accelerate, `FSDP(*args)`, `wrap`, or the class as a value: must be changed by hand.",
         ),
         "FM304": FindingCode(
             "refused", "A subclass of `FullyShardedDataParallel`: FSDP2 has no class to derive from."

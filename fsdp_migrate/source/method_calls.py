@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Replace
 
@@ -45,7 +46,7 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
         return "no"
     # What a check says of this very place counts before what is known of the name elsewhere.
     if source.models.is_guarded(receiver):
-        return "sure"
+        return "unknown" if _stays_fsdp1(source, receiver) else "sure"
     if source.models.is_other_branch(receiver):
         return "no"
     certainty = source.models.certainty(receiver)
@@ -63,6 +64,17 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
     last = (text or "").split(".")[-1].lower()
     named = any(word in last for word in ("model", "module", "fsdp"))
     return "likely" if named and _stands_below_a_switch(source, receiver) else "unknown"
+
+
+def _stays_fsdp1(source: Source, receiver: cst.BaseExpression) -> bool:
+    """Tell whether a model that a check found FSDP1's may be one that another package makes so."""
+    models = source.models
+    key = models.key_of(receiver)
+    # That it is clipped by the method shows FSDP1's model, and not whose.
+    is_shown = key in models.evidence and not models.made.get(key)
+    if models.certainty(receiver) == "certain" and not is_shown:
+        return False
+    return may_be_made_by_others(source.links, source.code)
 
 
 def _is_parameter(source: Source, node: cst.BaseExpression) -> bool:

@@ -36,6 +36,19 @@ def test_what_another_package_makes_stays_fsdp1(package: str, call: str) -> None
     assert ("FM305", "rewritten") in codes(other.replace("_fsdp(", "("))
 
 
+def test_below_a_check_of_what_another_package_makes_nothing_is_edited() -> None:
+    made = "from ray.train.torch import prepare_model\nmodel = prepare_model(net, parallel_strategy='fsdp')\n"
+    asks = "def is_sharded(m):\n    return isinstance(m, FSDP)\n"
+    uses = "    model.clip_grad_norm_(1.0)\n    print(model.module)\n"
+    for test in ("isinstance(model, FSDP)", "is_sharded(model)"):
+        found = codes(f"{asks}{made}if {test}:\n{uses}")
+        assert {("FM311", "commented"), ("FM333", "commented")} <= set(found)
+        assert "rewritten" not in {action for _, action in found}
+        # What this source makes itself is rewritten.
+        own = codes(f"{asks}{made}model = FSDP(net)\nif {test}:\n{uses}")
+        assert {("FM311", "rewritten"), ("FM315", "rewritten")} <= set(own)
+
+
 def test_another_file_has_its_model_made_by_a_package(tmp_path: Path) -> None:
     (tmp_path / "ask.py").write_text(f"{FSDP}\n\ndef ask(m):\n    return isinstance(m, FSDP)\n")
     make = "from fairseq2.nn.fsdp import to_fsdp\nfrom ask import ask\nask(to_fsdp(net, gang))\n"

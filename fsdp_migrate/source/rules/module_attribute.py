@@ -63,7 +63,7 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=_SELF)
     elif sure == "mixed":
         yield Found("FM333", node, f"{mixed(source, node.value)}there is no `.module`.", "commented")
-    elif sure != "no" and source.models.is_asked(node.value):
+    elif sure != "no" and (source.models.is_asked(node.value) or source.models.is_guarded(node.value)):
         yield Found("FM333", node, _MAYBE, "commented")
 
 

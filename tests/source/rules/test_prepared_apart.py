@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from fsdp_migrate.source import scan_source
-from tests.source.samples import comments, turned
+from tests.source.samples import codes, comments, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -58,3 +60,25 @@ def test_several_models_and_an_optimizer_alone_get_a_comment(call: str, said: st
 )
 def test_other_calls_are_right(code: str) -> None:
     assert "FM449" not in {use.code for use in scan_source(code)}
+
+
+ACCELERATOR = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("model = FSDP(net)\nmodel = accelerator.prepare(model)\n", True),
+        ("model = FSDP(net)\nmodel, optimizer = accelerator.prepare(model, optimizer)\n", True),
+        ("def shard(m):\n    return FSDP(m)\nmodel = shard(net)\nmodel = accelerator.prepare(model)\n", True),
+        ("self.model = FSDP(net)\nself.model = self.accelerator.prepare_model(self.model)\n", True),
+        ("model = FSDP(net)\noptimizer = accelerator.prepare(optimizer)\n", False),
+        ("if own:\n    model = FSDP(net)\nelse:\n    model = accelerator.prepare(model)\n", False),
+        ("model = accelerator.prepare(net)\nmodel = accelerator.prepare(model)\n", False),
+        ("other = accelerator.prepare(net)\nmodel = FSDP(net)\n", False),
+    ],
+)
+def test_a_model_that_is_sharded_before_it_is_prepared(body: str, *, is_said: bool) -> None:
+    if "self." in body:
+        body = f"class Work:\n    def run(self, net):\n{textwrap.indent(body, ' ' * 8)}"
+    assert (("FM303", "commented") in codes(ACCELERATOR + body)) is is_said
