@@ -146,9 +146,8 @@ def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
     for call in source.calls:
-        if source.contexts.is_summoned(call) or any(_is_other_class(call)):
-            continue
-        if said := _of_call(values, call):
+        said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
+        if said and not any(_is_other_class(call)):
             yield Found("FM423", call, _on_one_rank(source, call, said), "commented")
     for node in source.attributes:
         above = source.index.parents[node]
