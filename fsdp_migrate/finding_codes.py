@@ -189,7 +189,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "`model.clip_grad_norm_(...)` becomes `clip_grad_norm_(model, ...)`: the same norm but for its last "
             "bits.",
         ),
-        "FM312": FindingCode("equivalent", "`model.no_sync()` becomes `no_sync(model)`."),
+        "FM312": FindingCode(
+            "equivalent",
+            "`model.no_sync()` becomes `no_sync(model)`, under which gradients accumulate in `reduce_dtype`.",
+        ),
         "FM313": FindingCode(
             "equivalent", "`FSDP.summon_full_params(model)` becomes `summon_full_params(model)`."
         ),

@@ -19,8 +19,9 @@ def folder_evidence(files: Mapping[str, int], tops: AbstractSet[object]) -> str 
     Example:
         >>> folder_evidence({"meta.pt": 1}, {"model", "optimizer_0"})
         'there is a `meta.pt` beside it'
+        >>> folder_evidence({"meta.pt": 1}, {"model", "optimizer"})  # somebody's own: theirs are numbered
     """
-    if "meta.pt" in files and tops & {"model", "state_dict"}:
+    if "meta.pt" in files and tops & {"model", "state_dict"} and "optimizer" not in tops:
         return "there is a `meta.pt` beside it"
     return None
 

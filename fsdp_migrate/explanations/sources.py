@@ -64,8 +64,10 @@ EXPLANATIONS = {
         "Nothing. The result is a plain tensor, the same on every rank. To compare two runs to the last bit, leave clipping out of both.",
     ),
     "FM312": (
-        "FSDP2 has `set_requires_gradient_sync`, which stays set until it is changed. The context sets it, and resets it at its end.",
-        _NOTHING,
+        "FSDP2 has `set_requires_gradient_sync`, which stays set until it is changed. The context sets it, and resets it at its end."
+        " Gradients accumulate in `reduce_dtype`, where FSDP1 took the dtype of the parameters: under mixed precision with more than one microbatch losses"
+        " differ a little from the old run (FM022, which the run logs).",
+        "Nothing. To compare two runs to the last bit, take one microbatch a step, or the same dtype for both, in both.",
     ),
     "FM313": (
         "The context gathers whole parameters, and shards them again at its end, written back if asked.",
