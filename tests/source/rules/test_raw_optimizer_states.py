@@ -276,10 +276,14 @@ def test_a_guard_that_says_fsdp_by_its_name_alone(guard: str, saved: str, is_sai
         f"            TOLD\n        {saved}\n        torch.save(d, path)\n"
     )
     told = (
-        "with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT):\n"
-        "                d['model'] = self.model.state_dict()",
-        "FSDP.set_state_dict_type(self.model, StateDictType.FULL_STATE_DICT)\n"
-        "            d['model'] = self.model.state_dict()",
+        (
+            "with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT):\n"
+            "                d['model'] = self.model.state_dict()"
+        ),
+        (
+            "FSDP.set_state_dict_type(self.model, StateDictType.FULL_STATE_DICT)\n"
+            "            d['model'] = self.model.state_dict()"
+        ),
     )
     for each in told:
         found = codes(body.replace("TOLD", each).replace("GUARD", guard))
