@@ -368,7 +368,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed", "Something holds the parameters that the model had before it was sharded."
         ),
         "FM447": FindingCode(
-            "changed", "An optimizer is given sharded parameters and plain ones in one list."
+            "changed",
+            "An optimizer, or torch._foreach_*, is given sharded tensors and plain ones in one list.",
         ),
         "FM448": FindingCode(
             "equivalent", "`model.forward(...)` becomes `model(...)`, in whose hooks FSDP2 gathers."

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, methods_by_file, of_the_whole
+from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import with_frameworks
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
@@ -279,6 +280,7 @@ class _Following(ProjectKinds):
             self.ask((scope, name))
         given = {kind for name in names for kind in self.facts.get((scope, name), ())}
         kinds = self.kinds(value, place) - inside_of(given)
+        kinds |= {"fsdp", "other"} if is_found(self.project, node, value, place) else set()
         if kinds:
             self._update(self.returns, f"{place.module.path}:{place.scope}", kinds)
 

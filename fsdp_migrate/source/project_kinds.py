@@ -34,6 +34,7 @@ from fsdp_migrate.source.python.held import (
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
+from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL, made_by
 from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
@@ -268,6 +269,8 @@ class ProjectKinds:
     def _returned_to(self, call: ast.Call, definition: Definition, place: Place) -> set[str]:
         """Return what a call of a function gives."""
         found = self.returned(definition)
+        if found and is_switched_off((each.arg or "", ast.unparse(each.value)) for each in call.keywords):
+            return without_models(found)
         back = next((kind for kind in found if kind.startswith(ARGUMENT)), None)
         given = argument(call, back) if back is not None else None
         return found if back is None else self.kinds(given, place) if given is not None else set()

@@ -171,7 +171,7 @@ class Guards:
                 return
             if isinstance(each, cst.SimpleStatementLine):
                 yield from ((test, True) for small in each.body if (test := _asserted(small)) is not None)
-            elif isinstance(each, cst.If) and each.orelse is None and _leaves(each.body):
+            elif isinstance(each, (cst.If, cst.While)) and _is_past(each):
                 yield each.test, False
 
     def _says(
@@ -286,6 +286,14 @@ def _asks_class(call: cst.Call) -> bool:
     """Tell whether a call is a check for a class, or asserts that it is true."""
     name = dotted(call.func) or ""
     return len(call.args) >= 2 and (name == "isinstance" or name.endswith(".assertIsInstance"))
+
+
+def _is_past(each: cst.If | cst.While) -> bool:
+    """Tell whether a test is false behind a statement, one that leaves or that looks for a class."""
+    if isinstance(each, cst.If):
+        return each.orelse is None and _leaves(each.body)
+    check = each.test.expression if isinstance(each.test, cst.UnaryOperation) else None
+    return isinstance(check, cst.Call) and _asks_class(check) and not any(walk_for(each, cst.Break))
 
 
 def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:

@@ -47,6 +47,7 @@ from fsdp_migrate.source.python.makers import (
 )
 from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
 
 
@@ -402,13 +403,20 @@ class ModelKinds:
             return self.kinds(call.args[around].value)
         unwrapped = self.frameworks.unwraps(call)
         found = self.kinds(unwrapped) if unwrapped is not None else self.frameworks.of_call(call)
+        found |= self._made_by_functions(call, names)
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
+            found |= whole(self.kinds(call.func.value))
+        return found or given_by(self, call) or self._kinds_of_wrapping(call, names)
+
+    def _made_by_functions(self, call: cst.Call, names: set[str]) -> set[str]:
+        """Return what functions of this file and of others give, which may be told not to shard."""
+        found: set[str] = set()
         for name in self._written(call.func, names):
             found |= self._given_back(call, self.links.gives.get(name, frozenset()))
         for function in self.guards.functions(call.func):
             found |= self.returns.get(function, set())
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
-            found |= whole(self.kinds(call.func.value))
-        return found or given_by(self, call) or self._kinds_of_wrapping(call, names)
+        given = ((each.keyword.value, text_of(each.value)) for each in call.args if each.keyword is not None)
+        return without_models(found) if found and is_switched_off(given) else found
 
     def _given_back(self, call: cst.Call, gives: frozenset[str]) -> set[str]:
         """Return what a function of another file gives: what it is given here, where it gives that back."""

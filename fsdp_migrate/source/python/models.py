@@ -161,8 +161,15 @@ class Models(ModelKinds):
         if function is not None and isinstance(node, cst.Return) and node.value is not None:
             given = (self.facts.get((function, each.name.value), ()) for each in function.params.params)
             kinds = self.kinds(node.value) - inside_of({kind for kinds in given for kind in kinds})
+            kinds |= {"fsdp", "other"} if self._is_found(node.value) else set()
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
+
+    def _is_found(self, node: cst.BaseExpression) -> bool:
+        """Tell whether it is what a function looked for, by FSDP1's class, in what it is given."""
+        if not isinstance(node, cst.Name) or node not in self.index.scopes or not self.is_guarded(node):
+            return False
+        return all(binding.kind != "param" for binding in self.index.scopes[node].lookup(node.value))
 
     def _note_whole(self, node: cst.BaseExpression, part: str = "*") -> None:
         """Note that a model has parts that are wrapped, whether it is wrapped itself or not."""

@@ -1,4 +1,4 @@
-"""One list of sharded and of plain parameters: the foreach kernels of torch's optimizers refuse it.
+"""One list of sharded and of plain tensors: torch's foreach kernels, those of its optimizers too, refuse it.
 
 ``AdamW(chain(head.parameters(), model.parameters()))`` was right under FSDP1, whose parameters are tensors.
 """
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.containers import added_to
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, literal, text_of
+from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
 from fsdp_migrate.source.uses import Found
 
@@ -29,6 +30,16 @@ _MEANT = (
     "sharded: the foreach kernels of torch's optimizers, which are the default on GPUs, refuse both in one. "
     "Give each a group of its own, [{'params': ...}, {'params': ...}], or foreach=False."
 )
+_FOREACH = (
+    "this goes through a sharded model's parameters, which are DTensors now, and its buffers, which are "
+    "plain: torch._foreach_* refuses both in one list. Give each a list of its own."
+)
+_BOTH = {
+    "buffers": "buffers",
+    "named_buffers": "buffers",
+    "named_parameters": "parameters",
+    "parameters": "parameters",
+}
 _MAX_DEPTH = 3
 
 
@@ -44,6 +55,46 @@ def find(source: Source) -> Iterator[Found]:
         plain = [each for each in models.values() if _is_plain(source, each, models)]
         if sharded and plain:
             yield Found("FM447", call, _MEANT, "commented")
+    yield from (Found("FM447", loop.iter, _FOREACH, "commented") for loop in _of_foreach(source))
+
+
+def _of_foreach(source: Source) -> Iterator[cst.For | cst.CompFor]:
+    """Yield loops that make one list of a sharded model's parameters and buffers, for torch's foreach."""
+    if "torch._foreach_" not in source.code:
+        return
+    for node in source.index.by_kind.get(cst.For, ()):
+        loop = cst.ensure_type(node, cst.For)
+        added = (value for call in walk_for(loop.body, cst.Call) for _, _, value in added_to(call))
+        names = {each.value for each in walk_for(loop.target, cst.Name)}
+        if any(isinstance(each, cst.Name) and each.value in names for each in added) and _has_both(
+            source, loop.iter
+        ):
+            yield loop
+    for node in source.index.by_kind.get(cst.CompFor, ()):
+        made = cst.ensure_type(node, cst.CompFor)
+        if isinstance(source.index.parents[made], cst.ListComp) and _has_both(source, made.iter):
+            yield made
+
+
+def _has_both(source: Source, over: cst.BaseExpression) -> bool:
+    """Tell whether a loop goes through the parameters and the buffers of one sharded model."""
+    if isinstance(over, cst.Call) and dotted(over.func) == "zip":
+        return any(_has_both(source, arg.value) for arg in over.args)
+    taken: dict[str, set[str]] = {}
+    for call in [*walk_for(over, cst.Call), *_in_functions(source, over)]:
+        func = call.func
+        if isinstance(func, cst.Attribute) and func.attr.value in _BOTH:
+            taken.setdefault(text_of(func.value), set()).add(_BOTH[func.attr.value])
+            if source.models.certainty(func.value) is not None:
+                taken[text_of(func.value)].add("sharded")
+    return any({"buffers", "parameters", "sharded"} <= kinds for kinds in taken.values())
+
+
+def _in_functions(source: Source, over: cst.BaseExpression) -> Iterator[cst.Call]:
+    """Yield the calls of the functions here that a loop asks for what it goes through."""
+    for call in walk_for(over, cst.Call):
+        for function in source.models.guards.functions(call.func):
+            yield from walk_for(function.body, cst.Call)
 
 
 def _is_torchs(source: Source, call: cst.Call) -> bool:

@@ -126,7 +126,7 @@ def find(source: Source) -> Iterator[Found]:
 def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[Found]:
     """Find the methods of FSDP1's that FSDP2 does otherwise, and those of the model itself that compute."""
     name = func.attr.value
-    if name in _METHODS and source.models.certainty(func.value) is not None:
+    if name in _METHODS and _is_model(source, func.value):
         if name == "apply" and is_without_parameters(source, func.value, call):
             return
         code, meant = _METHODS[name]
@@ -135,6 +135,10 @@ def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[
         yield from _of_forward(source, call, func)
     elif _is_before_forwards(source, call, func):
         yield Found("FM448", call, _BY_METHOD.format(name), "commented")
+
+
+def _is_model(source: Source, node: cst.BaseExpression) -> bool:
+    return source.models.certainty(node) is not None or source.models.is_guarded(node)
 
 
 def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
@@ -263,5 +264,25 @@ def _saves_a_model(source: Source, call: cst.Call) -> Certainty | None:
         certainty = source.models.certainty(func.value)
         if certainty == "certain" or source.models.is_guarded(func.value):
             return "certain"
-        found = certainty or found
+        # Below a check that says FSDP by its name alone, its functions say that the model may be sharded.
+        found = certainty or found or ("mixed" if _is_told_fsdp1s_type(source, other, call) else None)
     return found
+
+
+def _is_told_fsdp1s_type(source: Source, saved: cst.Call, call: cst.Call) -> bool:
+    """Tell whether FSDP1's functions decide on a state that is taken, and a call runs where they do.
+
+    In ``with FSDP.state_dict_type(model, ...):``, or below ``FSDP.set_state_dict_type(model, ...)``.
+    """
+    context = source.contexts.around(saved)
+    if context is not None:
+        return not is_off(source.models.guards, context.call, call)
+    model = text_of(cst.ensure_type(saved.func, cst.Attribute).value)
+    return any(
+        setter.call.args
+        and text_of(setter.call.args[0].value) == model
+        and source.index.function(setter.call) is source.index.function(saved)
+        and not source.index.excludes(setter.call, saved)
+        and not is_off(source.models.guards, setter.call, call)
+        for setter in source.contexts.setters
+    )

@@ -37,3 +37,24 @@ def test_a_list_that_has_a_name_is_said_too() -> None:
         "optimizer = torch.optim.SGD(every, lr=0.1)\n"
     )
     assert ("FM447", "commented") in codes(body, HEADER)
+
+
+@pytest.mark.parametrize(
+    ("over", "is_said"),
+    [
+        ("chain(m.named_parameters(), m.named_buffers())", True),
+        ("[*m.named_parameters(), *m.named_buffers()]", True),
+        ("both(m)", True),
+        ("m.named_parameters()", False),
+        ("zip(m.named_parameters(), m.named_buffers())", False),
+        ("chain(plain.named_parameters(), plain.named_buffers())", False),
+    ],
+)
+def test_a_list_of_parameters_and_buffers_for_foreach(over: str, is_said: bool) -> None:
+    both = "def both(m):\n    return chain(m.named_parameters(), m.named_buffers())\n\n\n"
+    loop = f"for n, v in {over}:\n    values.append(v)\n"
+    foreach = "torch._foreach_mul_(values, 0.9)\n"
+    assert (("FM447", "commented") in codes(f"{both}m = FSDP(net)\n{loop}{foreach}", HEADER)) is is_said
+    made = f"values = [v for n, v in {over}]\n"
+    assert (("FM447", "commented") in codes(f"{both}m = FSDP(net)\n{made}{foreach}", HEADER)) is is_said
+    assert ("FM447", "commented") not in codes(f"{both}m = FSDP(net)\n{loop}", HEADER)

@@ -258,3 +258,33 @@ def test_what_was_rewritten_gets_no_comment_the_next_time() -> None:
     )
     # `turned` rewrites twice, and compares.
     assert "    opt.load_state_dict(optim_state_dict_to_load(m, opt, state['optim']))" in turned(body)
+
+
+@pytest.mark.parametrize("guard", ["self._is_fsdp_wrapped()", "self.is_fsdp"])
+@pytest.mark.parametrize(
+    ("saved", "is_said"),
+    [
+        ("for k, obj in self.checkpointables.items():\n            d[k] = obj.state_dict()", True),
+        ("d['optim'] = self.optimizer.state_dict()", True),
+        ("if not GUARD:\n            d['optim'] = self.optimizer.state_dict()", False),
+    ],
+)
+def test_a_guard_that_says_fsdp_by_its_name_alone(guard: str, saved: str, is_said: bool) -> None:
+    """What FSDP1's functions decide on in one branch may be sharded, and so is what is saved beside it."""
+    body = (
+        "class Saver:\n    def save(self):\n        d = dict()\n        if GUARD:\n"
+        f"            TOLD\n        {saved}\n        torch.save(d, path)\n"
+    )
+    told = (
+        (
+            "with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT):\n"
+            "                d['model'] = self.model.state_dict()"
+        ),
+        (
+            "FSDP.set_state_dict_type(self.model, StateDictType.FULL_STATE_DICT)\n"
+            "            d['model'] = self.model.state_dict()"
+        ),
+    )
+    for each in told:
+        found = codes(body.replace("TOLD", each).replace("GUARD", guard))
+        assert (("FM425", "commented") in found) is is_said, each
