@@ -19,6 +19,7 @@ from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.runtime.clean_names import clean_key, clean_parameter_name, with_clean_names
+from fsdp_migrate.runtime.fsdp1_models import is_fsdp1, load_whole, whole_states
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers
 from fsdp_migrate.runtime.sharded import (
     gather,
@@ -84,6 +85,10 @@ def full_state_dict(
         >>> end_process_group()
     """
     check_arguments(FLAG, rank0_only=rank0_only, offload_to_cpu=offload_to_cpu)
+    optimizers = as_list(optimizer)
+    if is_fsdp1(model) and len(optimizers) < 2:
+        given = optimizers[0] if optimizers else None
+        return whole_states(model, given, rank0_only=rank0_only, offload_to_cpu=offload_to_cpu)
     show_shards(model, "full_state_dict")
     refuse_packed(optimizer)
     wanted = not rank0_only or is_first_rank(model.parameters())
@@ -251,6 +256,8 @@ def load_model_state_dict(model: nn.Module, state_dict: Mapping[str, Any], *, st
         ['bias']
     """
     check_arguments(FLAG, strict=strict)
+    if is_fsdp1(model):
+        return load_whole(model, state_dict, strict=strict)
     show_shards(model, "load_model_state_dict")
     own = model.state_dict()
     if not own or not state_dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import cast
 
 import pytest
 import torch
@@ -19,10 +20,10 @@ pytestmark = pytest.mark.any_torch
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_a_model_takes_the_state_of_a_compiled_one(part: str, *, is_compiled: bool) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    model = torch.compile(net, backend="eager") if is_compiled else net
+    model = cast("torch.nn.Module", torch.compile(net, backend="eager")) if is_compiled else net
     state = OrderedDict({f"{part}0.weight": torch.ones(2, 2), f"{part}0.bias": torch.zeros(2)})
     assert not any(load_model_state_dict(model, state))
-    assert net[0].weight.sum().item() == 4.0
+    assert next(net.parameters()).sum().item() == 4.0
     assert list(state) == [f"{part}0.weight", f"{part}0.bias"]
     with pytest.raises(RuntimeError, match=r"Unexpected key.*_fsdp"):
         load_model_state_dict(model, {**state, "_fsdp.0.weight": torch.ones(2, 2)})
