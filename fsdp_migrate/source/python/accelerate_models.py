@@ -31,10 +31,10 @@ def shards_by_accelerate(index: Index) -> bool:
     if any(name == "fsdp_version" for name, _ in given):
         return False
     is_given = any(name == "fsdp_plugin" and text_of(value) != "None" for name, value in given)
-    return bool(made) or is_given or _is_set(index)
+    return bool(made) or is_given or is_set_in_environment(index)
 
 
-def _is_set(index: Index) -> bool:
+def is_set_in_environment(index: Index) -> bool:
     """Tell whether a source sets ``os.environ["ACCELERATE_USE_FSDP"]``, which Accelerate reads."""
     for node in index.by_kind.get(cst.Assign, ()):
         assign = cst.ensure_type(node, cst.Assign)
