@@ -31,16 +31,30 @@ def shards_by_accelerate(index: Index) -> bool:
     if any(name == "fsdp_version" for name, _ in given):
         return False
     is_given = any(name == "fsdp_plugin" and text_of(value) != "None" for name, value in given)
-    return bool(made) or is_given or is_set_in_environment(index)
+    return bool(made) or is_given or _is_set(index)
 
 
-def is_set_in_environment(index: Index) -> bool:
+def _is_set(index: Index) -> bool:
     """Tell whether a source sets ``os.environ["ACCELERATE_USE_FSDP"]``, which Accelerate reads."""
     for node in index.by_kind.get(cst.Assign, ()):
         assign = cst.ensure_type(node, cst.Assign)
         if any("ACCELERATE_USE_FSDP" in text_of(each.target) for each in assign.targets):
             return text_of(assign.value).strip("'\"").lower() in {"1", "true", "yes"}
     return False
+
+
+def asks_for_plugin(index: Index) -> bool:
+    """Tell whether a source makes the plugin, gives or reads it, or sets the variable that makes one."""
+    for node in index.by_kind.get(cst.Call, ()):
+        call = cst.ensure_type(node, cst.Call)
+        if any(map(_PLUGIN.match, index.qualified(call.func))):
+            return True
+        if any(arg.keyword is not None and arg.keyword.value == "fsdp_plugin" for arg in call.args):
+            return True
+    attributes = (cst.ensure_type(node, cst.Attribute) for node in index.by_kind.get(cst.Attribute, ()))
+    read = (node for node in attributes if node.attr.value == "fsdp_plugin")
+    is_read = any("accelerator" in text_of(node.value).lower() for node in read)
+    return is_read or _is_set(index)
 
 
 def asks_for_fsdp(index: Index) -> bool:
