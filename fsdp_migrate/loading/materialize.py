@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import ModelError
-from fsdp_migrate.runtime.state_dicts import clean_parameter_name
+from fsdp_migrate.runtime.clean_names import clean_parameter_name
 from fsdp_migrate.sharding.materialize import own_tensors, restore_ties
 from fsdp_migrate.sharding.tying import Tie, parameter_names
 from fsdp_migrate.torch_compat.devices import accelerator_type

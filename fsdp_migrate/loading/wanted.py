@@ -10,8 +10,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
+from fsdp_migrate.runtime.clean_names import clean_parameter_name
 from fsdp_migrate.runtime.sharded import local_of
-from fsdp_migrate.runtime.state_dicts import check_owners, clean_parameter_name
+from fsdp_migrate.runtime.state_dicts import check_owners
 from fsdp_migrate.sharding.tying import parameter_names
 from fsdp_migrate.torch_compat.local_boxes import local_box
 from fsdp_migrate.torch_compat.module_kinds import without_compile

@@ -1,7 +1,8 @@
 """What FSDP1 offered at run time, for models that FSDP2 has sharded.
 
 Everything takes a model of :func:`~fsdp_migrate.prepare_fully_shard`, or one that plain
-``fully_shard`` has sharded; ``docs/runtime.md`` puts each FSDP1 call beside its successor.
+``fully_shard`` has sharded; ``docs/runtime.md`` puts each FSDP1 call beside its successor. A model that
+stays FSDP1's is left to FSDP1's own methods.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from fsdp_migrate.arguments import FLAG, NOTHING, NUMBER, TEXT, check_arguments, whole_number_from
 from fsdp_migrate.errors import ConfigError, ModelError, ProcessGroupError
+from fsdp_migrate.runtime import fsdp1_models
 from fsdp_migrate.runtime.clipping import clip_grad_norm_
 from fsdp_migrate.runtime.full_params import summon_full_params
 from fsdp_migrate.runtime.full_tensors import named_full_tensors
@@ -101,6 +103,10 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         [[2.0, 2.0], [2.0, 2.0]]
         >>> end_process_group()
     """
+    if fsdp1_models.is_fsdp1(model):
+        with model.no_sync():
+            yield
+        return
     require_units(model, "no_sync")
     before = [(group, group.reduces) for group in param_groups.parameter_groups(model)]
     tell_where_gradients_add_up(model, (group for group, _ in before))

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from fsdp_migrate.arguments import NUMBER, SEVERAL, check_arguments, instance_of
 from fsdp_migrate.errors import ConfigError, ModelStateError
+from fsdp_migrate.runtime.fsdp1_models import is_fsdp1
 from fsdp_migrate.runtime.sharded import local_of, show_shards
 from fsdp_migrate.torch_compat import unit_state
 
@@ -76,6 +77,8 @@ def clip_grad_norm_(
     if not limit >= 0:
         msg = f"`max_norm` is {max_norm!r}; expected a number that is not negative."
         raise ConfigError(msg, field="max_norm")
+    if is_fsdp1(model_or_parameters):
+        return model_or_parameters.clip_grad_norm_(limit, order)
     parameters = _parameters(model_or_parameters)
     grads = [param.grad for param in parameters if param.grad is not None]
     norm = _total_norm(parameters, order)

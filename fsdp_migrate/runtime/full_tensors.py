@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 from fsdp_migrate.arguments import NOTHING, SEVERAL, check_arguments, instance_of, whole_number_from
 from fsdp_migrate.errors import ModelError, ModelStateError
 from fsdp_migrate.findings import listed
+from fsdp_migrate.runtime.clean_names import clean_parameter_name
 from fsdp_migrate.runtime.sharded import gather, local_of, show_shards
-from fsdp_migrate.runtime.state_dicts import clean_parameter_name, saved_values
+from fsdp_migrate.runtime.state_dicts import saved_values
 from fsdp_migrate.sharding.consensus import exchange, together
 from fsdp_migrate.torch_compat.device_meshes import sharding_steps
 from fsdp_migrate.torch_compat.packed_weights import is_packed

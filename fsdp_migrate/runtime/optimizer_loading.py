@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
+from fsdp_migrate.runtime.clean_names import clean_key
 from fsdp_migrate.runtime.sharded import write_back
 
 
@@ -50,10 +51,10 @@ class OptimizerOutline:
         groups = part.get("param_groups", [])
         return cls(
             {
-                name: {key: _outline(value) for key, value in own.items()}
+                clean_key(name): {key: _outline(value) for key, value in own.items()}
                 for name, own in part.get("state", {}).items()
             },
-            tuple(tuple(group["params"]) for group in groups),
+            tuple(tuple(map(clean_key, group["params"])) for group in groups),
             tuple({key: value for key, value in group.items() if key not in _HOW} for group in groups),
         )
 

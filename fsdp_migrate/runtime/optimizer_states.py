@@ -17,9 +17,11 @@ from torch.distributed.tensor import DTensor
 from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.findings import named
+from fsdp_migrate.runtime.clean_names import clean_parameter_name, with_clean_names
+from fsdp_migrate.runtime.fsdp1_models import is_fsdp1, optimizer_state_to_load, whole_states
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, receive_value
 from fsdp_migrate.runtime.sharded import is_first_rank, shard_like, show_shards
-from fsdp_migrate.runtime.state_dicts import WRAPPERS, refuse_packed, sharded_state_dict, whole_value
+from fsdp_migrate.runtime.state_dicts import refuse_packed, sharded_state_dict, whole_value
 from fsdp_migrate.sharding.optimizers import as_list
 from fsdp_migrate.sharding.tying import parameter_names
 
@@ -63,6 +65,10 @@ def full_optimizer_state_dict(
     check_arguments(FLAG, rank0_only=rank0_only, offload_to_cpu=offload_to_cpu)
     if optimizer is None:
         raise OptimizerError("`optimizer` is None; expected the model's optimizer, or several.")
+    optimizers = as_list(optimizer)
+    if is_fsdp1(model) and len(optimizers) == 1:
+        how = {"rank0_only": rank0_only, "offload_to_cpu": offload_to_cpu}
+        return dict(whole_states(model, optimizers[0], **how).get("optimizer", {}))
     refuse_packed(optimizer)
     state = sharded_state_dict(model, optimizer)["optimizer"]
     wanted = not rank0_only or is_first_rank(model.parameters())
@@ -107,10 +113,16 @@ def optim_state_dict_to_load(
         >>> loaded["param_groups"][0]["lr"], loaded["param_groups"][0]["params"]
         (0.5, [0, 1])
     """
+    if is_fsdp1(model) and optimizer is not None:
+        return optimizer_state_to_load(model, optimizer, state or {}, from_rank0=from_rank0)
     show_shards(model, "optim_state_dict_to_load")
-    names = {param: _clean(every) for param, every in parameter_names(model).items()}
+    names = {
+        param: tuple(map(clean_parameter_name, every)) for param, every in parameter_names(model).items()
+    }
     outline = _outline_of(state, from_rank0=from_rank0)
-    here = (state or {}).get("state", {}) if not from_rank0 or dist.get_rank() == 0 else None
+    here = (
+        with_clean_names((state or {}).get("state", {})) if not from_rank0 or dist.get_rank() == 0 else None
+    )
     groups = _groups(optimizer) if optimizer is not None else [{"params": list(names)}]
     own = [name for group in groups for param in group["params"] for name in names.get(param, ())]
     _refuse_strangers(outline, own)
@@ -203,7 +215,3 @@ def _shard(value: Any, param: torch.Tensor) -> Any:
     if isinstance(value, DTensor) or not isinstance(param, DTensor) or value.shape != param.shape:
         return value.detach().clone()
     return cast("DTensor", shard_like(value, param).clone())
-
-
-def _clean(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(".".join(part for part in name.split(".") if part not in WRAPPERS) for name in names)

@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.findings import listed
+from fsdp_migrate.runtime.clean_names import clean_key, clean_parameter_name, with_clean_names
+from fsdp_migrate.runtime.fsdp1_models import is_fsdp1, load_whole, whole_states
 from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers
 from fsdp_migrate.runtime.sharded import (
     gather,
@@ -37,10 +39,6 @@ if TYPE_CHECKING:
 
     from torch import nn
     from torch.optim import Optimizer
-
-
-WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
-"""What ``torch.compile`` and ``checkpoint_wrapper`` put into names; torch's state dicts leave it out."""
 
 
 def full_state_dict(
@@ -87,6 +85,10 @@ def full_state_dict(
         >>> end_process_group()
     """
     check_arguments(FLAG, rank0_only=rank0_only, offload_to_cpu=offload_to_cpu)
+    optimizers = as_list(optimizer)
+    if is_fsdp1(model) and len(optimizers) < 2:
+        given = optimizers[0] if optimizers else None
+        return whole_states(model, given, rank0_only=rank0_only, offload_to_cpu=offload_to_cpu)
     show_shards(model, "full_state_dict")
     refuse_packed(optimizer)
     wanted = not rank0_only or is_first_rank(model.parameters())
@@ -220,9 +222,9 @@ def load_full_state_dict(
     _check_fits(model, optimizers, sent[0], strict=strict)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
     # torch takes the dicts that it is given apart.
-    set_model_state_dict(model, dict(state["model"]) if here else {}, options=options)
+    set_model_state_dict(model, with_clean_names(state["model"]) if here else {}, options=options)
     if optimizers:
-        mine = state["optimizer"]["state"] if here else None
+        mine = with_clean_names(state["optimizer"]["state"]) if here else None
         load_optimizers(optimizers, _names(model), sent[0]["optimizer"], mine)
 
 
@@ -231,7 +233,8 @@ def load_model_state_dict(model: nn.Module, state_dict: Mapping[str, Any], *, st
 
     Names and shapes are compared by the modules themselves, with their hooks and errors. torch's
     ``set_model_state_dict`` with ``full_state_dict=True`` fills in from the model what the state lacks, so
-    that a missing name is no error, and puts DTensors into the dict that it is given (2.6 to 2.15).
+    that a missing name is no error, and puts DTensors into the dict that it is given (2.6 to 2.15). Names
+    are taken with and without `_orig_mod.`, which FSDP1's states of compiled models have.
 
     Changes: the values of the model. Leaves ``state_dict`` alone. DTensors in it are taken as they are.
 
@@ -253,19 +256,17 @@ def load_model_state_dict(model: nn.Module, state_dict: Mapping[str, Any], *, st
         ['bias']
     """
     check_arguments(FLAG, strict=strict)
+    if is_fsdp1(model):
+        return load_whole(model, state_dict, strict=strict)
     show_shards(model, "load_model_state_dict")
     own = model.state_dict()
     if not own or not state_dict:
         return model.load_state_dict(state_dict, strict=strict)  # torch's function would do nothing
+    whole = with_clean_names(state_dict)
     if any(isinstance(value, torch.Tensor) and value.is_meta for value in own.values()):
-        return _load_into_meta(model, own, state_dict, strict=strict)
+        return _load_into_meta(model, own, whole, strict=strict)
     with _WholeIntoShards():
-        return set_model_state_dict(model, _copied(state_dict), options=StateDictOptions(strict=strict))
-
-
-def _copied(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict of its own, with the versions of modules that a state dict carries for their hooks."""
-    return copy.copy(state_dict) if isinstance(state_dict, dict) else dict(state_dict)
+        return set_model_state_dict(model, whole, options=StateDictOptions(strict=strict))
 
 
 class _WholeIntoShards(TorchFunctionMode):
@@ -279,7 +280,7 @@ class _WholeIntoShards(TorchFunctionMode):
 
 
 def _load_into_meta(
-    model: nn.Module, own: Mapping[str, Any], state_dict: Mapping[str, Any], *, strict: bool
+    model: nn.Module, own: Mapping[str, Any], state_dict: dict[str, Any], *, strict: bool
 ) -> Any:
     """Load into parameters without memory, which torch's function for full states alone gives some."""
     missing = [name for name in map(clean_parameter_name, own) if name not in state_dict]
@@ -289,9 +290,8 @@ def _load_into_meta(
             f"Missing key(s) in state_dict: {shown}. The model's parameters have no memory yet (meta device)."
         )
         raise RuntimeError(msg)
-    found = set_model_state_dict(
-        model, _copied(state_dict), options=StateDictOptions(full_state_dict=True, strict=strict)
-    )
+    options = StateDictOptions(full_state_dict=True, strict=strict)
+    found = set_model_state_dict(model, state_dict, options=options)
     return found._replace(missing_keys=missing)
 
 
@@ -300,7 +300,7 @@ def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {
             "parts": sorted(state),
-            "shapes": {name: _shape(value) for name, value in state.get("model", {}).items()},
+            "shapes": {clean_key(name): _shape(value) for name, value in state.get("model", {}).items()},
             "optimizer": OptimizerOutline.of(state.get("optimizer", {})),
         }
     except (AttributeError, KeyError, TypeError) as error:
@@ -406,11 +406,6 @@ def saved_values(model: nn.Module) -> list[tuple[str, str, Any]]:
     # torch's function refuses a model without anything to save.
     saved = get_model_state_dict(model) if model.state_dict() else {}
     return [(name, first.get(name, name), value) for name, value in saved.items()]
-
-
-def clean_parameter_name(name: str) -> str:
-    """Take what ``torch.compile`` and ``checkpoint_wrapper`` put into a name out of it."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def check_owners(optimizers: Sequence[Optimizer], names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.method_calls import MIXED
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
+from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _ASKED: Final = {
     "transformers": "trainer.accelerator.get_state_dict(trainer.model)",
 }
 _OF_PARAMETERS: Final = re.compile(r"init|weight|bias|param|reset|copy|fill|lambda")
+_GATHERS: Final = frozenset({"gather", "gather_for_metrics", "pad_across_processes", "reduce"})
 _OTHERS: Final = frozenset({"fabric", "lightning"})
 
 
@@ -92,6 +94,34 @@ def is_norm_used(source: Source, call: cst.Call) -> bool:
         return False
     by_value = any(arg.keyword is not None and arg.keyword.value == "clip_val" for arg in call.args)
     return not by_value and not isinstance(source.index.parents[call], cst.Expr)
+
+
+def is_norm_gathered(source: Source, call: cst.Call) -> bool:
+    """Tell whether ``accelerator.gather(norm)`` is given what ``accelerator.clip_grad_norm_`` gave.
+
+    Accelerate's FSDP1 gave a plain tensor, and its FSDP2 gives torch's DTensor.
+    """
+    func, given = call.func, call.args[0].value if call.args and not call.args[0].star else None
+    is_gather = (
+        isinstance(func, cst.Attribute) and func.attr.value in _GATHERS and _is_accelerator(func.value)
+    )
+    if given is None or not (is_gather or (dotted(func) or "").startswith(("dist.", "torch.distributed."))):
+        return False
+    values: list[cst.BaseExpression | None] = [given]
+    if isinstance(given, cst.Name) and given in source.index.scopes:
+        values = [binding.value for binding in source.index.scopes[given].lookup(given.value)]
+    clips = (value.func for value in values if isinstance(value, cst.Call))
+    is_norm = any(
+        isinstance(each, cst.Attribute)
+        and each.attr.value == "clip_grad_norm_"
+        and _is_accelerator(each.value)
+        for each in clips
+    )
+    return is_norm and asks_for_plugin(source.index)
+
+
+def _is_accelerator(node: cst.BaseExpression) -> bool:
+    return (dotted(node) or "").lower().endswith("accelerator")
 
 
 def is_without_parameters(source: Source, model: cst.BaseExpression, call: cst.Call) -> bool:

@@ -19,10 +19,19 @@ def with_texts(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path
     """Tell the files that hold FSDP1 whether another package makes such models, and who keeps names."""
     keeps = any(map(catalog.MAY_KEEP_NAMES.search, texts.values()))
     told = {path for path, text in texts.items() if is_made_by_others([text])}
-    makes = bool(told) and is_made_by_others(texts.values())
-    if keeps or makes:
+    tests = set(filter(_is_a_test, told))
+    # What a test makes is for itself: it does not say what the package's own functions are given.
+    others = [text for path, text in texts.items() if path not in tests]
+    makes = bool(told - tests) and is_made_by_others(others)
+    in_tests = tests if bool(tests) and is_made_by_others(texts.values()) else set()
+    if keeps or makes or in_tests:
         told.update(links, (path for path, text in texts.items() if catalog.FSDP in text))
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
-        path: replace(each, keeps_names=keeps, made_by_others=makes) for path, each in known.items()
+        path: replace(each, keeps_names=keeps, made_by_others=makes or path in in_tests)
+        for path, each in known.items()
     }
+
+
+def _is_a_test(path: Path) -> bool:
+    return path.name.startswith("test_") or path.name.endswith("_test.py") or path.parent.name == "tests"

@@ -45,3 +45,24 @@ def test_what_fabric_sets_up_is_sharded(body: str, code: str, said: str) -> None
     assert said in found.get(code, "")
     others = SETS_UP.replace('FSDPStrategy(state_dict_type="full")', '"ddp"')
     assert not [use for use in scan_source(HEADER + others + body) if use.code in OF_A_MODEL]
+
+
+@pytest.mark.parametrize(
+    ("uses", "is_said"),
+    [
+        ("x = accelerator.gather(norm).mean().item()\n", True),
+        ("x = self.accelerator.reduce(norm)\n", True),
+        ("torch.distributed.all_reduce(norm)\n", True),
+        ("x = accelerator.gather(accelerator.clip_grad_norm_(model.parameters(), 1.0))\n", True),
+        ("x = norm.item()\n", False),
+        ("x = accelerator.gather(loss)\n", False),
+    ],
+)
+def test_the_norm_that_accelerate_gives_is_gathered(uses: str, *, is_said: bool) -> None:
+    made = (
+        "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator(fsdp_plugin=plugin)\n"
+        "model, optimizer = accelerator.prepare(model, optimizer)\n"
+        "norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
+    )
+    assert ("FM423" in {use.code for use in scan_source(made + uses)}) is is_said
+    assert "FM423" not in {use.code for use in scan_source(made.replace("fsdp_plugin=plugin", "") + uses)}

@@ -58,3 +58,13 @@ def test_another_file_has_its_model_made_by_a_package(tmp_path: Path) -> None:
         assert ("FM305", action) in found
         # In the package's own project the function itself is rewritten.
         assert (("FM303", "commented") in found) is (not own)
+
+
+def test_a_test_that_has_its_model_made_by_a_package_speaks_for_itself(tmp_path: Path) -> None:
+    ask = f"{FSDP}\n\ndef ask(m):\n    return isinstance(m, FSDP)\n"
+    (tmp_path / "ask.py").write_text(ask)
+    made = "from fairseq2.nn.fsdp import to_fsdp\nfrom ask import ask\nask(to_fsdp(net, gang))\n"
+    (tmp_path / "test_ask.py").write_text(f"{ask}{made}")
+    found = {(use.path.split("/")[-1], use.code, use.action) for use in scan_paths([tmp_path]).uses}
+    assert ("ask.py", "FM305", "rewritten") in found
+    assert {("test_ask.py", "FM303", "commented"), ("test_ask.py", "FM305", "commented")} <= found

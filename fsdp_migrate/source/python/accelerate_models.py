@@ -43,6 +43,20 @@ def _is_set(index: Index) -> bool:
     return False
 
 
+def asks_for_plugin(index: Index) -> bool:
+    """Tell whether a source makes the plugin, gives or reads it, or sets the variable that makes one."""
+    for node in index.by_kind.get(cst.Call, ()):
+        call = cst.ensure_type(node, cst.Call)
+        if any(map(_PLUGIN.match, index.qualified(call.func))):
+            return True
+        if any(arg.keyword is not None and arg.keyword.value == "fsdp_plugin" for arg in call.args):
+            return True
+    attributes = (cst.ensure_type(node, cst.Attribute) for node in index.by_kind.get(cst.Attribute, ()))
+    read = (node for node in attributes if node.attr.value == "fsdp_plugin")
+    is_read = any("accelerator" in text_of(node.value).lower() for node in read)
+    return is_read or _is_set(index)
+
+
 def asks_for_fsdp(index: Index) -> bool:
     """Tell whether a source asks Accelerate how it was launched: ``DistributedType.FSDP``."""
     return any(is_fsdp_type(text_of(node)) for node in index.by_kind.get(cst.Attribute, ()))

@@ -40,6 +40,7 @@ _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
+_STRATEGIES = frozenset({"full_shard", "hybrid_shard", "no_shard", "shard_grad_op"})
 _BASES = frozenset({"Module", "PreTrainedModel", "LightningModule"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 _TELL = frozenset(
@@ -112,9 +113,17 @@ class Guards:
         return frozenset(cst.ensure_type(each, cst.SimpleString).value.strip("'\"").lower() for each in texts)
 
     @functools.cached_property
+    def _texts_asked(self) -> frozenset[str]:
+        above = (*self.index.by_kind.get(cst.Comparison, ()), *self.index.by_kind.get(cst.Element, ()))
+        asked = (walk_for(each, cst.SimpleString) for each in above)  # of choices: `["fsdp", "full_shard"]`
+        return frozenset(text.value.strip("'\"").lower() for texts in asked for text in texts)
+
+    @functools.cached_property
     def _says_all(self) -> bool:
         """Whether what is not ``"fsdp"`` is not sharded: there is no other word for it, as ``"hsdp"``."""
-        return not any(_SHARDED.match(text) and not _FSDP.match(text) for text in self._texts)
+        words = {text for text in self._texts if _SHARDED.match(text) and not _FSDP.match(text)}
+        # How FSDP1 shards, `cfg.sharding_strategy = "full_shard"`, is a word for it where it is asked for.
+        return not words - _STRATEGIES and not words & self._texts_asked
 
     @functools.cached_property
     def _has_match(self) -> bool:

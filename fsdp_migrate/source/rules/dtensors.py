@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.framework_words import is_norm_used
+from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -42,6 +42,7 @@ _COLLECTIVES = frozenset(
         "scatter",
     }
 )
+_GATHERED = _COLLECTIVES | {"gather_for_metrics", "pad_across_processes"}
 _STATISTICS = frozenset(
     {
         "all",
@@ -136,7 +137,7 @@ _CLIPPED = (
 )
 
 
-_FABRICS = (
+_WHOLE = (
     "this was a plain tensor, the same on each rank, and is a DTensor now, which collectives do not take, "
     "and of which this rank may hold a part: take .full_tensor() of it, on every rank, before it is used."
 )
@@ -219,7 +220,9 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
     name = (dotted(call.func) or "").split(".")[-1]
     known = source.index.qualified(call.func)
     if name == "clip_gradients" and is_norm_used(source, call):
-        return _FABRICS
+        return _WHOLE
+    if name in _GATHERED and is_norm_gathered(source, call):
+        return _WHOLE
     first = call.args[0].value if call.args and not call.args[0].star else None
     if name in _COLLECTIVES and any(each.startswith("torch.distributed.") for each in known):
         given = [arg.value for arg in call.args if not arg.star]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -22,6 +23,11 @@ NAME = "module-attribute"
 CODES = ("FM315", "FM333")
 
 _SELF = "FSDP2 wraps nothing, so `.module` is the model itself and was taken out."
+_OF_NAMES = (
+    "FSDP2 wraps nothing, so `.module` is the model itself and was taken out. FSDP1's names held "
+    "`_fsdp_wrapped_module.` here, for each unit inside: take it out where a file that has them as keys is "
+    "read."
+)
 _ROUND = (
     "FSDP2 wraps nothing, so `.module` is the model itself, and this loop would not end: remove this step."
 )
@@ -33,6 +39,8 @@ _MAYBE = "where this is the sharded model, there is no `.module`: FSDP2 wraps no
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
+_NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
+_CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
 _NO_GRAD = frozenset({"inference_mode", "no_grad"})
 _NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_module", "_handle", "_handles"})
 
@@ -60,11 +68,49 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM315", node, _FORWARD, "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
-        yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=_SELF)
+        note = _OF_NAMES if _keeps_names(source, node) else _SELF
+        yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=note)
     elif sure == "mixed":
         yield Found("FM333", node, f"{mixed(source, node.value)}there is no `.module`.", "commented")
     elif sure != "no" and (source.models.is_asked(node.value) or source.models.is_guarded(node.value)):
         yield Found("FM333", node, _MAYBE, "commented")
+
+
+def _keeps_names(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether the names of a model's parts become keys: ``for n, p in m.module.named_parameters():``."""
+    asked = source.index.parents[node]
+    call = source.index.parents[asked]
+    if (
+        not isinstance(asked, cst.Attribute)
+        or asked.attr.value not in _NAMED
+        or not isinstance(call, cst.Call)
+    ):
+        return False
+    function = source.index.function(node)
+    if _CLEANED.search(text_of(function) if function is not None else ""):
+        return False
+    above = source.index.parents[source.index.parents[call]]
+    if isinstance(above, cst.Call) and dotted(above.func) in {"OrderedDict", "dict"}:
+        return True
+    for whole in source.index.ancestors(call):
+        if isinstance(whole, (cst.For, cst.CompFor)):
+            target = whole.target
+            names = target.elements if isinstance(target, cst.Tuple) else ()
+            first = names[0].value if names else None
+            is_in_iter = any(each is call for each in walk_for(whole.iter, cst.Call))
+            loop = source.index.parents[whole] if isinstance(whole, cst.CompFor) else whole
+            return isinstance(first, cst.Name) and is_in_iter and _is_key(loop, first.value)
+        if isinstance(whole, cst.BaseStatement):
+            return False
+    return False
+
+
+def _is_key(loop: cst.CSTNode, name: str) -> bool:
+    """Tell whether a name is a key in a loop, or in the dict that a comprehension makes."""
+    if isinstance(loop, cst.DictComp):
+        return text_of(loop.key) == name
+    items = (each.slice for each in walk_for(loop, cst.Subscript))
+    return any(text_of(each[0]) == name for each in items)
 
 
 def _goes_round(source: Source, node: cst.Attribute) -> bool:

@@ -355,7 +355,7 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
     if first is None:
         return
     given = given_before(source, wrapping, text_of(first))
-    told = given if told is None else told
+    told = {*(given if told is None else told), *_ignored(wrapping)}
     place = source.index.order[wrapping]
     inside = set(map(id, walk(wrapping)))
     kept = (a for a in lists_of(source, wrapping, text_of(first)) if a.value is not wrapping)
@@ -370,6 +370,13 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
             if any(source.index.order[node] > place and id(node) not in inside for node in later):
                 yield assign
                 break
+
+
+def _ignored(wrapping: cst.Call) -> Iterator[str]:
+    """Yield the names of what a wrapping leaves alone: parameters that stay the objects that they are."""
+    for arg in wrapping.args:
+        if arg.keyword is not None and arg.keyword.value in {"ignored_parameters", "ignored_states"}:
+            yield from (name.value for name in walk_for(arg.value, cst.Name))
 
 
 def _same(source: Source, kind: type, name: str, assign: cst.CSTNode) -> Iterator[cst.CSTNode]:

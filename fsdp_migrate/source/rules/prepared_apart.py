@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.catalog import MODEL_ALONE, PREPARED_MODEL
-from fsdp_migrate.source.python.accelerate_models import prepared
+from fsdp_migrate.source.python.accelerate_models import asks_for_plugin, prepared
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 NAME = "accelerate-prepare"
 CODES = ("FM303", "FM449")
 
-_PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
 _MEANT = (
     "Accelerate's FSDP2 refuses it: a model and its optimizer must be passed together. Make the optimizer "
     "first, and write `model, optimizer = accelerator.prepare(model, optimizer)`; other objects may go along."
@@ -50,7 +49,7 @@ def find(source: Source) -> Iterator[Found]:
     for call in again:
         yield Found("FM303", call, _AGAIN, "commented")
     said = [(call, meant) for call in calls if call not in again and (meant := _refused(call))]
-    if said and any(_asks_for_fsdp(source, call) for call in source.calls):
+    if said and asks_for_plugin(source.index):
         for call, meant in said:
             yield Found("FM449", call, meant, "commented")
 
@@ -88,10 +87,3 @@ def _is_sharded(source: Source, call: cst.Call, node: cst.BaseExpression) -> boo
 
 def _given(call: cst.Call) -> str:
     return f"({', '.join(text_of(each.value) if each.keyword is None else '*' for each in call.args)})"
-
-
-def _asks_for_fsdp(source: Source, call: cst.Call) -> bool:
-    """Tell whether a call makes the plugin, or takes one."""
-    return any(_PLUGIN.match(name) for name in source.index.qualified(call.func)) or any(
-        arg.keyword is not None and arg.keyword.value == "fsdp_plugin" for arg in call.args
-    )

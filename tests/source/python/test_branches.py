@@ -77,6 +77,20 @@ def test_what_is_not_fsdp_may_be_another_word_for_it(other: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asks", "is_word"),
+    [
+        ("cfg.sharding_strategy = 'full_shard'\n", False),
+        ("if mode == 'full_shard':\n    go()\n", True),
+        ("choices = ['fsdp', 'full_shard']\n", True),
+    ],
+)
+def test_how_fsdp_shards_is_a_word_for_it_where_it_is_asked_for(asks: str, *, is_word: bool) -> None:
+    lines = "def save(model):\n    if mode != 'fsdp':\n        model.module.state_dict()\n"
+    body = f"{lines}\n\n{asks}save(FSDP(net))\n"
+    assert ("model.module.state_dict()" not in turned(body)) is is_word
+
+
+@pytest.mark.parametrize(
     ("code", "body"),
     [
         (

@@ -58,6 +58,28 @@ def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
     assert_left_alone(body)
 
 
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("for n, p in model.module.named_parameters():\n    shadow[n] = p.clone()\n", True),
+        ("shadow = {n: p for n, p in model.module.named_parameters() if p.requires_grad}\n", True),
+        ("shadow = dict(model.module.named_buffers())\n", True),
+        ("for n, p in model.module.named_parameters():\n    print(n, p.shape)\n", False),
+        ("for n, p in model.named_parameters():\n    shadow[n] = p.clone()\n", False),
+        (
+            (
+                "def f(m: FSDP):\n    for n, p in m.module.named_parameters():\n"
+                "        n = n.replace('_fsdp_wrapped_module.', '')\n        shadow[n] = p\n"
+            ),
+            False,
+        ),
+    ],
+)
+def test_names_of_what_was_wrapped_that_become_keys(body: str, *, is_said: bool) -> None:
+    after = turned(f"model = FSDP(net)\n{body}")
+    assert ("take it out where a file that has them as keys is read" in after) is is_said
+
+
 def test_a_check_that_lets_others_through_proves_nothing() -> None:
     body = (
         "from torch.nn.parallel import DistributedDataParallel as DDP\n"

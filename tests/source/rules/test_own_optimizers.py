@@ -199,7 +199,8 @@ def test_parameters_that_the_wrapping_ignores_are_meant_to_be_from_before_it() -
         "model = FSDP(model, ignored_states=frozen)\n"
     )
     assert "FM446" not in {code for code, _ in codes(body)}
-    assert ("FM446", "commented") in codes(f"{body}step(frozen)\n")
+    # They stay the objects that they are, so that what uses them goes on.
+    assert "FM446" not in {code for code, _ in codes(f"{body}step(frozen)\n")}
 
 
 METHOD = (
@@ -255,3 +256,12 @@ def test_what_takes_the_inner_module_out_is_no_wrapping() -> None:
     holder = "class Holder(torch.nn.Module):\n    def __init__(self):\n        self.module = FSDP(net)\n"
     body = "m = Holder()\nopt = build(m)\ngetattr(m, 'module', m).load_state_dict(x)\nopt.step()\n"
     assert "FM446" not in dict(codes(holder + body))
+
+
+@pytest.mark.parametrize("ignored", ["ignored", "list(ignored)"])
+def test_parameters_that_the_wrapping_leaves_alone_stay_what_they_are(ignored: str) -> None:
+    made = "kept = [p for p in net.parameters() if p.requires_grad]\n"
+    uses = "torch.nn.utils.clip_grad_norm_(kept, 1.0)\n"
+    wrapping = f"model = FSDP(net, ignored_states={ignored.replace('ignored', 'kept')})\n"
+    assert "FM446" not in dict(codes(f"{made}{wrapping}{uses}"))
+    assert "FM446" in dict(codes(f"{made}model = FSDP(net)\n{uses}"))

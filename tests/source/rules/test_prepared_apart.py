@@ -13,6 +13,7 @@ from tests.source.samples import codes, comments, turned
 pytestmark = pytest.mark.any_torch
 
 
+ACCELERATOR = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
 PLUGIN = (
     "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
     'plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="FULL_STATE_DICT")\n'
@@ -47,6 +48,20 @@ def test_several_models_and_an_optimizer_alone_get_a_comment(call: str, said: st
 
 
 @pytest.mark.parametrize(
+    ("asks", "is_said"),
+    [
+        ("accelerator.state.fsdp_plugin.auto_wrap_policy = policy\n", True),
+        ("os.environ['ACCELERATE_USE_FSDP'] = 'true'\n", True),
+        ("os.environ['ACCELERATE_USE_FSDP'] = 'false'\n", False),
+        ("plan.fsdp_plugin.run()\n", False),
+    ],
+)
+def test_the_plugin_comes_by_the_launch(asks: str, *, is_said: bool) -> None:
+    code = f"{ACCELERATOR}{asks}model = accelerator.prepare(model)\n"
+    assert ("FM449" in {use.code for use in scan_source(code)}) is is_said
+
+
+@pytest.mark.parametrize(
     "code",
     [
         PLUGIN + "a, b, c = accelerator.prepare(model, model_optimizer, model_scheduler)\n",
@@ -60,9 +75,6 @@ def test_several_models_and_an_optimizer_alone_get_a_comment(call: str, said: st
 )
 def test_other_calls_are_right(code: str) -> None:
     assert "FM449" not in {use.code for use in scan_source(code)}
-
-
-ACCELERATOR = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
 
 
 @pytest.mark.parametrize(

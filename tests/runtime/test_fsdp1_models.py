@@ -1,0 +1,61 @@
+"""Models that stay FSDP1's, given to the functions that take the place of FSDP1's methods."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+from fsdp_migrate.runtime import (
+    clip_grad_norm_,
+    end_process_group,
+    full_optimizer_state_dict,
+    full_state_dict,
+    load_model_state_dict,
+    no_sync,
+    optim_state_dict_to_load,
+    summon_full_params,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def model() -> Iterator[FSDP]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield FSDP(torch.nn.Linear(2, 2), use_orig_params=True, device_id=torch.device("cpu"))
+    end_process_group()
+
+
+def test_a_model_that_stays_fsdp1_trains(model: FSDP) -> None:
+    with no_sync(model):
+        model(torch.ones(1, 2)).sum().backward()
+        assert not model._sync_gradients
+    assert model._sync_gradients
+    model(torch.ones(1, 2)).sum().backward()
+    assert clip_grad_norm_(model, 0.1).item() == pytest.approx(24**0.5)
+    with summon_full_params(model, writeback=False):
+        assert model.module.weight.shape == (2, 2)
+
+
+def test_a_model_that_stays_fsdp1_is_saved_and_loaded(model: FSDP) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    saved = full_state_dict(model, rank0_only=False)["model"]
+    states = full_optimizer_state_dict(model, optimizer, rank0_only=False)
+    other = {name: value + 1 for name, value in saved.items()}
+    assert not any(load_model_state_dict(model, other))
+    assert torch.equal(full_state_dict(model, rank0_only=False)["model"]["weight"], other["weight"])
+    for from_rank0 in (False, True):
+        optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, states, from_rank0=from_rank0))
+    assert all(state["step"].item() == 1.0 for state in optimizer.state.values())
