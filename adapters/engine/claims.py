@@ -97,6 +97,11 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "without `fsdp_state_dict_type` FSDP1 saves FULL_STATE_DICT, and FSDP2 SHARDED_STATE_DICT",
             since="1.6",
         ),
+        "embeddings_apart": Claim(
+            "FSDP2 gives the embeddings a unit of their own, and the head with the last norm another",
+            since="1.14",
+        ),
+        "tied_in_one_unit": Claim("FSDP2 gives tied embeddings and head one unit", since="1.15"),
         "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault
+from fsdp_migrate import words
+from fsdp_migrate.adapters.engine.claims import ACCELERATE
+from fsdp_migrate.doctor.accelerate_units import EMBEDDINGS_AND_HEAD, shared_across_units
+from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault, seen_of
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import listed, named
-from fsdp_migrate.words import read_count
+from fsdp_migrate.sharding.tying import parameter_names
 
 
 if TYPE_CHECKING:
@@ -17,10 +20,12 @@ if TYPE_CHECKING:
 
 
 _HYBRID = ("HYBRID", "_HYBRID")
+FSDP1S_BITS = 'docs/frameworks.md, "FSDP1\'s bits under Accelerate"'
+"""Where the lines stand that shard with ``prepare_fully_shard`` in a script of Accelerate's."""
 
 
-def _is(value: Any, *words: str) -> bool:
-    return str(value).lower() in words
+def _is(value: Any, *expected: str) -> bool:
+    return str(value).lower() in expected
 
 
 def _in(framework: str, sees: Callable[[Sight], str]) -> Callable[[Sight], str]:
@@ -71,7 +76,7 @@ def _containers_by_size(sight: Sight) -> str:
     if sight.model is None:
         return f"{word}, if the model has such a list"
     try:
-        bound = read_count(size, "min_num_params") if size is not None else 0
+        bound = words.read_count(size, "min_num_params") if size is not None else 0
     except ConfigError:
         bound = 0
     found = [
@@ -81,6 +86,49 @@ def _containers_by_size(sight: Sight) -> str:
         and sum(each.numel() for each in module.parameters()) > bound
     ]
     return f"{word}, and {listed(found, MOST_SEEN)}" if found else ""
+
+
+_UNITS = {"": "the root", EMBEDDINGS_AND_HEAD: EMBEDDINGS_AND_HEAD}
+
+
+def _is_accelerates(sight: Sight) -> bool:
+    # HF Trainer hands its model on to Accelerate.
+    return sight.framework in {"accelerate", "hf"} and sight.model is not None
+
+
+def _splits_ties(sight: Sight) -> str:
+    if sight.model is None or sight.config is None or not _is_accelerates(sight):
+        return ""
+    ties = shared_across_units(sight.model, sight.config.auto_wrap_policy, sight.versions["accelerate"])
+    return seen_of(
+        f"{named(tie.names)} are one parameter, of "
+        + " and ".join(_UNITS.get(unit, f"`{unit}`") for unit in tie.units)
+        for tie in ties
+    )
+
+
+def _loads_on_meta(sight: Sight) -> bool:
+    """Tell whether the model goes over the meta device: by default under Accelerate's launcher."""
+    value = sight.setting("cpu_ram_efficient_loading")
+    is_on = None if value is None else words.read_bool(value, "cpu_ram_efficient_loading")
+    return _is_accelerates(sight) and (sight.framework == "accelerate" if is_on is None else is_on)
+
+
+def _loads_not_all(sight: Sight) -> str:
+    if sight.model is None or not _loads_on_meta(sight):
+        return ""
+    saved = set(sight.model.state_dict(keep_vars=True))
+    found = [f"the buffer `{name}`" for name, _ in sight.model.named_buffers() if name in saved]
+    if not hasattr(sight.model, "get_parameter_or_buffer"):  # which the models of transformers have
+        found += [f"the model's own `{name}`" for name, _ in sight.model.named_parameters(recurse=False)]
+    return seen_of(found)
+
+
+def _tears_ties(sight: Sight) -> str:
+    if sight.model is None or not _loads_on_meta(sight) or hasattr(sight.model, "tie_weights"):
+        return ""
+    tied = (names for names in parameter_names(sight.model).values() if len(names) > 1)
+    return seen_of(f"{named(names)} are one parameter" for names in tied)
 
 
 def _recomputes(sight: Sight) -> str:
@@ -211,6 +259,49 @@ FRAMEWORK_FAULTS = (
         (Affected("accelerate", "1.6"),),
     ),
     KnownFault(
+        "accelerate-splits-ties",
+        "Accelerate's FSDP2, which HF Trainer takes too, gives embeddings and head units of their own, "
+        "whatever the policy says. A parameter that is held outside of them too, as the embeddings of T5 and "
+        "BART and the bias of BERT's head, stops the first forward: shared with a parameter already managed "
+        "by another FSDP group.",
+        "measured",
+        "model",
+        _splits_ties,
+        "Before `accelerator.prepare`, or before the Trainer trains, write `model.get_input_embeddings = "
+        "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1. A class of "
+        "the policy that splits the parameter must be left out of it. Or keep FSDP1's settings and shard "
+        f"with `prepare_fully_shard`: {FSDP1S_BITS}.",
+        (Affected("accelerate", ACCELERATE["embeddings_apart"].since), Affected("torch", "2.13")),
+        reproduced=True,
+    ),
+    KnownFault(
+        "accelerate-loads-not-all",
+        "With `cpu_ram_efficient_loading`, which Accelerate's launcher turns on where nothing is said, its "
+        "FSDP2 fails to load a buffer that the state dict holds (no attribute 'device_mesh'), and in a model "
+        "that is not of transformers a parameter of the model itself (not enough values to unpack).",
+        "measured",
+        "model",
+        _loads_not_all,
+        "Write `fsdp_cpu_ram_efficient_loading: false`; in HF Trainer's `fsdp_config` it is "
+        "`cpu_ram_efficient_loading`.",
+        (Affected("accelerate", "1.7"),),
+        reproduced=True,
+    ),
+    KnownFault(
+        "accelerate-tears-ties",
+        "With `cpu_ram_efficient_loading`, which Accelerate's launcher turns on where nothing is said, its "
+        "FSDP2 moves the model to the meta device and ties again by the model's `tie_weights()`. Without "
+        "such a method what was one parameter is trained as several.",
+        "measured",
+        "model",
+        _tears_ties,
+        "Write `fsdp_cpu_ram_efficient_loading: false`, or give the model a method `tie_weights`; in HF "
+        "Trainer's `fsdp_config` it is `cpu_ram_efficient_loading`.",
+        (Affected("accelerate", "1.7"),),
+        reproduced=True,
+        harm="silent",
+    ),
+    KnownFault(
         "composer-has-no-hybrid",
         "Composer's own FSDP2 has no hybrid sharding: replicas are not averaged, or it fails.",
         "mosaicml/composer#3916",
@@ -242,4 +333,4 @@ FRAMEWORK_FAULTS = (
         is_handled=True,
     ),
 )
-"""Faults that a config file shows."""
+"""Faults that a config file shows, alone or beside the model."""

@@ -219,12 +219,14 @@ MODEL_FAULTS = (
     KnownFault(
         "ties-across-units",
         "A parameter that two units of `fully_shard` share fails in the first forward: shared with a "
-        "parameter already managed by another FSDP group. Accelerate wraps embeddings and heads so.",
+        "parameter already managed by another FSDP group. Accelerate makes such units itself: "
+        "`accelerate-splits-ties`.",
         "huggingface/accelerate#4171",
         "model",
         _ties_across_units,
         "`prepare_fully_shard` gives it to the unit above (FM103). Elsewhere leave both modules in the root, "
-        "or shard them in one call: `fully_shard([embedding, head])`.",
+        "or shard them in one call: `fully_shard([embedding, head])`. Under Accelerate and HF Trainer: "
+        "`accelerate-splits-ties`.",
         (Affected("torch", "2.13"),),
         reproduced=True,
         is_handled=True,

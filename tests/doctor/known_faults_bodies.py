@@ -6,6 +6,7 @@ import copy
 import pickle
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -211,6 +212,81 @@ def _resumes_empty(folder: Path) -> bool:
     return not fresh.state and fresh.param_groups[0]["lr"] == 0.1
 
 
+class TwoBiases(nn.Module):
+    """Has BERT's head in small: one bias under two names, and embeddings whose weight is the head's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 4)
+        self.decoder = nn.Linear(4, 4)
+        self.bias = self.decoder.bias
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        self.decoder.weight = self.embed.weight
+        self.bias = self.decoder.bias
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.decoder(self.embed(tokens))
+
+
+def _by_accelerate(model: nn.Module, *, on_meta: bool = False) -> Any:
+    """Shard with Accelerate's own FSDP2; an Accelerator for FSDP is not made without a GPU."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, state_dict_type="SHARDED_STATE_DICT", cpu_ram_efficient_loading=on_meta
+    )
+    accelerator: Any = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        device=torch.device("cpu"),
+        mixed_precision="no",
+        is_main_process=dist.get_rank() == 0,
+    )
+    return fsdp2_prepare_model(accelerator, model)
+
+
+def _splits_ties(folder: Path) -> bool:
+    del folder
+    tokens = torch.ones(1, 2, dtype=torch.long)
+    refused = _says("shared", lambda: _by_accelerate(TwoBiases())(tokens))
+    model: Any = TwoBiases()
+    # The way out that the fault names.
+    model.get_input_embeddings = model.get_output_embeddings = lambda: None
+    _by_accelerate(model)(tokens).sum().backward()
+    return refused
+
+
+def _loads_not_all(folder: Path) -> bool:
+    del folder
+    buffered, bare = nn.Sequential(nn.BatchNorm1d(2)), nn.Linear(2, 2)
+    found = (
+        _says("device_mesh", lambda: _by_accelerate(buffered, on_meta=True)),
+        _says("not enough values", lambda: _by_accelerate(bare, on_meta=True)),
+    )
+    for model in (nn.BatchNorm1d(2), nn.Linear(2, 2)):
+        _by_accelerate(model)
+    return all(found)
+
+
+def _forgets_ties(folder: Path) -> bool:
+    del folder
+    found = []
+    for on_meta in (False, True):
+        model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+        _by_accelerate(model, on_meta=on_meta)
+        found.append(model[1].weight is model[0].weight)
+    return found == [True, False]
+
+
 def _slips_through(folder: Path) -> bool:
     try:
         dcp.load({"a": torch.ones(1)}, checkpoint_id=folder / "nothing")
@@ -309,6 +385,9 @@ FAULTS: dict[str, Callable[[Path], bool]] = {
     "clipping-plain-among-sharded": _refuses_plain_gradients,
     "corrupt-full-optimizer": _corrupts_moments,
     "accelerate-resumes-without-moments": _resumes_empty,
+    "accelerate-splits-ties": _splits_ties,
+    "accelerate-loads-not-all": _loads_not_all,
+    "accelerate-tears-ties": _forgets_ties,
     "initial-lr-is-lost": _loses_initial_lr,
     "raw-optimizer-state": _loads_no_moments,
     "checkpoint-errors-slip-through": _slips_through,

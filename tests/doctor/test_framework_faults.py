@@ -22,6 +22,31 @@ pytestmark = pytest.mark.any_torch
 HF_2 = {"version": 2, "state_dict_type": "FULL_STATE_DICT"}
 BY_SIZE = {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": "50"}
 
+
+class Tied(nn.Module):
+    """Has BERT's head in small, or with ``elsewhere`` T5's embeddings."""
+
+    def __init__(self, *, elsewhere: bool = False, twice: bool = False) -> None:
+        super().__init__()
+        self.embed, self.decoder = nn.Embedding(4, 4), nn.Linear(4, 4)
+        self.decoder.weight = self.embed.weight
+        if elsewhere:
+            self.encoder = nn.Embedding(4, 4)
+            self.encoder.weight = self.embed.weight
+        if twice:
+            self.bias = self.decoder.bias
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder
+
+
+def with_model(model: nn.Module, framework: str = "accelerate", **settings: object) -> Sight:
+    return replace(of_config(framework, settings=settings), model=model)
+
+
 CASES: dict[str, tuple[Sight, Sight]] = {
     "trainer-ignores-version": (
         of_config("hf", {"transformers": "4.57.0"}, settings=HF_2),
@@ -56,6 +81,12 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         of_config("accelerate", forward_prefetch=True),
         of_config("accelerate"),
     ),
+    "accelerate-splits-ties": (with_model(Tied(twice=True)), with_model(Tied())),
+    "accelerate-loads-not-all": (
+        with_model(nn.BatchNorm1d(2, affine=False)),
+        with_model(nn.BatchNorm1d(2), fsdp_cpu_ram_efficient_loading="false"),
+    ),
+    "accelerate-tears-ties": (with_model(Tied()), with_model(Tied(), "hf")),
     "composer-has-no-hybrid": (
         of_config("composer", sharding_strategy="HYBRID_SHARD"),
         of_config("composer"),
@@ -94,3 +125,35 @@ def test_a_list_that_is_wrapped_by_size_is_named() -> None:
     trainer = of_config("hf", settings={"min_num_params": 50})
     assert fault.sees(trainer).startswith("`min_num_params: 50`, if")
     assert not fault.sees(of_config("hf", settings={"min_num_params": 0}))
+
+
+def fault_of(name: str) -> KnownFault:
+    return next(each for each in FRAMEWORK_FAULTS if each.name == name)
+
+
+def test_where_accelerate_splits_a_parameter_is_said() -> None:
+    sees = fault_of("accelerate-splits-ties").sees
+    assert sees(with_model(Tied(twice=True), "hf")) == (
+        "`bias`, `decoder.bias` are one parameter, of the root and the unit of embeddings and head"
+    )
+    assert "`embed.weight`, `decoder.weight`, `encoder.weight` are" in sees(with_model(Tied(elsewhere=True)))
+    # These shard with `prepare_fully_shard`, or have a carving of their own.
+    for name in ("", "axolotl", "lightning", "composer"):
+        assert not sees(with_model(Tied(twice=True), name))
+
+
+def test_who_goes_over_the_meta_device() -> None:
+    sees = fault_of("accelerate-loads-not-all").sees
+    assert sees(with_model(nn.BatchNorm1d(2))) == (
+        "the buffer `running_mean`; the buffer `running_var`; the buffer `num_batches_tracked` and 2 more"
+    )
+    bare = nn.Linear(2, 2)
+    assert sees(with_model(bare)) == "the model's own `weight`; the model's own `bias`"
+    assert not sees(with_model(nn.Sequential(bare)))
+    assert not sees(with_model(bare, "hf"))
+    assert sees(with_model(bare, "hf", cpu_ram_efficient_loading="true"))
+    bare.get_parameter_or_buffer = bare.get_parameter  # type: ignore[assignment]
+    assert not sees(with_model(bare))
+    tied = Tied()
+    tied.tie_weights = lambda: None  # type: ignore[assignment]
+    assert not fault_of("accelerate-tears-ties").sees(with_model(tied))

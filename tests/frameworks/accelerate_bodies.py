@@ -13,9 +13,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from fsdp_migrate.runtime import sharded_state_dict
+from fsdp_migrate import load_checkpoint
 from tests.models import Net, batch
 
 
@@ -93,6 +92,8 @@ def _example(folder: str, precision: str, example: str) -> list[float]:
         "losses": [],
     }
     exec(compile(example, "docs/frameworks.md", "exec"), names)
-    state = sharded_state_dict(names["model"], names["optimizer"].optimizer)
-    dcp_load(state, checkpoint_id=f"{folder}-new")
+    # The page says that the next run goes on from it by the same lines.
+    load_checkpoint(f"{folder}-new", names["model"], names["optimizer"].optimizer)
+    if accelerator.is_main_process:
+        scheduler.load_state_dict(torch.load(f"{folder}-new/scheduler.bin"))
     return list(names["losses"])

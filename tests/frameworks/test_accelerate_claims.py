@@ -74,6 +74,51 @@ try:
     found["forward_prefetch_refused"] = False
 except ValueError:
     found["forward_prefetch_refused"] = True
+from importlib.metadata import version
+from types import SimpleNamespace
+import torch
+import torch.distributed.fsdp
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from fsdp_migrate.doctor.accelerate_units import accelerate_units
+class Model(nn.Module):
+    def __init__(self, tied, base_model_prefix):
+        super().__init__()
+        self.base_model_prefix = base_model_prefix
+        self.embed, self.norm, self.head = nn.Embedding(2, 2), nn.LayerNorm(2), nn.Linear(2, 2)
+        self.inner = nn.ModuleDict({"first": nn.RMSNorm(2)})
+        if tied:
+            self.head.weight = self.embed.weight
+    def get_input_embeddings(self):
+        return self.embed
+    def get_output_embeddings(self):
+        return self.head
+calls = []
+real = torch.distributed.fsdp.fully_shard
+def record(unit, **_):
+    calls.append(unit if isinstance(unit, list) else [unit])
+torch.distributed.fsdp.fully_shard = record
+plugin = FullyShardedDataParallelPlugin(
+    fsdp_version=2, auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=False
+)
+asked = SimpleNamespace(
+    state=SimpleNamespace(fsdp_plugin=plugin), device=torch.device("cpu"), mixed_precision="no",
+    is_main_process=True,
+)
+made, found["units_agree"] = [], True
+for tied, prefix in ((False, ""), (True, ""), (True, "inner"), (True, "absent")):
+    calls.clear()
+    model = Model(tied, prefix)
+    names = {module: name for name, module in model.named_modules()}
+    fsdp2_prepare_model(asked, model)
+    # The root is last.
+    made.append([sorted(names[each] for each in unit) for unit in calls[:-1]])
+    ours = {}
+    for module, unit in accelerate_units(model, None, version("accelerate")).items():
+        ours.setdefault(unit, []).append(names[module])
+    found["units_agree"] &= sorted(made[-1]) == sorted(sorted(unit) for unit in ours.values())
+torch.distributed.fsdp.fully_shard = real
+found["embeddings_apart"] = made[0] == [["embed"], ["head", "norm"]]
+found["tied_in_one_unit"] = made[1] == [["embed", "head", "norm"]]
 from accelerate import Accelerator
 Accelerator.is_fsdp2 = property(lambda self: True)  # which no Accelerator is on a CPU
 try:
@@ -108,6 +153,7 @@ def test_what_is_claimed_of_accelerate() -> None:
         "reshard_unread": one["strategy"].endswith("FULL_SHARD") and "fsdp_sharding_strategy" in flags,
         **run(POLICIES),
     }
+    assert found.pop("units_agree")
     assert wrong(ACCELERATE, "accelerate", found) == []
 
 
