@@ -22,6 +22,7 @@ _FSDP2 = re.compile(r"fsdp_?v?2|fully_shard(?!ed)|fsdp\w*version\w*(\(.*\))?==2"
 _FSDP1 = re.compile(r"fsdp\w*version\w*(\(.*\))?==1")
 _MODEL = re.compile(r"(model|module|net|network)$")
 _NOT = re.compile(r"^not\b|!=|\bnotin\b")
+_LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 
 
 def fsdp1_branch(index: Index, node: cst.CSTNode) -> cst.CSTNode | None:
@@ -112,3 +113,12 @@ def _comes_after_fsdp2(index: Index, block: cst.IndentedBlock, statement: cst.CS
             if isinstance(small, (cst.Return, cst.Raise, cst.Continue)):
                 return True
     return False
+
+
+def leaves(body: cst.BaseSuite) -> bool:
+    """Tell whether a block always ends by leaving the block around it."""
+    if not body.body:
+        return False
+    last = body.body[-1]
+    small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+    return isinstance(small, _LEAVES)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.last_values import last_value, renamed_as
 from fsdp_migrate.source.python.makers import makes_fsdp
 from fsdp_migrate.source.python.no_models import is_of_no_model
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     IsClass = Callable[[cst.CSTNode], bool]
 
 
-_LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 _MAX_DEPTH = 3
 _MOST_NAMES = 2
 _DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
@@ -300,7 +300,7 @@ def _asks_class(call: cst.Call) -> bool:
 def _is_past(each: cst.If | cst.While) -> bool:
     """Tell whether a test is false behind a statement, one that leaves or that looks for a class."""
     if isinstance(each, cst.If):
-        return each.orelse is None and _leaves(each.body)
+        return each.orelse is None and leaves(each.body)
     check = each.test.expression if isinstance(each.test, cst.UnaryOperation) else None
     return isinstance(check, cst.Call) and _asks_class(check) and not any(walk_for(each, cst.Break))
 
@@ -493,12 +493,3 @@ def _asks_each(call: cst.Call, text: str, is_class: IsClass) -> bool:
         return False
     is_model = over.func.attr.value in {"children", "modules"} and text_of(over.func.value) == text
     return is_model and is_class(cst.ensure_type(check, cst.Call).args[1].value)
-
-
-def _leaves(body: cst.BaseSuite) -> bool:
-    """Tell whether a block always ends by leaving the block around it."""
-    if not body.body:
-        return False
-    last = body.body[-1]
-    small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
-    return isinstance(small, _LEAVES)
