@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.asked_classes import (
+    MAY_SHARD,
+    is_of_modules,
+    is_of_no_models,
+    is_other_wrapper,
+)
 from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.last_values import last_value, renamed_as
-from fsdp_migrate.source.python.makers import makes_fsdp
-from fsdp_migrate.source.python.no_models import is_of_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fsdp_migrate.source.python.scopes import Binding, Index
+    from fsdp_migrate.source.python.scopes import Index
 
     IsClass = Callable[[cst.CSTNode], bool]
 
 
 _MAX_DEPTH = 3
 _MOST_NAMES = 2
-_DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
 _SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
 _ON = frozenset({"active", "enable", "enabled", "is_enabled", "on", "use"})
 _DISTRIBUTED = re.compile(r"^_?(is|use|using)_(dist|distributed)$")
 _DDPS_SWITCH = re.compile(r"^_?(enable|is|run|use|using|with)_(torch_)?ddp$")
-_MAY_SHARD = re.compile(r"fsdp|fully_?shard|shard|wrap")
 _INITIALIZED = frozenset({"dist.is_initialized", "torch.distributed.is_initialized"})
 _DONE = re.compile(r"^_?(is_|was_|has_)?fsdp1?_?(active|applied|wrapped)$")
 _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
@@ -41,7 +41,6 @@ _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parall
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
 _STRATEGIES = frozenset({"full_shard", "hybrid_shard", "no_shard", "shard_grad_op"})
-_BASES = frozenset({"Module", "PreTrainedModel", "LightningModule"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 _TELL = frozenset(
     {
@@ -73,7 +72,7 @@ class Guards:
 
     def is_excluded(self, node: cst.CSTNode, text: str, is_class: IsClass) -> bool:
         """Tell whether a place is reached only where an expression was found to be of another class."""
-        if any(self._says(test, text, is_class, want=not truth) for test, truth in self.facts(node)):
+        if any(self._lacks(test, text, is_class, truth=truth) for test, truth in self.facts(node)):
             return True
         return self._is_excluded_by_state(node, text, is_class)
 
@@ -104,7 +103,7 @@ class Guards:
         if not any(_DDPS_SWITCH.match(cst.ensure_type(each, cst.Name).value.lower()) for each in names):
             return False
         calls = (cst.ensure_type(each, cst.Call) for each in self.index.by_kind.get(cst.Call, ()))
-        sharding = (call for call in calls if _MAY_SHARD.search((dotted(call.func) or "").lower()))
+        sharding = (call for call in calls if MAY_SHARD.search((dotted(call.func) or "").lower()))
         return not any(_is_on_for_ddp(t, truth=v) for call in sharding for t, v in self.facts(call))
 
     @functools.cached_property
@@ -215,6 +214,27 @@ class Guards:
             return True
         return self._is_check(test, text, is_class, depth, within=within)
 
+    def _lacks(
+        self, test: cst.BaseExpression, text: str, is_class: IsClass, *, truth: bool, depth: int = 0
+    ) -> bool:
+        """Tell whether a test that is ``truth`` says that an expression is not of a class."""
+
+        def lacks(part: cst.BaseExpression, name: str = text, deeper: int = 0) -> bool:
+            return self._lacks(part, name, is_class, truth=truth, depth=depth + deeper)
+
+        if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+            return self._lacks(test.expression, text, is_class, truth=not truth, depth=depth)
+        if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.Or) and not truth:
+            return lacks(test.left) or lacks(test.right)
+        held = self._held(test) if depth < _MAX_DEPTH else None
+        if held is not None:
+            return lacks(held, deeper=1)
+        is_asked = isinstance(test, cst.Call) and bool(test.args) and not truth and not _asks_class(test)
+        if is_asked and isinstance(test, cst.Call) and text_of(test.args[0].value) == text:
+            asks = self._asked_by(test.func) if depth < _MAX_DEPTH else ()
+            return any(lacks(asked, name, 1) for asked, name in asks)
+        return self._says(test, text, is_class, want=not truth, depth=depth)
+
     def _is_excluded_by_state(self, node: cst.CSTNode, text: str, is_class: IsClass) -> bool:
         """Tell whether a place is reached only where a name is None that each model of a class has set.
 
@@ -255,14 +275,18 @@ class Guards:
 
     def _is_helper(self, func: cst.BaseExpression, is_class: IsClass, depth: int, *, within: bool) -> bool:
         """Tell whether a function of this source does nothing but ask for the class: ``is_fsdp(x)``."""
+        return any(
+            self._says(asked, name, is_class, want=True, depth=depth, within=within)
+            for asked, name in self._asked_by(func)
+        )
+
+    def _asked_by(self, func: cst.BaseExpression) -> Iterator[tuple[cst.BaseExpression, str]]:
+        """Yield what functions of this source give that have one ``return``, and what they call the model."""
         for function in self.functions(func):
             params = [p.name.value for p in function.params.params if p.name.value not in {"self", "cls"}]
-            given = [each for each in walk_for(function.body, cst.Return) if each.value is not None]
-            if not params or len(given) != 1 or given[0].value is None:
-                continue
-            if self._says(given[0].value, params[0], is_class, want=True, depth=depth, within=within):
-                return True
-        return False
+            given = [each.value for each in walk_for(function.body, cst.Return) if each.value is not None]
+            if params and len(given) == 1:
+                yield given[0], params[0]
 
     def functions(self, func: cst.CSTNode, depth: int = 0) -> Iterator[cst.FunctionDef]:
         """Yield the functions of this source that a call may run, by their own or by another name."""
@@ -405,81 +429,6 @@ def _compares_type(test: cst.Comparison, text: str, is_class: IsClass, *, want: 
     if isinstance(operator, (cst.In, cst.NotIn)) and isinstance(test.left, cst.SimpleString):
         return text_of(other) in {*asked, f"str({asked[0]})"} and is_class(test.left)
     return text_of(test.left) in asked and is_class(other)
-
-
-def is_fsdp1_class(index: Index) -> IsClass:
-    """Return the question whether an expression is FSDP1's class, and no other."""
-    return lambda asked: index.fsdp1(asked) == catalog.FSDP
-
-
-def is_of_modules(index: Index) -> IsClass:
-    """Return the question whether an expression is torch's class of all modules, or has it among others."""
-
-    def is_class(asked: cst.CSTNode) -> bool:
-        if isinstance(asked, cst.Tuple):
-            return any(is_class(each.value) for each in asked.elements)
-        names = index.qualified(asked) if isinstance(asked, (cst.Name, cst.Attribute)) else set()
-        return bool(names & {"torch.nn.Module", "torch.nn.modules.Module", "torch.nn.modules.module.Module"})
-
-    return is_class
-
-
-def is_of_no_models(index: Index) -> IsClass:
-    """Return the question whether an expression is a class of what is no model: an optimizer, a schedule."""
-
-    def is_class(asked: cst.CSTNode) -> bool:
-        if isinstance(asked, cst.Tuple):
-            return bool(asked.elements) and all(is_class(each.value) for each in asked.elements)
-        return isinstance(asked, (cst.Name, cst.Attribute)) and is_of_no_model(index, asked)
-
-    return is_class
-
-
-def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:
-    """Return the question whether an expression is a wrapper's class, or several such, and none is FSDP1's.
-
-    DDP's, and of the classes that are called so those of this source, and those ``known`` of other files.
-    """
-
-    def is_own(binding: Binding) -> bool:
-        node = binding.node
-        return isinstance(node, cst.ClassDef) and not makes_fsdp(index, binding)
-
-    def is_plain(asked: cst.BaseExpression) -> bool:
-        last = (dotted(asked) or "").split(".")[-1]
-        is_any = last in _BASES or _MAY_SHARD.search(last.lower()) is not None
-        return last[:1].isupper() and not is_any and index.fsdp1(asked) is None
-
-    def is_class(asked: cst.CSTNode) -> bool:
-        if isinstance(asked, cst.Tuple):
-            parts = [each.value for each in asked.elements]
-            # Beside DDP's class another one is no FSDP1's either: `(DDP, SingleAccelerator)`.
-            return any(map(is_class, parts)) and all(is_class(each) or is_plain(each) for each in parts)
-        if isinstance(asked, cst.SimpleString):
-            return asked.evaluated_value in _DDP_NAMES
-        if not isinstance(asked, (cst.Name, cst.Attribute)):
-            return False
-        names = index.qualified(asked)
-        if names & (DDP | known):
-            return True
-        bindings = index.bindings_of(asked) if isinstance(asked, cst.Name) else []
-        is_named = isinstance(asked, cst.Name) and WRAPPERS.search(asked.value) is not None
-        return is_named and bool(bindings) and all(map(is_own, bindings))
-
-    return is_class
-
-
-def asks_among_others(index: Index) -> IsClass:
-    """Return the question whether FSDP1's class is one of several: ``(FSDP, DDP)``."""
-
-    def is_class(asked: cst.CSTNode) -> bool:
-        if isinstance(asked, cst.BinaryOperation) and isinstance(asked.operator, cst.BitOr):
-            parts: list[cst.BaseExpression] = [asked.left, asked.right]
-        else:
-            parts = [each.value for each in asked.elements] if isinstance(asked, cst.Tuple) else []
-        return any(index.fsdp1(part) == catalog.FSDP or is_class(part) for part in parts)
-
-    return is_class
 
 
 def _asks_each(call: cst.Call, text: str, is_class: IsClass) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.asked_classes import asks_among_others, is_fsdp1_among, is_fsdp1_class
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_in_value,
@@ -23,7 +24,6 @@ from fsdp_migrate.source.python.bound_anew import (
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
-from fsdp_migrate.source.python.guards import Guards, asks_among_others, is_fsdp1_class
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
@@ -52,6 +52,7 @@ from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES,
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Index
     from fsdp_migrate.source.python.switches import Switches
@@ -261,7 +262,7 @@ class ModelKinds:
             return True  # what another wrapper holds
         if self.guards.is_no_module(node):
             return True
-        if self.guards.is_excluded(node, text_of(node), is_fsdp1_class(self.index)):
+        if self.guards.is_excluded(node, text_of(node), is_fsdp1_among(self.index)):
             return True
         key = self.key_of(node)
         if (

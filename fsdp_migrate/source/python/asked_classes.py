@@ -1,0 +1,108 @@
+"""What a check asks an expression for: whether it names FSDP1's class, another wrapper's, or several."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.makers import makes_fsdp
+from fsdp_migrate.source.python.no_models import is_of_no_model
+from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsdp_migrate.source.python.scopes import Binding, Index
+
+    IsClass = Callable[[cst.CSTNode], bool]
+
+
+_BASES = frozenset({"Module", "PreTrainedModel", "LightningModule"})
+_DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
+MAY_SHARD = re.compile(r"fsdp|fully_?shard|shard|wrap")
+
+
+def is_fsdp1_class(index: Index) -> IsClass:
+    """Return the question whether an expression is FSDP1's class, and no other."""
+    return lambda asked: index.fsdp1(asked) == catalog.FSDP
+
+
+def is_of_modules(index: Index) -> IsClass:
+    """Return the question whether an expression is torch's class of all modules, or has it among others."""
+
+    def is_class(asked: cst.CSTNode) -> bool:
+        if isinstance(asked, cst.Tuple):
+            return any(is_class(each.value) for each in asked.elements)
+        names = index.qualified(asked) if isinstance(asked, (cst.Name, cst.Attribute)) else set()
+        return bool(names & {"torch.nn.Module", "torch.nn.modules.Module", "torch.nn.modules.module.Module"})
+
+    return is_class
+
+
+def is_of_no_models(index: Index) -> IsClass:
+    """Return the question whether an expression is a class of what is no model: an optimizer, a schedule."""
+
+    def is_class(asked: cst.CSTNode) -> bool:
+        if isinstance(asked, cst.Tuple):
+            return bool(asked.elements) and all(is_class(each.value) for each in asked.elements)
+        return isinstance(asked, (cst.Name, cst.Attribute)) and is_of_no_model(index, asked)
+
+    return is_class
+
+
+def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:
+    """Return the question whether an expression is a wrapper's class, or several such, and none is FSDP1's.
+
+    DDP's, and of the classes that are called so those of this source, and those ``known`` of other files.
+    """
+
+    def is_own(binding: Binding) -> bool:
+        node = binding.node
+        return isinstance(node, cst.ClassDef) and not makes_fsdp(index, binding)
+
+    def is_plain(asked: cst.BaseExpression) -> bool:
+        last = (dotted(asked) or "").split(".")[-1]
+        is_any = last in _BASES or MAY_SHARD.search(last.lower()) is not None
+        return last[:1].isupper() and not is_any and index.fsdp1(asked) is None
+
+    def is_class(asked: cst.CSTNode) -> bool:
+        if isinstance(asked, cst.Tuple):
+            parts = [each.value for each in asked.elements]
+            # Beside DDP's class another one is no FSDP1's either: `(DDP, SingleAccelerator)`.
+            return any(map(is_class, parts)) and all(is_class(each) or is_plain(each) for each in parts)
+        if isinstance(asked, cst.SimpleString):
+            return asked.evaluated_value in _DDP_NAMES
+        if not isinstance(asked, (cst.Name, cst.Attribute)):
+            return False
+        names = index.qualified(asked)
+        if names & (DDP | known):
+            return True
+        bindings = index.bindings_of(asked) if isinstance(asked, cst.Name) else []
+        is_named = isinstance(asked, cst.Name) and WRAPPERS.search(asked.value) is not None
+        return is_named and bool(bindings) and all(map(is_own, bindings))
+
+    return is_class
+
+
+def asks_among_others(index: Index) -> IsClass:
+    """Return the question whether FSDP1's class is one of several: ``(FSDP, DDP)``."""
+
+    def is_class(asked: cst.CSTNode) -> bool:
+        if isinstance(asked, cst.BinaryOperation) and isinstance(asked.operator, cst.BitOr):
+            parts: list[cst.BaseExpression] = [asked.left, asked.right]
+        else:
+            parts = [each.value for each in asked.elements] if isinstance(asked, cst.Tuple) else []
+        return any(index.fsdp1(part) == catalog.FSDP or is_class(part) for part in parts)
+
+    return is_class
+
+
+def is_fsdp1_among(index: Index) -> IsClass:
+    """Return the question whether an expression is FSDP1's class, or has it among others."""
+    is_it, is_among = is_fsdp1_class(index), asks_among_others(index)
+    return lambda asked: is_it(asked) or is_among(asked)
