@@ -180,3 +180,26 @@ def _was_plain(index: Index, bindings: Sequence[Binding], last: Binding, made: S
         if is_same and each.node not in made and index.order[each.node] < index.order[last.node]:
             return any(index.order[wrapping] > index.order[each.node] for wrapping in made)
     return False
+
+
+def was_put_there(index: Index, node: cst.Attribute, made: Sequence[cst.CSTNode]) -> bool:
+    """Tell whether a part was put onto a model after the model was made: ``model.head = nn.Linear(...)``.
+
+    Args:
+        index: The source.
+        node: The part.
+        made: The targets of the assignments that make the model.
+    """
+    function, order = index.function(node), index.order
+    above = [order[each] for each in made if index.function(each) is function and order[each] < order[node]]
+    if not above:
+        return False
+    for target in index.places_set(text_of(node)):
+        assign = index.parents[target]
+        value = assign.value if isinstance(assign, cst.Assign) else None
+        is_here = index.function(target) is function and not index.excludes(target, node)
+        if is_here and isinstance(value, cst.Call) and max(above) < order[target] < order[node]:
+            # What is made of the part itself may be that part: `model.head = compile(model.head)`.
+            is_given = any(text_of(arg.value) == text_of(node) for arg in value.args)
+            return not is_given and not _MAY_WRAP.search(dotted(value.func) or "")
+    return False

@@ -36,7 +36,9 @@ def fsdp1_branch(index: Index, node: cst.CSTNode) -> cst.CSTNode | None:
             if is_fsdp1s or (any(_others(index, above)) and not calls_fsdp2(above.body)):
                 return above.body
         elif isinstance(above, (cst.If, cst.IfExp)) and below is above.orelse:
-            is_beside = _is_for_all_of_fsdp2(index, above.test) or calls_fsdp2(above.body)
+            is_beside = calls_fsdp2(above.body) or (
+                _is_for_all_of_fsdp2(index, above.test) and not _makes_fsdp1(index, above.body)
+            )
             if is_beside and not calls_fsdp2(_first(below)):
                 return below
         elif isinstance(above, cst.IndentedBlock) and _comes_after_fsdp2(index, above, below):
@@ -98,6 +100,16 @@ def calls_fsdp2(branch: cst.CSTNode) -> bool:
     for call in walk_for(branch, cst.Call):
         last = (dotted(call.func) or "").split(".")[-1]
         if last in catalog.FSDP2_FUNCTIONS:
+            return True
+    return False
+
+
+def _makes_fsdp1(index: Index, branch: cst.CSTNode) -> bool:
+    """Tell whether a branch makes FSDP1's model, or Lightning's strategy, whatever its switch is called."""
+    for call in walk_for(branch, cst.Call):
+        if index.fsdp1(call.func) == catalog.FSDP or any(
+            name.endswith(".FSDPStrategy") for name in index.qualified(call.func)
+        ):
             return True
     return False
 

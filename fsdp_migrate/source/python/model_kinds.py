@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.bound_anew import (
     runs_at,
     runs_later,
     was_just_wrapped_by_ddp,
+    was_put_there,
 )
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
@@ -354,9 +355,10 @@ class ModelKinds:
             return None
         key = self.key_of(node.value)
         parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
-        made = (type(self.index.parents[each]) for each in self.made.get(key, ())) if key is not None else ()
+        made_at = self.made.get(key, []) if key is not None else []
+        made = (type(self.index.parents[each]) for each in made_at)
         is_plain = parts.isdisjoint({"*", node.attr.value}) and not any(each in _TARGETS for each in made)
-        return None if is_plain else node.value
+        return None if is_plain or was_put_there(self.index, node, made_at) else node.value
 
     def is_parameters(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression holds parameters of an FSDP1 model, in one form or another."""

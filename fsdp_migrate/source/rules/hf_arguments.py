@@ -299,7 +299,19 @@ def _elsewhere(source: Source) -> Iterator[Found]:
             name = target.attr.value if isinstance(target, cst.Attribute) else code(target)
             is_set = name == "fsdp" and isinstance(target, cst.Attribute)
             if (is_set or _IS_ITEM.search(name)) and _says_so(source, assign.value):
-                yield from _stated(source, {"fsdp": when_on(assign.value)}, assign)
+                given = {"fsdp": when_on(assign.value), **_config_beside(source, assign, code(target))}
+                yield from _stated(source, given, assign)
+
+
+def _config_beside(source: Source, assign: cst.Assign, text: str) -> Given:
+    """Return the ``fsdp_config`` that the same function sets beside ``fsdp``, where it is written out."""
+    before, _, after = text.rpartition("fsdp")
+    wanted, function = f"{before}fsdp_config{after}", source.index.function(assign)
+    for other in source.assignments:
+        is_its = any(code(each.target) == wanted for each in other.targets)
+        if is_its and source.index.function(other) is function and isinstance(other.value, cst.Dict):
+            return {"fsdp_config": other.value}
+    return {}
 
 
 def _configs(source: Source) -> Iterator[Found]:

@@ -154,3 +154,18 @@ def test_above_its_wrapping_an_attribute_is_plain_in_what_wraps_it() -> None:
     )
     assert codes(body.format(walk, "")) == [("FM301", "rewritten")]
     assert ("FM423", "commented") in codes(body.format("", walk))
+
+
+@pytest.mark.parametrize(
+    ("put", "is_sharded"),
+    [
+        ("m.head = nn.Linear(4, 4)", False),
+        ("m.other = nn.Linear(4, 4)", True),
+        ("m.head = FSDP(nn.Linear(4, 4))", True),
+        ("m.head = torch.compile(m.head)", True),
+        ("m.head = nn.Linear(4, 4)\nm = FSDP(m)", True),
+    ],
+)
+def test_a_part_that_is_put_onto_a_sharded_model(put: str, is_sharded: bool) -> None:
+    body = f"m = FSDP(net)\n{put}\nm.head.weight.data.copy_(x)\n"
+    assert (("FM423", "commented") in codes(body)) is is_sharded

@@ -266,3 +266,12 @@ def test_a_member_that_is_ddps_by_its_name() -> None:
     assert "return net.no_sync\n" in turned(body.format("Strategy.DDP"))
     for other in ("Strategy.fsdp", "cfg.ddp", "Strategy.best"):
         assert "return net.no_sync\n" not in turned(body.format(other))
+
+
+@pytest.mark.parametrize(
+    ("made", "is_fsdp2s"), [("FSDP(net, limit_all_gathers=True)", False), ("make(net)", True)]
+)
+def test_a_switch_that_is_called_as_fsdp2_and_makes_fsdp1(made: str, is_fsdp2s: bool) -> None:
+    """The name of a switch says nothing where its own branch makes FSDP1's model."""
+    body = f"if use_fsdp2:\n    m = {made}\nelse:\n    m = FSDP(net)\n"
+    assert (("FM420", "commented") in codes(body)) is is_fsdp2s

@@ -177,6 +177,16 @@ def test_a_config_of_the_trainer_that_is_set_or_picked_alone(where: str, is_said
     assert comments(both, HF).count("'version': 2 and") == int(is_said and "kwargs" in where)
 
 
+@pytest.mark.parametrize("key", ["version", "fsdp_version"])
+@pytest.mark.parametrize("where", ["args.{}", "kwargs['{}']"])
+def test_fsdp2_that_is_asked_for_beside_the_words(where: str, key: str) -> None:
+    """Keys are read without `fsdp_`, as transformers does."""
+    for version, is_said in ((2, False), (1, True)):
+        config = f"{where.format('fsdp_config')} = {{'{key}': {version}}}\n"
+        body = f"{where.format('fsdp')} = 'full_shard'\n{config}"
+        assert ("FM327" in comments(body, HF)) is is_said
+
+
 @pytest.mark.parametrize(("version", "code"), [("2", "FM327"), ("1", "FM428")])
 def test_training_arguments_that_ask_for_fsdp2_stay(version: str, code: str) -> None:
     body = f"args = TrainingArguments('out', fsdp='full_shard', fsdp_config={{'version': {version}}})\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_uncertain, codes
+from tests.source.samples import assert_uncertain, codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -24,3 +24,10 @@ def test_what_is_not_certain_gets_a_comment_only(body: str, expected: list[str])
 
 def test_the_class_as_a_default_value() -> None:
     assert ("FM303", "commented") in codes("def build(net, wrapper=FSDP):\n    return wrapper(net)\n")
+
+
+def test_a_function_that_the_runtime_has_is_named() -> None:
+    body = "whole = functools.partial(FSDP.{}, model, recurse=False)\n"
+    for name, is_ours in (("summon_full_params", True), ("get_state_dict_type", False)):
+        (said,) = (use.becomes for use in uses(body.format(name)) if use.code == "FM303")
+        assert (f"fsdp_migrate.runtime.{name}" in said) is is_ours
