@@ -64,6 +64,7 @@ HOUSE: House = (
             "source.python",
             [
                 "source.kept_parameters",
+                "source.lightning_checks",
                 "source.lightning_modules",
                 "source.looked_up",
                 "source.method_calls",

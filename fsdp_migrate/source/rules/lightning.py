@@ -14,6 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.lightning_checks import privates, said_of_check
 from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
@@ -46,18 +47,9 @@ _FABRIC = (
     "take ModelParallelStrategy(parallelize_fn=...), and call prepare_fully_shard(model, {...}) in that "
     "function, with the arguments that stand here."
 )
-_ASKED = (
-    "this asks for Lightning's FSDP1 strategy: ask for ModelParallelStrategy, and see what depends on it."
-)
 _CLASS = re.compile(
     r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\..*\b"
     r"(DDPFullyShardedNativeStrategy|FSDP(Strategy|Precision|MixedPrecisionPlugin|PrecisionPlugin))\b"
-)
-_RAYS = re.compile(r"^ray\.train\.lightning\.(\w+\.)*RayFSDPStrategy$")
-_RAY_SAID = (
-    "this is Lightning's FSDP1 strategy with Ray's devices and ranks: derive a class from "
-    "ModelParallelStrategy with the same root_device and distributed_sampler_kwargs, and call "
-    "prepare_fully_shard(self, {...}) in the module's configure_model, with the arguments that stand here."
 )
 _TEXTS = frozenset({"dest", "help", "metavar"})
 _OPTION = re.compile(r"^--?[\w-]*strategy$")
@@ -65,19 +57,6 @@ _CHOSEN = (
     "this word may be given for Lightning's FSDP1 strategy: where it is chosen, give the Trainer "
     "ModelParallelStrategy() instead, and call prepare_fully_shard(self, {...}) in the module's "
     "configure_model."
-)
-_PRIVATE = re.compile(
-    r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\.strategies\.fsdp\._\w+$"
-)
-_OF_FSDP1 = "_fsdp_kwargs"
-_PRIVATE_SAID = (
-    "this is private to Lightning's FSDP1 strategy: under ModelParallelStrategy the whole state is that of "
-    "torch's get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)), "
-    "which every rank asks for."
-)
-_KWARGS = (
-    "Lightning's FSDP1 strategy alone has `_fsdp_kwargs`: where ModelParallelStrategy takes its place, "
-    "ask isinstance(strategy, ModelParallelStrategy), or the other branch runs."
 )
 _STRATEGY = re.compile(
     r"^(?P<package>lightning\.pytorch|pytorch_lightning|lightning\.fabric|lightning_fabric)\..*"
@@ -166,7 +145,7 @@ def find(source: Source) -> Iterator[Found]:
         if match and isinstance(above, cst.Call) and above.func is node:
             asked.append(_of_call(source, above, match["package"]))
         else:
-            yield Found("FM319", node, _meant(source, node, names), "commented")
+            yield from _named(source, node, names)
     for call in source.calls:
         name = (dotted(call.func) or "").split(".")[-1]
         for arg in call.args if name in {"Fabric", "Trainer"} else ():
@@ -175,29 +154,19 @@ def find(source: Source) -> Iterator[Found]:
             asked.append(_of_word(source, call, arg, is_fabric=name == "Fabric"))
     yield from _together(source, asked)
     yield from _hooks(source)
-    yield from _privates(source)
+    yield from privates(source)
     read = {arg.node for arg in asked}
     yield from (Found("FM319", node, _WRITTEN, "commented") for node in _words_apart(source, read))
     yield from _chosen_words(source)
 
 
-def _privates(source: Source) -> Iterator[Found]:
-    """Find what is private to the strategy: its contexts, and the attribute that tells it from others."""
-    for node in (*source.loads, *source.attributes):
-        if any(map(_PRIVATE.match, source.index.qualified(node))):
-            yield Found("FM319", node, _PRIVATE_SAID, "commented")
-        elif any(map(_RAYS.match, source.index.qualified(node))):
-            yield Found("FM319", node, _RAY_SAID, "commented")
-        elif (
-            isinstance(node, cst.Attribute) and node.attr.value == _OF_FSDP1 and dotted(node.value) != "self"
-        ):
-            yield Found("FM319", node, _KWARGS, "commented")
-    for call in source.calls:
-        name = (
-            call.args[1].value if len(call.args) > 1 and dotted(call.func) in {"getattr", "hasattr"} else None
-        )
-        if isinstance(name, cst.SimpleString) and name.evaluated_value == _OF_FSDP1:
-            yield Found("FM319", call, _KWARGS, "commented")
+def _named(source: Source, node: cst.CSTNode, names: set[str]) -> Iterator[Found]:
+    """Find the class where nothing calls it: in a check, an annotation, as a value."""
+    said = said_of_check(source, node)
+    if said is None:
+        said = _FABRIC if any("fabric" in name for name in names) else _MEANT
+    if said:
+        yield Found("FM319", node, said, "commented")
 
 
 def _words_apart(source: Source, read: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
@@ -238,18 +207,6 @@ def _is_of_strategy(above: cst.CSTNode) -> bool:
         return False
     targets = [above.target] if isinstance(above, cst.AnnAssign) else [each.target for each in above.targets]
     return any(re.search(r"(^|[.\[_'\"])strategy['\"]?\]?$", text_of(target)) for target in targets)
-
-
-def _meant(source: Source, node: cst.CSTNode, names: set[str]) -> str:
-    for above in source.index.ancestors(node):
-        if isinstance(above, cst.Annotation):
-            return _ASKED
-        if isinstance(above, cst.Call):
-            asks = dotted(above.func) in {"isinstance", "issubclass"} and node is not above.func
-            if asks:
-                return _ASKED
-            break
-    return _FABRIC if any("fabric" in name for name in names) else _MEANT
 
 
 def _is_word(source: Source, node: cst.BaseExpression) -> bool:

@@ -1,0 +1,99 @@
+"""Lightning's FSDP1 strategy where a source asks for it, and what is private to it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_ASKED = (
+    "this asks for Lightning's FSDP1 strategy: ask for ModelParallelStrategy, and see what depends on it."
+)
+_RAYS = re.compile(r"^ray\.train\.lightning\.(\w+\.)*RayFSDPStrategy$")
+_RAY_SAID = (
+    "this is Lightning's FSDP1 strategy with Ray's devices and ranks: derive a class from "
+    "ModelParallelStrategy with the same root_device and distributed_sampler_kwargs, and call "
+    "prepare_fully_shard(self, {...}) in the module's configure_model, with the arguments that stand here."
+)
+_PRIVATE = re.compile(
+    r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\.strategies\.fsdp\._\w+$"
+)
+_OF_FSDP1 = "_fsdp_kwargs"
+_METADATA = "_METADATA_FILENAME"
+_METADATA_SAID = "import this name from lightning.fabric.utilities.load, as ModelParallelStrategy does."
+_PRIVATE_SAID = (
+    "this is private to Lightning's FSDP1 strategy: under ModelParallelStrategy the whole state is that of "
+    "torch's get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)), "
+    "which every rank asks for."
+)
+_KWARGS = (
+    "Lightning's FSDP1 strategy alone has `_fsdp_kwargs`: where ModelParallelStrategy takes its place, "
+    "ask isinstance(strategy, ModelParallelStrategy), or the other branch runs."
+)
+_REFUSED = (
+    "this refuses Lightning's FSDP1 strategy: see whether it has to refuse ModelParallelStrategy, which "
+    "takes its place, as well."
+)
+_NAMES_FSDP2 = re.compile(r"fsdp_?v?2|fully_shard|modelparallel")
+
+
+def privates(source: Source) -> Iterator[Found]:
+    """Find what is private to the strategy: its contexts, and the attribute that tells it from others."""
+    for node in (*source.loads, *source.attributes):
+        names = list(filter(_PRIVATE.match, source.index.qualified(node)))
+        if names:
+            is_metadata = all(name.endswith(_METADATA) for name in names)
+            yield Found("FM319", node, _METADATA_SAID if is_metadata else _PRIVATE_SAID, "commented")
+        elif any(map(_RAYS.match, source.index.qualified(node))):
+            yield Found("FM319", node, _RAY_SAID, "commented")
+        elif (
+            isinstance(node, cst.Attribute) and node.attr.value == _OF_FSDP1 and dotted(node.value) != "self"
+        ):
+            yield Found("FM319", node, _KWARGS, "commented")
+    for call in source.calls:
+        name = (
+            call.args[1].value if len(call.args) > 1 and dotted(call.func) in {"getattr", "hasattr"} else None
+        )
+        if isinstance(name, cst.SimpleString) and name.evaluated_value == _OF_FSDP1:
+            yield Found("FM319", call, _KWARGS, "commented")
+
+
+def said_of_check(source: Source, node: cst.CSTNode) -> str | None:
+    """Return what is said where a source asks for the strategy; None where it asks for nothing.
+
+    Of a check that refuses it nothing is said, the text empty, where what it raises names FSDP2.
+    """
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.Annotation):
+            return _ASKED
+        if isinstance(above, cst.Call):
+            is_check = dotted(above.func) in {"isinstance", "issubclass"} and node is not above.func
+            return _of_check(source, above) if is_check else None
+    return None
+
+
+def _of_check(source: Source, check: cst.Call) -> str:
+    """Return what is said of a check, which may refuse the strategy: by ``raise``, or by ``assert not``."""
+    above = source.index.parents[check]
+    refuses: cst.CSTNode | None = None
+    if isinstance(above, cst.If) and above.test is check:
+        last = above.body.body[-1] if above.body.body else None
+        small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+        refuses = small if isinstance(small, cst.Raise) else None
+    elif isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not):
+        statement = source.index.parents[above]
+        refuses = statement if isinstance(statement, cst.Assert) else None
+    if refuses is None:
+        return _ASKED
+    return "" if _NAMES_FSDP2.search(text_of(refuses).lower()) else _REFUSED
