@@ -266,3 +266,13 @@ def test_a_member_that_is_ddps_by_its_name() -> None:
     assert "return net.no_sync\n" in turned(body.format("Strategy.DDP"))
     for other in ("Strategy.fsdp", "cfg.ddp", "Strategy.best"):
         assert "return net.no_sync\n" not in turned(body.format(other))
+
+
+def test_a_model_that_was_found_to_be_deepspeeds_is_none_of_fsdp1s() -> None:
+    body = (
+        "import deepspeed\n\n\ndef inner(model):\n    if isinstance(model, deepspeed.DeepSpeedEngine):\n"
+        "        return model.module\n    if isinstance(model, FSDP):\n        return model.module\n"
+        "    return model\n"
+    )
+    assert codes(body).count(("FM315", "rewritten")) == 1
+    assert "FM333" not in {code for code, _ in codes(body)}

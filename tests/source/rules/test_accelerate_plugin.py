@@ -198,3 +198,17 @@ def test_several_classes_of_a_policy_that_passes_over_some() -> None:
             made = f"p = Plugin(auto_wrap_policy={policy}{more})\n"
             assert said in comments(made.format("Block, Head"), header)
             assert said not in comments(made.format("Block"), header)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecision(param_dtype=dtype)\n", True),
+        ("casts = MixedPrecision()\nplugin.mixed_precision_policy = casts\n", True),
+        ("plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=dtype)\n", False),
+        ("accelerator.state.fsdp_plugin.auto_wrap_policy = None\n", False),
+    ],
+)
+def test_what_is_set_on_the_plugin(line: str, *, is_said: bool) -> None:
+    body = f"from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy\n{line}"
+    assert ("FM343" in {use.code for use in scan_source(body)}) is is_said
