@@ -276,3 +276,18 @@ def test_a_model_that_was_found_to_be_deepspeeds_is_none_of_fsdp1s() -> None:
     )
     assert codes(body).count(("FM315", "rewritten")) == 1
     assert "FM333" not in {code for code, _ in codes(body)}
+
+
+@pytest.mark.parametrize(
+    ("test", "is_off"),
+    [
+        ("ctx is None or not ctx.enabled or ctx.strategy != 'fsdp'", True),
+        ("not (ctx and ctx.strategy == 'fsdp')", True),
+        ("is_main or ctx.strategy != 'fsdp'", False),
+        ("ctx.is_main or ctx.strategy != 'fsdp'", False),
+    ],
+)
+def test_a_question_that_is_asked_of_an_object_that_may_not_be_there(test: str, *, is_off: bool) -> None:
+    lines = f"def save(model, optimizer, ctx):\n    if {test}:\n        return model.module.state_dict()\n"
+    after = turned(f"{lines}\n\nsave(FSDP(net), adam, context)\n")
+    assert ("return model.module.state_dict()" in after) is is_off
