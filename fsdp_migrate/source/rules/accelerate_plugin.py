@@ -77,6 +77,7 @@ _CASTS_ARE_SET = (
     "this one: set a MixedPrecisionPolicy(param_dtype, reduce_dtype) of torch.distributed.fsdp; it has no "
     "buffer_dtype."
 )
+_ITS_CASTS = " `mixed_precision_policy` takes FSDP2's MixedPrecisionPolicy in place of MixedPrecision."
 _SET_CASTS = re.compile(r"plugin\.mixed_precision_policy$")
 _CASTS = (
     "`mixed_precision_policy`: {} cannot be given to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
@@ -221,6 +222,8 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         text = f"{in_sentences(reasons)} {_MEANT} {_known(values, after)}"
         if any(each.message == _EACH_CLASS[0] for each in findings):
             text = f"{text} {' '.join(_EACH_CLASS)}"
+        casts = given.get("mixed_precision_policy")
+        text += _ITS_CASTS if casts is not None and _is_of_fsdp1(source, casts) else ""
         yield Found("FM320", call, text, "commented", is_of_its_own=True)
     else:
         yield from _rewritten(source, call, values, (*converted.findings, *findings), given, after)
