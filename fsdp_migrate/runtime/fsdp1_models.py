@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -33,7 +34,9 @@ def whole_states(
     model: FullyShardedDataParallel, optimizer: Optimizer | None, *, rank0_only: bool, offload_to_cpu: bool
 ) -> dict[str, Any]:
     """Return the whole state of FSDP1's model, and of its optimizer; nothing on ranks that want none."""
-    how = {"rank0_only": rank0_only, "offload_to_cpu": offload_to_cpu}
+    # On the CPU torch's own offloading reads memory that is free already, and the process dies.
+    is_moved = offload_to_cpu and model.compute_device != torch.device("cpu")
+    how = {"rank0_only": rank0_only, "offload_to_cpu": is_moved}
     configs = FullStateDictConfig(**how), FullOptimStateDictConfig(**how)
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, *configs):
         state: dict[str, Any] = {"model": model.state_dict()}

@@ -134,3 +134,23 @@ def leaves(body: cst.BaseSuite) -> bool:
     last = body.body[-1]
     small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
     return isinstance(small, _LEAVES)
+
+
+def asks_of_one_object(test: cst.BooleanOperation) -> bool:
+    """Tell whether a test asks if an object is there, and one thing of it: ``c is None or c.x != "y"``."""
+    parts = [part.expression if isinstance(part, cst.UnaryOperation) else part for part in _parts(test)]
+    *first, last = parts
+    asked = last.left if isinstance(last, cst.Comparison) else None
+    if not isinstance(asked, cst.Attribute):
+        return False
+    owner = text_of(asked.value)
+    names = {owner, f"{owner}isNone", f"{owner}isnotNone", f"{owner}.enabled", f"{owner}.is_enabled"}
+    return all(text_of(part) in names for part in first)
+
+
+def _parts(test: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    if isinstance(test, cst.BooleanOperation):
+        yield from _parts(test.left)
+        yield from _parts(test.right)
+    else:
+        yield test

@@ -15,7 +15,7 @@ from fsdp_migrate.source.python.asked_classes import (
     is_of_no_models,
     is_other_wrapper,
 )
-from fsdp_migrate.source.python.branches import leaves
+from fsdp_migrate.source.python.branches import asks_of_one_object, leaves
 from fsdp_migrate.source.python.last_values import last_value, renamed_as
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
@@ -336,7 +336,9 @@ def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
     if isinstance(test, cst.BooleanOperation):
         # Of `a and b` that is true both are; of `a or b` that is false neither is. Else one of them is.
         found = (_is_off(part, truth=truth, says_all=says_all) for part in (test.left, test.right))
-        return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
+        # `ctx is None or ctx.strategy != "fsdp"` is one question: without the one there is no other.
+        is_one = isinstance(test.operator, cst.And) is truth or asks_of_one_object(test)
+        return any(found) if is_one else all(found)
     if isinstance(test, cst.Comparison):
         is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
         return _is_none(test, truth=truth) or is_fsdps or _is_word(test, _DDP, truth=truth)

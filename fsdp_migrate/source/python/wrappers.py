@@ -28,6 +28,8 @@ FSDP2 = frozenset(
 )
 DDP = frozenset(
     {
+        "deepspeed.DeepSpeedEngine",
+        "deepspeed.runtime.engine.DeepSpeedEngine",
         "torch.nn.DataParallel",
         "torch.nn.parallel.DataParallel",
         "torch.nn.parallel.DistributedDataParallel",

@@ -14,6 +14,7 @@ import libcst as cst
 from fsdp_migrate.adapters.conversion.unknown import SWITCH
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source.python.items import ItemChange, changed_call
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
 from fsdp_migrate.source.settings_in_python import (
@@ -71,6 +72,13 @@ _POLICY_IS_SET = (
     "need no policy of their own."
 )
 _SET_POLICY = re.compile(r"\bfsdp_plugin\.auto_wrap_policy$")
+_CASTS_ARE_SET = (
+    "Accelerate's FSDP2 gives this to fully_shard, which takes another class and does not cast inputs by "
+    "this one: set a MixedPrecisionPolicy(param_dtype, reduce_dtype) of torch.distributed.fsdp; it has no "
+    "buffer_dtype."
+)
+_ITS_CASTS = " `mixed_precision_policy` takes FSDP2's MixedPrecisionPolicy in place of MixedPrecision."
+_SET_CASTS = re.compile(r"plugin\.mixed_precision_policy$")
 _CASTS = (
     "`mixed_precision_policy`: {} cannot be given to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
     "output_dtype, cast_forward_inputs)"
@@ -117,8 +125,17 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM320", switch, _ENVIRONMENT.format(_of_variables(source)), "commented")
     for assign in source.assignments:
         for target in assign.targets:
-            if _SET_POLICY.search(dotted(target.target) or ""):
+            name, value = dotted(target.target) or "", assign.value
+            if _SET_POLICY.search(name) and text_of(value) != "None":
                 yield Found("FM343", assign, _POLICY_IS_SET, "commented")
+            elif _SET_CASTS.search(name) and _is_of_fsdp1(source, value):
+                yield Found("FM343", assign, _CASTS_ARE_SET, "commented")
+
+
+def _is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:
+    """Tell whether a value is FSDP1's own ``MixedPrecision(...)``, here or by its name."""
+    made = last_value(source.index, value) if isinstance(value, cst.Name) else value
+    return isinstance(made, cst.Call) and source.index.fsdp1(made.func) == "MixedPrecision"
 
 
 def _switches(source: Source) -> Iterator[cst.CSTNode]:
@@ -205,6 +222,8 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         text = f"{in_sentences(reasons)} {_MEANT} {_known(values, after)}"
         if any(each.message == _EACH_CLASS[0] for each in findings):
             text = f"{text} {' '.join(_EACH_CLASS)}"
+        casts = given.get("mixed_precision_policy")
+        text += _ITS_CASTS if casts is not None and _is_of_fsdp1(source, casts) else ""
         yield Found("FM320", call, text, "commented", is_of_its_own=True)
     else:
         yield from _rewritten(source, call, values, (*converted.findings, *findings), given, after)

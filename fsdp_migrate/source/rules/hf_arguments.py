@@ -297,7 +297,7 @@ def _elsewhere(source: Source) -> Iterator[Found]:
     for assign in source.assignments:
         for target in (each.target for each in assign.targets):
             name = target.attr.value if isinstance(target, cst.Attribute) else code(target)
-            is_set = name == "fsdp" and isinstance(target, cst.Attribute)
+            is_set = name == "fsdp" and isinstance(target, cst.Attribute) and not _is_a_field(source, target)
             if (is_set or _IS_ITEM.search(name)) and _says_so(source, assign.value):
                 given = {"fsdp": when_on(assign.value), **_config_beside(source, assign, code(target))}
                 yield from _stated(source, given, assign)
@@ -312,6 +312,14 @@ def _config_beside(source: Source, assign: cst.Assign, text: str) -> Given:
         if is_its and source.index.function(other) is function and isinstance(other.value, cst.Dict):
             return {"fsdp_config": other.value}
     return {}
+
+
+def _is_a_field(source: Source, target: cst.Attribute) -> bool:
+    """Tell whether the arguments' own class sets what it was given: ``self.fsdp``, beside ``fsdp: str``."""
+    owner = source.index.class_of(target) if dotted(target) == "self.fsdp" else None
+    lines = (line for line in owner.body.body if isinstance(line, cst.SimpleStatementLine)) if owner else ()
+    fields = (small for line in lines for small in line.body if isinstance(small, cst.AnnAssign))
+    return any(dotted(each.target) == "fsdp" for each in fields)
 
 
 def _configs(source: Source) -> Iterator[Found]:

@@ -56,8 +56,8 @@ def find(source: Source) -> Iterator[Found]:
 
 def _refused(call: cst.Call) -> str:
     """Return what is said of a call that Accelerate's FSDP2 refuses, by what its arguments are called."""
-    if not (dotted(call.func) or "").endswith("accelerator.prepare"):
-        return ""
+    if (dotted(call.func) or "").endswith("accelerator.prepare_model"):
+        return _MEANT  # it takes no optimizer, and refuses FSDP2
     if re.search(MODEL_ALONE, text_of(call.func) + _given(call)):
         return _MEANT
     if any(arg.star for arg in call.args):

@@ -59,7 +59,9 @@ _PIPE_RUNS = (
 _MAKERS = frozenset({"from_config", "from_pretrained", "load_from_checkpoint"})
 # What holds a model and runs it, what runs the model that it is given, and what does not.
 _PIPE = re.compile(r"(?:\w*_)?pipe(?:line)?")
-_RUN_IT = re.compile(r"evaluat|validat|infer|predict|generat|sampl|metric|run_|test_|trace")
+_RUN_IT = re.compile(
+    r"evaluat|validat|infer|predict|generat|sampl|metric|run_|test_|trace|respond|answer_|chat|complet|rollout"
+)
 _LEAVE_IT = re.compile(r"_*(?:copy|export|load|log|push|save)")
 _DEEPEST = 2
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."

@@ -1,11 +1,13 @@
-"""FSDP1 as Composer's Trainer is told of it."""
+"""FSDP1 as Composer's Trainer is told of it, and as a class of Hugging Face's Trainer makes it itself."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
@@ -17,16 +19,24 @@ if TYPE_CHECKING:
 
 
 NAME = "trainers"
-CODES = ("FM328",)
+CODES = ("FM327", "FM328")
 
 _COMPOSER = (
     "Composer: add fsdp_migrate.adapters.composer_callback's callback to the Trainer, or give it an "
     "fsdp2_config under parallelism_config."
 )
+_SHARDS_ITSELF = (
+    "this Trainer shards its model itself, and its save_model writes self.model.state_dict(), which holds "
+    "one rank's parts now: give the arguments fsdp_config with 'version': 2 in place of this, or the class a "
+    "save_model that saves fsdp_migrate.runtime.full_state_dict(self.model), asked for on every rank."
+)
+_TRAINERS = re.compile(r"^(transformers|trl)\b.*Trainer$")
+_SAVES = frozenset({"_save", "_save_checkpoint", "save_model"})
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find the arguments of the Trainer that ask for FSDP1."""
+    """Find the arguments of Trainers that ask for FSDP1, and Trainers that shard by it themselves."""
+    yield from _sharding_themselves(source)
     for call in source.calls:
         known = sorted(source.index.qualified(call.func)) or [dotted(call.func) or ""]
         if known[0].split(".")[-1] != "Trainer" or not _imports(source, "composer"):
@@ -35,6 +45,23 @@ def find(source: Source) -> Iterator[Found]:
             name = arg.keyword.value if arg.keyword is not None else ""
             if name in {"fsdp_config", "parallelism_config"} and not _is_nothing(arg.value):
                 yield Found("FM328", arg, _COMPOSER, "commented")
+
+
+def _sharding_themselves(source: Source) -> Iterator[Found]:
+    """Find ``self.model = FSDP(model)`` in a class of Hugging Face's Trainer that leaves saving to it."""
+    for call in source.calls:
+        owner = source.index.class_of(call) if source.index.fsdp1(call.func) == catalog.FSDP else None
+        if owner is None or not any(
+            _TRAINERS.search(name) for base in owner.bases for name in source.index.qualified(base.value)
+        ):
+            continue
+        methods = {each.name.value for each in owner.body.body if isinstance(each, cst.FunctionDef)}
+        above, function = source.index.parents[call], source.index.function(call)
+        targets = [dotted(each.target) for each in above.targets] if isinstance(above, cst.Assign) else []
+        is_kept = bool(targets) or isinstance(above, cst.Return)
+        is_its_model = function is not None and function.name.value == "_wrap_model"
+        if is_kept and (is_its_model or "self.model" in targets) and not methods & _SAVES:
+            yield Found("FM327", above, _SHARDS_ITSELF, "commented")
 
 
 def _is_nothing(node: cst.BaseExpression) -> bool:

@@ -275,3 +275,28 @@ def test_a_switch_that_is_called_as_fsdp2_and_makes_fsdp1(made: str, is_fsdp2s: 
     """The name of a switch says nothing where its own branch makes FSDP1's model."""
     body = f"if use_fsdp2:\n    m = {made}\nelse:\n    m = FSDP(net)\n"
     assert (("FM420", "commented") in codes(body)) is is_fsdp2s
+
+
+def test_a_model_that_was_found_to_be_deepspeeds_is_none_of_fsdp1s() -> None:
+    body = (
+        "import deepspeed\n\n\ndef inner(model):\n    if isinstance(model, deepspeed.DeepSpeedEngine):\n"
+        "        return model.module\n    if isinstance(model, FSDP):\n        return model.module\n"
+        "    return model\n"
+    )
+    assert codes(body).count(("FM315", "rewritten")) == 1
+    assert "FM333" not in {code for code, _ in codes(body)}
+
+
+@pytest.mark.parametrize(
+    ("test", "is_off"),
+    [
+        ("ctx is None or not ctx.enabled or ctx.strategy != 'fsdp'", True),
+        ("not (ctx and ctx.strategy == 'fsdp')", True),
+        ("is_main or ctx.strategy != 'fsdp'", False),
+        ("ctx.is_main or ctx.strategy != 'fsdp'", False),
+    ],
+)
+def test_a_question_that_is_asked_of_an_object_that_may_not_be_there(test: str, *, is_off: bool) -> None:
+    lines = f"def save(model, optimizer, ctx):\n    if {test}:\n        return model.module.state_dict()\n"
+    after = turned(f"{lines}\n\nsave(FSDP(net), adam, context)\n")
+    assert ("return model.module.state_dict()" in after) is is_off

@@ -198,3 +198,28 @@ def test_several_classes_of_a_policy_that_passes_over_some() -> None:
             made = f"p = Plugin(auto_wrap_policy={policy}{more})\n"
             assert said in comments(made.format("Block, Head"), header)
             assert said not in comments(made.format("Block"), header)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecision(param_dtype=dtype)\n", True),
+        ("casts = MixedPrecision()\nplugin.mixed_precision_policy = casts\n", True),
+        ("plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=dtype)\n", False),
+        ("accelerator.state.fsdp_plugin.auto_wrap_policy = None\n", False),
+    ],
+)
+def test_what_is_set_on_the_plugin(line: str, *, is_said: bool) -> None:
+    body = f"from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy\n{line}"
+    assert ("FM343" in {use.code for use in scan_source(body)}) is is_said
+
+
+def test_what_is_known_of_a_plugin_names_the_class_of_its_casts() -> None:
+    casts = "mixed_precision_policy=MixedPrecision(param_dtype=torch.bfloat16)"
+    body = f"p = Plugin(sharding_strategy=ShardingStrategy[args.x], auto_wrap_policy=policy, {casts})\n"
+    header = (
+        f"import torch\nfrom torch.distributed.fsdp import MixedPrecision, ShardingStrategy\n{ACCELERATE}"
+    )
+    said = "takes FSDP2's MixedPrecisionPolicy in place of MixedPrecision"
+    assert said in comments(body, header)
+    assert said not in comments(body.replace(f", {casts}", ""), header)

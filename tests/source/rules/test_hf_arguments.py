@@ -286,3 +286,12 @@ def test_what_has_no_place_in_the_dict_that_is_offered_is_named() -> None:
         f"{body}args = TrainingArguments(**kw)\n".replace('"forward_prefetch": "true", ', ""), HF
     )
     assert "What changes" not in without
+
+
+@pytest.mark.parametrize(("field", "is_said"), [("fsdp: str = ''", False), ("other: str = ''", True)])
+def test_the_class_of_the_arguments_itself_sets_what_it_was_given(field: str, *, is_said: bool) -> None:
+    body = (
+        f"class Arguments:\n    {field}\n\n    def __post_init__(self):\n"
+        "        self.fsdp = 'full_shard' if self.fsdp else ''\n"
+    )
+    assert ("FM327" in comments(body, HF)) is is_said

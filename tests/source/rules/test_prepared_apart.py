@@ -26,6 +26,7 @@ PLUGIN = (
     [
         "model = accelerator.prepare(model)\n",
         "self.net = self.accelerator.prepare(self.net)\n",
+        "model = accelerator.prepare_model(model)\n",
         "model = accelerator.prepare(\n    model,  # sharded first\n)\n",
         "model, loader = accelerator.prepare(model, train_dataloader)\n",
     ],

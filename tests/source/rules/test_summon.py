@@ -42,6 +42,7 @@ COMMENTED = [
     ("with FSDP.summon_full_params(trainer.model):\n    images = trainer.pipe(prompts)\n", "FM332"),
     ("with FSDP.summon_full_params(model):\n    score = evaluate(pipe, prompts)\n", "FM332"),
     ("with FSDP.summon_full_params(model):\n    score = evaluate(model, prompts)\n", "FM332"),
+    ("with FSDP.summon_full_params(model):\n    said = tools.respond_to_prompts(model=model)\n", "FM332"),
     ("with torch.no_grad():\n    stack.enter_context(FSDP.summon_full_params(model))\n", "FM313"),
 ]
 

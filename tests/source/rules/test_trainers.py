@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_framework_commented, assert_untouched
+from tests.source.samples import assert_framework_commented, assert_untouched, codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -30,3 +30,31 @@ NO_FRAMEWORKS = [
 @pytest.mark.parametrize("source", NO_FRAMEWORKS)
 def test_other_frameworks_without_fsdp1_are_left_alone(source: str) -> None:
     assert_untouched(source)
+
+
+TRAINER = (
+    "from transformers import Trainer\n\n\nclass Distilling({base}):\n    def {method}(self, model):\n"
+    "        {target} = FSDP(model)\n        return self.model\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "target", "more", "is_said"),
+    [
+        ("Trainer", "_wrap_model", "self.model = model", "", True),
+        ("Trainer", "_wrap_model", "model", "", True),
+        ("Trainer", "setup", "self.model", "", True),
+        ("Trainer", "setup", "self.teacher", "", False),
+        ("Loop", "_wrap_model", "self.model", "", False),
+        ("Trainer", "_wrap_model", "self.model", "    def save_model(self):\n        pass\n", False),
+    ],
+)
+def test_a_trainer_that_shards_its_model_itself(
+    base: str, method: str, target: str, more: str, *, is_said: bool
+) -> None:
+    body = TRAINER.format(base=base, method=method, target=target) + more
+    assert (("FM327", "commented") in codes(body)) is is_said
+    assert "prepare_fully_shard(model)" in turned(body)
+    if method == "_wrap_model" and not more:
+        given = body.replace(f"{target} = FSDP(model)\n        return self.model", "return FSDP(model)")
+        assert (("FM327", "commented") in codes(given)) is is_said
