@@ -429,8 +429,8 @@ def _emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft, frees: bool |
     subject = block.beside("fsdp")
     if entry is None:
         text = (
-            "`fsdp` is not in this file. With FSDP2, HF Trainer takes full_shard, shard_grad_op, auto_wrap "
-            "and offload there: if it says nothing else, it needs no change."
+            "`fsdp` is not in this file, and was not looked at. FSDP2 takes full_shard, shard_grad_op, "
+            "auto_wrap and offload there as they are; hybrid_shard and no_shard have to be changed."
         )
         hint = "Convert where it stands, or a command with `--command`."
         draft.say("FM356", subject, text + PRESUMED[frees], hint)

@@ -127,7 +127,7 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
     offloads = {str(values.get(name)).lower() for name in ("cpu_offload", "offload_params")}
     if "true" in offloads and "offload" not in items:
         text += f" So is `cpu_offload`: give `offload` in `fsdp` to versions before {state.since}."
-    hint = f"transformers {state.since} or newer does all that this says."
+    hint = f"With transformers {state.since} or newer there is nothing to do: it does all that this says."
     if items:
         gone = TRANSFORMERS["words_deprecated"]
         hint += f" {gone.versions} warn that words in `fsdp` will go: `fsdp: true` says the same to them."

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _PLAIN = "torch"
+# Whose converted configs run an FSDP2 of the framework's own, with units of its own.
+_SHARD_THEMSELVES = frozenset({"accelerate", "hf", "axolotl"})
 _MOST_NAMED = 4
 # Of where settings stand and which version reads them: FSDP2 does nothing otherwise for it.
 _NOT_OF_FSDP2 = frozenset({"FM356", "FM358"})
@@ -87,12 +89,18 @@ def framework_notes(path: str | os.PathLike[str]) -> tuple[str, ...]:
     ]
     lacks = any(each.code == "FM356" and each.subject == "fsdp" for each in findings)
     without = (_WITHOUT_FSDP,) if lacks else ()
-    if not said:
-        return without
     whose = f"{titles}'s own FSDP2" if titles else "The framework's own FSDP2"
-    said_by = f"`fsdp-migrate config {shlex.quote(str(path))}` says how."
-    note = f"This is what `prepare_fully_shard` does with these settings. {whose} does otherwise: "
-    return (f"{note}{listed(said, _MOST_NAMED)}; {said_by}", *without)
+    note = f"This is what `prepare_fully_shard` does with these settings. {whose} "
+    if said:
+        said_by = f"`fsdp-migrate config {shlex.quote(str(path))}` says how."
+        return (f"{note}does otherwise: {listed(said, _MOST_NAMED)}; {said_by}", *without)
+    if isinstance(found, ConfigConversion) and _shards_itself(found):
+        return (f"{note}is not run here.", *without)
+    return without
+
+
+def _shards_itself(found: ConfigConversion) -> bool:
+    return any(block.framework in _SHARD_THEMSELVES for block in found.conversion.blocks)
 
 
 def _titles(found: ConfigConversion) -> str:

@@ -123,12 +123,20 @@ def _by_framework(manifest: Manifest) -> str | None:
     if manifest.framework == "lightning" and manifest.layout == "file":
         return f"Lightning's Trainer loads it as it is, {LIGHTNINGS_WAY}."
     read = None if _is_packed(manifest) else _READ_BY.get(manifest.layout)
-    if manifest.framework == "torch" and read is not None:
+    if manifest.framework == "torch" and (read is not None or _is_files_of_torch(manifest)):
+        what = f"it with {read}" if read is not None else "these files with torch.load"
         return (
-            f"A script that reads it with {read} goes on from it as it is, once `rewrite` has turned the "
+            f"A script that reads {what} goes on from it as it is, once `rewrite` has turned the "
             f"script. For one that reads a folder with dcp.load: `{command}`."
         )
     return None
+
+
+def _is_files_of_torch(manifest: Manifest) -> bool:
+    """Tell whether it is a folder of a model's and an optimizer's full states, each in a file of its own."""
+    return manifest.layout == "olmo" and all(
+        name.endswith(".pt") and "/" not in name for name in manifest.files
+    )
 
 
 def _is_packed(manifest: Manifest) -> bool:

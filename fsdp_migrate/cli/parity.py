@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fsdp_migrate.cli import torchrun
 from fsdp_migrate.cli.command_help import SOURCE, TRAINED, flag, option, words_of
 from fsdp_migrate.cli.document import write_document
 from fsdp_migrate.cli.options import MODEL_HELP, All, Config, Html, Json, Markdown, Strict
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.parity import ParityReport
+    from fsdp_migrate.parity.start import Recipe
 
 
 class Device(str, Enum):
@@ -98,7 +103,7 @@ def parity(
         device=device.value,
     )
     pages = wanted_pages(html, markdown)
-    report = run_parity(recipe, ranks=ranks, on_phase=say)
+    report = _with_what_stops(run_parity(recipe, ranks=ranks, on_phase=say), recipe)
     if json:
         write_document("parity", report.as_dict())
     else:
@@ -109,3 +114,19 @@ def parity(
     if not report.is_explained:
         return 1
     return 3 if strict else 0
+
+
+def _with_what_stops(report: ParityReport, recipe: Recipe) -> ParityReport:
+    """Return the report with a note where the framework of the config has an FSDP2 that would not run it."""
+    from dataclasses import replace
+
+    from fsdp_migrate.doctor import look, stops_in_framework
+    from fsdp_migrate.errors import FSDPMigrateError
+
+    if recipe.config is None:
+        return report
+    try:
+        said = stops_in_framework(look(model=recipe.model, config=recipe.config))
+    except FSDPMigrateError:  # a model that cannot be made without memory, say: the ranks have made it
+        return report
+    return replace(report, notes=(*report.notes, said)) if said else report

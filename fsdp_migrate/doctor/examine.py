@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.doctor.faults import FAULTS
+from fsdp_migrate.doctor.framework_faults import FRAMEWORK_FAULTS
 from fsdp_migrate.doctor.known import HARMS
 from fsdp_migrate.versions import version_numbers
 
@@ -101,6 +102,23 @@ def examine(sight: Sight, faults: Iterable[KnownFault] = FAULTS) -> Diagnosis:
     symptoms.sort(key=lambda each: (each.fault.is_handled, list(HARMS).index(each.fault.harm)))
     counts = len(wanted), len(every)
     return Diagnosis(tuple(symptoms), looked_at, *counts, sight.versions, sight.problem, pinned)
+
+
+def stops_in_framework(sight: Sight) -> str:
+    """Say at what a framework's own FSDP2 stops, or what it spoils, with a model; or nothing.
+
+    ``prepare_fully_shard``, which a plan and a comparison are of, does neither.
+    """
+    named = FRAMEWORK_FAULTS if sight.model is not None else ()
+    wanted = (each for each in named if each.looks_at == "model")
+    found = examine(sight, wanted).symptoms
+    if not found:
+        return ""
+    seen = "; ".join(f"{each.fault.name}, {HARMS[each.fault.harm]} ({each.seen})" for each in found)
+    return (
+        f"The framework's own FSDP2 does not run this model as FSDP1 did: {seen}. `fsdp-migrate doctor` says "
+        "what to do, with the same --model and --config."
+    )
 
 
 def _pinned(sight: Sight) -> tuple[ExactPin, ...]:

@@ -220,11 +220,13 @@ def _steps_for_proof(
     when = "" if is_left else _BEFORE if given else _COPY if copies else ""
     if not options:
         whose, options = f"{whose} {_OWN_CONFIG}", [" --config fsdp.yaml"]
+    # With the model it also names what a framework's own FSDP2 stops at.
+    seen_with = f" --model {model}{options[0]}" if given or copies else ""
     sizes = "--world-size RANKS --batch-size ROWS --seq-length TOKENS --memory 80GB"
     plan = f"fsdp-migrate plan --model {model}{{}} {sizes}"
     return [
-        Step(_DOCTOR, (f"fsdp-migrate doctor {where}{options[0] if given or copies else ''}",)),
-        Step(f"{_PLAN} {whose}", tuple(plan.format(option) for option in options)),
+        Step(f"{_DOCTOR} {whose}" if seen_with else _DOCTOR, (f"fsdp-migrate doctor {where}{seen_with}",)),
+        Step(_PLAN if seen_with else f"{_PLAN} {whose}", tuple(plan.format(option) for option in options)),
         Step(
             f"{_PARITY} {when}".strip(),
             tuple(f"fsdp-migrate parity --model {model}{option}" for option in options),

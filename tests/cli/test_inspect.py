@@ -77,16 +77,23 @@ def test_what_a_script_or_a_framework_loads_as_it_is_need_not_be_converted(
     torch.save({"last_epoch": 4}, tmp_path / "full" / "scheduler.bin")
     torch.save({"_orig_mod.w": torch.ones(2)}, tmp_path / "compiled.pt")
     save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
+    (tmp_path / "apart").mkdir()
+    torch.save({"w": torch.ones(2)}, tmp_path / "apart" / "model.pt")
+    group = {"params": ["w"], "lr": 0.1}
+    torch.save(
+        {"state": {"w": {"m": torch.ones(2)}}, "param_groups": [group]}, tmp_path / "apart" / "optim.pt"
+    )
     said = {}
-    for name in ("a.pt", "full", "a.safetensors", "compiled.pt"):
+    for name in ("a.pt", "apart", "full", "a.safetensors", "compiled.pt"):
         capsys.readouterr()
         assert main(["inspect", str(tmp_path / name)]) == 0
         said[name] = " ".join(capsys.readouterr().out.split())
-    for name in ("a.pt", "full", "a.safetensors"):
+    for name in ("a.pt", "apart", "full", "a.safetensors"):
         assert "Nothing needs to be converted. " in said[name]
         assert "still better" not in said[name]
         assert "What a conversion would do" not in said[name]
     assert "with torch.load goes on from it as it is" in said["a.pt"]
+    assert "reads these files with torch.load goes on from it as it is" in said["apart"]
     assert "with load_file or from_pretrained goes on" in said["a.safetensors"]
     assert "OUT --state-dict-type sharded`" in said["full"]
     assert "which `Accelerator.load_state` or the HF Trainer does: with `load_checkpoint` you" in said["full"]

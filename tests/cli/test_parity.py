@@ -119,6 +119,8 @@ def test_what_the_framework_does_otherwise_stands_beside_the_verdict(
     shown = capsys.readouterr().out
     assert "FM354 `mixed_precision`; `fsdp-migrate config" in " ".join(shown.split())
     assert shown.splitlines()[-1].startswith("Identical")
+    # Accelerate's FSDP2, which this config runs when it is converted, would stop.
+    assert "does not run this model as FSDP1 did: accelerate-loads-not-all" in " ".join(shown.split())
 
 
 @pytest.mark.any_torch

@@ -187,7 +187,7 @@ def test_what_proves_the_run_comes_before_its_config_is_converted(
     assert not any("pytorch_model" in command for command in commands)
     parity = "fsdp-migrate parity --model transformers:models/tiny --config"
     assert commands[:3] == [
-        "fsdp-migrate doctor . --config 'my fsdp.yaml'",
+        "fsdp-migrate doctor . --model transformers:models/tiny --config 'my fsdp.yaml'",
         (
             "fsdp-migrate plan --model transformers:models/tiny --config 'my fsdp.yaml' --world-size RANKS "
             "--batch-size ROWS --seq-length TOKENS --memory 80GB"
@@ -369,7 +369,7 @@ def test_a_repository_of_the_trainer_is_seen(
     assert "config run.sh" not in str(run_json("scan", ".")[1]["steps"])
     Path("run.sh").write_text(bare)
     # Whoever has the settings as flags is told to look before, and to let Accelerate have both at once.
-    assert "fsdp-migrate doctor . --config settings.json" in commands
+    assert "fsdp-migrate doctor . --model PKG.MOD:FACTORY --config settings.json" in commands
     assert sum(f"{command} --model" in each for each in commands for command in ("plan", "parity")) == 4
     assert main(["plan", "--model", "tests.models:Net", "--config", "job.slurm", "--world-size", "2"]) == 0
     assert not any("accelerator.prepare" in step for step in steps)

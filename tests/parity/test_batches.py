@@ -74,7 +74,9 @@ def test_batches_are_made_up_for_the_first_layer(model: nn.Module, shape: tuple[
 def test_where_none_can_be_made_the_user_is_asked(model: nn.Module) -> None:
     with pytest.raises(ConfigError, match="No batches can be made for") as caught:
         fed(model)
-    assert "Give `data`" in str(caught.value)
+    # A command shows this too, where both are options.
+    assert "Give `data` (`--data PKG.MOD:BATCHES`)" in str(caught.value)
+    assert "give `loss` (`--loss PKG.MOD:LOSS`) too" in str(caught.value)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import last_value, value_in_class
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, dotted, literal, text_of, walk, walk_for
 
@@ -269,8 +269,13 @@ class Contexts:
         if node is None or (isinstance(node, cst.Name) and node.value == "None"):
             return {}, None
         variable = node if isinstance(node, cst.Name) else None
+        is_of_class = False
         if isinstance(node, (cst.Name, cst.Attribute)):
-            node = last_value(self.source.index, node)
+            held, value = node, last_value(self.source.index, node)
+            if value is None and isinstance(held, cst.Attribute):
+                value = value_in_class(self.source.index, held)
+                is_of_class = value is not None
+            node = value
         if not isinstance(node, cst.Call):
             return None
         name = self.source.index.fsdp1(node.func)
@@ -281,8 +286,8 @@ class Contexts:
         for key, value in given.items():
             plain = literal(value)
             # An expression may be moved into the new call from the call itself, not from a variable's line:
-            # there it was evaluated at another time.
-            if plain is None and (variable is not None or key == "use_dtensor"):
+            # there it was evaluated at another time. Names of a class's body are not known outside of it.
+            if plain is None and (variable is not None or is_of_class or key == "use_dtensor"):
                 return None
             flags[key] = value if plain is None else plain
         return flags, variable

@@ -48,6 +48,32 @@ def values_set(index: Index, node: cst.Attribute) -> list[cst.BaseExpression]:
     return [a.value for a in assigns if isinstance(a, cst.Assign) and index.class_of(a) is owner]
 
 
+def value_in_class(index: Index, node: cst.Attribute) -> cst.BaseExpression | None:
+    """Return what the body of the class around gives ``self.name``; None where it may be set elsewhere."""
+    owner, name = index.class_of(node), node.attr.value
+    if owner is None or dotted(node) != f"self.{name}":
+        return None
+    if index.places_set(f"self.{name}") or index.places_set(f"{owner.name.value}.{name}"):
+        return None
+    # Of every class here: one that derives from this may have another value.
+    classes = [cst.ensure_type(each, cst.ClassDef) for each in index.by_kind.get(cst.ClassDef, ())]
+    values = [(each, value) for each in classes for value in _values_in_body(each, name)]
+    return values[0][1] if len(values) == 1 and values[0][0] is owner else None
+
+
+def _values_in_body(owner: cst.ClassDef, name: str) -> Iterator[cst.BaseExpression | None]:
+    for line in owner.body.body:
+        for part in line.body if isinstance(line, cst.SimpleStatementLine) else ():
+            if isinstance(part, cst.Assign):
+                targets = [each.target for each in part.targets]
+            elif isinstance(part, cst.AnnAssign):
+                targets = [part.target]
+            else:
+                continue
+            if any(dotted(each) == name for each in targets):
+                yield part.value
+
+
 def renamed_as(
     index: Index, name: cst.Name, functions: Callable[[cst.CSTNode], Iterable[cst.FunctionDef]]
 ) -> Iterator[cst.BaseExpression]:

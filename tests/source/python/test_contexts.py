@@ -48,6 +48,16 @@ class A:
 """
 
 
+OF_CLASS = """\
+class A:
+    c = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+
+    def f(self, model):
+        with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, self.c):
+            s = model.state_dict()
+"""
+
+
 KIND = """\
 def f(model):
     kind = StateDictType.FULL_STATE_DICT
@@ -69,11 +79,16 @@ def f(model):
 OPTIONS = "options=StateDictOptions(full_state_dict=True, cpu_offload=True)"
 
 
-@pytest.mark.parametrize("body", [TWICE, OF_SELF, KIND])
+@pytest.mark.parametrize("body", [TWICE, OF_SELF, OF_CLASS, KIND])
 def test_options_that_stand_above_are_known(body: str) -> None:
     after = turned(body)
     assert f"s = get_model_state_dict(model, {OPTIONS})" in after
     assert "FM307" not in after
+
+
+@pytest.mark.parametrize("more", ["class B(A):\n    c = None\n", "A.c = None\n"])
+def test_options_of_a_class_that_are_set_elsewhere_too_are_not(more: str) -> None:
+    assert ("FM307", "commented") in codes(OF_CLASS + more)
 
 
 def test_options_of_one_branch_alone_are_not() -> None:
