@@ -160,6 +160,7 @@ def _buffer_dtype(sight: Sight) -> str:
     return f"buffers were {precision.buffer_dtype}" if precision and precision.buffer_dtype else ""
 
 
+_TRIED = "2026-11-25"
 _DRIFT = "huggingface/transformers#45640"
 
 FRAMEWORK_FAULTS = (
@@ -273,6 +274,7 @@ FRAMEWORK_FAULTS = (
         f"with `prepare_fully_shard`: {FSDP1S_BITS}.",
         (Affected("accelerate", ACCELERATE["embeddings_apart"].since), Affected("torch", "2.13")),
         reproduced=True,
+        looked_up=_TRIED,
     ),
     KnownFault(
         "accelerate-loads-not-all",
@@ -286,6 +288,7 @@ FRAMEWORK_FAULTS = (
         "`cpu_ram_efficient_loading`.",
         (Affected("accelerate", "1.7"),),
         reproduced=True,
+        looked_up=_TRIED,
     ),
     KnownFault(
         "accelerate-tears-ties",
@@ -299,6 +302,7 @@ FRAMEWORK_FAULTS = (
         "Trainer's `fsdp_config` it is `cpu_ram_efficient_loading`.",
         (Affected("accelerate", "1.7"),),
         reproduced=True,
+        looked_up=_TRIED,
         harm="silent",
     ),
     KnownFault(
