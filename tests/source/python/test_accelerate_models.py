@@ -43,3 +43,18 @@ def test_an_optimizer_is_given_the_sharded_parameters_by_accelerate() -> None:
     said = comments(body, FSDP1)
     assert "FM449" in said
     assert "FM446" not in said
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        "plugin = FullyShardedDataParallelPlugin()\naccelerator = Accelerator(**{'fsdp_plugin': plugin})\n",
+        "accelerator = Accelerator(fsdp_plugin=make_plugin())\n",
+        "import os\nos.environ['ACCELERATE_USE_FSDP'] = 'true'\naccelerator = Accelerator()\n",
+    ],
+)
+def test_each_way_to_ask_for_fsdp_is_enough(asks: str) -> None:
+    header = f"from accelerate import Accelerator, FullyShardedDataParallelPlugin\n{asks}"
+    body = "model, optimizer = accelerator.prepare(model, optimizer)\nw = model.module.weight\n"
+    assert "FM333" in comments(body, header)
+    assert "FM333" not in comments(body, "from accelerate import Accelerator\naccelerator = Accelerator()\n")
