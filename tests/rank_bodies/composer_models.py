@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from tests.models import VOCABULARY, Net
-
-
-def hugging_face_model(model: Any, *, is_causal: bool) -> Any:
-    """Return Composer's model of one of transformers.
-
-    Composer asks whether it is one of transformers' causal models, and each rank would import all of them.
-    """
-    from composer.models import HuggingFaceModel
-    from transformers.models.auto import modeling_auto
-
-    known = {type(model.config): type(model)} if is_causal else {}
-    with mock.patch.object(modeling_auto, "MODEL_FOR_CAUSAL_LM_MAPPING", known):
-        return HuggingFaceModel(model, use_logits=True)
 
 
 def make_model(kind: str) -> Any:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.rank_bodies.composer_models import hugging_face_model, make_model, make_optimizer
+from tests.rank_bodies.composer_models import make_model, make_optimizer
 from tests.rank_bodies.composer_training import _recorder, clean, float16_on_cpu, loader, prepare, whole
 
 
@@ -114,6 +114,7 @@ def _convolutions() -> nn.Module:
 
 
 def _bert() -> Any:
+    from composer.models import HuggingFaceModel
     from transformers import BertConfig, BertForMaskedLM
 
     sizes: dict[str, Any] = {
@@ -126,7 +127,7 @@ def _bert() -> Any:
     bert = BertForMaskedLM(BertConfig(num_hidden_layers=2, num_attention_heads=2, **sizes, **none))
     for layer in bert.bert.encoder.layer:
         vars(layer)["_fsdp_wrap"] = True
-    return hugging_face_model(bert, is_causal=False)
+    return HuggingFaceModel(bert, use_logits=True)
 
 
 def run_all(runs: list[tuple[Case, str]]) -> list[dict[str, Any]]:

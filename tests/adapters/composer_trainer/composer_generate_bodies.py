@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.rank_bodies.composer_models import hugging_face_model
 from tests.rank_bodies.composer_training import prepare, whole
 
 
@@ -42,6 +41,7 @@ def generate(folder: str) -> dict[str, Any]:
     What was trained is saved to ``folder``.
     """
     from composer import Trainer
+    from composer.models import HuggingFaceModel
 
     from fsdp_migrate.adapters.composer_callback import FSDP2Migration
 
@@ -49,7 +49,7 @@ def generate(folder: str) -> dict[str, Any]:
     llama = _llama()
     for layer in llama.model.layers:
         layer._fsdp_wrap = True
-    model = hugging_face_model(llama, is_causal=True)
+    model = HuggingFaceModel(llama, use_logits=True)
     dataset: Any = _rows()
     trainer = Trainer(
         model=model,
