@@ -102,10 +102,16 @@ def _measured(path: str) -> dict[str, Any]:
 
 
 def saved_since(found: Sequence[CheckpointFound], turned: float | None) -> list[CheckpointFound]:
-    """Return checkpoints, marked as FSDP2's where they were saved after FSDP1 was gone."""
+    """Return checkpoints, taken for FSDP2's where they were saved after FSDP1 was gone.
+
+    An FSDP1 run that was under way saves later too. What FSDP2 does not save, files of ranks, stays FSDP1's.
+    """
     if turned is None:
         return list(found)
-    return [replace(each, is_fsdp2s=each.is_fsdp2s or each.saved > turned) for each in found]
+    return [
+        replace(each, is_fsdp2s=each.is_fsdp2s or (each.saved > turned and not each.is_of_ranks))
+        for each in found
+    ]
 
 
 def _latest(found: Iterable[CheckpointFound]) -> set[str]:

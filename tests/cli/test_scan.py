@@ -15,10 +15,11 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
+from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
 from fsdp_migrate.cli import main
 from fsdp_migrate.config_files import read_config_file
-from fsdp_migrate.source.checkpoint_runs import target_of
-from fsdp_migrate.source.surroundings import find_configs
+from fsdp_migrate.source.checkpoint_runs import saved_since, target_of
+from fsdp_migrate.source.surroundings import CheckpointFound, find_configs
 from tests.cli.conftest import CODE
 from tests.ranks import ROOT
 
@@ -414,7 +415,10 @@ def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_t
 
 
 def test_what_the_migrated_run_has_saved_needs_nothing(
-    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It was listed for `inspect`, `convert` and `verify` for ever, and so was what was converted."""
     monkeypatch.chdir(tmp_path)
@@ -435,6 +439,14 @@ def test_what_the_migrated_run_has_saved_needs_nothing(
         "old-3.pt": False,
         "other/a-1.pt": False,
     }
+    main(["scan", "."])
+    assert "new-6.pt: full state in one file, " in (shown := capsys.readouterr().out)
+    assert "taken for FSDP2's: saved since" in shown
+    title = layout_title("ranks")
+    of_ranks = CheckpointFound("late", title[0].lower() + title[1:], saved=2000)
+    assert of_ranks.is_of_ranks
+    (late,) = saved_since([of_ranks], 1000)
+    assert not late.is_fsdp2s, "FSDP2 saves no files of ranks"
     steps = document["steps"]
     assert steps[0]["text"].startswith("If another run has still to go on under FSDP2: see whether")
     assert "new-6" not in str(steps)

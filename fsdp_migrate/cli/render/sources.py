@@ -168,7 +168,7 @@ def _show_checkpoints(checkpoints: Sequence[CheckpointFound], *, everything: boo
     for each in shown:
         done = f", converted already: {each.target}" if each.is_converted else ""
         if each.is_fsdp2s:
-            done = ", FSDP2's: saved since the sources and configs were turned, or converted"
+            done = ", taken for FSDP2's: saved since the sources and configs were turned, or converted"
         read = f", named in {', '.join(each.read_by)}" if each.read_by else ""
         text = f"{each.path}: {each.layout}, {decimal(each.nbytes)}{read}{done}"
         out.print(escape(text), soft_wrap=True)
