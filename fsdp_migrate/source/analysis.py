@@ -16,7 +16,7 @@ from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.nodes import short, walk
 from fsdp_migrate.source.python.text import Source
 from fsdp_migrate.source.python.torchrec import torchrecs_model
-from fsdp_migrate.source.rules import OF_MODELS, RULES, class_checks, leftovers, unused_imports
+from fsdp_migrate.source.rules import OF_MODELS, RULES, class_checks, leftovers, unfollowed, unused_imports
 from fsdp_migrate.source.unreached import with_questions
 from fsdp_migrate.source.uses import Found, Use
 
@@ -66,6 +66,7 @@ def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[
     """
     source = Source(code, path, links)
     found = with_questions(source, list(_find(source)))
+    found += [(unfollowed.NAME, use) for use in unfollowed.find(source, found)]
     return source, [*found, *((unused_imports.NAME, use) for use in unused_imports.find(source, found))]
 
 

@@ -47,6 +47,7 @@ from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere
 from fsdp_migrate.source.python.links import NOTHING, Links
 from fsdp_migrate.source.python.wrappers import WRAPPERS
+from fsdp_migrate.source.reach import with_reach
 
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
         links = following.links()
     links |= {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
     links = with_frameworks(project.texts, links)
-    return with_texts(project.texts, with_lightning(project, links))
+    return with_reach(project, with_texts(project.texts, with_lightning(project, links)))
 
 
 @dataclass(eq=False)

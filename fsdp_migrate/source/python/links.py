@@ -74,6 +74,9 @@ class Links:
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
 
+    is_near: bool = False
+    """Whether a sharded model may come to this file, which does something with models."""
+
     def __bool__(self) -> bool:
         """Whether anything is known."""
         known = (
@@ -85,7 +88,11 @@ class Links:
             self.hooks,
             self.frameworks,
         )
-        return self.is_trained or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
+        return (
+            self.is_trained
+            or self.is_near
+            or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
+        )
 
 
 NOTHING = Links()
