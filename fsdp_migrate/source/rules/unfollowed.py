@@ -13,7 +13,7 @@ import libcst as cst
 from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -83,6 +83,7 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
             continue
         statement = source.index.statement(call)
         if statement not in said and source.position(statement)[0] not in commented:
+            said.add(statement)
             yield Found("FM450", call, asked[1], "unclear")
 
 
@@ -151,8 +152,16 @@ def _is_unknown_attribute(source: Source, node: cst.Attribute, depth: int) -> bo
     owner = source.index.class_of(node)
     if owner is None or any(_IS_MODULE.search(dotted(base.value) or "") for base in owner.bases):
         return False
-    values = [each for each in values_set(source.index, node) if text_of(each) != "None"]
-    return all(_comes_from_elsewhere(source, each, depth) for each in values)
+    values = [*values_set(source.index, node), *_values_taken_apart(owner, text_of(node))]
+    return all(_comes_from_elsewhere(source, each, depth) for each in values if text_of(each) != "None")
+
+
+def _values_taken_apart(owner: cst.ClassDef, text: str) -> Iterator[cst.BaseExpression]:
+    """Yield what ``self.model, self.tokenizer = load(path)`` takes apart in a class."""
+    for assign in walk_for(owner, cst.Assign):
+        targets = [each.target for each in assign.targets if isinstance(each.target, (cst.List, cst.Tuple))]
+        if any(text_of(part.value) == text for target in targets for part in target.elements):
+            yield assign.value
 
 
 def _is_unknown_name(source: Source, node: cst.Name, depth: int) -> bool:
@@ -172,5 +181,8 @@ def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int)
             source, value, depth + 1
         )
     name = (dotted(value.func) or "").split(".")[-1]
+    if not name:  # `make(x).eval()`
+        inner = value.func.value if isinstance(value.func, cst.Attribute) else None
+        return inner is not None and _comes_from_elsewhere(source, inner, depth)
     is_seen = isinstance(value.func, cst.Name) or bool(source.index.qualified(value.func))
     return not is_seen and not _MAKES.search(name)

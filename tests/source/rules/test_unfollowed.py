@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 # What a registry picks is not followed: nothing says that `save` is given the sharded model.
+CLIP = (
+    "class Clip:\n    def __init__(self, x):\n        self.model, self.size = clip(x)\n"
+    "        self.model = self.model.eval()\n        self.model.load_state_dict(x)\n"
+)
 TRAIN = "from tools import TOOLS\nfrom wrap import wrap\n\n\ndef main(net):\n    TOOLS['save'](wrap(net))\n"
 
 
@@ -62,6 +66,8 @@ def test_it_says_what_to_know_if_the_model_is_sharded(tmp_path: Path, does: str,
         "def run(x):\n    model = Net()\n    model.load_state_dict(x)\n",
         "def run(x):\n    model = x.build_model()\n    model.load_state_dict(x)\n",
         "def run(x):\n    model = Net()\n    model.encoder.load_state_dict(x)\n",
+        "def run(x):\n    model = t5(x).eval()\n    model.load_state_dict(x)\n",
+        CLIP,
         "class Net(nn.Module):\n    def load(self, x):\n        self.encoder.load_state_dict(x)\n",
         "def run(scheduler, sampler):\n    scheduler.state_dict()\n    sampler.load_state_dict(1)\n",
         "def run(model, x):\n    model.save_pretrained(x, state_dict=x)\n",
@@ -97,6 +103,8 @@ def test_attributes_are_followed_to_what_sets_them(tmp_path: Path) -> None:
     )
     assert list(found(tmp_path, saver.format("model"))) == ["self.model.state_dict()"]
     assert found(tmp_path, saver.format("Net(path)")) == {}
+    once = "def save(model):\n    return model.module.state_dict() if 'x' in model else model.state_dict()\n"
+    assert len(found(tmp_path, once)) == 1
     # A class that is set from elsewhere, such as one of a Trainer's.
     base = "class Saver(Trainer):\n    def save(self):\n        return self.model.state_dict()\n"
     assert list(found(tmp_path, base)) == ["self.model.state_dict()"]
