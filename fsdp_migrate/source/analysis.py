@@ -49,7 +49,11 @@ _AMBIGUOUS = "this name may stand for something other than torch's FSDP here"
 
 def has_anything(code: str, links: Links = NOTHING) -> bool:
     """Tell whether a rule may find something in a source: else it need not be parsed."""
-    return bool(links) or HINTS.search(code) is not None
+    return links.is_near or _has_uses(code, links)
+
+
+def _has_uses(code: str, links: Links) -> bool:
+    return links.is_linked or HINTS.search(code) is not None
 
 
 def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[tuple[str, Found]]]:
@@ -65,7 +69,8 @@ def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[
         RecursionError: Its expressions are nested too deeply.
     """
     source = Source(code, path, links)
-    found = with_questions(source, list(_find(source)))
+    # What no other rule has anything to say of is looked at for models that could not be followed alone.
+    found = with_questions(source, list(_find(source))) if _has_uses(code, links) else []
     found += [(unfollowed.NAME, use) for use in unfollowed.find(source, found)]
     return source, [*found, *((unused_imports.NAME, use) for use in unused_imports.find(source, found))]
 

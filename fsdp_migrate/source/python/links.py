@@ -78,7 +78,12 @@ class Links:
     """Whether a sharded model may come to this file, which does something with models."""
 
     def __bool__(self) -> bool:
-        """Whether anything is known."""
+        """Whether there is a reason to look at the file."""
+        return self.is_near or self.is_linked
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether anything is known of its names."""
         known = (
             self.gives,
             self.is_given,
@@ -88,11 +93,7 @@ class Links:
             self.hooks,
             self.frameworks,
         )
-        return (
-            self.is_trained
-            or self.is_near
-            or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
-        )
+        return self.is_trained or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 
 
 NOTHING = Links()

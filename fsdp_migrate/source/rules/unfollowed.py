@@ -69,6 +69,22 @@ _NO_MODEL: Final = re.compile(r"args|cfg|class|config|file|id|kwargs|name|path|t
 _MAKES: Final = re.compile(r"^[A-Z]|from_|create|build|load|copy|make|init|get_(?:\w+_)?model")
 _IS_MODULE: Final = re.compile(r"(?<!Lightning)(?:Module|Model|Mixin|PreTrained\w*)$")
 _MAX_DEPTH: Final = 4
+_MAY_FIND: Final = re.compile(
+    r"(?i)(?:actor|critic|controlnet|dit|coder|ema|tor|llm|model|module|net|network|policy|student|teacher|former|vae"
+    r"|vit|optim|optimizer|opt)(?:_\w+)?(?:['\"]\])?\s*"
+    r"\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict)\("
+    r"|\bclip_grad_norm_\(|\bdeepcopy\(|\bget_peft_model_state_dict\("
+)
+
+
+def may_find(text: str) -> bool:
+    """Tell whether a source may do any of this with a model.
+
+    Example:
+        >>> may_find("net.load_state_dict(x)"), may_find("scheduler.load_state_dict(x)")
+        (True, False)
+    """
+    return _MAY_FIND.search(text) is not None
 
 
 def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
@@ -130,8 +146,7 @@ def _last(node: cst.BaseExpression) -> str:
 
 def _is_unknown(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
     """Tell whether a model comes from somewhere that is not seen: a parameter, or an object's attribute."""
-    models = source.models
-    if depth > _MAX_DEPTH or models.kinds(node) or models.is_other_branch(node):
+    if depth > _MAX_DEPTH or _is_known(source, node):
         return False
     if source.index.qualified(node):
         return False  # a module, or a thing of one
@@ -145,6 +160,13 @@ def _is_unknown(source: Source, node: cst.BaseExpression, depth: int = 0) -> boo
         return _is_unknown_attribute(source, node, depth)
     # Of a model that is made here the parts are plain as well.
     return _is_unknown(source, node.value, depth + 1) if _is_model(_last(node.value)) else True
+
+
+def _is_known(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether the source shows what a model is; where it speaks of no FSDP only checks may show it."""
+    if not source.links.is_linked and not source.uses_fsdp1:
+        return source.guards.is_of_other_wrapper(node) or source.guards.is_without_fsdp(node)
+    return bool(source.models.kinds(node)) or source.models.is_other_branch(node)
 
 
 def _is_unknown_attribute(source: Source, node: cst.Attribute, depth: int) -> bool:
