@@ -125,14 +125,13 @@ def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpress
             if len(models) > 1:
                 yield from ((node.iter, model, _BESIDE) for model in models)
             elif any(each.attr.value == "grad" for each in walk_for(region, cst.Attribute)):
-                normed = (each for each in calls if (dotted(each.func) or "").split(".")[-1] in _OF_GRADIENTS)
+                normed = (each for each in calls if _name(each) in _OF_GRADIENTS)
                 yield from ((each, models[0], _GRADIENTS) for each in normed)
 
 
 def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | None:
     """Return the model or optimizer that a call does something with, and what to know of it."""
-    func = call.func
-    name = func.attr.value if isinstance(func, cst.Attribute) else (dotted(func) or "")
+    func, name = call.func, _name(call)
     if isinstance(func, cst.Attribute) and name in _SAID and not source.index.qualified(func):
         last = last_word(func.value)
         if name in _OF_OPTIMIZERS and _OPTIMIZER_NAME.search(last):
@@ -144,6 +143,11 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
     if name == "clip_grad_norm_":
         given = _whose_parameters(given)
     return (given, _OF_FUNCTIONS[name]) if given is not None and is_model(last_word(given)) else None
+
+
+def _name(call: cst.Call) -> str:
+    """Return the last word of what is called, ``norm`` of ``p.grad.detach().norm(2)``."""
+    return call.func.attr.value if isinstance(call.func, cst.Attribute) else (dotted(call.func) or "")
 
 
 def _is_given(call: cst.Call, name: str) -> bool:
