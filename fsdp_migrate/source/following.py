@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, methods_by_file, of_the_whole
 from fsdp_migrate.source.found_units import is_found
-from fsdp_migrate.source.framework_files import with_frameworks
+from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
@@ -46,7 +46,7 @@ from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere
 from fsdp_migrate.source.python.links import NOTHING, Links
-from fsdp_migrate.source.python.wrappers import WRAPPERS
+from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
     project = Project.read(path for path in paths if path.suffix == ".py")
     trained = trained_elsewhere(project.texts)
     links: dict[Path, Links] = {}
-    if trained or any(catalog.FSDP in text for text in project.texts.values()):
-        following = _Following(project, handed_on=HandedOn(project))
+    frameworks = framework_models(project.texts)
+    if trained or frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
+        following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
         links = following.links()
     links |= {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
@@ -101,6 +102,7 @@ class _Following(ProjectKinds):
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
         self._look_at(path for path, text in self.project.texts.items() if catalog.FSDP in text)
+        self._look_at(self.frameworks.files)
         for _ in range(_MAX_PASSES):
             before = len(self.looked_at)
             self.seen.clear()
@@ -444,7 +446,7 @@ class _Following(ProjectKinds):
         paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, methods, makers)
         parts = sharding_parts(self, self.looked_at)
         paths.update(optimizers.classes, optimizers.names, parts)
-        wrappers = {module.path: self._wrappers(module) for module in self.looked_at}
+        wrappers = {module.path: wrapper_classes(self.project, module) for module in self.looked_at}
         return {
             p: replace(
                 whole_project,
@@ -466,21 +468,6 @@ class _Following(ProjectKinds):
             )
             for p in paths
         }
-
-    def _wrappers(self, module: Module) -> frozenset[str]:
-        """Return the imported classes of the project that wrap models, and derive from none of FSDP1's."""
-        named = {written for written in module.imports.values() if WRAPPERS.search(written)}
-        found = {written: self.project.find(module, written) for written in named}
-        return frozenset(
-            written
-            for written, owner in found.items()
-            if owner is not None and isinstance(owner.node, ast.ClassDef) and not self._is_fsdp1s(owner)
-        )
-
-    def _is_fsdp1s(self, owner: Definition, depth: int = 0) -> bool:
-        if self.project.is_subclass(owner):
-            return True
-        return depth < 4 and any(self._is_fsdp1s(base, depth + 1) for base in self.project.bases(owner))
 
     def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:
         """Yield the attributes that classes have by classes of other files, or objects have at all."""

@@ -1,4 +1,4 @@
-"""Files that give Accelerate or Fabric a model, in a project of which another file asks them for FSDP1."""
+"""Files that give Accelerate or Fabric a model, in a project of which one asks them for FSDP1."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.python.links import NOTHING
 
 
@@ -32,6 +33,14 @@ _WORDS = {
         re.compile(r"\bModelParallelStrategy\("),
     ),
 }
+# What asks for FSDP1 in the file itself that gives it a model.
+_OWN = {
+    "accelerate": re.compile(
+        r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
+        r"|\benviron\[.ACCELERATE_USE_FSDP.\]\s*=\s*['\"](?i:1|true|yes)['\"]"
+    ),
+    "fabric": re.compile(r"\bFSDPStrategy\(|\bFabric\([^()]*strategy\s*=\s*['\"]fsdp"),
+}
 
 
 def with_frameworks(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path, Links]:
@@ -42,6 +51,20 @@ def with_frameworks(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict
             told.setdefault(path, set()).add(name)
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {path: replace(each, frameworks=frozenset(told[path])) for path, each in known.items()}
+
+
+def framework_models(texts: Mapping[Path, str]) -> FrameworkModels:
+    """Return the models of the files that ask for FSDP1 themselves, or are given what another one makes."""
+    users: dict[str, set[Path]] = {}
+    for name, (_, takes, _, is_new) in _WORDS.items():
+        own = {
+            path
+            for path, text in texts.items()
+            if _OWN[name].search(text) and takes.search(text) and not is_new.search(text)
+        }
+        found = own.union(_given(texts, name))
+        users |= {name: found} if found else {}
+    return FrameworkModels(users)
 
 
 def _given(texts: Mapping[Path, str], framework: str) -> Iterator[Path]:

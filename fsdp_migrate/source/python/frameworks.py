@@ -20,7 +20,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     shards_by_accelerate,
 )
 from fsdp_migrate.source.python.fabric_models import set_up, shards_by_fabric
-from fsdp_migrate.source.python.held import EACH, put
+from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
     is_trainers_model,
     is_within_a_module,
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Index
-
-
-BY = "by:"
-"""Before the name of the framework, among what an expression may be."""
 
 
 def by_whom(kinds: Collection[str]) -> str:
@@ -67,6 +63,12 @@ class Frameworks:
     @functools.cached_property
     def _asks_accelerate(self) -> bool:
         return asks_for_fsdp(self.index)
+
+    @functools.cached_property
+    def _told(self) -> bool:
+        """Whether another file gives this one what an Accelerator has prepared, or a Trainer's model."""
+        given = (*self.links.is_given.values(), *self.links.gives.values())
+        return any(kind.endswith((ACCELERATE, f"{BY}transformers")) for kinds in given for kind in kinds)
 
     @functools.cached_property
     def _fabric(self) -> bool:
@@ -104,10 +106,12 @@ class Frameworks:
         """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""
         if ACCELERATE not in kinds or self._accelerate:
             return False
+        if self._told and not self._asks_accelerate:
+            return False
         return not any(truth and is_fsdp_type(text_of(test)) for test, truth in self.guards.facts(node))
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""
         is_unwrapped = isinstance(call.func, cst.Attribute) and call.func.attr.value == "unwrap_model"
-        is_theirs = is_unwrapped and call.args and (self._accelerate or self._asks_accelerate)
-        return call.args[0].value if is_theirs else None
+        is_theirs = self._accelerate or self._asks_accelerate or self._told
+        return call.args[0].value if is_unwrapped and call.args and is_theirs else None

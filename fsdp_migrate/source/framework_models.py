@@ -1,0 +1,59 @@
+"""The models that frameworks shard, over the files of a project: what ``prepare`` gives, and the like.
+
+What a source by itself shows of them stands in :mod:`fsdp_migrate.source.python.frameworks`.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.accelerate_models import prepared_by
+from fsdp_migrate.source.python.fabric_models import set_up_by
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Place
+
+
+UNWRAPS: Final = "unwrap_model"
+
+
+@dataclass(frozen=True)
+class FrameworkModels:
+    """Answers for the files of a project what the frameworks that these use shard. Reads only."""
+
+    users: Mapping[str, Collection[Path]] = field(default_factory=dict)
+    """By framework the files whose models it shards by FSDP1."""
+
+    @property
+    def files(self) -> set[Path]:
+        """The files whose models a framework shards."""
+        return {path for paths in self.users.values() for path in paths}
+
+    def of_call(self, call: ast.Call, place: Place) -> set[str]:
+        """Return what a call of a framework's function gives."""
+        func = call.func
+        if not isinstance(func, ast.Attribute) or not call.args or isinstance(call.args[0], ast.Starred):
+            return set()
+        owner = dotted(func.value) or ""
+        found: set[str] = set()
+        if self._uses("accelerate", place) and not any(isinstance(arg, ast.Starred) for arg in call.args):
+            found = prepared_by(owner, func.attr, [dotted(arg) or "" for arg in call.args])
+        if not found and self._uses("fabric", place):
+            found = set_up_by(owner, func.attr, has_optimizers=len(call.args) > 1)
+        return found
+
+    def _uses(self, framework: str, place: Place) -> bool:
+        return place.module.path in self.users.get(framework, ())
+
+
+def unwrapped(call: ast.Call) -> ast.expr | None:
+    """Return the model that ``accelerator.unwrap_model(model)`` gives back."""
+    is_unwrapped = isinstance(call.func, ast.Attribute) and call.func.attr == UNWRAPS
+    return call.args[0] if is_unwrapped and call.args else None
