@@ -50,6 +50,7 @@ from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
     from typing import TypeVar
@@ -66,18 +67,21 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
 
 
-def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
-    """Return what each file should be told of by the others; those of which nothing is known are left out."""
+def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = ()) -> dict[Path, Links]:
+    """Return what each file should be told of by the others; those of which nothing is known are left out.
+
+    ``around``: the files and folders that were given, where configs and shell scripts may be.
+    """
     project = Project.read(path for path in paths if path.suffix == ".py")
     trained = trained_elsewhere(project.texts)
     links: dict[Path, Links] = {}
-    frameworks = framework_models(project.texts)
+    frameworks = framework_models(project, around)
     if trained or frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
         following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
         links = following.links()
     links |= {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
-    links = with_frameworks(project.texts, links)
+    links = with_frameworks(project.texts, frameworks, links)
     return with_texts(project.texts, with_lightning(project, links))
 
 
@@ -103,6 +107,8 @@ class _Following(ProjectKinds):
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
         self._look_at(path for path, text in self.project.texts.items() if catalog.FSDP in text)
         self._look_at(self.frameworks.files)
+        for key, name, kinds in self.frameworks.given():
+            self._add((key, name), kinds, from_others=True)
         for _ in range(_MAX_PASSES):
             before = len(self.looked_at)
             self.seen.clear()

@@ -1,4 +1,4 @@
-"""Files that give Accelerate or Fabric a model, in a project of which one asks them for FSDP1."""
+"""Files that give Accelerate, Fabric or a Trainer a model, in a project that asks these for FSDP1."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.asked_around import ASKS_HF, asked_around, asks
 from fsdp_migrate.source.framework_models import FrameworkModels
+from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.python.links import NOTHING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    import os
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from fsdp_migrate.source.project import Project
     from fsdp_migrate.source.python.links import Links
 
 
@@ -34,6 +38,8 @@ _WORDS = {
     ),
 }
 # What asks for FSDP1 in the file itself that gives it a model.
+_USES_TRAINER = re.compile(r"\bclass \w+\([^)]*(?:Trainer|Callback)\b|Trainer\(")
+_IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
@@ -43,18 +49,27 @@ _OWN = {
 }
 
 
-def with_frameworks(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path, Links]:
-    """Return what each file is told of by the others, with whose Accelerator or Fabric it is given."""
-    told: dict[Path, set[str]] = {}
+def with_frameworks(
+    texts: Mapping[Path, str], models: FrameworkModels, links: dict[Path, Links]
+) -> dict[Path, Links]:
+    """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
+    told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
     for name in _WORDS:
         for path in _given(texts, name):
             told.setdefault(path, set()).add(name)
     known = {path: links.get(path, NOTHING) for path in told}
-    return links | {path: replace(each, frameworks=frozenset(told[path])) for path, each in known.items()}
+    return links | {
+        path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))
+        for path, each in known.items()
+    }
 
 
-def framework_models(texts: Mapping[Path, str]) -> FrameworkModels:
-    """Return the models of the files that ask for FSDP1 themselves, or are given what another one makes."""
+def framework_models(project: Project, around: Iterable[str | os.PathLike[str]]) -> FrameworkModels:
+    """Return the models of the files that ask for FSDP1 themselves, or are given what another one makes.
+
+    ``around``: where configs and shell scripts are, which may ask Hugging Face's Trainer for it.
+    """
+    texts = project.texts
     users: dict[str, set[Path]] = {}
     for name, (_, takes, _, is_new) in _WORDS.items():
         own = {
@@ -64,13 +79,22 @@ def framework_models(texts: Mapping[Path, str]) -> FrameworkModels:
         }
         found = own.union(_given(texts, name))
         users |= {name: found} if found else {}
-    return FrameworkModels(users)
+    return FrameworkModels(users, with_heirs(project, _running_trainers(texts, around)))
+
+
+def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
+    """Return the files that use Hugging Face's Trainer, in a project that asks it for FSDP1."""
+    found = {path for path, text in texts.items() if _USES_TRAINER.search(text)}
+    if not found or not any(_IMPORTS_TRAINER.search(text) for text in texts.values()):
+        return set()
+    own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
+    return found if any(asks(text, ASKS_HF) for text in own) or asked_around(around, ASKS_HF) else set()
 
 
 def _given(texts: Mapping[Path, str], framework: str) -> Iterator[Path]:
     """Yield the files that are given what another one makes: one of their own says by itself what it does."""
-    asks, takes, makes, is_new = _WORDS[framework]
-    asking = {path for path, text in texts.items() if asks.search(text)}
+    wants, takes, makes, is_new = _WORDS[framework]
+    asking = {path for path, text in texts.items() if wants.search(text)}
     if not asking or any(map(is_new.search, texts.values())):
         return
     if not any(makes.search(text) for text in texts.values()):

@@ -15,9 +15,10 @@ from fsdp_migrate.source.python.fabric_models import set_up_by
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
+    from fsdp_migrate.source.hf_trainers import HFProject
     from fsdp_migrate.source.project import Place
 
 
@@ -30,11 +31,32 @@ class FrameworkModels:
 
     users: Mapping[str, Collection[Path]] = field(default_factory=dict)
     """By framework the files whose models it shards by FSDP1."""
+    hf: HFProject | None = None
+    """Hugging Face's Trainers of the project."""
 
     @property
     def files(self) -> set[Path]:
         """The files whose models a framework shards."""
-        return {path for paths in self.users.values() for path in paths}
+        return {path for paths in self.users.values() for path in paths}.union(self.trainers)
+
+    @property
+    def trainers(self) -> frozenset[Path]:
+        """The files that use Hugging Face's Trainer, where it is asked for FSDP1."""
+        return self.hf.files if self.hf is not None else frozenset()
+
+    def classes(self, path: Path) -> Mapping[str, str]:
+        """Return the classes of a file that Hugging Face's Trainer runs."""
+        module = self.hf.project.module(path) if self.hf is not None and path in self.hf.files else None
+        return self.hf.classes(module) if self.hf is not None and module is not None else {}
+
+    def given(self) -> Iterator[tuple[str, str, set[str]]]:
+        """Yield the parameters that a framework gives a model: the function's key, the name, the kinds."""
+        if self.hf is not None:
+            yield from self.hf.given()
+
+    def of_name(self, text: str, place: Place) -> set[str]:
+        """Return what a name is of which the source itself says nothing."""
+        return self.hf.of_name(text, place) if self.hf is not None and self.hf.files else set()
 
     def of_call(self, call: ast.Call, place: Place) -> set[str]:
         """Return what a call of a framework's function gives."""

@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.held import (
     ARGUMENT,
     BY_ANY,
     EACH,
+    FLAT,
     ITEM,
     LONGEST,
     VALUE,
@@ -56,7 +57,7 @@ BARE = "bare:"
 """The same, of an object whose call gave the constructor none of the models that other calls give it."""
 _MAKES = "makes:"
 _MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
-_TOLD = _MODELS | {MAKES, "other"} | BY_ANY
+_TOLD = _MODELS | {MAKES, "other", FLAT} | BY_ANY
 _DEEPEST = 3
 # What modules call the one that they wrap, and whose parameters are theirs.
 _HELD = ("module", "model")
@@ -178,7 +179,7 @@ class ProjectKinds:
 
     def _of_names(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name, and of an attribute by the object that it is one of."""
-        found = set(self.lookup(text, place))
+        found = self.lookup(text, place) | self.frameworks.of_name(text, place)
         start, _, last = text.rpartition(".")
         if start and start not in {"self", "cls"}:
             found |= self.attribute_kinds(self._of_names(start, place), last)
@@ -475,7 +476,7 @@ def _text(node: ast.expr | None) -> str | None:
 
 def is_about(kinds: Collection[str]) -> bool:
     """Tell whether FSDP1's models are among what an expression may be or hold."""
-    return bool({"params", f"{_MAKES}fsdp"} & set(kinds)) or has_model(kinds)
+    return bool({"params", f"{_MAKES}fsdp", FLAT} & set(kinds)) or has_model(kinds)
 
 
 def makes_attribute(owner: Definition, text: str) -> bool:

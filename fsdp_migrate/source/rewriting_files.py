@@ -109,7 +109,7 @@ def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = Fals
         ()
     """
     files = [path for path in find_sources(paths) if path.suffix != ".ipynb"]
-    work = functools.partial(_rewrite_file, links=links_of(files))
+    work = functools.partial(_rewrite_file, links=links_of(files, paths))
     found = [each for each in on_all_cores(work, files) if each is not None]
     if write:
         found = [each if each.problem else _write(each) for each in found]

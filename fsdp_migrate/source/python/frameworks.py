@@ -6,6 +6,7 @@ What one of these gives may be a sharded model, ``fsdp``, beside which stands by
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Index
 
 
+# As text_of gives it, without spaces.
+_NOT_FSDPS = re.compile(r"^(state_dictisNone|notstate_dict|(self\.)?(is_)?deepspeed(_enabled)?)$")
+
+
 def by_whom(kinds: Collection[str]) -> str:
     """Return the framework that shards a model, or nothing where the source does.
 
@@ -46,6 +51,14 @@ def by_whom(kinds: Collection[str]) -> str:
         ('fabric', '')
     """
     return next((kind.removeprefix(BY) for kind in sorted(kinds) if kind.startswith(BY)), "")
+
+
+def _is_not_fsdps(test: str) -> bool:
+    """Tell whether a test in a Trainer's class is true where FSDP does not come.
+
+    ``save_model`` gives ``_save`` the state that it gathered: ``state_dict is None`` is false then.
+    """
+    return _NOT_FSDPS.search(test) is not None
 
 
 @dataclass(eq=False)
@@ -79,8 +92,10 @@ class Frameworks:
         return trains_by_fsdp1(self.index, is_told=self.links.is_trained)
 
     @functools.cached_property
-    def _trainers(self) -> HFTrainers:
-        return HFTrainers(self.index)
+    def trainers(self) -> HFTrainers:
+        """Hugging Face's Trainers of the source."""
+        is_told = "transformers" in self.links.frameworks
+        return HFTrainers(self.index, is_told=is_told, run_by_trainer=self.links.run_by_trainer)
 
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
@@ -100,10 +115,16 @@ class Frameworks:
                 return {"fsdp", "other"}
             if is_within_a_module(self.index, node):
                 return {"fsdp", "other", f"{BY}lightning"}
-        return {"fsdp", "other", f"{BY}transformers"} if self._trainers.is_theirs(node) else set()
+        return self.trainers.of_name(node)
+
+    def is_trained(self, node: cst.BaseExpression) -> bool:
+        """Tell whether it is what Hugging Face's Trainer was given, below where it trains."""
+        return isinstance(node, (cst.Name, cst.Attribute)) and bool(self.trainers.of_name(node))
 
     def is_elsewhere(self, kinds: set[str], node: cst.CSTNode) -> bool:
         """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""
+        if f"{BY}transformers" in kinds:
+            return any(truth and _is_not_fsdps(text_of(test)) for test, truth in self.guards.facts(node))
         if ACCELERATE not in kinds or self._accelerate:
             return False
         if self._told and not self._asks_accelerate:

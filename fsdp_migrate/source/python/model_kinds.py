@@ -112,8 +112,10 @@ class ModelKinds:
         ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
         """
         key = self.key_of(node)
-        if key is None or self._is_bound_anew(node, key):
-            return key is not None
+        if key is None or self.frameworks.is_trained(node):
+            return False
+        if self._is_bound_anew(node, key):
+            return True
         if key in self.given:
             return self._is_wrapped_below(node)
         made = self.made.get(key, [])
@@ -313,7 +315,8 @@ class ModelKinds:
         if isinstance(node, cst.Attribute):
             found |= taken(attribute(node.attr.value), self.kinds(node.value))
         if not whole(found) and (theirs := self.frameworks.of_name(node)):
-            return found | theirs
+            is_here = not self.is_other_branch(node) and not self.frameworks.is_elsewhere(theirs, node)
+            return found | theirs if is_here else without_models(found | theirs)
         if not found:
             return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
         if has_model(found) and key is not None:
