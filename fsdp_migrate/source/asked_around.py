@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _FILES: Final = SHELL | {".json", ".yaml", ".yml"}
+_MOST: Final = 1_000_000
+"""Larger files hold data."""
 ASKS_HF: Final = re.compile(
     r"\bfsdp\b['\"]?[\s:=,\[\-]+[^\n#]{0,60}?\b(?:full_shard|shard_grad_op|hybrid_shard)"
     r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b"
@@ -50,11 +52,11 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
 def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
     """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
     for path in find_sources(paths, _FILES) if paths else ():
-        if path.suffix not in _FILES:
-            continue
         try:
+            if path.suffix not in _FILES or path.stat().st_size > _MOST:
+                continue
             if asks(read_source(path), pattern):
                 return True
-        except SourceError:
+        except (SourceError, OSError):
             continue  # what is wrong with it is said where it is looked at
     return False

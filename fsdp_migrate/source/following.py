@@ -44,8 +44,6 @@ from fsdp_migrate.source.project_kinds import (
 )
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
-from fsdp_migrate.source.python.lightning_models import trained_elsewhere
-from fsdp_migrate.source.python.links import NOTHING, Links
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
 
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.project_kinds import Key
     from fsdp_migrate.source.project_scopes import Scope, Statement
-    from fsdp_migrate.source.python.links import Fields
+    from fsdp_migrate.source.python.links import Fields, Links
 
     _Key = TypeVar("_Key", str, Fact)
 
@@ -73,14 +71,12 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
     ``around``: the files and folders that were given, where configs and shell scripts may be.
     """
     project = Project.read(path for path in paths if path.suffix == ".py")
-    trained = trained_elsewhere(project.texts)
     links: dict[Path, Links] = {}
     frameworks = framework_models(project, around)
-    if trained or frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
+    if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
         following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
         links = following.links()
-    links |= {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
     links = with_frameworks(project.texts, frameworks, links)
     return with_texts(project.texts, with_lightning(project, links))
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.asked_around import ASKS_HF, asked_around, asks
 from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.hf_trainers import with_heirs
+from fsdp_migrate.source.lightning_files import homes_of_modules
+from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
+from fsdp_migrate.source.python.lightning_models import trained_elsewhere
 from fsdp_migrate.source.python.links import NOTHING
 
 
@@ -57,6 +60,8 @@ def with_frameworks(
     for name in _WORDS:
         for path in _given(texts, name):
             told.setdefault(path, set()).add(name)
+    trained = models.lightning.files if models.lightning is not None else frozenset()
+    links = links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
         path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))
@@ -79,7 +84,12 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         }
         found = own.union(_given(texts, name))
         users |= {name: found} if found else {}
-    return FrameworkModels(users, with_heirs(project, _running_trainers(texts, around)))
+    lightnings = homes_of_modules(project) | run_by_lightning(project, around)
+    return FrameworkModels(
+        users,
+        with_heirs(project, _running_trainers(texts, around)),
+        LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
+    )
 
 
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.hf_trainers import HFProject
+    from fsdp_migrate.source.lightning_project import LightningProject
     from fsdp_migrate.source.project import Place
 
 
@@ -33,11 +34,14 @@ class FrameworkModels:
     """By framework the files whose models it shards by FSDP1."""
     hf: HFProject | None = None
     """Hugging Face's Trainers of the project."""
+    lightning: LightningProject | None = None
+    """Lightning's modules and callbacks."""
 
     @property
     def files(self) -> set[Path]:
         """The files whose models a framework shards."""
-        return {path for paths in self.users.values() for path in paths}.union(self.trainers)
+        lightnings = self.lightning.files if self.lightning is not None else ()
+        return {path for paths in self.users.values() for path in paths}.union(self.trainers, lightnings)
 
     @property
     def trainers(self) -> frozenset[Path]:
@@ -51,12 +55,13 @@ class FrameworkModels:
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield the parameters that a framework gives a model: the function's key, the name, the kinds."""
-        if self.hf is not None:
-            yield from self.hf.given()
+        for each in (self.hf, self.lightning):
+            yield from each.given() if each is not None else ()
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what a name is of which the source itself says nothing."""
-        return self.hf.of_name(text, place) if self.hf is not None and self.hf.files else set()
+        known = (each for each in (self.hf, self.lightning) if each is not None and each.files)
+        return {kind for each in known for kind in each.of_name(text, place)}
 
     def of_call(self, call: ast.Call, place: Place) -> set[str]:
         """Return what a call of a framework's function gives."""

@@ -97,6 +97,11 @@ class Frameworks:
         is_told = "transformers" in self.links.frameworks
         return HFTrainers(self.index, is_told=is_told, run_by_trainer=self.links.run_by_trainer)
 
+    @property
+    def are_used(self) -> bool:
+        """Whether a framework shards models of this source without a name that is known."""
+        return self._lightning or bool(self.links.run_by_trainer)
+
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
         if not isinstance(call.func, cst.Attribute):

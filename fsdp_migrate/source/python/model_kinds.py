@@ -232,6 +232,12 @@ class ModelKinds:
         """Return the framework that shards a model, such as ``fabric``; nothing where the source does it."""
         return by_whom(self.kinds(node))
 
+    @functools.cached_property
+    def are_by_frameworks(self) -> bool:
+        """Whether every model that is known here is one that a framework shards, where it is asked to."""
+        known = [kinds for kinds in self.facts.values() if "fsdp" in kinds]
+        return all(map(by_whom, known)) and not self._wrappings and (bool(known) or self.frameworks.are_used)
+
     def _is_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
         """Tell whether FSDP2 is given the same model in a branch around, where it is plain until then."""
         for call in self._shards_by_fsdp2:
