@@ -10,6 +10,7 @@ import libcst as cst
 from fsdp_migrate.source.method_calls import MIXED
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
 from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
 
 
 if TYPE_CHECKING:
@@ -49,6 +50,16 @@ _GATHERS: Final = frozenset({"gather", "gather_for_metrics", "pad_across_process
 _OTHERS: Final = frozenset({"fabric", "lightning"})
 
 
+# Within the Trainer's own class it is `self`; and a callback is given the model without its Trainer.
+_BY_PLACE: Final = {
+    TRAINER: "self.accelerator.get_state_dict(self.model)",
+    CALLBACK: (
+        "torch's get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, "
+        "cpu_offload=True))"
+    ),
+}
+
+
 def mixed(source: Source, model: cst.BaseExpression) -> str:
     """Return how a comment begins that is about a model which may be sharded."""
     name = _NAMES.get(source.models.sharded_by(model), "")
@@ -60,12 +71,22 @@ def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
     by = source.models.sharded_by(model)
     if is_load:
         return _LOADS.get(by, "load_model_state_dict of fsdp_migrate.runtime, given the model")
+    if (own := _by_place(source, model)) is not None:
+        return f"{own}, on every rank"
     return _STATES.get(by, "torch's get_model_state_dict, given the model")
 
 
 def given(source: Source, model: cst.BaseExpression) -> str:
     """Return what gives the whole state to a function that would ask the model itself."""
+    if (own := _by_place(source, model)) is not None:
+        return own
     return _ASKED.get(source.models.sharded_by(model), "torch's get_model_state_dict")
+
+
+def _by_place(source: Source, model: cst.BaseExpression) -> str | None:
+    if source.models.sharded_by(model) != "transformers":
+        return None
+    return _BY_PLACE.get(source.models.frameworks.trainers.kind_around(model))
 
 
 def unsynced(source: Source, model: cst.BaseExpression) -> str:

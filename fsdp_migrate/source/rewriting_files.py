@@ -113,7 +113,7 @@ def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = Fals
         ()
     """
     files = [path for path in find_sources(paths) if path.suffix != ".ipynb"]
-    work = functools.partial(_rewrite_file, links=links_of(files))
+    work = functools.partial(_rewrite_file, links=links_of(files, paths))
     done = list(on_all_cores(work, files))
     found = [each for each, _ in done if each is not None]
     if write:

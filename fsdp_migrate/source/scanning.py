@@ -53,7 +53,7 @@ def scan_paths(paths: Iterable[str | os.PathLike[str]], *, num_processes: int | 
         1
     """
     files = find_sources(paths)
-    work = functools.partial(scan_file, links=links_of(files))
+    work = functools.partial(scan_file, links=links_of(files, paths))
     reports = [report for report in on_all_cores(work, files, num_processes) if report is not None]
     interesting = tuple(report for report in reports if report.uses or report.problem)
     return ScanReport(interesting, num_files=len(files))
