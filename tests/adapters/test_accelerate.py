@@ -98,7 +98,7 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_forward_prefetch", "'false'", None, "FM342"),
     ("fsdp_offload_params", "'true'", True, "FM341"),
     ("fsdp_offload_params", "yes", "yes", "FM340"),
-    ("fsdp_auto_wrap_policy", "transformer_based_wrap", "transformer_based_wrap", "FM340"),
+    ("fsdp_auto_wrap_policy", "transformer_based_wrap", "transformer_based_wrap", "FM341"),
     ("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP", "SIZE_BASED_WRAP", "FM343"),
     ("fsdp_transformer_layer_cls_to_wrap", "A,B", "A,B", "FM340"),
     ("fsdp_transformer_layer_cls_to_wrap", "A, B", "A,B", "FM341"),
