@@ -62,6 +62,7 @@ _ACCELERATE_FLAGS = frozenset(
 )
 _FILES = (".json", ".yaml", ".yml")
 _FLAG = re.compile(r"--(?:use[-_])?fsdp\b|--fsdp[-_]")
+_SHOWN = re.compile(r"(?:echo|printf)\b(?!.*--)[^|>]*\Z", re.DOTALL)
 _NAMES_FSDP = re.compile(r"(?:\A|[_.])fsdp(?:\Z|[_.])")
 BARE_SWITCH = (
     "HF Trainer takes `--fsdp` without a value from transformers 5.10 on, and that is FSDP2 already; older "
@@ -156,6 +157,8 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     script = Script(text)
     done = _Script(text, settings)
     for start, end in script.others():
+        if _SHOWN.match(text[start:end]):  # a command in a variable that is printed is not run by that
+            continue
         for one in script.variants(start, end):
             done.take(start, one)
     for start, end, given in script.unused():

@@ -139,6 +139,12 @@ def test_what_two_branches_may_hold_is_said_once() -> None:
     assert len(done.findings) == len(set(done.findings))
 
 
+@pytest.mark.parametrize(("then", "path"), [('srun bash -c "$C"\n', "line 3"), ("", "line 1")])
+def test_a_command_that_is_printed_is_not_run_by_that(then: str, path: str) -> None:
+    done = convert_script(f'C="{RUN} {FLAGS} t.py"\necho $C\n{then}')
+    assert [block.path for block in done.blocks] == [path]
+
+
 def test_a_variable_of_several_quoted_parts_is_looked_into() -> None:
     script = f'export L="{RUN} {FLAGS} \\\n --main_process_ip "$IP" "\nsrun bash -c "$L t.py"\n'
     assert convert_script(script).text == script.replace(FLAGS, f"--use_fsdp {NEW} {TWO}")
