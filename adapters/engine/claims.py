@@ -105,7 +105,14 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
         "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }
 )
-ACCELERATE_UNREAD = frozenset({"limit_all_gathers", "backward_prefetch_policy", "transformer_cls_to_wrap"})
+ACCELERATE_UNREAD = frozenset(
+    {
+        "limit_all_gathers",
+        "backward_prefetch_policy",
+        "transformer_cls_to_wrap",
+        "transformer_cls_names_to_wrap",
+    }
+)
 """Keys of people's files that Accelerate's launcher has no flag for: they stand there without effect."""
 LIGHTNING: Mapping[str, Claim] = MappingProxyType(
     {

@@ -128,6 +128,12 @@ def test_each_key(key: str, value: str, after: Any, code: str) -> None:
     assert codes(done, key) == {code}
 
 
+@pytest.mark.parametrize("name", ["transformer_cls_to_wrap", "transformer_cls_names_to_wrap"])
+def test_names_of_classes_that_the_launcher_does_not_read_say_which_it_reads(name: str) -> None:
+    [said] = [f for f in convert(f"fsdp_{name}: A").findings if f.subject.endswith(name)]
+    assert "`fsdp_transformer_layer_cls_to_wrap`" in said.message
+
+
 def test_a_reference_for_a_strategy_is_kept_and_named() -> None:
     done = convert("fsdp_sharding_strategy: ${strategy}  # from outside")
     assert fsdp_of(done)["fsdp_sharding_strategy"] == "${strategy}"
