@@ -134,6 +134,18 @@ def test_names_of_classes_that_the_launcher_does_not_read_say_which_it_reads(nam
     assert "`fsdp_transformer_layer_cls_to_wrap`" in said.message
 
 
+@pytest.mark.parametrize(
+    ("comment", "after"),
+    [
+        ("Options: FULL_SHARD, NO_SHARD", "fsdp_sharding_strategy: Options: FULL_SHARD, NO_SHARD"),
+        ("for large models", "for large models"),
+    ],
+)
+def test_a_comment_that_lists_the_words_of_the_strategy_gets_its_name(comment: str, after: str) -> None:
+    done = convert(f"fsdp_sharding_strategy: FULL_SHARD  # {comment}")
+    assert f"fsdp_reshard_after_forward: true  # {after}\n" in done.text
+
+
 def test_a_reference_for_a_strategy_is_kept_and_named() -> None:
     done = convert("fsdp_sharding_strategy: ${strategy}  # from outside")
     assert fsdp_of(done)["fsdp_sharding_strategy"] == "${strategy}"
