@@ -276,7 +276,9 @@ def is_private(name: str) -> bool:
 
 _NO_OPTIMIZER = r"(?:,\s*[\w.]*(?:loader|sched|dataset)\w*\s*)*"
 MODEL_ALONE = (
-    r"\baccelerator\.prepare\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*" + _NO_OPTIMIZER + r"\)"
+    r"\baccelerator\.prepare(?:_model)?\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*"
+    + _NO_OPTIMIZER
+    + r"\)"
 )
 """A call that gives Accelerate a model without its optimizer: right under FSDP1, and refused by its FSDP2."""
 PREPARED_MODEL = (

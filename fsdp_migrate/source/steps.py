@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.pins import PinFound
+    from fsdp_migrate.source.prepared_apart import PreparedApart
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
     from fsdp_migrate.source.uses import ScanReport, Use
 
@@ -77,6 +78,11 @@ _TOGETHER = (
     "Let Accelerate prepare the model and its optimizer in one call, as its FSDP2 asks for: make the "
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
 )
+_LEFT_OUT = (
+    "Take models that are not trained out of Accelerate's hands, whose FSDP2 refuses them: write "
+    "`model.to(accelerator.device)`, or have such a model sharded with an optimizer that never steps, "
+    "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`"
+)
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
@@ -109,7 +115,7 @@ def next_steps(
     models: Sequence[str] = (),
     *,
     is_prepared: bool = False,
-    apart: Sequence[str] = (),
+    apart: PreparedApart | None = None,
     lacking: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
@@ -148,8 +154,9 @@ def next_steps(
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     steps += _steps_for_configs(converted)
     steps += _steps_for_launches(launches, configs)
-    if apart:
-        steps.append(Step(f"{_TOGETHER} ({listed(apart, _PLACES)}).", ()))
+    if apart is not None:
+        said = ((_TOGETHER, apart.trained), (_LEFT_OUT, apart.untrained))
+        steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     return steps + _steps_for_checkpoints(old, models, is_run=bool(report.num_files or configs or launches))
 

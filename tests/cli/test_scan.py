@@ -395,6 +395,10 @@ def test_a_repository_of_the_trainer_is_seen(
     Path("own.py").write_text("# accelerator.prepare(model)\nmodel = accelerator.prepare(model)\n")
     _, document = run_json("scan", ".")
     assert [step["text"].endswith("(own.py:2).") for step in document["steps"]].count(True) == 1
+    Path("own.py").write_text("model = accelerator.prepare_model(model)\nmodel.eval()\n")
+    _, document = run_json("scan", ".")
+    (step,) = (step["text"] for step in document["steps"] if "own.py:1" in step["text"])
+    assert step.startswith("Take models that are not trained out of Accelerate's hands")
     # Beside the plugin it gets a comment, which is a step of its own.
     Path("own.py").write_text("Accelerator(fsdp_plugin=made)\nmodel = accelerator.prepare(model)\n")
     _, document = run_json("scan", ".")

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 
 
 _PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
-_TYPE = re.compile(r"\bDistributedType\.FSDP\b")
+# Of tests, spaces are left out.
+_TYPE = re.compile(
+    r"\bDistributedType\.FSDP\b|\bdistributed_type(?:[!=]=|in|notin).*['\"]FSDP['\"]"
+    r"|\.is_fsdp(?:_enabled)?\b(?!\()"
+)
 _OTHERS = re.compile(r"optim|loader|sched|dataset|config|tokenizer")
+_TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|Trainer\b", re.IGNORECASE)
+_INFERS = re.compile(r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(")
 ACCELERATE = "by:accelerate"
 _METHODS = frozenset({"prepare", "prepare_model"})
 
@@ -59,17 +65,42 @@ def asks_for_plugin(index: Index) -> bool:
 
 def asks_for_fsdp(index: Index) -> bool:
     """Tell whether a source asks Accelerate how it was launched: ``DistributedType.FSDP``."""
-    return any(is_fsdp_type(text_of(node)) for node in index.by_kind.get(cst.Attribute, ()))
+    asked = (*index.by_kind.get(cst.Attribute, ()), *index.by_kind.get(cst.Comparison, ()))
+    return any(_TYPE.search(text_of(node)) for node in asked)
 
 
-def is_fsdp_type(test: str) -> bool:
-    """Tell whether a test, or a part of one, is about FSDP as Accelerate's type.
+def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
+    """Return whether Accelerate runs FSDP where a test has come out as ``truth``; None where nothing tells.
 
     Example:
-        >>> is_fsdp_type("state.distributed_type == DistributedType.FSDP"), is_fsdp_type("DistributedType.NO")
-        (True, False)
+        >>> test = cst.parse_expression("x and state.distributed_type == DistributedType.FSDP")
+        >>> fsdp_said(test, truth=True), fsdp_said(test, truth=False)
+        (True, None)
+        >>> fsdp_said(cst.parse_expression("not self.is_fsdp_enabled"), truth=True)
+        False
     """
-    return _TYPE.search(test) is not None and "!=" not in test and not test.startswith("not ")
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return fsdp_said(test.expression, truth=not truth)
+    if isinstance(test, cst.BooleanOperation):
+        # Of `a and b` that is true both are; of `a or b` that is false neither is.
+        if isinstance(test.operator, cst.And) is not truth:
+            return None
+        parts = [fsdp_said(each, truth=truth) for each in (test.left, test.right)]
+        return next((part for part in parts if part is not None), None)
+    text = text_of(test)
+    if _TYPE.search(text) is None:
+        return None
+    return truth is not ("!=" in text or "notin" in text)
+
+
+def only_infers(code: str) -> bool:
+    r"""Tell whether a source uses models and trains none, as its words say.
+
+    Example:
+        >>> only_infers("model.eval()"), only_infers("model.eval()\nloss.backward()"), only_infers("")
+        (True, False, False)
+    """
+    return _INFERS.search(code) is not None and _TRAINS.search(code) is None
 
 
 def is_list_of_models(node: cst.Attribute) -> bool:

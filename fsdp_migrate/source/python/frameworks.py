@@ -14,7 +14,7 @@ import libcst as cst
 from fsdp_migrate.source.python.accelerate_models import (
     ACCELERATE,
     asks_for_fsdp,
-    is_fsdp_type,
+    fsdp_said,
     is_list_of_models,
     prepared,
     shards_by_accelerate,
@@ -104,7 +104,7 @@ class Frameworks:
         """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""
         if ACCELERATE not in kinds or self._accelerate:
             return False
-        return not any(truth and is_fsdp_type(text_of(test)) for test, truth in self.guards.facts(node))
+        return not any(fsdp_said(test, truth=truth) for test, truth in self.guards.facts(node))
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""

@@ -1,4 +1,4 @@
-"""``prepare(model)`` beside Accelerate's plugin: its FSDP2 takes it with its optimizer only.
+"""``prepare(model)`` under Accelerate's FSDP: its FSDP2 takes it with its optimizer only.
 
 A model that the source shards itself is none for Accelerate, which knows it by FSDP1's class.
 """
@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.catalog import MODEL_ALONE, PREPARED_MODEL
-from fsdp_migrate.source.python.accelerate_models import asks_for_plugin, prepared
+from fsdp_migrate.source.catalog import FSDP, MODEL_ALONE, PREPARED_MODEL
+from fsdp_migrate.source.python.accelerate_models import (
+    asks_for_fsdp,
+    asks_for_plugin,
+    fsdp_said,
+    only_infers,
+    prepared,
+)
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
@@ -29,6 +35,11 @@ _MEANT = (
     "Accelerate's FSDP2 refuses it: a model and its optimizer must be passed together. Make the optimizer "
     "first, and write `model, optimizer = accelerator.prepare(model, optimizer)`; other objects may go along."
 )
+_UNTRAINED = (
+    "Accelerate's FSDP2 refuses a model without an optimizer, and there is none here. Leave out a model that "
+    "is not trained, `model.to(accelerator.device)`, or have it sharded with an optimizer that never steps: "
+    "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`."
+)
 _SEVERAL = (
     "Accelerate's FSDP2 takes one model in a call, with its optimizer: give each that is trained a call of "
     "its own, and leave out those that are not, `ema.to(accelerator.device)`."
@@ -43,21 +54,39 @@ _OTHERS = re.compile(r"optim|loader|sched|dataset|config|tokenizer|(^|_)(dl|lr)(
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find these calls in a source that says how Accelerate shards; with DDP they are right."""
+    """Find these calls in a source that knows of Accelerate's FSDP; with DDP they are right."""
     calls = [call for call in source.calls if (dotted(call.func) or "").endswith(_PREPARES)]
     again = [call for call in calls if any(_is_sharded(source, call, arg.value) for arg in call.args)]
     for call in again:
         yield Found("FM303", call, _AGAIN, "commented")
-    said = [(call, meant) for call in calls if call not in again and (meant := _refused(call))]
-    if said and asks_for_plugin(source.index):
-        for call, meant in said:
+    if not _knows_of_fsdp(source):
+        return
+    for call in calls:
+        meant = "" if call in again or _is_elsewhere(source, call) else _refused(call)
+        if meant == _MEANT and only_infers(source.code):
+            meant = _UNTRAINED
+        if meant:
             yield Found("FM449", call, meant, "commented")
+
+
+def _knows_of_fsdp(source: Source) -> bool:
+    """Tell whether a source asks Accelerate for FSDP, or asks whether it was, or gives FSDP1 its models."""
+    if asks_for_plugin(source.index) or asks_for_fsdp(source.index):
+        return True
+    wraps = any(source.index.fsdp1(call.func) == FSDP for call in source.calls)
+    return not wraps and any(map(source.class_function, source.calls))
+
+
+def _is_elsewhere(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call stands in a branch that FSDP does not come to."""
+    facts = source.models.guards.facts(call)
+    return any(fsdp_said(test, truth=truth) is False for test, truth in facts)
 
 
 def _refused(call: cst.Call) -> str:
     """Return what is said of a call that Accelerate's FSDP2 refuses, by what its arguments are called."""
     if (dotted(call.func) or "").endswith("accelerator.prepare_model"):
-        return _MEANT  # it takes no optimizer, and refuses FSDP2
+        return "" if _is_for_evaluation(call) else _MEANT  # it takes no optimizer, and refuses FSDP2
     if re.search(MODEL_ALONE, text_of(call.func) + _given(call)):
         return _MEANT
     if any(arg.star for arg in call.args):
@@ -83,6 +112,12 @@ def _is_sharded(source: Source, call: cst.Call, node: cst.BaseExpression) -> boo
         if is_own and source.index.order[target] < source.index.order[call]:
             return not source.index.excludes(target, call)
     return False
+
+
+def _is_for_evaluation(call: cst.Call) -> bool:
+    """Tell whether ``prepare_model(model, evaluation_mode=True)`` leaves the model whole, in FSDP2 too."""
+    given = (arg.value for arg in call.args if arg.keyword and arg.keyword.value == "evaluation_mode")
+    return any(text_of(value) != "False" for value in given)
 
 
 def _given(call: cst.Call) -> str:
