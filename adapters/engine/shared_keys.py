@@ -273,8 +273,10 @@ def say_mixed_precision(
         "returns too. Parameters and gradients are cast alike."
     )
     hint = (
-        "Where buffers matter, such as rotary frequencies, the new run is the more exact one. A model that "
-        "`prepare_fully_shard` shards is cast as under FSDP1: `plan` and `parity` speak of that."
+        "Where an output meets float32 tensors in `@`, `torch.dot`, `index_add_`, `scatter_add_` or "
+        "`x[mask] = ...`, or becomes numpy's, that now raises: write `.float()` on it. Where buffers matter, "
+        "such as rotary frequencies, the new run is the more exact one. A model that `prepare_fully_shard` "
+        "shards is cast as under FSDP1: `plan` and `parity` speak of that."
     )
     draft.say("FM354", block.beside(key), text, hint)
 
