@@ -286,7 +286,7 @@ FRAMEWORK_FAULTS = (
         _loads_not_all,
         "Write `fsdp_cpu_ram_efficient_loading: false`; in HF Trainer's `fsdp_config` it is "
         "`cpu_ram_efficient_loading`.",
-        (Affected("accelerate", "1.7"),),
+        (Affected("accelerate", ACCELERATE["loads_not_all"].since),),
         reproduced=True,
         looked_up=_TRIED,
     ),
