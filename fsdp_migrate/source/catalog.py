@@ -282,6 +282,9 @@ MODEL_ALONE = (
 )
 """A call that gives Accelerate a model without its optimizer: right under FSDP1, and refused by its FSDP2."""
 PREPARED_MODEL = (
-    r"(?:^|_)(?:model|net|module|policy|unet|transformer|encoder|controlnet|teacher|student|critic)(?:_\w+)?$"
+    r"(?:^|_)(?:model|net|module|policy|unet|transformer|encoder|controlnet|teacher|student|critic"
+    r"|discriminator)(?:_\w+)?$"
 )
 """What models are called that Accelerate is given."""
+PREPARED_WITH = r"optim|loader|sched|dataset|config|tokenizer|(?:^|_)(?:dl|lr|opt)(?:_|$)"
+"""What is called otherwise, though a model's name may be in it: ``critic_opt``."""

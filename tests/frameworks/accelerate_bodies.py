@@ -147,3 +147,19 @@ def meet_float32(version: int) -> dict[str, str]:
             "product": lambda: full * out,
         }
         return {name: _says(call) for name, call in calls.items()}
+
+
+def prepare_two(version: int) -> dict[str, str]:
+    """Return what becomes of a second model that has none of the layers that the plugin names."""
+    with _as_accelerators():
+        names = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
+        accelerator, _, _ = _sharded(version, Net(), **names)
+
+        def prepare() -> None:
+            other = nn.Linear(2, 2)
+            model, _ = accelerator.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
+            model(torch.ones(1, 2)).sum().backward()
+
+        found = {"as it is": _says(prepare)}
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []
+        return {**found, "named anew": _says(prepare)}

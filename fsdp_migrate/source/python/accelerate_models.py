@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.catalog import PREPARED_MODEL
+from fsdp_migrate.source.catalog import PREPARED_MODEL, PREPARED_WITH
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.nodes import dotted, text_of
 
@@ -22,9 +22,10 @@ _TYPE = re.compile(
     r"\bDistributedType\.FSDP\b|\bdistributed_type(?:[!=]=|in|notin).*['\"]FSDP['\"]"
     r"|\.is_fsdp(?:_enabled)?\b(?!\()"
 )
-_OTHERS = re.compile(r"optim|loader|sched|dataset|config|tokenizer")
+_OTHERS = re.compile(PREPARED_WITH)
 _TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|Trainer\b", re.IGNORECASE)
 _INFERS = re.compile(r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(")
+_CLASSES = "transformer_cls_names_to_wrap"
 ACCELERATE = "by:accelerate"
 _METHODS = frozenset({"prepare", "prepare_model"})
 
@@ -61,6 +62,24 @@ def asks_for_plugin(index: Index) -> bool:
     read = (node for node in attributes if node.attr.value == "fsdp_plugin")
     is_read = any("accelerator" in text_of(node.value).lower() for node in read)
     return is_read or _is_set(index)
+
+
+def names_layers(index: Index) -> bool:
+    """Tell whether a source's plugin may name the classes of layers; without a plugin the launch does.
+
+    What sets them anew for each model has seen to it.
+    """
+    assigns = (cst.ensure_type(node, cst.Assign) for node in index.by_kind.get(cst.Assign, ()))
+    if any(text_of(each.target).endswith(_CLASSES) for assign in assigns for each in assign.targets):
+        return False
+    calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
+    made = [call for call in calls if any(map(_PLUGIN.match, index.qualified(call.func)))]
+    given = [arg for call in made for arg in call.args]
+    is_given = any(arg.star or (arg.keyword and arg.keyword.value == _CLASSES) for arg in given)
+    # FSDP1's own policies become names.
+    return (
+        not made or is_given or any(arg.keyword and arg.keyword.value == "auto_wrap_policy" for arg in given)
+    )
 
 
 def asks_for_fsdp(index: Index) -> bool:

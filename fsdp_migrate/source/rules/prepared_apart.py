@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.catalog import FSDP, MODEL_ALONE, PREPARED_MODEL
+from fsdp_migrate.source.catalog import FSDP, MODEL_ALONE, PREPARED_MODEL, PREPARED_WITH
 from fsdp_migrate.source.python.accelerate_models import (
     asks_for_fsdp,
     asks_for_plugin,
     fsdp_said,
+    names_layers,
     only_infers,
     prepared,
 )
@@ -44,13 +45,19 @@ _SEVERAL = (
     "Accelerate's FSDP2 takes one model in a call, with its optimizer: give each that is trained a call of "
     "its own, and leave out those that are not, `ema.to(accelerator.device)`."
 )
+_SECOND = (
+    "Accelerate's FSDP2 looks for each class of `transformer_cls_names_to_wrap` (in a config "
+    "`fsdp_transformer_layer_cls_to_wrap`) in every model, and stops at one that has none; FSDP1 looked in "
+    "the first. Where this one has none, write above it "
+    "`accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []`: one unit, as under FSDP1."
+)
 _AGAIN = (
     "this model is sharded already: FSDP1's Accelerate left as it was, and this one it would wrap once more, "
     "which raises. Give it the optimizer and loaders without the model, launch it without FSDP of its own, "
     "and clip by fsdp_migrate.runtime.clip_grad_norm_(model, ...)."
 )
 _PREPARES = ("accelerator.prepare", "accelerator.prepare_model")
-_OTHERS = re.compile(r"optim|loader|sched|dataset|config|tokenizer|(^|_)(dl|lr)(_|$)")
+_OTHERS = re.compile(PREPARED_WITH)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -65,8 +72,8 @@ def find(source: Source) -> Iterator[Found]:
         meant = "" if call in again or _is_elsewhere(source, call) else _refused(call)
         if meant == _MEANT and only_infers(source.code):
             meant = _UNTRAINED
-        if meant:
-            yield Found("FM449", call, meant, "commented")
+        if meant or (call not in again and _is_second(source, call, calls)):
+            yield Found("FM449", call, meant or _SECOND, "commented")
 
 
 def _knows_of_fsdp(source: Source) -> bool:
@@ -91,12 +98,34 @@ def _refused(call: cst.Call) -> str:
         return _MEANT
     if any(arg.star for arg in call.args):
         return ""
-    names = [(dotted(arg.value) or "?").split(".")[-1].lower() for arg in call.args]
+    names = _names(call)
     others = [name for name in names if _OTHERS.search(name)]
-    models = [name for name in names if name not in others and re.search(PREPARED_MODEL, name)]
-    if len(models) > 1:
+    if len(_models(call)) > 1:
         return _SEVERAL
-    return _MEANT if others == names and any("optim" in name for name in names) else ""
+    return _MEANT if others == names and any("opt" in name for name in names) else ""
+
+
+def _names(call: cst.Call) -> list[str]:
+    return [(dotted(arg.value) or "?").split(".")[-1].lower() for arg in call.args]
+
+
+def _models(call: cst.Call) -> list[str]:
+    """Return what the models are called that a call is given."""
+    return [name for name in _names(call) if not _OTHERS.search(name) and re.search(PREPARED_MODEL, name)]
+
+
+def _is_second(source: Source, call: cst.Call, calls: list[cst.Call]) -> bool:
+    """Tell whether another model was prepared before, by whose layers' class FSDP1 wrapped this one too."""
+    models, home = _models(call), source.index.function(call)
+    if not models or _is_for_evaluation(call) or not names_layers(source.index):
+        return False
+    return any(
+        _models(other) not in ([], models)
+        and source.index.function(other) is home
+        and source.index.order[other] < source.index.order[call]
+        and not source.index.excludes(other, call)
+        for other in calls
+    )
 
 
 def _is_sharded(source: Source, call: cst.Call, node: cst.BaseExpression) -> bool:

@@ -134,3 +134,27 @@ def test_a_model_that_is_sharded_before_it_is_prepared(body: str, *, is_said: bo
     if "self." in body:
         body = f"class Work:\n    def run(self, net):\n{textwrap.indent(body, ' ' * 8)}"
     assert (("FM303", "commented") in codes(ACCELERATOR + body)) is is_said
+
+
+SECOND = "FM449 Accelerate's FSDP2 looks for each class"
+
+
+@pytest.mark.parametrize(
+    ("between", "is_said"),
+    [
+        ("", True),
+        ("accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []\n", False),
+        ("def other():\n    ", False),
+    ],
+)
+def test_a_second_model_may_lack_the_layers_of_the_first(between: str, *, is_said: bool) -> None:
+    first = "model, optimizer = accelerator.prepare(model, optimizer)\n"
+    second = "critic, critic_opt = accelerator.prepare(critic, critic_opt)\n"
+    named = PLUGIN.replace("(fsdp_version", '(transformer_cls_names_to_wrap=["Block"], fsdp_version')
+    assert (SECOND in comments(first + between + second, named)) is is_said
+    asked = f"{ACCELERATOR}print(accelerator.distributed_type == DistributedType.FSDP)\n"
+    assert (SECOND in comments(first + between + second, asked)) is is_said
+    assert SECOND not in comments(first + between + second, PLUGIN)  # it names no classes
+    assert SECOND not in comments(first + between + first, named)
+    either = f"if own:\n    {first}else:\n    {second}"
+    assert SECOND not in comments(either, named)
