@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ _PREPARING = frozenset({"FM301", "FM302", "FM331", "FM429"})
 _STANDS_ELSEWHERE = "FM356"
 _FACTORY = "PKG.MOD:FACTORY"
 _MOST_CONFIGS = 3
+_NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _DOCTOR = "See which known faults of torch and the frameworks hit you. This and the next two change nothing."
 _PLAN = "See how the model will be sharded, and whether it fits; no GPU is needed."
 _PARITY = (
@@ -152,7 +154,7 @@ def next_steps(
         stops = what_they_stop(use.code for use in left)
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
-    steps += _steps_for_configs(converted)
+    steps += _steps_for_configs(converted, launches)
     steps += _steps_for_launches(launches, configs)
     if apart is not None:
         said = ((_TOGETHER, apart.trained), (_LEFT_OUT, apart.untrained))
@@ -271,10 +273,15 @@ def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
     )
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
+def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:
     steps = []
+    # A file whose keys may be torch's or HF Trainer's, and which a launch line names as `--fsdp_config`.
+    trainers = {name for each in launches for name in _NAMED_FILE.findall(each.command)}
+    known = [each for each in configs if each.state == "unclear" and Path(each.path).name in trainers]
     changing = tuple(
-        f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs if each.state == "changes"
+        f"fsdp-migrate config {shlex.quote(each.path)}{' --from hf' if each in known else ''} --write"
+        for each in configs
+        if each.state == "changes" or each in known
     )
     if changing:
         text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
@@ -282,7 +289,7 @@ def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
-        if each.state in {"refused", "unclear", "broken"}
+        if each.state in {"refused", "unclear", "broken"} and each not in known
     )
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))
