@@ -22,6 +22,7 @@ from fsdp_migrate.adapters.document.writing import block_lines, flow_text, key_w
 from fsdp_migrate.errors import UnsupportedFeatureError
 
 
+_BEHIND = re.compile(r"[ \t]+#+[ \t]*(?=\S)")
 _COMMENT = re.compile(r"(?:^|\s)#\s*(.*)$")
 
 
@@ -182,6 +183,10 @@ class Edits:
             new = flow_text(change.value, json_style=self.is_json)
         touches = start != value.start or (start == end and self.text[start - 1] not in " \t")
         pieces.append(_Piece(start, end, 0, f" {new}" if touches and not below else new))
+        comment = _BEHIND.match(self.text, end)
+        if len(pieces) > 1 and comment is not None and not self.is_json:
+            # It speaks of the old key and of its words, as that of a key which is taken out.
+            pieces.append(_Piece(comment.end(), comment.end(), 0, f"{key_text(change.entry)}: "))
         return pieces
 
     def _refuse_anchor(self, node: Node) -> None:

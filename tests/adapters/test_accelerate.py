@@ -363,3 +363,12 @@ def test_which_models_rank_0_cannot_load_for_all_is_said_without_a_change(keys: 
     told = [f for f in found if "stops at buffers" in f.message and f.message.endswith("for such a model.")]
     assert len(told) == bool(said)
     assert all(said in f.message and f.hint is None and f.fidelity in {"exact", "equivalent"} for f in told)
+
+
+def test_a_comment_about_the_words_of_an_old_key_gets_its_name() -> None:
+    done = convert(
+        "fsdp_sharding_strategy: FULL_SHARD  # one of 1 to 5\nfsdp_offload_params: 'false'  # as before\n"
+        "fsdp_reshard_after_forward: false # no"
+    )
+    assert "  fsdp_reshard_after_forward: true  # fsdp_sharding_strategy: one of 1 to 5\n" in done.text
+    assert "  fsdp_offload_params: false  # as before\n" in done.text
