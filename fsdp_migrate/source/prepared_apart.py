@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source.catalog import MODEL_ALONE
 from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
 from fsdp_migrate.source.python.accelerate_models import only_infers
 
 
@@ -28,6 +29,8 @@ class PreparedApart:
 
     trained: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
+    not_loaded: tuple[str, ...] = ()
+    """Where it is given models that rank 0 cannot load for all, and what of them."""
 
 
 def find_prepared_apart(
@@ -49,14 +52,15 @@ def find_prepared_apart(
     told = {f"{use.path}:{use.line}" for use in report.uses if use.code == _CODE} if report else set()
     trained: list[str] = []
     untrained: list[str] = []
-    for path in find_sources(paths):
+    every = list(paths)
+    for path in find_sources(every):
         try:
             code = read_source(path)
         except FSDPMigrateError:
             continue
         found = [f"{path}:{number}" for number, line in enumerate(code.splitlines(), 1) if _is_meant(line)]
         (untrained if only_infers(code) else trained).extend(place for place in found if place not in told)
-    return PreparedApart(tuple(trained), tuple(untrained))
+    return PreparedApart(tuple(trained), tuple(untrained), tuple(find_not_loaded(every)))
 
 
 def _is_meant(line: str) -> bool:

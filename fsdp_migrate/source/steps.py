@@ -85,6 +85,11 @@ _LEFT_OUT = (
     "`model.to(accelerator.device)`, or have such a model sharded with an optimizer that never steps, "
     "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`"
 )
+_NOT_LOADED = (
+    "Write `fsdp_cpu_ram_efficient_loading: false`, in HF Trainer's `fsdp_config` "
+    "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
+    "FSDP2 stops at what these models hold"
+)
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
@@ -157,7 +162,7 @@ def next_steps(
     steps += _steps_for_configs(converted, launches)
     steps += _steps_for_launches(launches, configs)
     if apart is not None:
-        said = ((_TOGETHER, apart.trained), (_LEFT_OUT, apart.untrained))
+        said = ((_TOGETHER, apart.trained), (_LEFT_OUT, apart.untrained), (_NOT_LOADED, apart.not_loaded))
         steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     return steps + _steps_for_checkpoints(old, models, is_run=bool(report.num_files or configs or launches))

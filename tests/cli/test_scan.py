@@ -399,6 +399,15 @@ def test_a_repository_of_the_trainer_is_seen(
     _, document = run_json("scan", ".")
     (step,) = (step["text"] for step in document["steps"] if "own.py:1" in step["text"])
     assert step.startswith("Take models that are not trained out of Accelerate's hands")
+    Path("own.py").write_text(
+        "class Own(nn.Module):\n    def __init__(self):\n        self.norm = nn.BatchNorm1d(8)\n"
+        "net, optimizer = accelerator.prepare(Own(), optimizer)\n"
+    )
+    Path("launch.sh").write_text("accelerate launch --use_fsdp own.py\n")
+    _, document = run_json("scan", ".")
+    (step,) = (step["text"] for step in document["steps"] if "own.py:4: Own has" in step["text"])
+    assert step.startswith("Write `fsdp_cpu_ram_efficient_loading: false`")
+    Path("launch.sh").unlink()
     # Beside the plugin it gets a comment, which is a step of its own.
     Path("own.py").write_text("Accelerator(fsdp_plugin=made)\nmodel = accelerator.prepare(model)\n")
     _, document = run_json("scan", ".")

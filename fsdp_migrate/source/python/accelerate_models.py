@@ -23,8 +23,11 @@ _TYPE = re.compile(
     r"|\.is_fsdp(?:_enabled)?\b(?!\()"
 )
 _OTHERS = re.compile(PREPARED_WITH)
-_TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|Trainer\b", re.IGNORECASE)
-_INFERS = re.compile(r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(")
+_TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
+_INFERS = re.compile(
+    r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("
+)
+_SAYS_NOTHING = re.compile(r"^\s*(?:#|import\b|from\b).*$", re.MULTILINE)
 _CLASSES = "transformer_cls_names_to_wrap"
 ACCELERATE = "by:accelerate"
 _METHODS = frozenset({"prepare", "prepare_model"})
@@ -119,7 +122,8 @@ def only_infers(code: str) -> bool:
         >>> only_infers("model.eval()"), only_infers("model.eval()\nloss.backward()"), only_infers("")
         (True, False, False)
     """
-    return _INFERS.search(code) is not None and _TRAINS.search(code) is None
+    bare = _SAYS_NOTHING.sub("", code)
+    return _INFERS.search(bare) is not None and _TRAINS.search(bare) is None
 
 
 def is_list_of_models(node: cst.Attribute) -> bool:

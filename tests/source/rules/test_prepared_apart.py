@@ -90,6 +90,8 @@ def test_what_other_launches_come_to_is_right(test: str, *, is_said: bool) -> No
 def test_a_program_without_an_optimizer_is_told_to_leave_the_model_out() -> None:
     call = "model = accelerator.prepare(model)\n"
     assert "there is none here" in comments(call + "model.generate(tokens)\n", PLUGIN)
+    unused = "from torch import optim\n# the Trainer's optimizer\naccelerator.load_state(path)\n"
+    assert "there is none here" in comments(unused + call, PLUGIN)
     assert "Make the optimizer first" in comments(call + "optimizer = AdamW(model.parameters())\n", PLUGIN)
     assert "Make the optimizer first" in comments(call + "model.eval()\nloss.backward()\n", PLUGIN)
 
