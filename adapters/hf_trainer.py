@@ -42,6 +42,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     broadcasts_from_rank0,
     drop_prefetch,
     frees_after_forward,
+    keep_ram_loading,
     keep_state_dict_type,
     keep_wrap_policy,
     kept_or_freed,
@@ -207,22 +208,16 @@ HF_KEYS: tuple[Key, ...] = (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
-    Key("cpu_ram_efficient_loading", "kept", keep_bool),
+    Key("cpu_ram_efficient_loading", "kept", keep_ram_loading),
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
     Key("offload_params", "`cpu_offload`", take_offload, is_read=False),
     Key("activation_checkpointing", "kept", keep_bool),
     Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
     Key("xla", "refused if true", refuse_xla),
     Key("xla_fsdp_v2", "refused if true", refuse_xla),
-    Key(
-        "xla_fsdp_settings",
-        "kept: without `xla` nothing reads it",
-        keep("Kept: without `xla` nothing reads it."),
-    ),
-    Key(
-        "xla_fsdp_grad_ckpt",
-        "kept: without `xla` nothing reads it",
-        keep("Kept: without `xla` nothing reads it."),
+    *(
+        Key(name, "kept: without `xla` nothing reads it", keep("Kept: without `xla` nothing reads it."))
+        for name in ("xla_fsdp_settings", "xla_fsdp_grad_ckpt")
     ),
 )
 _DISTINCTIVE = frozenset(

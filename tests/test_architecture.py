@@ -71,6 +71,7 @@ HOUSE: House = (
                 "source.looked_up",
                 "source.method_calls",
                 "source.parameter_values",
+                "source.prepared_parameters",
                 "source.settings_in_python",
             ],
             "source.framework_words",

@@ -22,7 +22,7 @@ from fsdp_migrate.adapters.document.writing import block_lines, flow_text, key_w
 from fsdp_migrate.errors import UnsupportedFeatureError
 
 
-_LISTED = re.compile(r"[ \t]+#[ \t]*(.*\b[A-Z]+_[A-Z_]+\b.*)")
+_BEHIND = re.compile(r"[ \t]+#+[ \t]*(?=\S)")
 _COMMENT = re.compile(r"(?:^|\s)#\s*(.*)$")
 
 
@@ -183,18 +183,11 @@ class Edits:
             new = flow_text(change.value, json_style=self.is_json)
         touches = start != value.start or (start == end and self.text[start - 1] not in " \t")
         pieces.append(_Piece(start, end, 0, f" {new}" if touches and not below else new))
-        return pieces if mapping.flow else pieces + self._words_of_the_old_key(change)
-
-    def _words_of_the_old_key(self, change: Change) -> list[_Piece]:
-        """Name the old key in a comment that lists its words, where a boolean of another key now stands."""
-        if change.key is None or not isinstance(change.value, bool):
-            return []
-        start = _content_end(self.text, change.entry.value, change.entry.key.end)
-        match = _LISTED.match(self.text, start, _end_of_line(self.text, start))
-        name = key_text(change.entry) or ""
-        if match is None or match[1].startswith(name):
-            return []
-        return [_Piece(match.start(1), match.start(1), 0, f"{name}: ")]
+        comment = _BEHIND.match(self.text, end)
+        if len(pieces) > 1 and comment is not None and not self.is_json:
+            # It speaks of the old key and of its words, as that of a key which is taken out.
+            pieces.append(_Piece(comment.end(), comment.end(), 0, f"{key_text(change.entry)}: "))
+        return pieces
 
     def _refuse_anchor(self, node: Node) -> None:
         for _, inner in walk(node):

@@ -102,6 +102,11 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             since="1.14",
         ),
         "tied_in_one_unit": Claim("FSDP2 gives tied embeddings and head one unit", since="1.15"),
+        "loads_not_all": Claim(
+            "with `fsdp_cpu_ram_efficient_loading` FSDP2 stops at buffers that the state dict holds, such as "
+            "BatchNorm's, and in a model that is not of transformers at parameters of the model itself",
+            since="1.7",
+        ),
         "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }
 )

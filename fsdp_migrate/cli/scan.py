@@ -54,7 +54,7 @@ def scan(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
         is_prepared=is_prepared,
         lacking=without_ours(paths) or (),
-        apart=find_prepared_apart(paths, report) if "accelerate" in packages else (),  # DDP takes it alone
+        apart=find_prepared_apart(paths, report) if "accelerate" in packages else None,
     )
     blocked, log = not_migrated(report, configs, launches), sarif_log(report, configs, launches, pins)
     if sarif:

@@ -365,3 +365,28 @@ def test_hybrid_sharding_on_nodes_that_the_file_does_not_count(machines: str, co
     assert "parallelism_config" not in done.text
     told = convert_text(text, settings=Settings(nodes=2, world_size=8)).text
     assert "parallelism_config_dp_replicate_size: 2" in told
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("fsdp_cpu_ram_efficient_loading: true", "Kept: it means the same. But with"),
+        ("cpu_ram_efficient_loading: 'true'", "is written as true. But with"),
+        ("fsdp_offload_params: false", "Without it the launcher takes true. But with"),
+        ("fsdp_cpu_ram_efficient_loading: false", ""),
+    ],
+)
+def test_which_models_rank_0_cannot_load_for_all_is_said_without_a_change(keys: str, said: str) -> None:
+    found = [f for f in convert(keys).findings if f.subject.endswith("cpu_ram_efficient_loading")]
+    told = [f for f in found if "stops at buffers" in f.message and f.message.endswith("for such a model.")]
+    assert len(told) == bool(said)
+    assert all(said in f.message and f.hint is None and f.fidelity in {"exact", "equivalent"} for f in told)
+
+
+def test_a_comment_about_the_words_of_an_old_key_gets_its_name() -> None:
+    done = convert(
+        "fsdp_sharding_strategy: FULL_SHARD  # one of 1 to 5\nfsdp_offload_params: 'false'  # as before\n"
+        "fsdp_reshard_after_forward: false # no"
+    )
+    assert "  fsdp_reshard_after_forward: true  # fsdp_sharding_strategy: one of 1 to 5\n" in done.text
+    assert "  fsdp_offload_params: false  # as before\n" in done.text
