@@ -136,8 +136,12 @@ def test_comments_name_what_there_is_in_a_trainer_and_in_a_callback(tmp_path: Pa
 def test_what_a_trainer_was_given_and_holds_behind_its_training(
     tmp_path: Path, before: str, between: str, behind: str, expected: set[str]
 ) -> None:
-    found = said(tmp_path, {"train.py": TRAINS.format(before, between, behind)})
+    train = TRAINS.format(before, between, behind)
+    found = said(tmp_path, {"train.py": train})
     assert found == {name: {"FM333"} for name in expected}
+    assert said(tmp_path, {"train.py": train.replace("(model=model, args=args)", "(model, args)")}) == found
+    own = train.replace("transformers.Trainer(model=model, args=args)", "own.Trainer(model)")
+    assert said(tmp_path, {"train.py": own.replace("import tr", "import own\nimport tr")}) == {}
 
 
 @pytest.mark.parametrize(
