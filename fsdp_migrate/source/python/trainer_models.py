@@ -152,7 +152,16 @@ class HFTrainers:
         )
         made = [each for each in values if isinstance(each, cst.Call)]
         is_one = len(made) == 1 and any(map(_TRAINER.search, self.index.qualified(made[0].func)))
-        return made[0] if is_one else None
+        # A project's own class is one of Hugging Face's by its arguments.
+        return made[0] if is_one and (not self.is_told or _has_arguments(made[0])) else None
+
+
+def _has_arguments(trainer: cst.Call) -> bool:
+    """Tell whether a Trainer is given arguments, as ``args=`` or behind the model."""
+    placed = [arg for arg in trainer.args if arg.keyword is None and not arg.star]
+    return len(placed) > 1 or any(
+        arg.keyword is not None and arg.keyword.value == "args" for arg in trainer.args
+    )
 
 
 def _model_of(trainer: cst.Call) -> str:
