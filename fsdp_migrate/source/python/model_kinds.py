@@ -273,15 +273,15 @@ class ModelKinds:
             return True
         if self.guards.is_excluded(node, text_of(node), is_fsdp1_among(self.index)):
             return True
-        key = self.key_of(node)
-        if (
-            key is None
-            or key in self.given
-            or key in self.evidence
-            or not isinstance(node, cst.BaseExpression)
-        ):
+        return isinstance(node, cst.BaseExpression) and self.is_plain_at(node, node)
+
+    def is_plain_at(self, model: cst.BaseExpression, place: cst.CSTNode) -> bool:
+        """Tell whether the switch is off at a place by which a model is wrapped, and shown to be sharded."""
+        key = self.key_of(model)
+        made = self.made.get(key, []) if key is not None and key not in self.given else []
+        if key is None or not made:
             return False
-        return self.switches.is_off(node, key[0], self.made.get(key, ()))
+        return self.switches.is_off(place, key[0], [*made, *self.evidence.get(key, ())])
 
     def kinds(self, node: cst.BaseExpression) -> set[str]:
         """Return what an expression may be, and what it may hold, behind the steps of :mod:`held`.
