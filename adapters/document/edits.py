@@ -22,7 +22,8 @@ from fsdp_migrate.adapters.document.writing import block_lines, flow_text, key_w
 from fsdp_migrate.errors import UnsupportedFeatureError
 
 
-_BEHIND = re.compile(r"[ \t]+#+[ \t]*(?=\S)")
+# A comment that lists the words of its key, as `[FULL_SHARD, NO_SHARD]` or "one of `full`, `sharded`".
+_BEHIND = re.compile(r"[ \t]+#+[ \t]*(?=\S)(?=.*(?:\b[A-Z]+_[A-Z_]+\b|\bone of\b|`\w+`|'\w+'|\"\w+\"))")
 _COMMENT = re.compile(r"(?:^|\s)#\s*(.*)$")
 
 
