@@ -240,7 +240,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "refused", "The model runs in `summon_full_params`, which FSDP2 does not allow."
         ),
         "FM333": FindingCode(
-            "refused", "The model may also be one of DistributedDataParallel: must be changed by hand."
+            "refused", "The model may also be plain, or DistributedDataParallel's: must be changed by hand."
         ),
         # FM34x to FM36x: configs in files
         "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),

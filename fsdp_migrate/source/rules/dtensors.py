@@ -15,6 +15,7 @@ from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.averages import is_averaged
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.uses import Found
@@ -90,6 +91,11 @@ _STATISTIC = (
     "this was of one rank's part of a flat parameter, and comes as a DTensor now: .full_tensor() of it, on "
     "every rank, is that of the whole, and not to be summed over the ranks that share it again; for this "
     "rank's part, as before, take .to_local() of what it is made of."
+)
+_STATISTIC_OR_WHOLE = (
+    "this was of one rank's part of a flat parameter, or under NO_SHARD of the whole, and comes as a DTensor "
+    "now: for what it was, take .to_local() of what it is made of, which NO_SHARD leaves whole; "
+    ".full_tensor() of it, on every rank, is that of the whole, not to be summed over the ranks again."
 )
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
@@ -238,10 +244,15 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
         return _NO_MEMORY.format(name) if first is not None and values.is_one(first) else ""
     if known & _FUNCTIONS:
         is_theirs = first is not None and (values.is_one(first) or values.is_many(first))
-        return _STATISTIC if is_theirs else ""
+        return _statistic(source) if is_theirs else ""
     if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
         return _of_method(source, call, call.func.attr.value)
     return ""
+
+
+def _statistic(source: Source) -> str:
+    is_whole = source.models.links.no_shard or chooses_no_shard(source.code)
+    return _STATISTIC_OR_WHOLE if is_whole else _STATISTIC
 
 
 def _of_method(source: Source, call: cst.Call, name: str) -> str:
@@ -249,7 +260,7 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
     if name in _MEMORY:
         return _NO_ADDRESS if name == "data_ptr" else _NO_MEMORY.format(name)
     if name in _STATISTICS:
-        return _STATISTIC
+        return _statistic(source)
     if name in _SHAPES:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
     return _COUNT if name == "numel" and _is_about_ranks(source, call) else ""

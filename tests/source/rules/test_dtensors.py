@@ -113,6 +113,9 @@ def test_it_is_said_that_all_ranks_gather_what_one_may_ask_for() -> None:
     said = next(use.becomes for use in uses(body, HEADER) if use.code == "FM423")
     assert ".full_tensor() of it, on every rank" in said
     assert "for this rank's part, as before, take .to_local() of what it is made of" in said
+    whole = f"{body}model = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\n"
+    said = next(use.becomes for use in uses(whole, HEADER) if use.code == "FM423")
+    assert "or under NO_SHARD of the whole" in said
 
 
 def test_a_model_that_is_asked_for_its_class_may_be_one() -> None:
