@@ -152,8 +152,11 @@ def meet_float32(version: int) -> dict[str, str]:
 def prepare_two(version: int) -> dict[str, str]:
     """Return what becomes of a second model that has none of the layers that the plugin names."""
     with _as_accelerators():
-        names = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
-        accelerator, _, _ = _sharded(version, Net(), **names)
+        names: dict[str, Any] = {
+            "auto_wrap_policy": "transformer_based_wrap",
+            "transformer_cls_names_to_wrap": ["Block"],
+        }
+        accelerator, _, _ = _sharded(version, Net(), "no", **names)
 
         def prepare() -> None:
             other = nn.Linear(2, 2)
