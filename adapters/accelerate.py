@@ -162,7 +162,13 @@ ACCELERATE_KEYS: tuple[Key, ...] = (
     Key("offload_params", "kept", keep_bool),
     Key("auto_wrap_policy", "kept", keep_wrap_policy),
     Key("transformer_layer_cls_to_wrap", "kept, as `A,B`", keep_classes),
-    Key("transformer_cls_to_wrap", "kept: Accelerate does not read it", keep_unread, is_read=False),
+    Key(
+        "transformer_cls_to_wrap",
+        "kept: Accelerate does not read it",
+        keep_unread,
+        aliases=("transformer_cls_names_to_wrap",),  # the plugin's own name
+        is_read=False,
+    ),
     Key("min_num_params", "kept, as a whole number", keep_count),
     Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),

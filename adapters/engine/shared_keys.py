@@ -200,7 +200,11 @@ def keep_wrap_policy(value: Any, block: Block) -> Outcome:
         raise ConfigError(msg, field="auto_wrap_policy")
     if word == "SIZE_BASED_WRAP":
         return Outcome("FM343", f"{shown(value)}: {_BY_SIZE}", _BY_CLASS)
-    return Outcome("FM340", "Kept: the same modules are units.")
+    text = (
+        f"Kept: the same modules are units, and from Accelerate {ACCELERATE['embeddings_apart'].since} on "
+        "the embeddings, and the head with the last norm. Values are the same."
+    )
+    return Outcome("FM341", text)
 
 
 def keep_classes(value: Any, block: Block) -> Outcome:

@@ -165,7 +165,9 @@ EXPLANATIONS = {
     ),
     "FM333": (
         "The code serves FSDP and `DistributedDataParallel`. For DDP the call must stay as it is, for FSDP2 it must change.",
-        "Make two branches: `if isinstance(model, FSDPModule): ...` with the call for FSDP2, and the old one for DDP.",
+        "Make two branches: `if isinstance(model, FSDPModule): ...` with the call for FSDP2, and the old one for DDP. For a whole state that is"
+        " `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, on every rank: without the options a rank"
+        " would save its own shards, and below `if rank == 0` it would wait for the others.",
     ),
     "FM420": (
         "The source supports both versions. Code for FSDP1 alone must not be rewritten, or FSDP2 would run both branches.",

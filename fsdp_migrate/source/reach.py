@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.project import Module, parts_of
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.rules.unfollowed import may_find
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Module, Project
+    from fsdp_migrate.source.project import Project
     from fsdp_migrate.source.python.links import Links
 
 
@@ -22,22 +25,28 @@ _SHARDS: Final = re.compile(
     r"|fully_shard|prepare_fully_shard)\b|\bDistributedType\.FSDP\b|\bACCELERATE_USE_FSDP\b"
     r"|\bfsdp(?:_config)?=(?!None|False|['\"]['\"])|\bstrategy=['\"]fsdp"
 )
-_DOES: Final = re.compile(
-    r"\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict)\(|\bclip_grad_norm_\("
-    r"|\bdeepcopy\(|\bget_peft_model_state_dict\("
+_IMPORT: Final = re.compile(
+    r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)|import[ \t]+([^\n#]+))",
+    re.MULTILINE,
 )
 _FARTHEST: Final = 4
 
 
-def with_reach(project: Project, links: Mapping[Path, Links]) -> dict[Path, Links]:
-    """Tell the files that a sharded model may come to, where they save, load, clip or copy anything."""
-    near = [path for path in _reached(project) if _DOES.search(project.texts[path])]
+def with_reach(
+    project: Project, links: Mapping[Path, Links], by_frameworks: Iterable[Path] = ()
+) -> dict[Path, Links]:
+    """Tell the files that a sharded model may come to, where they save, load, clip or copy anything.
+
+    ``by_frameworks``: those whose models frameworks shard, as a config or a launch line asks.
+    """
+    near = [path for path in _reached(project, by_frameworks) if may_find(project.texts[path])]
     return {**links, **{path: replace(links.get(path, NOTHING), is_near=True) for path in near}}
 
 
-def _reached(project: Project) -> set[Path]:
+def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
     """Return the files that shard a model, those that import them, and what all these import; no tests."""
-    found = {path for path, text in project.texts.items() if _SHARDS.search(text) and not _is_a_test(path)}
+    sharding = {path for path, text in project.texts.items() if _SHARDS.search(text)}
+    found = {path for path in sharding.union(by_frameworks) if not _is_a_test(path)}
     for step in (_importing, _imported):
         latest = found
         for _ in range(_FARTHEST):
@@ -48,28 +57,35 @@ def _reached(project: Project) -> set[Path]:
 
 def _imported(project: Project, paths: set[Path]) -> Iterator[Path]:
     for path in paths:
-        module = project.module(path)
-        yield from _imports(project, module) if module is not None else ()
-
-
-def _imports(project: Project, module: Module) -> Iterator[Path]:
-    for written in (*module.imports.values(), *module.stars):
-        yield from project.paths(module, written) or project.paths(module, written.rpartition(".")[0])
+        yield from _imports(project, path)
 
 
 def _importing(project: Project, paths: set[Path]) -> Iterator[Path]:
     names = {path.parent.name if path.stem == "__init__" else path.stem for path in paths}
     if not names:
         return
-    # Many files are no candidates, and are not parsed.
     words = "|".join(map(re.escape, sorted(names)))
     pattern = re.compile(
-        rf"^\s*(?:from|import)\s[^#\n]*\b(?:{words})\b|^\s*from\s+\.+\s+import\b", re.MULTILINE
+        rf"\bimport\b[^#\n]*\b(?:{words})\b|\bfrom\b[^#\n]*\b(?:{words})\b|\bfrom \.+ import\b"
     )
     for path, text in project.texts.items():
-        module = project.module(path) if pattern.search(text) else None
-        if module is not None and not paths.isdisjoint(_imports(project, module)):
+        if pattern.search(text) and not paths.isdisjoint(_imports(project, path)):
             yield path
+
+
+def _imports(project: Project, path: Path) -> Iterator[Path]:
+    """Yield the files that a file imports, by its text: hundreds are asked, and parsing takes long."""
+    here = Module(path, parts_of(path), ast.Module([], []))
+    for written in _written(project.texts[path]):
+        yield from project.paths(here, written) or project.paths(here, written.rpartition(".")[0])
+
+
+def _written(text: str) -> Iterator[str]:
+    for start, names, whole in _IMPORT.findall(text):
+        if whole:
+            yield from (each.split()[0] for each in whole.split(",") if each.split())
+        else:
+            yield from (f"{start}.{name}" for name in re.findall(r"\w+|\*", names))
 
 
 def _is_a_test(path: Path) -> bool:

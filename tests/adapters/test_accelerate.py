@@ -98,7 +98,7 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_forward_prefetch", "'false'", None, "FM342"),
     ("fsdp_offload_params", "'true'", True, "FM341"),
     ("fsdp_offload_params", "yes", "yes", "FM340"),
-    ("fsdp_auto_wrap_policy", "transformer_based_wrap", "transformer_based_wrap", "FM340"),
+    ("fsdp_auto_wrap_policy", "transformer_based_wrap", "transformer_based_wrap", "FM341"),
     ("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP", "SIZE_BASED_WRAP", "FM343"),
     ("fsdp_transformer_layer_cls_to_wrap", "A,B", "A,B", "FM340"),
     ("fsdp_transformer_layer_cls_to_wrap", "A, B", "A,B", "FM341"),
@@ -126,6 +126,24 @@ def test_each_key(key: str, value: str, after: Any, code: str) -> None:
     done = convert(f"{key}: {value}")
     assert fsdp_of(done).get(key) == after
     assert codes(done, key) == {code}
+
+
+@pytest.mark.parametrize("name", ["transformer_cls_to_wrap", "transformer_cls_names_to_wrap"])
+def test_names_of_classes_that_the_launcher_does_not_read_say_which_it_reads(name: str) -> None:
+    [said] = [f for f in convert(f"fsdp_{name}: A").findings if f.subject.endswith(name)]
+    assert "`fsdp_transformer_layer_cls_to_wrap`" in said.message
+
+
+@pytest.mark.parametrize(
+    ("comment", "after"),
+    [
+        ("Options: FULL_SHARD, NO_SHARD", "fsdp_sharding_strategy: Options: FULL_SHARD, NO_SHARD"),
+        ("for large models", "for large models"),
+    ],
+)
+def test_a_comment_that_lists_the_words_of_the_strategy_gets_its_name(comment: str, after: str) -> None:
+    done = convert(f"fsdp_sharding_strategy: FULL_SHARD  # {comment}")
+    assert f"fsdp_reshard_after_forward: true  # {after}\n" in done.text
 
 
 def test_a_reference_for_a_strategy_is_kept_and_named() -> None:

@@ -13,6 +13,8 @@ from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fsdp_migrate.source.python.scopes import Index
 
 
@@ -132,19 +134,28 @@ def is_list_of_models(node: cst.Attribute) -> bool:
 
 
 def prepared(call: cst.Call) -> set[str]:
-    """Return what a call of Accelerate's ``prepare`` gives, by what its arguments are called.
+    """Return what a call of Accelerate's ``prepare`` gives."""
+    func = call.func
+    if not isinstance(func, cst.Attribute) or any(arg.star for arg in call.args):
+        return set()
+    return prepared_by(text_of(func.value), func.attr.value, [dotted(arg.value) or "" for arg in call.args])
+
+
+def prepared_by(owner: str, method: str, given: Sequence[str]) -> set[str]:
+    """Return what a method gives, if it is an Accelerator's ``prepare``, by what its arguments are called.
 
     Accelerate may run with DDP as well, if it is launched so.
+
+    Example:
+        >>> prepared_by("accelerator", "prepare", ["net"]) == {"fsdp", "other", "by:accelerate"}
+        True
     """
-    func = call.func
-    if not isinstance(func, cst.Attribute) or func.attr.value not in _METHODS:
-        return set()
-    if "accelerator" not in text_of(func.value).lower() or any(arg.star for arg in call.args):
+    if method not in _METHODS or "accelerator" not in owner.lower():
         return set()
     found: set[str] = set()
-    for place, arg in enumerate(call.args):
-        name = (dotted(arg.value) or "").split(".")[-1].lower()
+    for place, text in enumerate(given):
+        name = text.split(".")[-1].lower()
         if re.search(PREPARED_MODEL, name) and not _OTHERS.search(name):
             kinds = {"fsdp", "other", ACCELERATE}
-            found |= kinds if len(call.args) == 1 else put(str(place), kinds)
+            found |= kinds if len(given) == 1 else put(str(place), kinds)
     return found

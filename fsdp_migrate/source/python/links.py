@@ -49,6 +49,8 @@ class Links:
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
+    run_by_trainer: Mapping[str, str] = field(default_factory=dict)
+    """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
     lightning: Mapping[str, str] = field(default_factory=dict)
     """LightningModules of other files, as imports write them, and why they can be given no hook, if so."""
     hooks: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +80,12 @@ class Links:
     """Whether a sharded model may come to this file, which does something with models."""
 
     def __bool__(self) -> bool:
-        """Whether anything is known."""
+        """Whether there is a reason to look at the file."""
+        return self.is_near or self.is_linked
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether anything is known of its names."""
         known = (
             self.gives,
             self.is_given,
@@ -87,12 +94,9 @@ class Links:
             self.methods,
             self.hooks,
             self.frameworks,
+            self.run_by_trainer,
         )
-        return (
-            self.is_trained
-            or self.is_near
-            or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
-        )
+        return self.is_trained or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 
 
 NOTHING = Links()
