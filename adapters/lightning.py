@@ -461,7 +461,7 @@ def _say_precision(block: Block, draft: Draft) -> None:
     place = _beside_trainer(block, "precision")
     if not is_known(_arguments(block).get("mixed_precision")) and _is_elsewhere(precision, trainer, block):
         text = (
-            f"It is {'set elsewhere' if precision else 'not in this file'}. FSDPStrategy takes the "
+            f"It is {'no plain value here' if precision else 'not in this file'}. FSDPStrategy takes the "
             "dtypes of `bf16-mixed` and the like from it; the hook casts nothing."
         )
         hint = "Under `bf16-mixed` add `'mixed_precision': 'bfloat16'` to the hook's arguments."

@@ -115,7 +115,8 @@ EXPLANATIONS = {
     ),
     "FM320": (
         "Accelerate's plugin is FSDP1 unless it is told `fsdp_version=2`; some of its arguments have other names then.",
-        "Write `FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True, ...)`, true for FULL_SHARD and false for SHARD_GRAD_OP, and leave"
+        "Write `FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True, ...)`, true for FULL_SHARD and false for SHARD_GRAD_OP, with"
+        ' `state_dict_type="FULL_STATE_DICT"` where it has none, which FSDP1 took by itself, and leave'
         " `sharding_strategy`, `use_orig_params`, `sync_module_states`, `backward_prefetch` and `forward_prefetch` out.",
     ),
     "FM321": (

@@ -43,3 +43,10 @@ def test_fsdp2_looks_for_the_layers_in_every_model() -> None:
         assert set(before.values()) == {""}
         assert "Could not find the transformer layer class Block" in after["as it is"]
         assert after["named anew"] == ""
+
+
+def test_fsdp2_takes_no_optimizer_that_holds_more_than_the_model() -> None:
+    """FM449 says so."""
+    for before, after in zip(*(run_ranks(accelerate_bodies.hold_more, each) for each in (1, 2)), strict=True):
+        assert before == ""
+        assert "couldn't be switched to its sharded version" in after

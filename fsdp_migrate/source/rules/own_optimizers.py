@@ -159,8 +159,8 @@ def find(source: Source) -> Iterator[Found]:
             yield from (Found("FM446", node, _KEPT, "commented") for node in _kept(source, call))
         elif _is_wrapping(source, call):
             yield from (Found("FM446", node, _KEPT, "commented") for node in _kept(source, call, told=()))
-    for node in kept_before_prepare(source):
-        yield Found("FM446", node, _KEPT_BY_ACCELERATE, "commented")
+    for assign in kept_before_prepare(source):
+        yield Found("FM446", assign, _KEPT_BY_ACCELERATE, "commented")
 
 
 @functools.lru_cache(maxsize=1)
