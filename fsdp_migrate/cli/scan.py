@@ -86,4 +86,6 @@ def _checkpoints(paths: Paths, *, are_turned: bool) -> list[CheckpointFound]:
     from fsdp_migrate.source.surroundings import find_checkpoints, turned_at
 
     found = with_readers(find_checkpoints(paths), paths)
-    return saved_since(found, turned_at(paths)) if found and are_turned else found
+    if not found or not are_turned:
+        return found
+    return saved_since(found, turned_at(paths, found))

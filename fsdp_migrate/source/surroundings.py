@@ -34,7 +34,7 @@ from fsdp_migrate.text_files import newest_backup
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 _CONFIGS = frozenset({".json", ".yaml", ".yml"})
@@ -53,6 +53,8 @@ _META = "meta.pt"
 _START = 4096
 # A folder with a repository is copied in so many seconds.
 _COPYING = 30.0
+# And the bytes of checkpoints in a second, where a disk or a network is slow.
+_COPIED = 50e6
 _ONE_FILE = frozenset({"file", "safetensors"})
 
 
@@ -193,10 +195,17 @@ def _look_at(path: Path) -> ConfigFound | None:
     )
 
 
-def turned_at(paths: Iterable[str | os.PathLike[str]]) -> float | None:
+def turned_at(
+    paths: Iterable[str | os.PathLike[str]], checkpoints: Sequence[CheckpointFound] = ()
+) -> float | None:
     """Return when ``rewrite`` or ``config`` last wrote a file and kept its copy, or None where nothing tells.
 
-    In a folder that was copied as a whole all files are as young as the copies that were kept.
+    In a folder that was copied as a whole all files are as young as the copies that were kept. In a small
+    project every source may have been rewritten: what lies beside it is looked at too.
+
+    Args:
+        paths: The files and folders of the project.
+        checkpoints: Its checkpoints, which take their time to be copied.
 
     Example:
         >>> turned_at(["fsdp_migrate/source"]) is None
@@ -207,7 +216,11 @@ def turned_at(paths: Iterable[str | os.PathLike[str]]) -> float | None:
     if not copies:
         return None
     turned = max(map(_written, copies))
-    return turned if min(map(_written, files)) < turned - _COPYING else None
+    beside = (each for folder in {copy.parent for copy in copies} for each in folder.iterdir())
+    times = [*map(_written, files), *(_written(each) for each in beside if each.is_file())]
+    oldest = min([*times, *(each.saved for each in checkpoints)])
+    copying = _COPYING + sum(each.nbytes for each in checkpoints) / _COPIED
+    return turned if oldest < turned - copying else None
 
 
 def _written(path: Path) -> float:
