@@ -43,6 +43,16 @@ def show_verification(report: VerifyReport) -> None:
         alike = f", {_entries(len(report.alike))} in another form" if report.alike else ""
         out.print(f"[green]The same[/]: {held}, bit for bit{alike}")
         return
+    _show_differences(report, held)
+
+
+def _show_differences(report: VerifyReport, held: str) -> None:
+    """Show how they differ; tensors and the rest apart, where the tensors are the same."""
+    out = console()
+    if report.are_tensors_same:
+        size = f"{counted(report.tensors, 'tensor')} ({decimal(report.nbytes)})"
+        out.print(f"[green]All tensors are the same[/], bit for bit: {size}.")
+        held = counted(report.values, "other value")
     out.print(f"[red]Different[/], of {held}:")
     for difference in report.differences:
         print_text(out, f"{difference.key}: {difference.message}", indent="    ", first="  ")
