@@ -29,6 +29,7 @@ from fsdp_migrate.errors import (
     FSDPMigrateError,
     NothingToConvertError,
 )
+from fsdp_migrate.left_comments import looks_for_them
 from fsdp_migrate.source.files import NEVER, SHELL, SUFFIXES, find_sources
 from fsdp_migrate.text_files import newest_backup
 
@@ -44,7 +45,7 @@ _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
     rb"|limit_all_gathers|backward_prefetch|sync_module_states"
 )
-_PREPARES = b"prepare_fully_shard("
+_PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
 _ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
@@ -239,7 +240,25 @@ def call_prepare(paths: Iterable[str | os.PathLike[str]]) -> bool:
 
 def _names_prepare(path: Path) -> bool:
     try:
-        return path.suffix in SUFFIXES and _PREPARES in path.read_bytes()
+        return path.suffix in SUFFIXES and _PREPARES.search(path.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def look_for_comments(paths: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether a source or config at and below paths names what stops a run at what ``rewrite`` left.
+
+    Example:
+        >>> look_for_comments(["examples"]), look_for_comments(["fsdp_migrate/source/files.py"])
+        (True, False)
+    """
+    return any(_looks_for_comments(path) for path in find_sources(paths, SUFFIXES | _CONFIGS))
+
+
+def _looks_for_comments(path: Path) -> bool:
+    try:
+        is_small = path.stat().st_size <= _MAX_CONFIG
+        return is_small and looks_for_them(path.read_text(errors="replace"))
     except OSError:
         return False
 
