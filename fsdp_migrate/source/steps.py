@@ -62,7 +62,11 @@ _FULL = (
     "A script that reads a full state with torch.load or load_file needs none: rewritten, it does so as "
     "before."
 )
-_START = "Then start the run as before, from that checkpoint or from what it was converted to."
+_START = (
+    "Then start the run as before, from that checkpoint or from what it was converted to. If it clips "
+    "gradients, as HF Trainer does by default, compare losses and not bits: their norm is summed in another "
+    "order."
+)
 _ANEW = (
     "Lightning takes it as Trainer.fit(model, ckpt_path=...). Compare its losses with those of an FSDP1 run "
     "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "

@@ -523,6 +523,7 @@ def test_the_last_steps_start_the_run_and_publish(
     assert look["commands"][0] == "fsdp-migrate inspect runs/exp3/step-1"
     assert [command.split()[1] for command in convert["commands"]] == ["convert", "verify"] * 4
     assert start["text"].startswith("Then start the run as before")
+    assert "If it clips gradients, as HF Trainer does by default" in start["text"]
     assert "Lightning" not in start["text"]
     assert publish["commands"] == [
         "fsdp-migrate convert runs/exp3/step-1 OUT --to hf --hf-config base",
