@@ -311,6 +311,8 @@ def _data_parallel_size(block: Block, draft: Draft) -> Any:
         return block.settings.world_size
     values = plain_values(_trainer(block))
     devices, nodes = values.get("devices"), read_number(values.get("num_nodes", 1))
+    if isinstance(devices, str) and "," in devices:  # "0,1", which Lightning reads as a list
+        devices = [index for index in devices.split(",") if index.strip()]
     count = len(devices) if isinstance(devices, list) else read_number(devices)
     if count is not None and count > 0 and nodes is not None:
         return count * nodes

@@ -148,6 +148,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM128": FindingCode(
             "equivalent", "`skipped_units`: ranks that skip a unit join its collectives, or all ranks stop."
         ),
+        "FM129": FindingCode(
+            "exact", "A model without a forward: nothing gathers its own parameters, as under FSDP1."
+        ),
         "FM130": FindingCode(
             "equivalent", "Weights that say how they are gathered (fp8): FSDP1 did not ask them."
         ),

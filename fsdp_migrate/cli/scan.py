@@ -60,7 +60,7 @@ def scan(
         is_prepared=is_prepared,
         is_checked=look_for_comments(paths),
         lacking=without_ours(paths) or (),
-        apart=find_prepared_apart(paths, report) if "accelerate" in packages else (),  # DDP takes it alone
+        apart=find_prepared_apart(paths, report) if "accelerate" in packages else None,
     )
     blocked, log = not_migrated(report, configs, launches), sarif_log(report, configs, launches, pins)
     if sarif:

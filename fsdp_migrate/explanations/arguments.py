@@ -182,6 +182,13 @@ EXPLANATIONS = {
         " that names units and ranks. `forward_prefetch` is off under both.",
         "Nothing. It costs a small all-reduce between the CPUs for each collective of FSDP2.",
     ),
+    "FM129": (
+        "FSDP gathers a unit's parameters when the unit is called. A model whose class has no `forward` is never called: its other methods call modules"
+        " in it. Those that are units gather for themselves, each as the root of its own. What belongs to no unit but the root's stays in shards;"
+        " a method that used it failed under FSDP1, and fails here.",
+        'Nothing where no method uses these parameters. Else call `fsdp_migrate.runtime.register_forward_methods(model, "encode")` once, with the names of the'
+        " methods that do, or choose the modules that hold them as units.",
+    ),
     "FM130": (
         "Weights of some classes, such as torchao's for fp8 and MXFP8, have methods that FSDP2 calls before and after it gathers them: they send eight bits"
         " for each number, by a scale that all ranks agree on. FSDP1 calls no such methods. With `use_orig_params=False` it flattened such weights and gave plain"

@@ -164,7 +164,9 @@ EXPLANATIONS = {
     ),
     "FM333": (
         "The code serves FSDP and `DistributedDataParallel`. For DDP the call must stay as it is, for FSDP2 it must change.",
-        "Make two branches: `if isinstance(model, FSDPModule): ...` with the call for FSDP2, and the old one for DDP.",
+        "Make two branches: `if isinstance(model, FSDPModule): ...` with the call for FSDP2, and the old one for DDP. For a whole state that is"
+        " `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, on every rank: without the options a rank"
+        " would save its own shards, and below `if rank == 0` it would wait for the others.",
     ),
     "FM420": (
         "The source supports both versions. Code for FSDP1 alone must not be rewritten, or FSDP2 would run both branches.",
@@ -204,7 +206,7 @@ EXPLANATIONS = {
     "FM446": (
         "FSDP2 puts new parameters into the model. A list of the old ones, or an object that holds some, is not the model's any more: nothing"
         " is trained, clipped or averaged by it. Under FSDP1 with `use_orig_params=True` the old ones stayed.",
-        "Make the list, or the object, after `prepare_fully_shard`. If it holds optimizers, give these as `optimizers=`: they are pointed at the new ones.",
+        "Make the list, or the object, after `prepare_fully_shard`, or after Accelerate's `prepare`. If it holds optimizers, give these as `optimizers=`: they are pointed at the new ones.",
     ),
     "FM447": (
         "FSDP1's parameters were plain tensors, FSDP2's are `DTensor`s. torch's optimizers work on whole groups at a time on GPUs (`foreach`), and those"
@@ -214,7 +216,8 @@ EXPLANATIONS = {
     "FM449": (
         "For FSDP1 Accelerate once advised to prepare the model alone, before the optimizer was made. Its FSDP2 puts the sharded parameters into the"
         ' optimizer, and stops at the start: "a model and optimizer must be passed together".',
-        "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment.",
+        "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment. A model that"
+        " is not trained is left out, `model.to(accelerator.device)`; if it has to be sharded, give `prepare` an optimizer of it that never steps.",
     ),
     "FM448": (
         "FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which run where the module is called, and not where its"

@@ -16,7 +16,15 @@ from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.nodes import short, walk
 from fsdp_migrate.source.python.text import Source
 from fsdp_migrate.source.python.torchrec import torchrecs_model
-from fsdp_migrate.source.rules import OF_MODELS, RULES, class_checks, leftovers, unfollowed, unused_imports
+from fsdp_migrate.source.rules import (
+    OF_MODELS,
+    OF_PARAMETERS,
+    RULES,
+    class_checks,
+    leftovers,
+    unfollowed,
+    unused_imports,
+)
 from fsdp_migrate.source.unreached import with_questions
 from fsdp_migrate.source.uses import Found, Use
 
@@ -44,6 +52,7 @@ _TORCHREC = (
     "torchrec's DistributedModelParallel shards embeddings here, which FSDP must leave alone: shard what is "
     "dense, or name the rest by ignored_modules=. Then it is {}."
 )
+_BY_FRAMEWORK = "where the framework shards this model: "
 _AMBIGUOUS = "this name may stand for something other than torch's FSDP here"
 
 
@@ -99,7 +108,7 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
             edited.update([found.node] if found.edits else [])
             covered.update(found.covers)
             gone.update(found.covers if found.action == "rewritten" else ())
-            found = _certain(source, found)
+            found = _certain(source, _where_sharded(source, found) if rule in OF_PARAMETERS else found)
             yield rule.NAME, _beside_torchrec(found) if has_torchrec else found
     for found in leftovers.find(source, covered):
         yield leftovers.NAME, found
@@ -144,6 +153,14 @@ def _beside_torchrec(found: Found) -> Found:
         return found
     said = _TORCHREC.format(found.becomes.rstrip("."))
     return Found(found.code, found.node, said, "commented", covers=found.covers)
+
+
+def _where_sharded(source: Source, found: Found) -> Found:
+    """Return a comment as it holds of a framework's models, which another strategy may leave whole."""
+    if found.action != "commented" or source.uses_fsdp1 or not source.models.are_by_frameworks:
+        return found
+    is_said = found.becomes.startswith(("this may be", "where "))
+    return found if is_said else replace(found, becomes=f"{_BY_FRAMEWORK}{found.becomes}")
 
 
 def _certain(source: Source, found: Found) -> Found:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, methods_by_file, of_the_whole
 from fsdp_migrate.source.found_units import is_found
-from fsdp_migrate.source.framework_files import with_frameworks
+from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
@@ -44,20 +44,19 @@ from fsdp_migrate.source.project_kinds import (
 )
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
-from fsdp_migrate.source.python.lightning_models import trained_elsewhere
-from fsdp_migrate.source.python.links import NOTHING, Links
-from fsdp_migrate.source.python.wrappers import WRAPPERS
 from fsdp_migrate.source.reach import with_reach
+from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
     from typing import TypeVar
 
     from fsdp_migrate.source.project_kinds import Key
     from fsdp_migrate.source.project_scopes import Scope, Statement
-    from fsdp_migrate.source.python.links import Fields
+    from fsdp_migrate.source.python.links import Fields, Links
 
     _Key = TypeVar("_Key", str, Fact)
 
@@ -67,18 +66,21 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
 
 
-def links_of(paths: Iterable[Path]) -> dict[Path, Links]:
-    """Return what each file should be told of by the others; those of which nothing is known are left out."""
+def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = ()) -> dict[Path, Links]:
+    """Return what each file should be told of by the others; those of which nothing is known are left out.
+
+    ``around``: the files and folders that were given, where configs and shell scripts may be.
+    """
     project = Project.read(path for path in paths if path.suffix == ".py")
-    trained = trained_elsewhere(project.texts)
     links: dict[Path, Links] = {}
-    if trained or any(catalog.FSDP in text for text in project.texts.values()):
-        following = _Following(project, handed_on=HandedOn(project))
+    frameworks = framework_models(project, around)
+    if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
+        following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
         links = following.links()
-    links |= {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
-    links = with_frameworks(project.texts, links)
-    return with_reach(project, with_texts(project.texts, with_lightning(project, links)))
+    links = with_frameworks(project.texts, frameworks, links)
+    links = with_texts(project.texts, with_lightning(project, links))
+    return with_reach(project, links, frameworks.files)
 
 
 @dataclass(eq=False)
@@ -102,6 +104,9 @@ class _Following(ProjectKinds):
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
         self._look_at(path for path, text in self.project.texts.items() if catalog.FSDP in text)
+        self._look_at(self.frameworks.files)
+        for key, name, kinds in self.frameworks.given():
+            self._add((key, name), kinds, from_others=True)
         for _ in range(_MAX_PASSES):
             before = len(self.looked_at)
             self.seen.clear()
@@ -445,7 +450,7 @@ class _Following(ProjectKinds):
         paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, methods, makers)
         parts = sharding_parts(self, self.looked_at)
         paths.update(optimizers.classes, optimizers.names, parts)
-        wrappers = {module.path: self._wrappers(module) for module in self.looked_at}
+        wrappers = {module.path: wrapper_classes(self.project, module) for module in self.looked_at}
         return {
             p: replace(
                 whole_project,
@@ -467,21 +472,6 @@ class _Following(ProjectKinds):
             )
             for p in paths
         }
-
-    def _wrappers(self, module: Module) -> frozenset[str]:
-        """Return the imported classes of the project that wrap models, and derive from none of FSDP1's."""
-        named = {written for written in module.imports.values() if WRAPPERS.search(written)}
-        found = {written: self.project.find(module, written) for written in named}
-        return frozenset(
-            written
-            for written, owner in found.items()
-            if owner is not None and isinstance(owner.node, ast.ClassDef) and not self._is_fsdp1s(owner)
-        )
-
-    def _is_fsdp1s(self, owner: Definition, depth: int = 0) -> bool:
-        if self.project.is_subclass(owner):
-            return True
-        return depth < 4 and any(self._is_fsdp1s(base, depth + 1) for base in self.project.bases(owner))
 
     def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:
         """Yield the attributes that classes have by classes of other files, or objects have at all."""

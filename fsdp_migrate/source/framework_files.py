@@ -1,4 +1,4 @@
-"""Files that give Accelerate or Fabric a model, in a project of which another file asks them for FSDP1."""
+"""Files that give Accelerate, Fabric or a Trainer a model, in a project that asks these for FSDP1."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_HF, asked_around, asks
+from fsdp_migrate.source.framework_models import FrameworkModels
+from fsdp_migrate.source.hf_trainers import with_heirs
+from fsdp_migrate.source.lightning_files import homes_of_modules
+from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
+from fsdp_migrate.source.python.lightning_models import trained_elsewhere
 from fsdp_migrate.source.python.links import NOTHING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    import os
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from fsdp_migrate.source.project import Project
     from fsdp_migrate.source.python.links import Links
 
 
@@ -32,22 +40,92 @@ _WORDS = {
         re.compile(r"\bModelParallelStrategy\("),
     ),
 }
+# Without one of these words a file is not looked at: they are found a hundred times as fast as expressions.
+_TELLING = {
+    "accelerate": ("FullyShardedDataParallelPlugin", "fsdp_plugin", "ACCELERATE_USE_FSDP"),
+    "fabric": ("FSDPStrategy", "Fabric"),
+}
+_OF_TRAINERS = ("Trainer", "Callback")
+# What asks for FSDP1 in the file itself that gives it a model.
+_USES_TRAINER = re.compile(r"\bclass \w+\([^)]*(?:Trainer|Callback)\b|Trainer\(")
+_IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
+_OWN = {
+    "accelerate": re.compile(
+        r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
+        r"|\benviron\[.ACCELERATE_USE_FSDP.\]\s*=\s*['\"](?i:1|true|yes)['\"]"
+    ),
+    "fabric": re.compile(r"\bFSDPStrategy\(|\bFabric\([^()]*strategy\s*=\s*['\"]fsdp"),
+}
 
 
-def with_frameworks(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path, Links]:
-    """Return what each file is told of by the others, with whose Accelerator or Fabric it is given."""
-    told: dict[Path, set[str]] = {}
-    for name in _WORDS:
-        for path in _given(texts, name):
+def with_frameworks(
+    texts: Mapping[Path, str], models: FrameworkModels, links: dict[Path, Links]
+) -> dict[Path, Links]:
+    """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
+    told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
+    for name, paths in models.told.items():
+        for path in paths:
             told.setdefault(path, set()).add(name)
+    trained = models.lightning.files if models.lightning is not None else frozenset()
+    links = links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
     known = {path: links.get(path, NOTHING) for path in told}
-    return links | {path: replace(each, frameworks=frozenset(told[path])) for path, each in known.items()}
+    return links | {
+        path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))
+        for path, each in known.items()
+    }
+
+
+def framework_models(project: Project, around: Iterable[str | os.PathLike[str]]) -> FrameworkModels:
+    """Return the models of the files that ask for FSDP1 themselves, or are given what another one makes.
+
+    ``around``: where configs and shell scripts are, which may ask Hugging Face's Trainer for it.
+    """
+    texts = project.texts
+    users: dict[str, set[Path]] = {}
+    told = {name: set(_given(texts, name)) for name in _WORDS}
+    told["accelerate"] |= _prepared_by_launch(texts, around)
+    for name, (_, takes, _, is_new) in _WORDS.items():
+        own = {
+            path
+            for path, text in texts.items()
+            if any(word in text for word in _TELLING[name])
+            and _OWN[name].search(text)
+            and takes.search(text)
+            and not is_new.search(text)
+        }
+        found = own | told[name]
+        users |= {name: found} if found else {}
+    lightnings = homes_of_modules(project) | run_by_lightning(project, around)
+    return FrameworkModels(
+        users,
+        with_heirs(project, _running_trainers(texts, around)),
+        LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
+        told,
+    )
+
+
+def _prepared_by_launch(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
+    """Return the files that have Accelerate prepare models, in a project that launches it with FSDP1."""
+    _, takes, _, is_new = _WORDS["accelerate"]
+    found = {path for path, text in texts.items() if takes.search(text) and not is_new.search(text)}
+    return found if found and asked_around(around, ASKS_ACCELERATE) else set()
+
+
+def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
+    """Return the files that use Hugging Face's Trainer, in a project that asks it for FSDP1."""
+    named = {path: text for path, text in texts.items() if any(word in text for word in _OF_TRAINERS)}
+    found = {path for path, text in named.items() if _USES_TRAINER.search(text)}
+    if not found or not any(_IMPORTS_TRAINER.search(text) for text in named.values()):
+        return set()
+    own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
+    return found if any(asks(text, ASKS_HF) for text in own) or asked_around(around, ASKS_HF) else set()
 
 
 def _given(texts: Mapping[Path, str], framework: str) -> Iterator[Path]:
     """Yield the files that are given what another one makes: one of their own says by itself what it does."""
-    asks, takes, makes, is_new = _WORDS[framework]
-    asking = {path for path, text in texts.items() if asks.search(text)}
+    wants, takes, makes, is_new = _WORDS[framework]
+    telling = (each for each in texts.items() if any(word in each[1] for word in _TELLING[framework]))
+    asking = {path for path, text in telling if wants.search(text)}
     if not asking or any(map(is_new.search, texts.values())):
         return
     if not any(makes.search(text) for text in texts.values()):

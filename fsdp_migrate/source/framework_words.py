@@ -9,7 +9,8 @@ import libcst as cst
 
 from fsdp_migrate.source.method_calls import MIXED
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, short, text_of
+from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
 
 
 if TYPE_CHECKING:
@@ -22,12 +23,14 @@ _NAMES: Final = {
     "lightning": "Lightning",
     "transformers": "Hugging Face's Trainer",
 }
+_BY_NAME: Final = "by its name this may be the model that is sharded elsewhere here: where it is, "
+_WHOLE: Final = (
+    "get_model_state_dict({}, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, on "
+    "every rank"
+)
 _STATES: Final = {
     "accelerate": "accelerator.get_state_dict(model), on every rank",
-    "fabric": (
-        "fabric.save(path, {'model': model}), or torch's get_model_state_dict, given model.module, on every "
-        "rank"
-    ),
+    "fabric": f"fabric.save(path, {{'model': model}}), or {_WHOLE.format('model.module')}",
     "transformers": (
         "trainer.accelerator.get_state_dict(trainer.model), on every rank, or trainer.save_model(path)"
     ),
@@ -49,9 +52,21 @@ _GATHERS: Final = frozenset({"gather", "gather_for_metrics", "pad_across_process
 _OTHERS: Final = frozenset({"fabric", "lightning"})
 
 
+# Within the Trainer's own class it is `self`; and a callback is given the model without its Trainer.
+_BY_PLACE: Final = {
+    TRAINER: "self.accelerator.get_state_dict(self.model)",
+    CALLBACK: (
+        "torch's get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, "
+        "cpu_offload=True))"
+    ),
+}
+
+
 def mixed(source: Source, model: cst.BaseExpression) -> str:
     """Return how a comment begins that is about a model which may be sharded."""
     name = _NAMES.get(source.models.sharded_by(model), "")
+    if not name and source.models.is_unknown(model):
+        return _BY_NAME
     return f"this may be the model that {name} shards: where it is, " if name else MIXED
 
 
@@ -60,12 +75,25 @@ def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
     by = source.models.sharded_by(model)
     if is_load:
         return _LOADS.get(by, "load_model_state_dict of fsdp_migrate.runtime, given the model")
-    return _STATES.get(by, "torch's get_model_state_dict, given the model")
+    if (own := _by_place(source, model)) is not None:
+        return f"{own}, on every rank"
+    # Without these options rank 0 would save its own shards, without an error.
+    return _STATES.get(
+        by, _WHOLE.format(short(model, 30)) + ", where the state is to be whole (rank 0 has it)"
+    )
 
 
 def given(source: Source, model: cst.BaseExpression) -> str:
     """Return what gives the whole state to a function that would ask the model itself."""
-    return _ASKED.get(source.models.sharded_by(model), "torch's get_model_state_dict")
+    if (own := _by_place(source, model)) is not None:
+        return own
+    return _ASKED.get(source.models.sharded_by(model), _WHOLE.format(short(model, 30)))
+
+
+def _by_place(source: Source, model: cst.BaseExpression) -> str | None:
+    if source.models.sharded_by(model) != "transformers":
+        return None
+    return _BY_PLACE.get(source.models.frameworks.trainers.kind_around(model))
 
 
 def unsynced(source: Source, model: cst.BaseExpression) -> str:

@@ -42,6 +42,14 @@ _NOT_WRITTEN = "`{}` of {} cannot be given a hook"
 _DEEPEST = 5
 
 
+def homes_of_modules(project: Project) -> set[Path]:
+    """Return the files of the LightningModules that are made where a Trainer trains by FSDP1."""
+    trainers = [path for path in asking_for_fsdp1(project.texts) if ".fit(" in project.texts[path]]
+    found = _Hooks(project, {}, trainers)
+    modules = filter(None, map(project.module, trainers))
+    return {owner.module.path for module in modules for _, owner in found.modules(module)}
+
+
 def with_lightning(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
     """Return what each file is told of by the others, with the LightningModules that one has for another."""
     trainers = [path for path in asking_for_fsdp1(project.texts) if ".fit(" in project.texts[path]]
@@ -59,7 +67,7 @@ class _Hooks:
         """Return the links."""
         for path in self.trainers:
             module = self.project.module(path)
-            found = dict(self._modules(module)) if module is not None else {}
+            found = dict(self.modules(module)) if module is not None else {}
             if found:
                 self._owners.update({(path, written): owner for written, owner in found.items()})
                 self._tell(path, {written: self._reason(path, owner) for written, owner in found.items()})
@@ -76,7 +84,7 @@ class _Hooks:
         before = self.links.get(path, NOTHING)
         self.links[path] = replace(before, lightning={**before.lightning, **modules})
 
-    def _modules(self, module: Module) -> Iterator[tuple[str, Definition]]:
+    def modules(self, module: Module) -> Iterator[tuple[str, Definition]]:
         """Yield the LightningModules of other files that a file makes, as its imports write them."""
         place = Place(module, "")
         for node in ast.walk(module.tree):

@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.framework_models import FrameworkModels, unwrapped
 from fsdp_migrate.source.given_back import argument, given_back
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
@@ -17,7 +18,9 @@ from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
+    BY_ANY,
     EACH,
+    FLAT,
     ITEM,
     LONGEST,
     VALUE,
@@ -54,7 +57,7 @@ BARE = "bare:"
 """The same, of an object whose call gave the constructor none of the models that other calls give it."""
 _MAKES = "makes:"
 _MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
-_TOLD = _MODELS | {MAKES, "other"}
+_TOLD = _MODELS | {MAKES, "other", FLAT} | BY_ANY
 _DEEPEST = 3
 # What modules call the one that they wrap, and whose parameters are theirs.
 _HELD = ("module", "model")
@@ -87,6 +90,7 @@ class ProjectKinds:
     """The classes that objects are known of, by their keys."""
     seen: dict[ast.expr, set[str]] = field(default_factory=dict, repr=False)
     """What expressions were found to be since facts were last looked for."""
+    frameworks: FrameworkModels = field(default_factory=FrameworkModels)
     asker: Scope | None = None
     """The scope whose statements are gone through."""
     askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
@@ -175,7 +179,7 @@ class ProjectKinds:
 
     def _of_names(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name, and of an attribute by the object that it is one of."""
-        found = set(self.lookup(text, place))
+        found = self.lookup(text, place) | self.frameworks.of_name(text, place)
         start, _, last = text.rpartition(".")
         if start and start not in {"self", "cls"}:
             found |= self.attribute_kinds(self._of_names(start, place), last)
@@ -287,7 +291,8 @@ class ProjectKinds:
             return {kind for kind in self.kinds(call.args[0], place) if kind.startswith(_MAKES)}
         if known in AROUND_MODEL and len(call.args) > AROUND_MODEL[known]:
             return self.kinds(call.args[AROUND_MODEL[known]], place)
-        found: set[str] = set()
+        inner = unwrapped(call)
+        found = self.frameworks.of_call(call, place) if inner is None else self.kinds(inner, place)
         for definition in self.called(call.func, place):
             if isinstance(definition.node, ast.ClassDef):
                 self.known[definition.key] = definition
@@ -471,7 +476,7 @@ def _text(node: ast.expr | None) -> str | None:
 
 def is_about(kinds: Collection[str]) -> bool:
     """Tell whether FSDP1's models are among what an expression may be or hold."""
-    return bool({"params", f"{_MAKES}fsdp"} & set(kinds)) or has_model(kinds)
+    return bool({"params", f"{_MAKES}fsdp", FLAT} & set(kinds)) or has_model(kinds)
 
 
 def makes_attribute(owner: Definition, text: str) -> bool:

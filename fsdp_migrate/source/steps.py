@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.pins import PinFound
+    from fsdp_migrate.source.prepared_apart import PreparedApart
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
     from fsdp_migrate.source.uses import ScanReport, Use
 
@@ -28,6 +30,7 @@ _PREPARING = frozenset({"FM301", "FM302", "FM331", "FM429"})
 _STANDS_ELSEWHERE = "FM356"
 _FACTORY = "PKG.MOD:FACTORY"
 _MOST_CONFIGS = 3
+_NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _DOCTOR = "See which known faults of torch and the frameworks hit you. This and the next two change nothing."
 _PLAN = "See how the model will be sharded, and whether it fits; no GPU is needed."
 _PARITY = (
@@ -81,6 +84,16 @@ _TOGETHER = (
     "Let Accelerate prepare the model and its optimizer in one call, as its FSDP2 asks for: make the "
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
 )
+_LEFT_OUT = (
+    "Take models that are not trained out of Accelerate's hands, whose FSDP2 refuses them: write "
+    "`model.to(accelerator.device)`, or have such a model sharded with an optimizer that never steps, "
+    "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`"
+)
+_NOT_LOADED = (
+    "Write `fsdp_cpu_ram_efficient_loading: false`, in HF Trainer's `fsdp_config` "
+    "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
+    "FSDP2 stops at what these models hold"
+)
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
@@ -114,7 +127,7 @@ def next_steps(
     *,
     is_prepared: bool = False,
     is_checked: bool = True,
-    apart: Sequence[str] = (),
+    apart: PreparedApart | None = None,
     lacking: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
@@ -153,10 +166,11 @@ def next_steps(
         stops = what_they_stop((use.code for use in left), is_checked=is_checked or is_to_be)
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
-    steps += _steps_for_configs(converted)
+    steps += _steps_for_configs(converted, launches)
     steps += _steps_for_launches(launches, configs)
-    if apart:
-        steps.append(Step(f"{_TOGETHER} ({listed(apart, _PLACES)}).", ()))
+    if apart is not None:
+        said = ((_TOGETHER, apart.trained), (_LEFT_OUT, apart.untrained), (_NOT_LOADED, apart.not_loaded))
+        steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     return steps + _steps_for_checkpoints(old, models, is_run=bool(report.num_files or configs or launches))
 
@@ -271,10 +285,15 @@ def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
     )
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
+def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:
     steps = []
+    # A file whose keys may be torch's or HF Trainer's, and which a launch line names as `--fsdp_config`.
+    trainers = {name for each in launches for name in _NAMED_FILE.findall(each.command)}
+    known = [each for each in configs if each.state == "unclear" and Path(each.path).name in trainers]
     changing = tuple(
-        f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs if each.state == "changes"
+        f"fsdp-migrate config {shlex.quote(each.path)}{' --from hf' if each in known else ''} --write"
+        for each in configs
+        if each.state == "changes" or each in known
     )
     if changing:
         text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
@@ -282,7 +301,7 @@ def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
-        if each.state in {"refused", "unclear", "broken"}
+        if each.state in {"refused", "unclear", "broken"} and each not in known
     )
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))

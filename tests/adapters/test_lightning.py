@@ -130,6 +130,12 @@ def test_class_path_and_init_args() -> None:
     assert "'auto_wrap_policy': ['Block']" in code
 
 
+@pytest.mark.parametrize(("devices", "ranks"), [("0,1", 4), ("'3,'", 2), ("[0, 2, 5]", 6), ("'4'", 8)])
+def test_devices_are_counted_as_lightning_does(devices: str, ranks: int) -> None:
+    done = convert(f"trainer:\n  accelerator: gpu\n  devices: {devices}\n  num_nodes: 2\n  strategy: fsdp\n")
+    assert loaded(done)["trainer"]["strategy"]["init_args"]["data_parallel_size"] == ranks
+
+
 def test_unknown_numbers_of_ranks_are_not_guessed() -> None:
     assert loaded(convert(STRATEGY))["data_parallel_size"] == "???"
     done = convert("trainer:\n  accelerator: gpu\n  devices: auto\n  strategy: fsdp\n")

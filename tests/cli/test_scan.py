@@ -395,6 +395,19 @@ def test_a_repository_of_the_trainer_is_seen(
     Path("own.py").write_text("# accelerator.prepare(model)\nmodel = accelerator.prepare(model)\n")
     _, document = run_json("scan", ".")
     assert [step["text"].endswith("(own.py:2).") for step in document["steps"]].count(True) == 1
+    Path("own.py").write_text("model = accelerator.prepare_model(model)\nmodel.eval()\n")
+    _, document = run_json("scan", ".")
+    (step,) = (step["text"] for step in document["steps"] if "own.py:1" in step["text"])
+    assert step.startswith("Take models that are not trained out of Accelerate's hands")
+    Path("own.py").write_text(
+        "class Own(nn.Module):\n    def __init__(self):\n        self.norm = nn.BatchNorm1d(8)\n"
+        "net, optimizer = accelerator.prepare(Own(), optimizer)\n"
+    )
+    Path("launch.sh").write_text("accelerate launch --use_fsdp own.py\n")
+    _, document = run_json("scan", ".")
+    (step,) = (step["text"] for step in document["steps"] if "own.py:4: Own has" in step["text"])
+    assert step.startswith("Write `fsdp_cpu_ram_efficient_loading: false`")
+    Path("launch.sh").unlink()
     # Beside the plugin it gets a comment, which is a step of its own.
     Path("own.py").write_text("Accelerator(fsdp_plugin=made)\nmodel = accelerator.prepare(model)\n")
     _, document = run_json("scan", ".")
@@ -636,3 +649,20 @@ def test_the_action_writes_a_log_and_a_summary(strict: str, code: int, tmp_path:
     results = json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
     assert {each["ruleId"] for each in results} >= {"FM301"}
     assert "FM301" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_config_that_a_launch_line_names_has_the_command_that_converts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_json: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("conf").mkdir()
+    for name in ("fsdp.json", "conf/other.json"):
+        Path(name).write_text('{"backward_prefetch": "backward_pre", "forward_prefetch": "true"}')
+    line = "torchrun train.py --output_dir o --fsdp full_shard --fsdp_config {} --bf16\n"
+    Path("run.sh").write_text(line.format("$HERE/fsdp.json") + line.format("conf/missing.json"))
+    commands = [command for step in run_json("scan", ".")[1]["steps"] for command in step["commands"]]
+    assert "fsdp-migrate config fsdp.json --from hf --write" in commands
+    assert "fsdp-migrate config conf/other.json" in commands
+    assert main(["config", "fsdp.json", "--from", "hf", "--write"]) == 0
+    steps = str(run_json("scan", ".")[1]["steps"])
+    assert "--from hf" not in steps

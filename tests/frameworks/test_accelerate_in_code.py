@@ -41,3 +41,22 @@ def test_the_example_has_the_bits_of_fsdp1(
         apart = 1e-7 if most < 1 else 0.0
         for name, weight in weights.items():
             torch.testing.assert_close(own_weights[name], weight, rtol=0.0, atol=apart)
+
+
+def test_where_low_outputs_meet_float32_fsdp2_raises_and_float_helps() -> None:
+    """FM354 names these, and says `.float()`."""
+    for before, after in zip(
+        *(run_ranks(accelerate_bodies.meet_float32, each) for each in (1, 2)), strict=True
+    ):
+        assert set(before.values()) == {""}
+        assert {name for name, said in after.items() if not said} == {"float", "product"}
+
+
+def test_fsdp2_looks_for_the_layers_in_every_model() -> None:
+    """FM449 says so at the second, with the line that helps."""
+    for before, after in zip(
+        *(run_ranks(accelerate_bodies.prepare_two, each) for each in (1, 2)), strict=True
+    ):
+        assert set(before.values()) == {""}
+        assert "Could not find the transformer layer class Block" in after["as it is"]
+        assert after["named anew"] == ""

@@ -39,12 +39,22 @@ def shards_by_fabric(index: Index) -> bool:
 
 
 def set_up(call: cst.Call) -> set[str]:
-    """Return what a call of Fabric's ``setup`` gives: the model, or the model and its optimizers."""
+    """Return what a call of Fabric's ``setup`` gives."""
     func = call.func
-    if not isinstance(func, cst.Attribute) or func.attr.value not in _SETS_UP or not call.args:
+    if not isinstance(func, cst.Attribute) or not call.args or call.args[0].star:
         return set()
-    if not _FABRIC.search(text_of(func.value).lower()) or call.args[0].star:
+    others = [arg for arg in call.args[1:] if arg.keyword is None]
+    return set_up_by(text_of(func.value), func.attr.value, has_optimizers=bool(others))
+
+
+def set_up_by(owner: str, method: str, *, has_optimizers: bool) -> set[str]:
+    """Return what a method gives, if it is Fabric's ``setup``: the model, or the model and its optimizers.
+
+    Example:
+        >>> set_up_by("self.fabric", "setup", has_optimizers=False) == {"fsdp", "other", "by:fabric"}
+        True
+    """
+    if method not in _SETS_UP or not _FABRIC.search(owner.lower()):
         return set()
     kinds = {"fsdp", "other", FABRIC}
-    others = [arg for arg in call.args[1:] if arg.keyword is None]
-    return put("0", kinds) if others and func.attr.value == "setup" else kinds
+    return put("0", kinds) if has_optimizers and method == "setup" else kinds

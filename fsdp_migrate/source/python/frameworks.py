@@ -6,6 +6,7 @@ What one of these gives may be a sharded model, ``fsdp``, beside which stands by
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,13 @@ import libcst as cst
 from fsdp_migrate.source.python.accelerate_models import (
     ACCELERATE,
     asks_for_fsdp,
-    is_fsdp_type,
+    fsdp_said,
     is_list_of_models,
     prepared,
     shards_by_accelerate,
 )
 from fsdp_migrate.source.python.fabric_models import set_up, shards_by_fabric
-from fsdp_migrate.source.python.held import EACH, put
+from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
     is_trainers_model,
     is_within_a_module,
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Index
 
 
-BY = "by:"
-"""Before the name of the framework, among what an expression may be."""
+# As text_of gives it, without spaces.
+_NOT_FSDPS = re.compile(r"^(state_dictisNone|notstate_dict|(self\.)?(is_)?deepspeed(_enabled)?)$")
 
 
 def by_whom(kinds: Collection[str]) -> str:
@@ -50,6 +51,14 @@ def by_whom(kinds: Collection[str]) -> str:
         ('fabric', '')
     """
     return next((kind.removeprefix(BY) for kind in sorted(kinds) if kind.startswith(BY)), "")
+
+
+def _is_not_fsdps(test: str, *, truth: bool) -> bool:
+    """Tell whether what is known of a test in a Trainer's class shows that FSDP does not come there.
+
+    ``save_model`` gives ``_save`` the state that it gathered: ``state_dict`` is something then.
+    """
+    return _NOT_FSDPS.search(test) is not None if truth else test == "state_dict"
 
 
 @dataclass(eq=False)
@@ -69,6 +78,12 @@ class Frameworks:
         return asks_for_fsdp(self.index)
 
     @functools.cached_property
+    def _told(self) -> bool:
+        """Whether another file gives this one what an Accelerator has prepared, or a Trainer's model."""
+        given = (*self.links.is_given.values(), *self.links.gives.values())
+        return any(kind.endswith((ACCELERATE, f"{BY}transformers")) for kinds in given for kind in kinds)
+
+    @functools.cached_property
     def _fabric(self) -> bool:
         return "fabric" in self.links.frameworks or shards_by_fabric(self.index)
 
@@ -77,8 +92,15 @@ class Frameworks:
         return trains_by_fsdp1(self.index, is_told=self.links.is_trained)
 
     @functools.cached_property
-    def _trainers(self) -> HFTrainers:
-        return HFTrainers(self.index)
+    def trainers(self) -> HFTrainers:
+        """Hugging Face's Trainers of the source."""
+        is_told = "transformers" in self.links.frameworks
+        return HFTrainers(self.index, is_told=is_told, run_by_trainer=self.links.run_by_trainer)
+
+    @property
+    def are_used(self) -> bool:
+        """Whether a framework shards models of this source without a name that is known."""
+        return self._lightning or bool(self.links.run_by_trainer)
 
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
@@ -98,16 +120,25 @@ class Frameworks:
                 return {"fsdp", "other"}
             if is_within_a_module(self.index, node):
                 return {"fsdp", "other", f"{BY}lightning"}
-        return {"fsdp", "other", f"{BY}transformers"} if self._trainers.is_theirs(node) else set()
+        return self.trainers.of_name(node)
+
+    def is_trained(self, node: cst.BaseExpression) -> bool:
+        """Tell whether it is what Hugging Face's Trainer was given, below where it trains."""
+        return isinstance(node, (cst.Name, cst.Attribute)) and bool(self.trainers.of_name(node))
 
     def is_elsewhere(self, kinds: set[str], node: cst.CSTNode) -> bool:
         """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""
+        if f"{BY}transformers" in kinds:
+            facts = self.guards.facts(node)
+            return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
         if ACCELERATE not in kinds or self._accelerate:
             return False
-        return not any(truth and is_fsdp_type(text_of(test)) for test, truth in self.guards.facts(node))
+        if self._told and not self._asks_accelerate:
+            return False
+        return not any(fsdp_said(test, truth=truth) for test, truth in self.guards.facts(node))
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""
         is_unwrapped = isinstance(call.func, cst.Attribute) and call.func.attr.value == "unwrap_model"
-        is_theirs = is_unwrapped and call.args and (self._accelerate or self._asks_accelerate)
-        return call.args[0].value if is_theirs else None
+        is_theirs = self._accelerate or self._asks_accelerate or self._told
+        return call.args[0].value if is_unwrapped and call.args and is_theirs else None

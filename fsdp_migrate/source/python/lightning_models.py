@@ -6,12 +6,13 @@ Under ``FSDPStrategy`` these are FSDP1's; under another strategy they are not, w
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.catalog import PREPARED_MODEL
+from fsdp_migrate.source.python.held import BY
 from fsdp_migrate.source.python.nodes import text_of, walk_for
 
 
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 
 
 _MODEL = re.compile(r"(^|\.)(trainer|strategy)\.(model|lightning_module)$")
-_MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModule$")
+SHARDED: Final = frozenset({"fsdp", "other", f"{BY}lightning"})
+"""What a LightningModule, or a model that is a part of it, may be in these hooks."""
+MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModule$")
 # They run once the strategy has sharded the module; in a step the root's parameters are whole.
 _HOOKS = re.compile(
     r"^(configure_(optimizers|gradient_clipping)|optimizer_(step|zero_grad)|on_(before|after)_(backward|\w+_step"
-    r"|zero_grad)|on_(train|validation)_(\w+_)?(start|end)|on_(fit_end|save_checkpoint))$"
+    r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
+    r"|on_(fit_end|fit_start|save_checkpoint))$"
 )
 _PART = re.compile(PREPARED_MODEL)
 _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
@@ -48,10 +52,30 @@ def is_trainers_model(text: str) -> bool:
     return _MODEL.search(text) is not None
 
 
+def is_named_as_part(text: str) -> bool:
+    """Tell whether a dotted name is ``self``, or an attribute of it that is called as models are.
+
+    Example:
+        >>> is_named_as_part("self.model"), is_named_as_part("self.loss")
+        (True, False)
+    """
+    start, _, rest = text.partition(".")
+    return start == "self" and (not rest or _PART.search(rest) is not None)
+
+
+def is_run_sharded(hook: str) -> bool:
+    """Tell whether a hook is run once the strategy has sharded the LightningModule.
+
+    Example:
+        >>> is_run_sharded("on_train_batch_end"), is_run_sharded("setup")
+        (True, False)
+    """
+    return _HOOKS.match(hook) is not None
+
+
 def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
     """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
-    text = text_of(node)
-    if text != "self" and not (text.startswith("self.") and _PART.search(text.removeprefix("self."))):
+    if not is_named_as_part(text_of(node)):
         return False
     if not isinstance(index.parents[node], (cst.Arg, cst.Attribute)):
         return False
@@ -59,10 +83,10 @@ def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
     if function is None or owner is None or index.class_of(function) is not owner:
         return False
     bases = (name for base in owner.bases for name in index.qualified(base.value))
-    if not any(map(_MODULE.match, bases)):
+    if not any(map(MODULE.match, bases)):
         return False
     name = function.name.value
-    return _HOOKS.match(name) is not None or (name == "training_step" and _optimizes_itself(owner))
+    return is_run_sharded(name) or (name == "training_step" and _optimizes_itself(owner))
 
 
 def _optimizes_itself(owner: cst.ClassDef) -> bool:
@@ -90,7 +114,8 @@ def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:
 
 def using_lightning(texts: Mapping[Path, str]) -> list[Path]:
     """Return the files that import Lightning."""
-    return [path for path, text in texts.items() if _IMPORTS.search(text)]
+    # A word is found a hundred times as fast as an expression.
+    return [path for path, text in texts.items() if "lightning" in text and _IMPORTS.search(text)]
 
 
 def asking_for_fsdp1(texts: Mapping[Path, str]) -> list[Path]:

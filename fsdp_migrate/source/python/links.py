@@ -49,6 +49,8 @@ class Links:
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
+    run_by_trainer: Mapping[str, str] = field(default_factory=dict)
+    """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
     lightning: Mapping[str, str] = field(default_factory=dict)
     """LightningModules of other files, as imports write them, and why they can be given no hook, if so."""
     hooks: Mapping[str, str] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class Links:
             self.methods,
             self.hooks,
             self.frameworks,
+            self.run_by_trainer,
         )
         return self.is_trained or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 

@@ -112,8 +112,10 @@ class ModelKinds:
         ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
         """
         key = self.key_of(node)
-        if key is None or self._is_bound_anew(node, key):
-            return key is not None
+        if key is None or self.frameworks.is_trained(node):
+            return False
+        if self._is_bound_anew(node, key):
+            return True
         if key in self.given:
             return self._is_wrapped_below(node)
         made = self.made.get(key, [])
@@ -230,6 +232,12 @@ class ModelKinds:
         """Return the framework that shards a model, such as ``fabric``; nothing where the source does it."""
         return by_whom(self.kinds(node))
 
+    @functools.cached_property
+    def are_by_frameworks(self) -> bool:
+        """Whether every model that is known here is one that a framework shards, where it is asked to."""
+        known = [kinds for kinds in self.facts.values() if "fsdp" in kinds]
+        return all(map(by_whom, known)) and not self._wrappings and (bool(known) or self.frameworks.are_used)
+
     def _is_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
         """Tell whether FSDP2 is given the same model in a branch around, where it is plain until then."""
         for call in self._shards_by_fsdp2:
@@ -265,15 +273,15 @@ class ModelKinds:
             return True
         if self.guards.is_excluded(node, text_of(node), is_fsdp1_among(self.index)):
             return True
-        key = self.key_of(node)
-        if (
-            key is None
-            or key in self.given
-            or key in self.evidence
-            or not isinstance(node, cst.BaseExpression)
-        ):
+        return isinstance(node, cst.BaseExpression) and self.is_plain_at(node, node)
+
+    def is_plain_at(self, model: cst.BaseExpression, place: cst.CSTNode) -> bool:
+        """Tell whether the switch is off at a place by which a model is wrapped, and shown to be sharded."""
+        key = self.key_of(model)
+        made = self.made.get(key, []) if key is not None and key not in self.given else []
+        if key is None or not made:
             return False
-        return self.switches.is_off(node, key[0], self.made.get(key, ()))
+        return self.switches.is_off(place, key[0], [*made, *self.evidence.get(key, ())])
 
     def kinds(self, node: cst.BaseExpression) -> set[str]:
         """Return what an expression may be, and what it may hold, behind the steps of :mod:`held`.
@@ -313,7 +321,8 @@ class ModelKinds:
         if isinstance(node, cst.Attribute):
             found |= taken(attribute(node.attr.value), self.kinds(node.value))
         if not whole(found) and (theirs := self.frameworks.of_name(node)):
-            return found | theirs
+            is_here = not self.is_other_branch(node) and not self.frameworks.is_elsewhere(theirs, node)
+            return found | theirs if is_here else without_models(found | theirs)
         if not found:
             return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
         if has_model(found) and key is not None:

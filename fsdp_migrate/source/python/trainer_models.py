@@ -1,27 +1,81 @@
-"""The model of Hugging Face's Trainer, where its arguments ask for FSDP: sharded by ``train()``."""
+"""The model of Hugging Face's Trainer, where its arguments ask for FSDP: sharded by ``train()``.
+
+Of its own methods, and of those of callbacks, some are run before that and some after it; which ones they are
+is what transformers does, and held by a test against it.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.held import BY, FLAT, attribute, put
 from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fsdp_migrate.source.python.scopes import Index
 
 
+SHARDED: Final = frozenset({"fsdp", "other", f"{BY}transformers"})
+"""What the model of a Trainer may be, where it has been sharded."""
+RUN_SHARDED: Final = frozenset(
+    {
+        "_maybe_log_save_evaluate",
+        "_save",
+        "_save_checkpoint",
+        "compute_loss",
+        "evaluate",
+        "evaluation_loop",
+        "log",
+        "prediction_loop",
+        "prediction_step",
+        "save_model",
+        "training_step",
+    }
+)
+"""The methods that a Trainer runs once it has sharded ``self.model``."""
+GIVEN_SHARDED: Final = frozenset({"_save_checkpoint", "compute_loss", "prediction_step", "training_step"})
+"""Those of them that are given it as ``model``."""
+MAKES_OPTIMIZER: Final = "create_optimizer"
+"""It is run before FSDP2 shards, and was run after FSDP1 had."""
+ON_INIT: Final = "on_init_end"
+"""The method of a callback that is run before anything is sharded."""
+SELF_MODELS: Final = frozenset({"self.model", "self.model_wrapped"})
 _ARGUMENTS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
 _TRAINER = re.compile(r"(?:\A|\.)\w*Trainer\Z")
 _OFF = frozenset({"''", '""', "None", "False", "[]"})
 _MODELS = frozenset({"model", "model_wrapped"})
+TRAINER: Final = "trainer"
+CALLBACK: Final = "callback"
+"""What classes of a project are that Hugging Face's Trainer runs."""
 Trained = tuple[cst.CSTNode | None, int]
 """The function in which a Trainer trains, and the place of that call."""
+
+
+def of_itself(text: str, method: str) -> set[str]:
+    """Return what ``self.model`` of a Trainer is in one of its methods.
+
+    Example:
+        >>> of_itself("self.model", "compute_loss") == SHARDED, of_itself("self.model", "__init__")
+        (True, set())
+    """
+    if text not in SELF_MODELS:
+        return set()
+    if method == MAKES_OPTIMIZER:
+        return {FLAT}
+    return set(SHARDED) if method in RUN_SHARDED else set()
+
+
+def holds_model() -> set[str]:
+    """Return what a Trainer holds that has trained."""
+    return {kind for name in _MODELS for kind in put(attribute(name), SHARDED)}
 
 
 @dataclass(eq=False)
@@ -29,20 +83,48 @@ class HFTrainers:
     """Answers for one source which names are models that a Trainer has sharded. Reads only."""
 
     index: Index
+    is_told: bool = False
+    """Whether another file of the project asks for FSDP."""
+    run_by_trainer: Mapping[str, str] = field(default_factory=dict)
+    """The classes of this source that are Trainers themselves, or callbacks of theirs."""
 
-    def is_theirs(self, node: cst.Name | cst.Attribute) -> bool:
-        """Tell whether it is such a model, in the function that trains it, and below that."""
-        if not self._trained:
-            return False
-        found = self._trained.get(dotted(node) or "")
-        if found is None or isinstance(self.index.parents[node], cst.AssignTarget):
-            return False
-        return self.index.function(node) is found[0] and self.index.order.get(node, 0) > found[1]
+    def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
+        """Return what a name is: such a model, below where it is trained, or what holds one."""
+        if not self._trained and not self.run_by_trainer:
+            return set()
+        text = dotted(node) or ""
+        found = self._trained.get(text) or self._trained.get(f"{text}.model")
+        if isinstance(self.index.parents[node], cst.AssignTarget):
+            return set()
+        if found is None:
+            return self._of_itself(text, node) if self.run_by_trainer else set()
+        if self.index.function(node) is not found[0] or self.index.order.get(node, 0) <= found[1]:
+            return set()
+        if isinstance(node, cst.Name) and self._is_bound_since(node, found[1]):
+            return set()
+        return set(SHARDED) if text in self._trained else holds_model()
+
+    def _is_bound_since(self, node: cst.Name, trained: int) -> bool:
+        """Tell whether a name is given another value behind the training, and above its use."""
+        order = self.index.order
+        bound = (order.get(each.node, 0) for each in self.index.bindings_of(node))
+        return any(trained < place < order.get(node, 0) for place in bound)
+
+    def _of_itself(self, text: str, node: cst.Name | cst.Attribute) -> set[str]:
+        function, owner = self.index.function(node), self.index.class_of(node)
+        if function is None or owner is None or self.index.class_of(function) is not owner:
+            return set()
+        return of_itself(text, function.name.value) if self.kind_around(node) == TRAINER else set()
+
+    def kind_around(self, node: cst.CSTNode) -> str:
+        """Return what the class around a place is: a Trainer, or a callback of one."""
+        owner = self.index.class_of(node)
+        return self.run_by_trainer.get(self.index.path_of(owner), "") if owner is not None else ""
 
     @functools.cached_property
     def _trained(self) -> dict[str, Trained]:
         calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
-        if not any(map(self._asks_for_fsdp, calls)):
+        if not self.is_told and not any(map(self._asks_for_fsdp, calls)):
             return {}
         found: dict[str, Trained] = {}
         for call in calls:
@@ -70,7 +152,16 @@ class HFTrainers:
         )
         made = [each for each in values if isinstance(each, cst.Call)]
         is_one = len(made) == 1 and any(map(_TRAINER.search, self.index.qualified(made[0].func)))
-        return made[0] if is_one else None
+        # A project's own class is one of Hugging Face's by its arguments.
+        return made[0] if is_one and (not self.is_told or _has_arguments(made[0])) else None
+
+
+def _has_arguments(trainer: cst.Call) -> bool:
+    """Tell whether a Trainer is given arguments, as ``args=`` or behind the model."""
+    placed = [arg for arg in trainer.args if arg.keyword is None and not arg.star]
+    return len(placed) > 1 or any(
+        arg.keyword is not None and arg.keyword.value == "args" for arg in trainer.args
+    )
 
 
 def _model_of(trainer: cst.Call) -> str:

@@ -105,3 +105,16 @@ OF_MODELS: frozenset[ModuleType] = frozenset(
     }
 )
 """Those whose comments are of a sharded model. Where FSDP is off there is none; settings stay settings."""
+OF_PARAMETERS: frozenset[ModuleType] = frozenset(
+    {
+        dtensors,
+        given_away,
+        mixed_optimizers,
+        model_methods,
+        own_optimizers,
+        parameter_names,
+        parameter_shapes,
+        raw_optimizer_states,
+    }
+)
+"""Those of them that do not say themselves of a framework's model that it may be whole."""

@@ -322,6 +322,11 @@ def _said_of_casts(value: Any) -> Iterator[Finding]:
     if given.get("buffer_dtype"):
         text += f" FSDP2 leaves buffers in their own dtype, which FSDP1 cast to {given['buffer_dtype']}."
         hint += " Where buffers matter, such as rotary frequencies, the new run is the more exact one."
+    if given.get("param_dtype"):
+        text += (
+            " Where the Accelerator has `mixed_precision`, FSDP1's outputs were float32, and these are not."
+        )
+        hint += " Write `.float()` on an output that meets float32 tensors."
     if text:
         yield make_finding("FM354", "mixed_precision_policy", text.strip(), hint)
 

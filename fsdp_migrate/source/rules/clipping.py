@@ -19,6 +19,7 @@ from fsdp_migrate.source.method_calls import (
     sureness,
     unbound,
 )
+from fsdp_migrate.source.prepared_parameters import is_of_a_part
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -54,6 +55,10 @@ _ONE_RANK = (
     "one rank alone comes here, and every rank must take part in the norm of the whole gradient: FSDP1's was "
     "that of one rank's shards. Call fsdp_migrate.runtime.clip_grad_norm_ above this branch."
 )
+_OF_A_PART = (
+    "of parameters that are not all of a model's Accelerate's FSDP1 took one rank's norm; its FSDP2 takes "
+    "that of the whole gradient. See that max_norm is meant so. For all of them give model.parameters()."
+)
 _WHOLE = "the norm is now that of the whole gradient; under FSDP1 it was that of one rank's shards."
 
 
@@ -77,6 +82,10 @@ def find(source: Source) -> Iterator[Found]:
 
 def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> Iterator[Found]:
     first = call.args[0].value if call.args else None
+    if (dotted(receiver) or "").lower().endswith("accelerator"):
+        if first is not None and is_of_a_part(source, first):
+            yield Found("FM326", call, _OF_A_PART, "commented")
+        return
     # FSDP1's method takes max_norm first. What is given parameters is another's, such as an Accelerator's.
     if isinstance(first, cst.Call) and (dotted(first.func) or "").endswith("parameters"):
         return

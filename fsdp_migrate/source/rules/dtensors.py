@@ -13,6 +13,7 @@ import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.python.averages import is_averaged
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
@@ -86,8 +87,9 @@ _COLLECTIVE = (
     "which is the same on each rank."
 )
 _STATISTIC = (
-    "this was of one rank's part of a flat parameter, and is of the whole now, as a DTensor: take "
-    ".full_tensor() of it, and do not sum it over the ranks that share it again."
+    "this was of one rank's part of a flat parameter, and comes as a DTensor now: .full_tensor() of it, on "
+    "every rank, is that of the whole, and not to be summed over the ranks that share it again; for this "
+    "rank's part, as before, take .to_local() of what it is made of."
 )
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
@@ -230,7 +232,8 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
             return _COLLECTIVE
         if first is None or name != "all_reduce":
             return ""
-        return _CLIPPED if _is_norm(values, first) or _is_of_gradients(source, call, first) else ""
+        is_summed = _is_norm(values, first) and not is_averaged(source.index, call)
+        return _CLIPPED if is_summed or _is_of_gradients(source, call, first) else ""
     if known & _ARRAYS:
         return _NO_MEMORY.format(name) if first is not None and values.is_one(first) else ""
     if known & _FUNCTIONS:

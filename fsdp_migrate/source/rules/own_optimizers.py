@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
+from fsdp_migrate.source.prepared_parameters import kept_before_prepare
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
@@ -46,6 +47,11 @@ _UNWRAPS = "stays: its step takes DTensors apart itself"
 _KEPT = (
     "this holds the parameters from before sharding, in whose place FSDP2 puts new ones: make it of the "
     "sharded model, or give the optimizers in it to prepare_fully_shard as optimizers=."
+)
+_KEPT_BY_ACCELERATE = (
+    "this holds the parameters from before `prepare`, in whose place Accelerate's FSDP2 puts new ones: no "
+    "gradient is on these, and nothing would be clipped by them. Make it of what `prepare` gives, below it; "
+    "to clip give accelerator.clip_grad_norm_ model.parameters()."
 )
 _ADAMW = frozenset({"transformers.AdamW", "transformers.optimization.AdamW"})
 # What a step may call without looking at a parameter as a whole.
@@ -153,6 +159,8 @@ def find(source: Source) -> Iterator[Found]:
             yield from (Found("FM446", node, _KEPT, "commented") for node in _kept(source, call))
         elif _is_wrapping(source, call):
             yield from (Found("FM446", node, _KEPT, "commented") for node in _kept(source, call, told=()))
+    for node in kept_before_prepare(source):
+        yield Found("FM446", node, _KEPT_BY_ACCELERATE, "commented")
 
 
 @functools.lru_cache(maxsize=1)

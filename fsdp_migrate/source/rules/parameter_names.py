@@ -39,6 +39,10 @@ _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name|_flat_param")
 _ASKS = frozenset({"endswith", "find", "startswith"})
 _MATCHES = frozenset({"fullmatch", "match", "search"})
 _PUTS = frozenset({"add", "append", "insert"})
+# Lightning and Fabric put a module of their own around FSDP1's, or go by the one within, and ask for
+# use_orig_params=True as Hugging Face's Trainer does.
+_OF_A_MODULE = frozenset({"fabric", "lightning"})
+_KEEP_NAMES = frozenset({"transformers"})
 _LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
 
 
@@ -55,10 +59,13 @@ def find(source: Source) -> Iterator[Found]:
         function = source.index.function(call) or source.module
         if not _chooses(loop, names[1]) or _CLEANED.search(text_of(function)):
             continue
+        by = source.models.sharded_by(func.value)
+        if by in _OF_A_MODULE:
+            continue
         for test, is_start in _tests(loop, names[0]):
             if is_start and not text_of(func.value).endswith(".module"):
                 yield Found("FM318", test, _START, "commented")
-            elif is_flat:
+            elif is_flat and by not in _KEEP_NAMES:
                 yield Found("FM318", test, _FLAT, "commented")
 
 

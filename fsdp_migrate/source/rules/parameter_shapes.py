@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.held import FLAT
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters
@@ -89,7 +90,8 @@ def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
     """Yield the functions that a call shows to go through an FSDP1 model's parameters."""
     if not isinstance(call.func, cst.Attribute):
         return
-    if source.models.certainty(call.func.value) is None:
+    model = call.func.value
+    if source.models.certainty(model) is None and FLAT not in source.models.kinds(model):
         return
     name = call.func.attr.value
     if name in _LISTS:

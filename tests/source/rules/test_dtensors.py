@@ -91,6 +91,30 @@ def test_what_is_as_it_was_is_not(body: str) -> None:
     assert "FM423" not in {use.code for use in uses(MODEL + body, HEADER)}
 
 
+@pytest.mark.parametrize(
+    ("reduced", "is_said"),
+    [
+        ("dist.all_reduce(g)\n", True),
+        ("dist.all_reduce(g, dist.ReduceOp.SUM)\n", True),
+        ("dist.all_reduce(g, op=dist.ReduceOp.AVG)\n", False),
+        ("dist.all_reduce(g, dist.ReduceOp.MAX)\n", False),
+        ("dist.all_reduce(g)\ng /= dist.get_world_size()\n", False),
+        ("dist.all_reduce(g)\ng = g / args.world_size\n", False),
+        ("dist.all_reduce(g)\ng = g / count\n", True),
+    ],
+)
+def test_an_average_of_equal_norms_is_the_norm(reduced: str, is_said: bool) -> None:
+    body = f"{MODEL}g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\n{reduced}"
+    assert ("FM423" in {use.code for use in uses(body, HEADER)}) is is_said
+
+
+def test_it_is_said_that_all_ranks_gather_what_one_may_ask_for() -> None:
+    body = "def norms(model: FSDP):\n    return [p.grad.norm().item() for p in model.parameters()]\n"
+    said = next(use.becomes for use in uses(body, HEADER) if use.code == "FM423")
+    assert ".full_tensor() of it, on every rank" in said
+    assert "for this rank's part, as before, take .to_local() of what it is made of" in said
+
+
 def test_a_model_that_is_asked_for_its_class_may_be_one() -> None:
     body = (
         "def norms(model):\n"

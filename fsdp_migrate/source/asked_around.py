@@ -1,0 +1,66 @@
+"""What configs and shell scripts around the sources ask frameworks for: FSDP1, or FSDP2 already.
+
+They are read only where a source has something that they decide on.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source.files import SHELL, find_sources, read_source
+
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+
+_FILES: Final = SHELL | {".json", ".yaml", ".yml"}
+_MOST: Final = 1_000_000
+"""Larger files hold data."""
+ASKS_HF: Final = re.compile(
+    r"\bfsdp\b['\"]?[\s:=,\[\-]+[^\n#]{0,60}?\b(?:full_shard|shard_grad_op|hybrid_shard)"
+    r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b"
+)
+"""What asks Hugging Face's Trainer for FSDP: its own words, in any file, or those of Accelerate's launch."""
+ASKS_ACCELERATE: Final = re.compile(
+    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:1|true)"
+)
+"""What asks Accelerate for FSDP: its config, a launch line, or the environment."""
+ASKS_LIGHTNING: Final = re.compile(
+    r"\bFSDPStrategy\b|\bstrategy['\"]?\s*[:=]\s*['\"]?fsdp|--trainer\.strategy[= ]fsdp"
+)
+_COMMENT: Final = re.compile(r"^\s*(?:#|//).*$", re.MULTILINE)
+_IS_NEW: Final = re.compile(
+    r"\bfsdp_version['\"]?\s*[:= ]\s*['\"]?2|['\"]version['\"]\s*:\s*2|^\s+version\s*:\s*2"
+    r"|\bModelParallelStrategy\b",
+    re.MULTILINE,
+)
+
+
+def asks(text: str, pattern: re.Pattern[str]) -> bool:
+    """Tell whether a text asks a framework for FSDP1, and not for FSDP2.
+
+    Example:
+        >>> asks('--fsdp "full_shard auto_wrap"', ASKS_HF), asks("strategy: fsdp", ASKS_LIGHTNING)
+        (True, True)
+    """
+    if pattern.search(text) is None:
+        return False
+    told = _COMMENT.sub("", text)
+    return pattern.search(told) is not None and _IS_NEW.search(told) is None
+
+
+def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
+    """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
+    for path in find_sources(paths, _FILES) if paths else ():
+        try:
+            if path.suffix not in _FILES or path.stat().st_size > _MOST:
+                continue
+            if asks(read_source(path), pattern):
+                return True
+        except (SourceError, OSError):
+            continue  # what is wrong with it is said where it is looked at
+    return False

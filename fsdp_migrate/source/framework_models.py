@@ -1,0 +1,95 @@
+"""The models that frameworks shard, over the files of a project: what ``prepare`` gives, and the like.
+
+What a source by itself shows of them stands in :mod:`fsdp_migrate.source.python.frameworks`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.accelerate_models import prepared_by
+from fsdp_migrate.source.python.fabric_models import set_up_by
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from fsdp_migrate.source.hf_trainers import HFProject
+    from fsdp_migrate.source.lightning_project import LightningProject
+    from fsdp_migrate.source.project import Place
+
+
+UNWRAPS: Final = "unwrap_model"
+
+
+@dataclass(frozen=True)
+class FrameworkModels:
+    """Answers for the files of a project what the frameworks that these use shard. Reads only."""
+
+    users: Mapping[str, Collection[Path]] = field(default_factory=dict)
+    """By framework the files whose models it shards by FSDP1."""
+    hf: HFProject | None = None
+    """Hugging Face's Trainers of the project."""
+    lightning: LightningProject | None = None
+    """Lightning's modules and callbacks."""
+    told: Mapping[str, Collection[Path]] = field(default_factory=dict)
+    """By framework the files of which others say that it shards: another source, a config, a launch line."""
+
+    @property
+    def files(self) -> set[Path]:
+        """The files whose models a framework shards."""
+        lightnings = self.lightning.files if self.lightning is not None else ()
+        return {path for paths in self.users.values() for path in paths}.union(self.trainers, lightnings)
+
+    @property
+    def trainers(self) -> frozenset[Path]:
+        """The files that use Hugging Face's Trainer, where it is asked for FSDP1."""
+        return self.hf.files if self.hf is not None else frozenset()
+
+    def classes(self, path: Path) -> Mapping[str, str]:
+        """Return the classes of a file that Hugging Face's Trainer runs."""
+        module = self.hf.project.module(path) if self.hf is not None and path in self.hf.files else None
+        return self.hf.classes(module) if self.hf is not None and module is not None else {}
+
+    def given(self) -> Iterator[tuple[str, str, set[str]]]:
+        """Yield the parameters that a framework gives a model: the function's key, the name, the kinds."""
+        for each in (self.hf, self.lightning):
+            yield from each.given() if each is not None else ()
+
+    @functools.cached_property
+    def _named(self) -> frozenset[Path]:
+        return self.trainers.union(self.lightning.files if self.lightning is not None else ())
+
+    def of_name(self, text: str, place: Place) -> set[str]:
+        """Return what a name is of which the source itself says nothing."""
+        if place.module.path not in self._named:
+            return set()
+        known = (each for each in (self.hf, self.lightning) if each is not None)
+        return {kind for each in known for kind in each.of_name(text, place)}
+
+    def of_call(self, call: ast.Call, place: Place) -> set[str]:
+        """Return what a call of a framework's function gives."""
+        func = call.func
+        if not isinstance(func, ast.Attribute) or not call.args or isinstance(call.args[0], ast.Starred):
+            return set()
+        owner = dotted(func.value) or ""
+        found: set[str] = set()
+        if self._uses("accelerate", place) and not any(isinstance(arg, ast.Starred) for arg in call.args):
+            found = prepared_by(owner, func.attr, [dotted(arg) or "" for arg in call.args])
+        if not found and self._uses("fabric", place):
+            found = set_up_by(owner, func.attr, has_optimizers=len(call.args) > 1)
+        return found
+
+    def _uses(self, framework: str, place: Place) -> bool:
+        return place.module.path in self.users.get(framework, ())
+
+
+def unwrapped(call: ast.Call) -> ast.expr | None:
+    """Return the model that ``accelerator.unwrap_model(model)`` gives back."""
+    is_unwrapped = isinstance(call.func, ast.Attribute) and call.func.attr == UNWRAPS
+    return call.args[0] if is_unwrapped and call.args else None

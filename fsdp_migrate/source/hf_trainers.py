@@ -1,0 +1,159 @@
+"""Hugging Face's Trainers and callbacks of a project, as classes of its own, and where its Trainers train."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.held import FLAT, item, put
+from fsdp_migrate.source.python.trainer_models import (
+    CALLBACK,
+    GIVEN_SHARDED,
+    MAKES_OPTIMIZER,
+    ON_INIT,
+    SHARDED,
+    TRAINER,
+    holds_model,
+    of_itself,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Definition, Module, Project
+
+
+_BASES = (
+    (re.compile(r"^(transformers|trl|sentence_transformers)\b.*Trainer$"), TRAINER),
+    (re.compile(r"^(transformers|trl)\b.*Callback$"), CALLBACK),
+)
+_TRAINER = re.compile(r"Trainer$")
+_DEEPEST = 5
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(eq=False)
+class HFProject:
+    """Answers for the files of a project, of which one asks Hugging Face's Trainer for FSDP1."""
+
+    project: Project
+    files: frozenset[Path]
+    _classes: dict[Path, dict[str, str]] = field(default_factory=dict)
+    _trained: dict[Path, dict[tuple[str, str], int]] = field(default_factory=dict)
+
+    def classes(self, module: Module) -> dict[str, str]:
+        """Return the classes of a file that are Trainers or callbacks, with which of both."""
+        if module.path not in self._classes:
+            owners = (each for each in module.definitions.values() if isinstance(each.node, ast.ClassDef))
+            known = {owner.name: self._base_of(owner) for owner in owners}
+            self._classes[module.path] = {name: base for name, base in known.items() if base}
+        return self._classes[module.path]
+
+    def _base_of(self, owner: Definition, depth: int = 0) -> str:
+        if not isinstance(owner.node, ast.ClassDef) or depth == _DEEPEST:
+            return ""
+        place = Place(owner.module, "")
+        for base in owner.node.bases:
+            name = self.project.qualified(dotted(base) or "?", place)
+            for pattern, which in _BASES:
+                if pattern.match(name):
+                    return which
+        above = (self._base_of(each, depth + 1) for each in self.project.bases(owner))
+        return next(filter(None, above), "")
+
+    def given(self) -> Iterator[tuple[str, str, set[str]]]:
+        """Yield the parameters that are a sharded model, or hold one: the method, the name, what it is."""
+        for module in filter(None, map(self.project.module, sorted(self.files))):
+            for name, which in self.classes(module).items():
+                start = f"{name}."
+                for each in module.definitions.values():
+                    method = each.name.removeprefix(start)
+                    if (
+                        each.name.startswith(start)
+                        and "." not in method
+                        and isinstance(each.node, _FUNCTIONS)
+                    ):
+                        for parameter, kinds in _given_to(each.node, method, which):
+                            yield each.key, parameter, kinds
+
+    def of_name(self, text: str, place: Place) -> set[str]:
+        """Return what a name is in a method of a Trainer, or below the line where one has trained."""
+        if place.module.path not in self.files:
+            return set()
+        owner, _, method = place.scope.rpartition(".")
+        if text.startswith("self."):
+            is_trainer = self.classes(place.module).get(owner) == TRAINER
+            return of_itself(text, method) if is_trainer else set()
+        line = self._places(place.module).get((place.scope, text))
+        return holds_model() if line is not None and place.line > line else set()
+
+    def _places(self, module: Module) -> dict[tuple[str, str], int]:
+        """Return the lines at which Trainers train, by the scope and the name of the Trainer."""
+        if module.path not in self._trained:
+            self._trained[module.path] = dict(_trained_in(module.tree.body, ""))
+        return self._trained[module.path]
+
+
+def with_heirs(project: Project, files: set[Path]) -> HFProject:
+    """Return the Trainers and callbacks of some files, and of those that import their classes."""
+    found = HFProject(project, frozenset(files))
+    modules = filter(None, map(project.module, sorted(files)))
+    names = {name for module in modules for name in found.classes(module)}
+    heirs = set(project.importing(names)) - files if names else set()
+    return HFProject(project, frozenset(files | heirs)) if heirs else found
+
+
+def _given_to(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, method: str, which: str
+) -> Iterator[tuple[str, set[str]]]:
+    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    if which == CALLBACK:
+        if not method.startswith("on_") or method == ON_INIT:
+            return
+        yield from (("model", set(SHARDED)) for name in names if name == "model")
+        if node.args.kwarg is not None and "model" not in names:
+            yield node.args.kwarg.arg, put(item("model"), SHARDED)
+    elif method in GIVEN_SHARDED and len(names) > 1:
+        yield names[1], set(SHARDED)
+    elif method == MAKES_OPTIMIZER and len(names) > 1:
+        yield names[1], {FLAT}
+
+
+def _trained_in(body: list[ast.stmt], scope: str) -> Iterator[tuple[tuple[str, str], int]]:
+    """Yield where ``trainer.train()`` stands in a scope that makes the Trainer, or in one within it."""
+    statements = list(_statements(body))
+    made = {
+        target.id
+        for node in statements
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_trainer(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in statements:
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            yield from _trained_in(node.body, f"{scope}.{node.name}" if scope else node.name)
+        elif made:
+            for call in ast.walk(node):
+                text = dotted(call.func) if isinstance(call, ast.Call) else None
+                if text is not None and text.endswith(".train") and text.removesuffix(".train") in made:
+                    yield (scope, text.removesuffix(".train")), node.lineno
+
+
+def _is_trainer(call: ast.Call) -> bool:
+    is_named = _TRAINER.search(dotted(call.func) or "") is not None
+    return is_named and (len(call.args) > 1 or any(each.arg == "args" for each in call.keywords))
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            for inner in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, inner, []))
+            for handler in getattr(node, "handlers", ()):
+                yield from _statements(handler.body)

@@ -1,0 +1,112 @@
+"""Lightning's models over the files of a project: what callbacks are given, and what modules give on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around
+from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.lightning_models import (
+    MODULE,
+    SHARDED,
+    asking_for_fsdp1,
+    is_named_as_part,
+    is_run_sharded,
+    is_trainers_model,
+    using_lightning,
+)
+
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Definition, Module, Project
+
+
+_CALLBACK = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*(?:Callback|Checkpoint)$")
+_CALLBACKS = re.compile(r"\bclass \w+\([^)]*(?:Callback|Checkpoint)\b")
+_MODULES = re.compile(r"\bclass \w+\([^)]*\bLightningModule\b")
+_READS_CONFIGS = re.compile(r"\bLightningCLI\(|\binstantiate\(")
+_DEEPEST = 5
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# `self`, the Trainer, and the LightningModule.
+_PLACE_OF_MODULE = 2
+
+
+def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]]) -> set[Path]:
+    """Return the files with callbacks or LightningModules that a Trainer may run which shards by FSDP1.
+
+    Modules only where a config chooses them, as ``LightningCLI`` has it: others are followed from ``fit``.
+    ``around``: where those configs are.
+    """
+    users = {path: project.texts[path] for path in using_lightning(project.texts)}
+    reads = any(map(_READS_CONFIGS.search, users.values()))
+    asks = bool(asking_for_fsdp1(users)) or (reads and asked_around(around, ASKS_LIGHTNING))
+    if not asks:
+        return set()
+    return {
+        path
+        for path, text in users.items()
+        if _CALLBACKS.search(text) or (reads and _MODULES.search(text) is not None)
+    }
+
+
+@dataclass(eq=False)
+class LightningProject:
+    """Answers for the files of a project that Lightning runs, of which one asks it for FSDP1."""
+
+    project: Project
+    files: frozenset[Path]
+    _classes: dict[Path, dict[str, re.Pattern[str]]] = field(default_factory=dict)
+
+    def given(self) -> Iterator[tuple[str, str, set[str]]]:
+        """Yield what the methods of callbacks are given: the method, the name, what it is."""
+        for module in filter(None, map(self.project.module, sorted(self.files))):
+            for each in module.definitions.values():
+                owner, _, method = each.name.rpartition(".")
+                if self._is(module, owner, _CALLBACK) and is_run_sharded(method):
+                    names = _names(each)
+                    if len(names) > _PLACE_OF_MODULE:
+                        yield each.key, names[_PLACE_OF_MODULE], set(SHARDED)
+
+    def of_name(self, text: str, place: Place) -> set[str]:
+        """Return what the Trainer's model is, and ``self`` of a LightningModule where it is sharded."""
+        if place.module.path not in self.files:
+            return set()
+        if is_trainers_model(text):
+            return {"fsdp", "other"}
+        owner, _, method = place.scope.rpartition(".")
+        if not is_named_as_part(text) or not is_run_sharded(method):
+            return set()
+        return set(SHARDED) if self._is(place.module, owner, MODULE) else set()
+
+    def _is(self, module: Module, name: str, base: re.Pattern[str]) -> bool:
+        if not name:
+            return False
+        known = self._classes.setdefault(module.path, {})
+        if name not in known:
+            owner = module.definitions.get(name)
+            found = (each for each in (_CALLBACK, MODULE) if owner is not None and self._derives(owner, each))
+            known[name] = next(found, re.compile(""))
+        return known[name] is base
+
+    def _derives(self, owner: Definition, base: re.Pattern[str], depth: int = 0) -> bool:
+        if not isinstance(owner.node, ast.ClassDef) or depth == _DEEPEST:
+            return False
+        place = Place(owner.module, "")
+        names = (self.project.qualified(dotted(each) or "?", place) for each in owner.node.bases)
+        if any(map(base.match, names)):
+            return True
+        return any(self._derives(each, base, depth + 1) for each in self.project.bases(owner))
+
+
+def _names(definition: Definition) -> list[str]:
+    node = definition.node
+    if not isinstance(node, _FUNCTIONS):
+        return []
+    return [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]

@@ -1,0 +1,32 @@
+"""The hooks in which Lightning's callbacks and modules see the sharded model."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source.python.lightning_models import is_run_sharded
+from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs Lightning")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_hooks_see(version: int, tmp_path: Path) -> None:
+    from tests.frameworks import lightning_bodies
+
+    assert all(map(is_run_sharded, (*lightning_bodies.HOOKS, "configure_optimizers")))
+    expected = "1" if version == 1 else "DTensor"
+    for seen in run_ranks(lightning_bodies.watch, version, str(tmp_path)):
+        copied = seen.pop("copy", "")
+        assert ("deepcopy" in copied) is (version == 2)
+        # Modules have no hook at the check of their sanity, and callbacks make no optimizers.
+        assert len(seen) == 2 * len(lightning_bodies.HOOKS)
+        assert seen == dict.fromkeys(seen, expected)

@@ -1,0 +1,124 @@
+"""Models that a framework shards in one file, and that functions and objects of other files are given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import after
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+ACCELERATE = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    "from helpers import Ema, save\n"
+    "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
+    "model, optimizer = accelerator.prepare(net, optimizer)\n"
+)
+FABRIC = (
+    "from lightning.fabric import Fabric\nfrom helpers import Ema, save\n"
+    "fabric = Fabric(devices=2, strategy='fsdp')\nmodel, optimizer = fabric.setup(net, optimizer)\n"
+)
+KEEP = "        self.model = model\n\n"
+SAVE = "def save(model, path):\n    torch.save(model.state_dict(), path)\n"
+
+
+def said(folder: Path, makes: str, helpers: str) -> dict[str, str]:
+    (folder / "train.py").write_text(makes)
+    (folder / "helpers.py").write_text(f"import copy\nimport torch\n\n\n{helpers}")
+    uses = (use for use in scan_paths([folder]).uses if use.action != "unclear")
+    return {use.code: use.becomes for use in uses if use.path.endswith("helpers.py")}
+
+
+@pytest.mark.parametrize(
+    "gives", ["save(model, p)\n", "save(path=p, model=model)\n", "save(accelerator.unwrap_model(model), p)\n"]
+)
+def test_what_accelerate_prepares_is_given_to_a_function_of_another_file(tmp_path: Path, gives: str) -> None:
+    found = said(tmp_path, ACCELERATE + gives, SAVE)
+    assert list(found) == ["FM333"]
+    assert "the model that Accelerate shards: where it is, take accelerator.get_state_dict" in found["FM333"]
+    assert said(tmp_path, ACCELERATE.replace("Plugin()", "Plugin(fsdp_version=2)") + gives, SAVE) == {}
+    assert said(tmp_path, ACCELERATE.replace("prepare(net, ", "prepare(loader, ") + gives, SAVE) == {}
+    assert (
+        said(tmp_path, ACCELERATE.replace("=FullyShardedDataParallelPlugin()", "=None") + gives, SAVE) == {}
+    )
+    above = ACCELERATE.replace("model, optimizer =", f"{gives.replace('(model', '(net')}net, optimizer =")
+    assert said(tmp_path, above.replace("model=model", "model=net"), SAVE) == {}
+
+
+def test_what_fabric_sets_up_is_given_to_a_function_of_another_file(tmp_path: Path) -> None:
+    found = said(tmp_path, f"{FABRIC}save(model, p)\n", SAVE)
+    assert list(found) == ["FM333"]
+    assert "the model that Fabric shards: where it is, take fabric.save(" in found["FM333"]
+    assert said(tmp_path, f"{FABRIC.replace('fsdp', 'ddp')}save(model, p)\n", SAVE) == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("        self.shadow = copy.deepcopy(model)\n", "FM323"),
+        (
+            f"{KEEP}    def update(self):\n        x = [p.grad.norm() for p in self.model.parameters()]\n",
+            "FM423",
+        ),
+        (f"{KEEP}    def save(self, a):\n        a.unwrap_model(self.model).save_pretrained(p)\n", "FM333"),
+    ],
+)
+def test_objects_of_another_file_hold_what_accelerate_prepares(tmp_path: Path, body: str, code: str) -> None:
+    helpers = f"class Ema:\n    def __init__(self, model):\n{body}"
+    assert code in said(tmp_path, f"{ACCELERATE}ema = Ema(model)\n", helpers)
+    assert said(tmp_path, f"{ACCELERATE}ema = Ema(net)\n", helpers) == {}
+
+
+def test_functions_and_objects_of_other_files_give_what_accelerate_prepares(tmp_path: Path) -> None:
+    makes = (
+        "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n\n\n"
+        "class Run:\n    def __init__(self, net, optimizer):\n"
+        "        self.accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
+        "        self.model, self.optimizer = self.accelerator.prepare(net, optimizer)\n\n\n"
+        "def build(net, optimizer):\n    run = Run(net, optimizer)\n    return run.accelerator, run.model\n"
+    )
+    (tmp_path / "make.py").write_text(makes)
+    uses = "from make import Run, build\nrun = Run(net, optimizer)\nx = run.model.state_dict()\n"
+    assert list(said(tmp_path, "", uses)) == ["FM333"]
+    uses = "from make import build\naccelerator, model = build(net, optimizer)\nx = model.module.weight\n"
+    assert list(said(tmp_path, "", uses)) == ["FM333"]
+
+
+def test_a_branch_for_other_types_is_left_alone_in_what_is_given_the_model(tmp_path: Path) -> None:
+    asks = (
+        "from accelerate.utils import DistributedType\n\n\ndef save(model, accelerator):\n"
+        "    if accelerator.distributed_type == DistributedType.FSDP:\n        {}\n    else:\n        {}\n"
+    )
+    gives = f"{ACCELERATE}save(model, accelerator)\n"
+    assert list(said(tmp_path, gives, asks.format("model.state_dict()", "pass"))) == ["FM333"]
+    assert said(tmp_path, gives, asks.format("pass", "model.module.state_dict()")) == {}
+
+
+@pytest.mark.parametrize(
+    ("makes", "chooses", "is_said"),
+    [
+        (ACCELERATE, "'bias' in n", True),
+        (ACCELERATE, "n.startswith('head')", True),
+        (FABRIC, "'bias' in n", False),
+        (FABRIC, "n.startswith('head')", False),
+    ],
+)
+def test_names_of_parameters_are_those_that_the_framework_gives_them(
+    tmp_path: Path, makes: str, chooses: str, is_said: bool
+) -> None:
+    """Fabric asks for use_orig_params=True, and puts a module of its own around FSDP1's."""
+    helpers = f"def save(model):\n    return [p for n, p in model.named_parameters() if {chooses}]\n"
+    assert ("FM318" in said(tmp_path, f"{makes}save(model)\n", helpers)) is is_said
+
+
+def test_what_is_said_stays_as_it_is_at_a_second_rewriting(tmp_path: Path) -> None:
+    files = {"train.py": f"{ACCELERATE}save(model, p)\n", "helpers.py": f"import torch\n\n\n{SAVE}"}
+    assert after(tmp_path, files, "helpers.py").count("# fsdp-migrate: FM333") == 1

@@ -1,0 +1,184 @@
+"""Methods of Hugging Face's Trainers and callbacks that see the sharded model, where FSDP is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import after
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+ASKS = (
+    "from transformers import TrainingArguments\n"
+    "arguments = TrainingArguments(output_dir='x', fsdp='full_shard auto_wrap')\n"
+)
+OWN = (
+    "import torch\nfrom transformers import Trainer, TrainerCallback\nfrom helpers import use\n\n\n"
+    "class Own({}):\n    def {}:\n        {}\n"
+)
+HELPERS = (
+    "def use(model):\n    return model.module\n\n\ndef run(trainer):\n    return trainer.model.state_dict()\n"
+)
+TRAINS = (
+    "import transformers\nfrom helpers import run\n\n\n"
+    "def main(args):\n    model = transformers.AutoModel.from_pretrained('x')\n{}"
+    "    trainer = transformers.Trainer(model=model, args=args)\n{}    trainer.train()\n{}"
+)
+
+
+def said(folder: Path, files: dict[str, str], asks: str = ASKS) -> dict[str, set[str]]:
+    """Return the codes that are said of each file but that which asks for FSDP, by its name."""
+    for name, text in {"asks.py": asks, "helpers.py": HELPERS, **files}.items():
+        (folder / name).write_text(text)
+    found: dict[str, set[str]] = {}
+    for use in (each for each in scan_paths([folder]).uses if each.action != "unclear"):
+        name = use.path.rpartition("/")[2]
+        if name != "asks.py":
+            found.setdefault(name, set()).add(use.code)
+    return found
+
+
+def of_method(folder: Path, method: str, body: str, base: str = "Trainer") -> set[str]:
+    return said(folder, {"own.py": OWN.format(base, method, body)}).get("own.py", set())
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "code"),
+    [
+        ("compute_loss(self, model, inputs)", "return model.module(**inputs)", "FM333"),
+        ("compute_loss(self, net, inputs)", "return net.module(**inputs)", "FM333"),
+        ("compute_loss(self, model, inputs)", "torch.save(self.model.state_dict(), p)", "FM333"),
+        (
+            "training_step(self, model, inputs)",
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1)",
+            "FM326",
+        ),
+        (
+            "training_step(self, model, inputs)",
+            "x = [p.grad.norm() for p in self.model_wrapped.parameters()]",
+            "FM423",
+        ),
+        ("_save_checkpoint(self, model, trial)", "self.model.save_pretrained(p)", "FM333"),
+        ("save_model(self, p)", "self.model.save_pretrained(p)", "FM333"),
+        ("_save(self, p, state_dict=None)", "self.model.save_pretrained(p)", "FM333"),
+        ("_save(self, p, state_dict=None)", "self.model.save_pretrained(p, state_dict=state_dict)", ""),
+        ("_save(self, p, state_dict=None)", "x = self.model.state_dict() if state_dict is None else 1", ""),
+        ("_save(self, p, state_dict=None)", "state_dict = state_dict or self.model.state_dict()", ""),
+        ("save_model(self, p)", "x = self.model.state_dict() if self.is_deepspeed_enabled else 1", ""),
+        ("save_model(self, p)", "x = 1 if self.is_fsdp_enabled else self.model.state_dict()", ""),
+        ("create_optimizer(self)", "x = [p for p in self.model.parameters() if p.ndim > 1]", "FM318"),
+        ("create_optimizer(self, model)", "x = [p for p in model.parameters() if p.ndim > 1]", "FM318"),
+        ("create_optimizer(self)", "x = [p for n, p in self.model.named_parameters() if 'bias' in n]", ""),
+        ("create_optimizer(self)", "x = self.model.state_dict()", ""),
+        ("get_train_dataloader(self)", "x = self.model.state_dict()", ""),
+        ("__init__(self, model)", "self.names = list(self.model.state_dict())", ""),
+        ("own(self)", "return self.model.state_dict()", ""),
+    ],
+)
+def test_methods_of_a_trainer_see_the_model_before_or_after_it_is_sharded(
+    tmp_path: Path, method: str, body: str, code: str
+) -> None:
+    assert of_method(tmp_path, method, body) == ({code} if code else set())
+    assert of_method(tmp_path, method, body, "Other") == set()
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "code"),
+    [
+        ("on_step_end(self, args, state, control, model=None, **kwargs)", "x = model.state_dict()", "FM333"),
+        ("on_save(self, args, state, control, **kwargs)", "kwargs['model'].save_pretrained(p)", "FM333"),
+        ("on_save(self, args, state, control, **rest)", "rest.get('model').save_pretrained(p)", "FM333"),
+        ("on_log(self, args, state, control, **kwargs)", "x = kwargs.pop('model').module", "FM333"),
+        ("on_save(self, args, state, control, **kwargs)", "kwargs['tokenizer'].save_pretrained(p)", ""),
+        ("on_init_end(self, args, state, control, model=None, **kwargs)", "x = model.state_dict()", ""),
+    ],
+)
+def test_callbacks_are_given_the_sharded_model(tmp_path: Path, method: str, body: str, code: str) -> None:
+    assert of_method(tmp_path, method, body, "TrainerCallback") == ({code} if code else set())
+    assert of_method(tmp_path, method, body, "Other") == set()
+
+
+def test_a_class_of_another_file_is_a_trainer_as_its_base_is(tmp_path: Path) -> None:
+    base = "from trl import SFTTrainer\n\n\nclass Base(SFTTrainer):\n    pass\n"
+    own = OWN.format("Base", "compute_loss(self, model, inputs)", "use(model)").replace(
+        "from helpers", "from base import Base\nfrom helpers"
+    )
+    assert said(tmp_path, {"base.py": base, "own.py": own}) == {"helpers.py": {"FM333"}}
+
+
+def test_comments_name_what_there_is_in_a_trainer_and_in_a_callback(tmp_path: Path) -> None:
+    own = OWN.format("Trainer", "log(self, logs)", "torch.save(self.model.state_dict(), p)")
+    on_save = OWN.format("TrainerCallback", "on_save(self, a, s, c, model, **k)", "x = model.state_dict()")
+    files = {"asks.py": ASKS, "own.py": own, "saves.py": on_save, "helpers.py": HELPERS}
+    assert "self.accelerator.get_state_dict(self.model), on every rank" in after(tmp_path, files, "own.py")
+    assert "get_model_state_dict(model, options=" in (tmp_path / "saves.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "between", "behind", "expected"),
+    [
+        ("", "", "    model.save_pretrained(p)\n", {"train.py"}),
+        ("", "", "    run(trainer)\n", {"helpers.py"}),
+        ("", "", "    run(trainer=trainer)\n", {"helpers.py"}),
+        ("", "", "    trainer.model.save_pretrained(p)\n", {"train.py"}),
+        ("    model.save_pretrained(p)\n", "    run(trainer)\n", "    trainer.save_model(p)\n", set()),
+        ("", "", "    model = other()\n    model.save_pretrained(p)\n", set()),
+    ],
+)
+def test_what_a_trainer_was_given_and_holds_behind_its_training(
+    tmp_path: Path, before: str, between: str, behind: str, expected: set[str]
+) -> None:
+    train = TRAINS.format(before, between, behind)
+    found = said(tmp_path, {"train.py": train})
+    assert found == {name: {"FM333"} for name in expected}
+    assert said(tmp_path, {"train.py": train.replace("(model=model, args=args)", "(model, args)")}) == found
+    own = train.replace("transformers.Trainer(model=model, args=args)", "own.Trainer(model)")
+    assert said(tmp_path, {"train.py": own.replace("import tr", "import own\nimport tr")}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_asked"),
+    [
+        ("run.sh", 'torchrun train.py --fsdp "full_shard auto_wrap"\n', True),
+        ("run.sh", "torchrun train.py --fsdp=shard_grad_op\n", True),
+        ("run.sh", '# torchrun train.py --fsdp "full_shard auto_wrap"\ntorchrun train.py\n', False),
+        ("run.sh", "accelerate launch --use_fsdp train.py\n", True),
+        ("args.json", '{"fsdp": "full_shard auto_wrap"}\n', True),
+        ("args.json", '{"fsdp": ["full_shard"], "fsdp_config": {"version": 2}}\n', False),
+        ("args.json", '{"fsdp": "", "fsdp_config": {}}\n', False),
+        ("args.yaml", "fsdp:\n  - full_shard\n  - auto_wrap\n", True),
+        ("launch.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: false\n", True),
+        ("launch.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n", False),
+        ("launch.yaml", "distributed_type: MULTI_GPU\n", False),
+    ],
+)
+def test_configs_and_scripts_ask_for_fsdp_as_well(
+    tmp_path: Path, name: str, text: str, *, is_asked: bool
+) -> None:
+    (tmp_path / name).write_text(text)
+    own = OWN.format("Trainer", "compute_loss(self, model, inputs)", "use(model)")
+    assert said(tmp_path, {"own.py": own}, asks="") == ({"helpers.py": {"FM333"}} if is_asked else {})
+
+
+def test_configs_are_found_beside_files_that_are_given_one_by_one(tmp_path: Path) -> None:
+    own = OWN.format("Trainer", "compute_loss(self, model, inputs)", "return model.module(**inputs)")
+    (tmp_path / "own.py").write_text(own)
+    (tmp_path / "run.sh").write_text('torchrun own.py --fsdp "full_shard"\n')
+    assert [use.code for use in scan_paths(iter([tmp_path / "own.py", tmp_path / "run.sh"])).uses] == [
+        "FM333"
+    ]
+    assert scan_paths([tmp_path / "own.py"]).uses == ()
+
+
+def test_a_project_that_asks_for_fsdp2_is_told_nothing(tmp_path: Path) -> None:
+    own = OWN.format("Trainer", "compute_loss(self, model, inputs)", "return model.module(**inputs)")
+    asks = ASKS.replace("auto_wrap'", "auto_wrap', fsdp_config={'version': 2}")
+    assert said(tmp_path, {"own.py": own}, asks) == {}

@@ -1,0 +1,110 @@
+"""Lightning's callbacks, and modules that LightningCLI trains, where FSDP1's strategy is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+TRAINS = "import lightning as L\ntrainer = L.Trainer(strategy='fsdp', devices=2)\n"
+CLI = "from lightning.pytorch.cli import LightningCLI\nfrom own import Own\nLightningCLI(Own)\n"
+OWN = (
+    "import copy\nimport torch\nimport lightning as L\nfrom helpers import use\n\n\n"
+    "class Own({}):\n    def {}:\n        {}\n"
+)
+HELPERS = "def use(model):\n    return model.state_dict()\n"
+STRATEGY = "trainer:\n  strategy:\n    class_path: lightning.pytorch.strategies.FSDPStrategy\n"
+
+
+def said(folder: Path, own: str, train: str = TRAINS) -> dict[str, set[str]]:
+    """Return the codes that are said of each file but that of the Trainer, by its name."""
+    for name, text in {"train.py": train, "own.py": own, "helpers.py": HELPERS}.items():
+        (folder / name).write_text(text)
+    found: dict[str, set[str]] = {}
+    for use in (each for each in scan_paths([folder]).uses if each.action != "unclear"):
+        found.setdefault(use.path.rpartition("/")[2], set()).add(use.code)
+    found.pop("train.py", None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "code"),
+    [
+        ("on_fit_start(self, trainer, pl_module)", "self.ema = copy.deepcopy(pl_module)", "FM323"),
+        ("on_validation_end(self, trainer, module)", "torch.save(module.state_dict(), p)", "FM333"),
+        (
+            "on_before_optimizer_step(self, trainer, pl_module, optimizer)",
+            "x = [p.grad.norm() for p in pl_module.parameters()]",
+            "FM423",
+        ),
+        (
+            "on_train_batch_end(self, t, m, outputs, batch, batch_idx)",
+            "torch.nn.utils.clip_grad_norm_(m.model.parameters(), 1.0)",
+            "FM326",
+        ),
+        (
+            "on_train_start(self, t, m)",
+            "x = [p for n, p in m.named_parameters() if n.startswith('head')]",
+            "",
+        ),
+        ("setup(self, trainer, pl_module, stage)", "self.ema = copy.deepcopy(pl_module)", ""),
+        ("own(self, trainer, pl_module)", "self.ema = copy.deepcopy(pl_module)", ""),
+        ("on_train_end(self, trainer, pl_module)", "torch.save(trainer.state_dict(), p)", ""),
+    ],
+)
+def test_callbacks_are_given_the_sharded_module(tmp_path: Path, method: str, body: str, code: str) -> None:
+    own = OWN.format("L.Callback", method, body)
+    assert said(tmp_path, own) == ({"own.py": {code}} if code else {})
+    assert said(tmp_path, own, TRAINS.replace("fsdp", "ddp")) == {}
+    assert said(tmp_path, OWN.format("Other", method, body)) == {}
+
+
+def test_what_callbacks_and_modules_give_to_functions_of_other_files(tmp_path: Path) -> None:
+    own = OWN.format("L.Callback", "on_train_end(self, trainer, pl_module)", "use(pl_module)")
+    assert said(tmp_path, own) == {"helpers.py": {"FM333"}}
+    own = OWN.format("L.Callback", "on_train_end(self, trainer, pl_module)", "use(trainer.strategy.model)")
+    assert said(tmp_path, own) == {"helpers.py": {"FM333"}}
+    train = f"{TRAINS}from own import Own\ntrainer.fit(Own())\n"
+    for given in ("self", "self.model"):
+        own = OWN.format("L.LightningModule", "on_train_end(self)", f"use({given})")
+        assert said(tmp_path, own, train).get("helpers.py") == {"FM333"}
+        own = OWN.format("L.LightningModule", "__init__(self)", f"use({given})")
+        assert "helpers.py" not in said(tmp_path, own, train)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_asked"),
+    [
+        ("fsdp.yaml", STRATEGY, True),
+        ("fsdp.yaml", "trainer:\n  strategy: fsdp\n", True),
+        ("fsdp.yaml", "trainer:\n  strategy: fsdp_cpu_offload\n", True),
+        ("run.sh", "python train.py fit --trainer.strategy fsdp\n", True),
+        ("run.sh", "python train.py fit --trainer.strategy=FSDPStrategy\n", True),
+        ("ddp.yaml", "trainer:\n  strategy: ddp\n", False),
+        ("fsdp.yaml", "trainer:\n  # strategy: fsdp\n  strategy: ddp\n", False),
+        ("fsdp.yaml", STRATEGY.replace("FSDPStrategy", "ModelParallelStrategy"), False),
+    ],
+)
+def test_a_config_asks_for_the_strategy_of_modules_that_the_cli_trains(
+    tmp_path: Path, name: str, text: str, *, is_asked: bool
+) -> None:
+    (tmp_path / name).write_text(text)
+    own = OWN.format("L.LightningModule", "on_train_end(self)", "torch.save(self.model.state_dict(), p)")
+    assert said(tmp_path, own, CLI) == ({"own.py": {"FM333"}} if is_asked else {})
+    assert said(tmp_path, own, CLI.replace("LightningCLI(Own)", "run()")) == {}
+
+
+def test_comments_of_a_callback_say_that_the_model_may_be_whole(tmp_path: Path) -> None:
+    body = "self.ema = copy.deepcopy(pl_module)"
+    said(tmp_path, OWN.format("L.Callback", "on_train_start(self, trainer, pl_module)", body))
+    [use] = [use for use in scan_paths([tmp_path]).uses if use.code == "FM323"]
+    assert use.becomes.startswith("where the framework shards this model: ")
