@@ -66,7 +66,11 @@ _FULL = (
     "A script that reads a full state with torch.load or load_file needs none: rewritten, it does so as "
     "before."
 )
-_START = "Then start the run as before, from that checkpoint or from what it was converted to."
+_START = (
+    "Then start the run as before, from that checkpoint or from what it was converted to. If it clips "
+    "gradients, as HF Trainer does by default, compare losses and not bits: their norm is summed in another "
+    "order."
+)
 _ANEW = (
     "Lightning takes it as Trainer.fit(model, ckpt_path=...). Compare its losses with those of an FSDP1 run "
     "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
@@ -123,6 +127,7 @@ def next_steps(
     models: Sequence[str] = (),
     *,
     is_prepared: bool = False,
+    is_checked: bool = True,
     apart: PreparedApart | None = None,
     lacking: Sequence[str] = (),
 ) -> list[Step]:
@@ -137,6 +142,7 @@ def next_steps(
         pins: The requirements that keep out what FSDP2 needs.
         models: The folders of models of transformers that were found.
         is_prepared: Whether sources call ``prepare_fully_shard``, as rewritten ones do.
+        is_checked: Whether something in the project stops a run at the comments that are left.
         lacking: The files of requirements of a project that does not name fsdp-migrate.
         apart: The places where Accelerate gets a model without its optimizer.
     """
@@ -153,11 +159,12 @@ def next_steps(
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
         steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
-    if lacking and (is_prepared or any(use.code in _PREPARING for use in rewrites)):
+    is_to_be = any(use.code in _PREPARING for use in rewrites)
+    if lacking and (is_prepared or is_to_be):
         text = f"Add `fsdp-migrate` to {listed(lacking, _PLACES)}: the rewritten sources import it."
         steps.append(Step(text, ()))
     if left:
-        stops = what_they_stop(use.code for use in left)
+        stops = what_they_stop((use.code for use in left), is_checked=is_checked or is_to_be)
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     steps += _steps_for_configs(converted, launches)

@@ -29,12 +29,13 @@ from fsdp_migrate.errors import (
     FSDPMigrateError,
     NothingToConvertError,
 )
+from fsdp_migrate.left_comments import looks_for_them
 from fsdp_migrate.source.files import NEVER, SHELL, SUFFIXES, find_sources
 from fsdp_migrate.text_files import newest_backup
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 _CONFIGS = frozenset({".json", ".yaml", ".yml"})
@@ -44,7 +45,7 @@ _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
     rb"|limit_all_gathers|backward_prefetch|sync_module_states"
 )
-_PREPARES = b"prepare_fully_shard("
+_PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
 _ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
@@ -53,6 +54,8 @@ _META = "meta.pt"
 _START = 4096
 # A folder with a repository is copied in so many seconds.
 _COPYING = 30.0
+# And the bytes of checkpoints in a second, where a disk or a network is slow.
+_COPIED = 50e6
 _ONE_FILE = frozenset({"file", "safetensors"})
 
 
@@ -193,10 +196,17 @@ def _look_at(path: Path) -> ConfigFound | None:
     )
 
 
-def turned_at(paths: Iterable[str | os.PathLike[str]]) -> float | None:
+def turned_at(
+    paths: Iterable[str | os.PathLike[str]], checkpoints: Sequence[CheckpointFound] = ()
+) -> float | None:
     """Return when ``rewrite`` or ``config`` last wrote a file and kept its copy, or None where nothing tells.
 
-    In a folder that was copied as a whole all files are as young as the copies that were kept.
+    In a folder that was copied as a whole all files are as young as the copies that were kept. In a small
+    project every source may have been rewritten: what lies beside it is looked at too.
+
+    Args:
+        paths: The files and folders of the project.
+        checkpoints: Its checkpoints, which take their time to be copied.
 
     Example:
         >>> turned_at(["fsdp_migrate/source"]) is None
@@ -207,7 +217,11 @@ def turned_at(paths: Iterable[str | os.PathLike[str]]) -> float | None:
     if not copies:
         return None
     turned = max(map(_written, copies))
-    return turned if min(map(_written, files)) < turned - _COPYING else None
+    beside = (each for folder in {copy.parent for copy in copies} for each in folder.iterdir())
+    times = [*map(_written, files), *(_written(each) for each in beside if each.is_file())]
+    oldest = min([*times, *(each.saved for each in checkpoints)])
+    copying = _COPYING + sum(each.nbytes for each in checkpoints) / _COPIED
+    return turned if oldest < turned - copying else None
 
 
 def _written(path: Path) -> float:
@@ -226,7 +240,25 @@ def call_prepare(paths: Iterable[str | os.PathLike[str]]) -> bool:
 
 def _names_prepare(path: Path) -> bool:
     try:
-        return path.suffix in SUFFIXES and _PREPARES in path.read_bytes()
+        return path.suffix in SUFFIXES and _PREPARES.search(path.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def look_for_comments(paths: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether a source or config at and below paths names what stops a run at what ``rewrite`` left.
+
+    Example:
+        >>> look_for_comments(["examples"]), look_for_comments(["fsdp_migrate/source/files.py"])
+        (True, False)
+    """
+    return any(_looks_for_comments(path) for path in find_sources(paths, SUFFIXES | _CONFIGS))
+
+
+def _looks_for_comments(path: Path) -> bool:
+    try:
+        is_small = path.stat().st_size <= _MAX_CONFIG
+        return is_small and looks_for_them(path.read_text(errors="replace"))
     except OSError:
         return False
 

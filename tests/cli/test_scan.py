@@ -445,6 +445,29 @@ def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_t
     assert not any("runs/exp/step-10 " in command for command in commands)
 
 
+@pytest.mark.parametrize("old", ["old-3.pt", "README.md"])
+def test_where_every_source_was_rewritten_what_lies_beside_tells_what_is_older(
+    tmp_path: Path, old: str, run_json: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    """A project of one script was taken for one that was copied as a whole."""
+    state = {"model": {"a": torch.ones(1)}}
+    for name, time in {"train.py": 1000, "train.py.fsdp1": 1000, old: 900, "new-6.pt": 1100}.items():
+        path = tmp_path / name
+        if name.endswith(".pt"):
+            torch.save(state, path)
+        else:
+            path.write_text(CODE if name.endswith(".fsdp1") else "model = prepare_fully_shard(net, {})\n")
+        os.utime(path, (time, time))
+
+    def are_fsdp2s() -> dict[str, bool]:
+        found = run_json("scan", str(tmp_path))[1]["checkpoints"]
+        return {Path(each["path"]).name: each["is_fsdp2s"] for each in found}
+
+    assert are_fsdp2s()["new-6.pt"] is True
+    os.utime(tmp_path / old, (1001, 1001))
+    assert not any(are_fsdp2s().values()), "all of it was copied at one time"
+
+
 def test_what_the_migrated_run_has_saved_needs_nothing(
     tmp_path: Path,
     run_json: Callable[..., tuple[int, dict[str, Any]]],
@@ -513,6 +536,7 @@ def test_the_last_steps_start_the_run_and_publish(
     assert look["commands"][0] == "fsdp-migrate inspect runs/exp3/step-1"
     assert [command.split()[1] for command in convert["commands"]] == ["convert", "verify"] * 4
     assert start["text"].startswith("Then start the run as before")
+    assert "If it clips gradients, as HF Trainer does by default" in start["text"]
     assert "Lightning" not in start["text"]
     assert publish["commands"] == [
         "fsdp-migrate convert runs/exp3/step-1 OUT --to hf --hf-config base",

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from fsdp_migrate import load_checkpoint
 from tests.models import Net, batch
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def go_on(folder: str, precision: str, example: str) -> dict[str, list[float]]:
-    """Return the losses after a checkpoint: of FSDP1, which was not stopped, and of the example."""
+Trained = tuple[list[float], dict[str, torch.Tensor]]
+"""The losses after a checkpoint, and the weights at the end."""
+
+
+def go_on(folder: str, precision: str, accumulation: int, most: float, example: str) -> dict[str, Trained]:
+    """Return what FSDP1 has trained after a checkpoint, which was not stopped, and what the example has."""
     with _as_accelerators():
-        found = {"fsdp1": _fsdp1(folder, precision)}
+        found = {"fsdp1": _fsdp1(folder, precision, accumulation, most)}
         AcceleratorState._reset_state(reset_partial_state=True)
-        found["example"] = _example(folder, precision, example)
+        found["example"] = _example(folder, precision, accumulation, example)
     return found
 
 
@@ -50,7 +55,7 @@ def _take_the_cpu(state: Any) -> None:
     state.device = torch.device("cpu")
 
 
-def _make(precision: str) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer, Any]:
+def _make(precision: str, accumulation: int) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer, Any]:
     torch.manual_seed(1)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=1,
@@ -60,7 +65,9 @@ def _make(precision: str) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer
         use_orig_params=True,
         cpu_ram_efficient_loading=False,
     )
-    accelerator = Accelerator(mixed_precision=precision, fsdp_plugin=plugin)
+    accelerator = Accelerator(
+        mixed_precision=precision, fsdp_plugin=plugin, gradient_accumulation_steps=accumulation
+    )
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return accelerator, model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -72,31 +79,38 @@ def _loss(model: nn.Module, step: int) -> torch.Tensor:
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
-def _fsdp1(folder: str, precision: str) -> list[float]:
-    accelerator, model, optimizer, scheduler = _make(precision)
+def _fsdp1(folder: str, precision: str, accumulation: int, most: float) -> Trained:
+    accelerator, model, optimizer, scheduler = _make(precision, accumulation)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     losses = []
-    for step in range(5):
-        if step == 2:
+    for step in range(5 * accumulation):
+        if step == 2 * accumulation:
             accelerator.save_state(folder)
-        loss = _loss(model, step)
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        with accelerator.accumulate(model):
+            loss = _loss(model, step)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), most)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
         losses.append(loss.item())
-    return losses[2:]
+    with FSDP.summon_full_params(model):
+        weights = {
+            name.replace("_fsdp_wrapped_module.", ""): param.detach().clone()
+            for name, param in model.named_parameters()
+        }
+    return losses[2 * accumulation :], weights
 
 
-def _example(folder: str, precision: str, example: str) -> list[float]:
-    accelerator, model, optimizer, scheduler = _make(precision)
+def _example(folder: str, precision: str, accumulation: int, example: str) -> Trained:
+    accelerator, model, optimizer, scheduler = _make(precision, accumulation)
     names: dict[str, Any] = {
         "accelerator": accelerator,
         "model": model,
         "optimizer": optimizer,
         "scheduler": scheduler,
-        "batches": range(2, 5),
+        "batches": range(2 * accumulation, 5 * accumulation),
         "loss_of": _loss,
         "CKPT": folder,
         "OUT": f"{folder}-new",
@@ -107,7 +121,8 @@ def _example(folder: str, precision: str, example: str) -> list[float]:
     load_checkpoint(f"{folder}-new", names["model"], names["optimizer"].optimizer)
     if accelerator.is_main_process:
         scheduler.load_state_dict(torch.load(f"{folder}-new/scheduler.bin"))
-    return list(names["losses"])
+    weights = {name: param.full_tensor().detach() for name, param in names["model"].named_parameters()}
+    return list(names["losses"]), weights
 
 
 def _sharded(version: int, model: nn.Module, precision: str = "no", **settings: Any) -> Any:
