@@ -1,6 +1,7 @@
 """One list of sharded and of plain tensors: torch's foreach kernels, those of its optimizers too, refuse it.
 
 ``AdamW(chain(head.parameters(), model.parameters()))`` was right under FSDP1, whose parameters are tensors.
+Where ``prepare_fully_shard`` has sharded a model, such an optimizer's step is taken without those kernels.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ NAME = "mixed-optimizer"
 CODES = ("FM447",)
 
 _MEANT = (
-    "one list holds sharded parameters, which are DTensors now, and plain ones, of a module that is not "
-    "sharded: the foreach kernels of torch's optimizers, which are the default on GPUs, refuse both in one. "
-    "Give each a group of its own, [{'params': ...}, {'params': ...}], or foreach=False."
+    "stays: foreach, whose kernels refuse sharded and plain parameters in one group, is switched off before "
+    "its steps. A group for each, [{'params': ...}, {'params': ...}], is faster"
 )
 _FOREACH = (
     "this goes through a sharded model's parameters, which are DTensors now, and its buffers, which are "
@@ -54,7 +54,7 @@ def find(source: Source) -> Iterator[Found]:
         sharded = [each for each in models.values() if source.models.certainty(each) == "certain"]
         plain = [each for each in models.values() if _is_plain(source, each, models)]
         if sharded and plain:
-            yield Found("FM447", call, _MEANT, "commented")
+            yield Found("FM447", call, _MEANT, "kept")
     yield from (Found("FM447", loop.iter, _FOREACH, "commented") for loop in _of_foreach(source))
 
 
