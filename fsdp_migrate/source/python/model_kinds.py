@@ -162,7 +162,11 @@ class ModelKinds:
 
     def _is_bound_anew(self, node: cst.BaseExpression, key: Key) -> bool:
         models = {text for (_, text), kinds in self.facts.items() if "fsdp" in kinds}
-        return is_bound_anew(self.index, node, [*self.made.get(key, ()), *self.evidence.get(key, ())], models)
+        made = [*self.made.get(key, ()), *self.evidence.get(key, ())]
+        # `guide = Guide()`, and then `guide.core = FSDP(guide.core)`: it holds that one.
+        for (scope, text), targets in self.made.items():
+            made += targets if scope is key[0] and text.startswith(f"{key[1]}.") else ()
+        return is_bound_anew(self.index, node, made, models)
 
     @property
     def names_made(self) -> set[str]:
