@@ -212,8 +212,10 @@ EXPLANATIONS = {
     ),
     "FM447": (
         "FSDP1's parameters were plain tensors, FSDP2's are `DTensor`s. torch's optimizers work on whole groups at a time on GPUs (`foreach`), and those"
-        ' kernels refuse a group that holds both kinds: the first step fails with "got mixed torch.Tensor and DTensor".',
-        "Give each kind a group of its own, `AdamW([{'params': head.parameters()}, {'params': model.parameters()}])`, or `foreach=False`.",
+        ' kernels refuse a group that holds both kinds: "got mixed torch.Tensor and DTensor". `prepare_fully_shard` switches them off before the step of such an'
+        " optimizer, whenever that was made.",
+        "For an optimizer nothing; a group for each kind, `AdamW([{'params': head.parameters()}, {'params': model.parameters()}])`, is faster. For"
+        " `torch._foreach_*` make a list of each kind.",
     ),
     "FM449": (
         "For FSDP1 Accelerate once advised to prepare the model alone, before the optimizer was made. Its FSDP2 puts the sharded parameters into the"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
-from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.python.averages import is_averaged
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
@@ -134,7 +134,6 @@ _NO_MEMORY = (
 _NO_ADDRESS = "data_ptr() of a DTensor is 0, whichever it is: take .to_local().data_ptr(), or id() of it."
 _PLAIN = frozenset({"full_tensor", "to_local"})
 _DEEPEST = 3
-_WEIGHTS = frozenset({"bias", "weight"})
 _GATHERS = (
     "One rank alone comes here, and full_tensor() waits for all: call it above this branch, on every rank, "
     "or take .to_local(), which is that rank's part."
@@ -154,16 +153,18 @@ _WHOLE = (
 def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
+    named: set[cst.CSTNode] = set()
     for call in source.calls:
         said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
         if said and not any(_is_other_class(call)):
+            named.add(call)
             yield Found("FM423", call, _on_one_rank(source, call, said), "commented")
     for node in source.attributes:
         above = source.index.parents[node]
         if node.attr.value == "data" and isinstance(above, cst.AssignTarget):
             if values.is_one(node.value) and not source.contexts.is_summoned(node):
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
-        elif _is_one_parameters(source, node) and not source.contexts.is_summoned(node):
+        elif named.isdisjoint(source.index.ancestors(node)) and _is_one_parameters(source, node):
             yield Found("FM423", node, _on_one_rank(source, node, _ONE), "commented")
 
 
@@ -204,8 +205,10 @@ def _is_one_parameters(source: Source, node: cst.Attribute) -> bool:
     above = source.index.parents[node]
     if node.attr.value not in _VALUES or isinstance(above, (cst.AssignTarget, cst.Del, cst.Comparison)):
         return False
+    if source.contexts.is_summoned(node):
+        return False
     held: cst.BaseExpression = node.value
-    if not isinstance(held, cst.Attribute) or held.attr.value not in _WEIGHTS:
+    if not isinstance(held, cst.Attribute) or held.attr.value not in WEIGHTS:
         return False
     while isinstance(held, (cst.Attribute, cst.Call, cst.Subscript)):
         if isinstance(held, cst.Attribute) and source.models.sharded_with(held) is None:
