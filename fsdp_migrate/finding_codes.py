@@ -357,6 +357,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM443": FindingCode(
             "changed", "Batches of Composer's Trainer could not be compared with FSDP1's (`verify_steps`)."
         ),
+        "FM450": FindingCode(
+            "changed",
+            "A model or an optimizer that could not be followed: it may be the sharded one.",
+        ),
         "FM460": FindingCode(
             "changed", "What an optimizer notes of a parameter, such as `use_muon`, is the checkpoint's now."
         ),

@@ -222,6 +222,11 @@ EXPLANATIONS = {
         "Nothing, where it was rewritten. Where a comment says so, call the model itself. For another method that uses parameters itself, such as"
         ' `encode`, there is `fsdp_migrate.runtime.register_forward_methods(model, "NAME")`: under `NO_SHARD` FSDP1 needed none.',
     ),
+    "FM450": (
+        "A file that a sharded model may come to saves, loads, clips or copies one, and where that model is made could not be followed: a registry or"
+        " a config picks it, or an object that is not seen holds it. `scan` and `rewrite` name the place, and change nothing there.",
+        "Find out which model it is. If it is the sharded one, do what the line says; if it is not, nothing.",
+    ),
     "FM426": (
         "Under `SHARDED_STATE_DICT` each rank saved its shards by `torch.save`. FSDP1's are `ShardedTensor`s, FSDP2's `DTensor`s. The rewritten code"
         " reads what it has saved itself, at the same number of ranks.",

@@ -16,7 +16,15 @@ from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.nodes import short, walk
 from fsdp_migrate.source.python.text import Source
 from fsdp_migrate.source.python.torchrec import torchrecs_model
-from fsdp_migrate.source.rules import OF_MODELS, OF_PARAMETERS, RULES, class_checks, leftovers, unused_imports
+from fsdp_migrate.source.rules import (
+    OF_MODELS,
+    OF_PARAMETERS,
+    RULES,
+    class_checks,
+    leftovers,
+    unfollowed,
+    unused_imports,
+)
 from fsdp_migrate.source.unreached import with_questions
 from fsdp_migrate.source.uses import Found, Use
 
@@ -50,7 +58,11 @@ _AMBIGUOUS = "this name may stand for something other than torch's FSDP here"
 
 def has_anything(code: str, links: Links = NOTHING) -> bool:
     """Tell whether a rule may find something in a source: else it need not be parsed."""
-    return bool(links) or HINTS.search(code) is not None
+    return links.is_near or _has_uses(code, links)
+
+
+def _has_uses(code: str, links: Links) -> bool:
+    return links.is_linked or HINTS.search(code) is not None
 
 
 def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[tuple[str, Found]]]:
@@ -66,7 +78,9 @@ def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[
         RecursionError: Its expressions are nested too deeply.
     """
     source = Source(code, path, links)
-    found = with_questions(source, list(_find(source)))
+    # What no other rule has anything to say of is looked at for models that could not be followed alone.
+    found = with_questions(source, list(_find(source))) if _has_uses(code, links) else []
+    found += [(unfollowed.NAME, use) for use in unfollowed.find(source, found)]
     return source, [*found, *((unused_imports.NAME, use) for use in unused_imports.find(source, found))]
 
 

@@ -44,6 +44,7 @@ from fsdp_migrate.source.project_kinds import (
 )
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
+from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
 
@@ -78,7 +79,7 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
         following.run()
         links = following.links()
     links = with_frameworks(project.texts, frameworks, links)
-    return with_texts(project.texts, with_lightning(project, links))
+    return with_reach(project, with_texts(project.texts, with_lightning(project, links)))
 
 
 @dataclass(eq=False)

@@ -124,7 +124,7 @@ class Project:
 
     def __post_init__(self) -> None:
         for path in self.texts:
-            parts = _parts(path)
+            parts = parts_of(path)
             if parts:
                 self._by_last.setdefault(parts[-1], []).append((parts, path))
 
@@ -147,7 +147,7 @@ class Project:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of escapes that Python does not know
-                return Module(path, _parts(path), _tree(self.texts[path]))
+                return Module(path, parts_of(path), _tree(self.texts[path]))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
@@ -334,7 +334,7 @@ def _tree(text: str) -> ast.Module:
         return parse_newer(text)
 
 
-def _parts(path: Path) -> tuple[str, ...]:
+def parts_of(path: Path) -> tuple[str, ...]:
     """Return the dotted name of a file, as far up as there are folders: ``src.package.module``."""
     parts = path.absolute().with_suffix("").parts[1:]
     return parts[:-1] if parts and parts[-1] == "__init__" else parts

@@ -66,15 +66,16 @@ def rewrite_source(code: str, path: str = "<source>") -> str:
         from fsdp_migrate import prepare_fully_shard
         model = prepare_fully_shard(net, {"device_id": 0})
     """
-    return rewrite_linked(code, path, NOTHING)
+    return rewrite_linked(code, path, NOTHING)[0]
 
 
-def rewrite_linked(code: str, path: str, links: Links) -> str:
-    """Rewrite a source, as :func:`rewrite_source` does, of which other files say something."""
+def rewrite_linked(code: str, path: str, links: Links) -> tuple[str, list[Use]]:
+    """Rewrite a source of which other files say something, and name what it is not clear of."""
     if not has_anything(code, links):
-        return code
+        return code, []
     try:
         source, found = analyse(code, path, links)
-        return apply_edits(source, [item for _, item in found])
+        unclear = [use for use in report(path, source, found) if use.action == "unclear"]
+        return apply_edits(source, [item for _, item in found]), unclear
     except RecursionError:
         raise too_deep(path) from None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from fsdp_migrate.source.python.links import Links
+    from fsdp_migrate.source.uses import Use
 
 
 _IMPORTS_OURS = re.compile(r"^\s*(?:from|import) fsdp_migrate\b", re.MULTILINE)
@@ -57,6 +58,8 @@ class RewriteReport:
     files: tuple[Rewritten, ...]
     num_files: int
     written: bool
+    unclear: tuple[Use, ...] = ()
+    """Where it is not seen whether a model is the sharded one, also in files that do not change."""
 
     @property
     def changed(self) -> tuple[Rewritten, ...]:
@@ -85,6 +88,7 @@ class RewriteReport:
             "num_changed": len(self.changed),
             "written": self.written,
             "left": dict(self.left),
+            "unclear": [use.as_dict() for use in self.unclear],
             "files": [file.as_dict() for file in self.files],
         }
 
@@ -110,22 +114,24 @@ def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = Fals
     """
     files = [path for path in find_sources(paths) if path.suffix != ".ipynb"]
     work = functools.partial(_rewrite_file, links=links_of(files, paths))
-    found = [each for each in on_all_cores(work, files) if each is not None]
+    done = list(on_all_cores(work, files))
+    found = [each for each, _ in done if each is not None]
     if write:
         found = [each if each.problem else _write(each) for each in found]
-    return RewriteReport(tuple(found), len(files), written=write)
+    unclear = tuple(use for _, uses in done for use in uses)
+    return RewriteReport(tuple(found), len(files), written=write, unclear=unclear)
 
 
-def _rewrite_file(path: Path, links: Mapping[Path, Links]) -> Rewritten | None:
+def _rewrite_file(path: Path, links: Mapping[Path, Links]) -> tuple[Rewritten | None, list[Use]]:
     try:
         before = read_source(path)
-        after = rewrite_linked(before, str(path), links.get(path, NOTHING))
+        after, unclear = rewrite_linked(before, str(path), links.get(path, NOTHING))
         if after == before:
-            return None
+            return None, unclear
         _check(after, path)
     except SourceError as error:
-        return Rewritten(str(path), problem=str(error))
-    return Rewritten(str(path), before, after)
+        return Rewritten(str(path), problem=str(error)), []
+    return Rewritten(str(path), before, after), unclear
 
 
 def _check(after: str, path: Path) -> None:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     import libcst as cst
 
 
-Action = Literal["rewritten", "kept", "commented", "mentioned"]
+Action = Literal["rewritten", "kept", "commented", "mentioned", "unclear"]
 """What ``rewrite`` does with a use.
 
 ``rewritten``: it becomes FSDP2 code. ``kept``: it stays, and is right as it is. ``commented``: it cannot be
 turned with certainty, and gets a comment that says what to do. ``mentioned``: in a comment or a string, which
-nothing is done to.
+nothing is done to. ``unclear``: it is not seen whether it is about a sharded model; nothing is done to it.
 """
 
 ACTIONS: tuple[Action, ...] = get_args(Action)

@@ -170,6 +170,24 @@ def test_a_change_with_a_comment_is_counted_by_scan_as_by_rewrite(
     assert "and delete it: 1 place" in document["steps"][3]["text"]
 
 
+def test_models_that_are_not_followed_are_shown_by_scan_and_rewrite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    Path("train.py").write_text(f"import tools\n{head}\n\ndef run(net):\n    tools.ALL['save'](FSDP(net))\n")
+    Path("tools.py").write_text("def save(model):\n    return model.state_dict()\n")
+    assert main(["scan", ".", "--html", "scan.html"]) == 0
+    shown = capsys.readouterr().out
+    assert "To be looked at: 1 place\n  A model or its optimizer comes here" in shown
+    assert "tools.py:2:12: FM450 model.state_dict()\n    the sharded model's state" in shown
+    assert "it is not seen whether the model there is the sharded one" in Path("scan.html").read_text()
+    assert main(["rewrite", ".", "--write"]) == 0
+    assert "Look at tools.py:2:12 too" in capsys.readouterr().out
+    assert main(["scan", "."]) == 0
+    assert "To be looked at: 1 place" in capsys.readouterr().out
+
+
 def test_what_proves_the_run_comes_before_its_config_is_converted(
     tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,9 +42,9 @@ def test_a_file_that_changed_meanwhile_is_left_as_it_is(
     path = tmp_path / "a.py"
     path.write_text(BEFORE)
 
-    def edit_meanwhile(text: str, name: str, links: object) -> str:
+    def edit_meanwhile(text: str, name: str, links: object) -> tuple[str, list[object]]:
         path.write_text("edited\n")
-        return rewrite_source(text, name)
+        return rewrite_source(text, name), []
 
     monkeypatch.setattr("fsdp_migrate.source.rewriting_files.rewrite_linked", edit_meanwhile)
     report = rewrite_paths([path], write=True)
@@ -69,7 +69,7 @@ def test_notebooks_are_left_alone(tmp_path: Path) -> None:
 def test_a_bug_of_ours_does_not_become_a_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.py").write_text(BEFORE)
     monkeypatch.setattr(
-        "fsdp_migrate.source.rewriting_files.rewrite_linked", lambda text, name, links: "model = (\n"
+        "fsdp_migrate.source.rewriting_files.rewrite_linked", lambda text, name, links: ("model = (\n", [])
     )
     report = rewrite_paths([tmp_path], write=True)
     assert "its rewritten text would be no Python" in str(report.problems[0].problem)

@@ -27,7 +27,13 @@ def test_several_processes_find_what_one_does(tmp_path: Path) -> None:
 def test_a_scan_counts_by_rule_and_says_where(tmp_path: Path) -> None:
     write(tmp_path, "a.py")
     report = scan_paths([tmp_path])
-    assert report.by_rule["constructor"] == {"rewritten": 1, "kept": 0, "commented": 0, "mentioned": 0}
+    assert report.by_rule["constructor"] == {
+        "rewritten": 1,
+        "kept": 0,
+        "commented": 0,
+        "mentioned": 0,
+        "unclear": 0,
+    }
     use = next(use for use in report.uses if use.rule == "constructor")
     assert use.place == f"{tmp_path / 'a.py'}:2:9"
     document = report.as_dict()

@@ -29,6 +29,7 @@ _MEANS = {
     "kept": "right as it is",
     "commented": "to be done by hand",
     "mentioned": "in a comment or a string",
+    "unclear": "to be looked at: it is not seen whether the model there is the sharded one",
 }
 
 
@@ -54,7 +55,7 @@ def scan_report(
         steps: What to do, in order.
         blocked: What cannot be migrated as it stands.
     """
-    needed = [use for use in report.uses if use.action in {"rewritten", "commented"}]
+    needed = [use for use in report.uses if use.action in {"rewritten", "commented", "unclear"}]
     by_hand = sum(use.is_for_people for use in needed)
     refused = sum(FINDING_CODES[use.code].fidelity == "refused" for use in needed)
     sections = (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.surroundings import CheckpointFound
 
 
-_STYLES = {"rewritten": "green", "kept": "dim", "commented": "yellow", "mentioned": "dim"}
+_STYLES = {"rewritten": "green", "kept": "dim", "commented": "yellow", "mentioned": "dim", "unclear": "cyan"}
 _STATES = {
     "changes": "would change",
     "fsdp2": "is FSDP2 already",
@@ -42,6 +42,10 @@ _STATES = {
 _ARGUMENTS = (
     "FSDP1's arguments: stay where a rewritten source, `plan` or `parity` reads them; for code that calls "
     "fully_shard itself `config` converts them"
+)
+_UNCLEAR = (
+    "A model or its optimizer comes here from where it could not be followed. What is said below holds if it "
+    "is the sharded one; if it is not, the line is right as it is."
 )
 _SHOWN = 6
 _PLACES = 3
@@ -79,28 +83,39 @@ def _show_what_is_left(uses: Sequence[Use]) -> None:
     """Show by hand what has to be done by hand, what matters most first; the rest is counted."""
     out = console()
     by_hand = [use for use in uses if use.is_for_people]
-    groups: dict[tuple[str, str], list[Use]] = {}
-    for use in sorted(by_hand, key=lambda use: FIDELITIES.index(FINDING_CODES[use.code].fidelity)):
-        groups.setdefault((use.code, use.note or use.becomes), []).append(use)
+    by_hand.sort(key=lambda use: FIDELITIES.index(FINDING_CODES[use.code].fidelity))
     if by_hand:
         out.print(f"[bold]To be done by hand: {counted(len(by_hand), 'place')}[/]")
-    for (code, becomes), found in groups.items():
-        colour = COLOURS[FINDING_CODES[code].fidelity]
-        places = ", ".join(use.place for use in found[:_PLACES])
-        more = f" and {counted(len(found) - _PLACES, 'more place')}" if len(found) > _PLACES else ""
-        texts = listed(dict.fromkeys(use.text for use in found), _PLACES, between="; ")
-        out.print(f"  [bold]{escape(places)}[/]{more}: [{colour}]{code}[/] {escape(texts)}", soft_wrap=True)
-        print_text(out, becomes, indent="    ")
-    if by_hand:
-        out.print(f"`fsdp-migrate explain {next(iter(groups))[0]}` says what a code means and what to do.\n")
+        _show_groups(out, by_hand, _PLACES)
+        out.print(f"`fsdp-migrate explain {by_hand[0].code}` says what a code means and what to do.\n")
+    unclear = [use for use in uses if use.action == "unclear"]
+    if unclear:
+        out.print(f"[bold]To be looked at: {counted(len(unclear), 'place')}[/]")
+        print_text(out, _UNCLEAR, indent="  ")
+        _show_groups(out, unclear, len(unclear))
+        out.print()
     rewritten = Counter(use.code for use in uses if use.action == "rewritten")
     if rewritten:
         out.print(f"[bold]Done by `fsdp-migrate rewrite`: {counted(rewritten.total(), 'use')}[/]")
     for code, count in sorted(rewritten.items()):
         print_text(out, FINDING_CODES[code].summary, indent=" " * 15, first=f"{count:>5} x {code}  ")
-    if rest := len(uses) - sum(use.action in {"commented", "rewritten"} for use in uses):
+    if rest := len(uses) - sum(use.action in {"commented", "rewritten", "unclear"} for use in uses):
         needs = "need" if rest > 1 else "needs"
         out.print(f"{counted(rest, 'more use')} {needs} no action; --all shows every use.")
+
+
+def _show_groups(out: Console, uses: Sequence[Use], most: int) -> None:
+    """Show uses of which the same is to be said together, ``most`` places by name."""
+    groups: dict[tuple[str, str], list[Use]] = {}
+    for use in uses:
+        groups.setdefault((use.code, use.note or use.becomes), []).append(use)
+    for (code, becomes), found in groups.items():
+        colour = COLOURS[FINDING_CODES[code].fidelity]
+        places = ", ".join(use.place for use in found[:most])
+        more = f" and {counted(len(found) - most, 'more place')}" if len(found) > most else ""
+        texts = listed(dict.fromkeys(use.text for use in found), _PLACES, between="; ")
+        out.print(f"  [bold]{escape(places)}[/]{more}: [{colour}]{code}[/] {escape(texts)}", soft_wrap=True)
+        print_text(out, becomes, indent="    ")
 
 
 def show_surroundings(
@@ -227,6 +242,9 @@ def _what_is_left(report: RewriteReport) -> Iterator[str]:
         yield f"To be settled by hand: {counted(left.total(), 'comment')} `{MARK}...`: {counts}."
         yield what_they_stop(left)
         yield f"`fsdp-migrate explain {min(left)}` says what to do."
+    if report.unclear:
+        places = listed((use.place for use in report.unclear), _SHOWN)
+        yield (f"Look at {places} too: `fsdp-migrate scan` says what to do if that model is the sharded one.")
     if report.written:
         yield "`fsdp-migrate scan` says what comes next, of configs and checkpoints too."
     else:

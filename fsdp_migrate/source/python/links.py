@@ -76,8 +76,16 @@ class Links:
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
 
+    is_near: bool = False
+    """Whether a sharded model may come to this file, which does something with models."""
+
     def __bool__(self) -> bool:
-        """Whether anything is known."""
+        """Whether there is a reason to look at the file."""
+        return self.is_near or self.is_linked
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether anything is known of its names."""
         known = (
             self.gives,
             self.is_given,

@@ -11,6 +11,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.contexts import Contexts
 from fsdp_migrate.source.python.evidence import imports_fsdp1
+from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.models import Models
 from fsdp_migrate.source.python.nodes import text_of
@@ -45,6 +46,11 @@ class Source:
     def __post_init__(self) -> None:
         self.module = parse_module(self.code, self.path)
         self.index = Index(self.module, self.links.names)
+
+    @functools.cached_property
+    def guards(self) -> Guards:
+        """What checks say of the places below them, in a source that has no models to follow."""
+        return Guards(self.index, self.links.wrappers)
 
     @functools.cached_property
     def models(self) -> Models:

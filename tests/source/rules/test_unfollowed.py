@@ -1,0 +1,110 @@
+"""What is done with models that could not be followed: named, and nothing more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import rewrite_paths, scan_paths
+from tests.source.projects import WRAP
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+# What a registry picks is not followed: nothing says that `save` is given the sharded model.
+CLIP = (
+    "class Clip:\n    def __init__(self, x):\n        self.model, self.size = clip(x)\n"
+    "        self.model = self.model.eval()\n        self.model.load_state_dict(x)\n"
+)
+TRAIN = "from tools import TOOLS\nfrom wrap import wrap\n\n\ndef main(net):\n    TOOLS['save'](wrap(net))\n"
+
+
+def found(folder: Path, tools: str, train: str = TRAIN) -> dict[str, str]:
+    """Return what is unclear in the tools of a project, by its text, and see that a rewriting leaves it."""
+    (folder / "wrap.py").write_text(WRAP)
+    (folder / "train.py").write_text(train)
+    (folder / "tools.py").write_text(tools)
+    uses = [use for use in scan_paths([folder]).uses if use.action == "unclear"]
+    assert {use.code for use in uses} <= {"FM450"}
+    report = rewrite_paths([folder], write=True)
+    assert (folder / "tools.py").read_text() == tools
+    assert [use.place for use in report.unclear] == [use.place for use in uses]
+    return {use.text: use.becomes for use in uses}
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("model.state_dict()", "get_model_state_dict"),
+        ("model.load_state_dict(x)", "load_model_state_dict"),
+        ("model.no_sync()", "no_sync(model)"),
+        ("model.clip_grad_norm_(1.0)", "clip_grad_norm_(model, max_norm)"),
+        ("model.save_pretrained(x)", "state_dict="),
+        ("x.actor.state_dict()", "get_model_state_dict"),
+        ("x['model'].state_dict()", "get_model_state_dict"),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "that of the whole gradient"),
+        ("copy.deepcopy(model)", "before it is sharded"),
+        ("get_peft_model_state_dict(model)", "state_dict="),
+        ("optimizer.state_dict()", "full_optimizer_state_dict"),
+        ("optimizer.load_state_dict(x)", "optim_state_dict_to_load"),
+    ],
+)
+def test_it_says_what_to_know_if_the_model_is_sharded(tmp_path: Path, does: str, said: str) -> None:
+    uses = found(tmp_path, f"import copy\nimport torch\n\n\ndef run(model, optimizer, x):\n    {does}\n")
+    assert list(uses) == [does]
+    assert said in uses[does]
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        "def run(x):\n    model = Net()\n    model.load_state_dict(x)\n",
+        "def run(x):\n    model = x.build_model()\n    model.load_state_dict(x)\n",
+        "def run(x):\n    model = Net()\n    model.encoder.load_state_dict(x)\n",
+        "def run(x):\n    model = t5(x).eval()\n    model.load_state_dict(x)\n",
+        CLIP,
+        "class Net(nn.Module):\n    def load(self, x):\n        self.encoder.load_state_dict(x)\n",
+        "def run(scheduler, sampler):\n    scheduler.state_dict()\n    sampler.load_state_dict(1)\n",
+        "def run(model, x):\n    model.save_pretrained(x, state_dict=x)\n",
+        "def run(model_cfg, model_args):\n    copy.deepcopy(model_cfg)\n    copy.deepcopy(model_args)\n",
+        "def run(model, x):\n    if not isinstance(model, FSDP):\n        model.load_state_dict(x)\n",
+        "def run(parameters):\n    torch.nn.utils.clip_grad_norm_(parameters, 1.0)\n",
+        "def run(model):\n    return model(1)\n",
+    ],
+)
+def test_what_is_plain_or_no_model_is_not_named(tmp_path: Path, plain: str) -> None:
+    fsdp = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" if "FSDP" in plain else ""
+    (tmp_path / "wrap.py").write_text(WRAP)
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "tools.py").write_text(f"import copy\nimport torch\nfrom torch import nn\n{fsdp}\n\n{plain}")
+    assert [use for use in scan_paths([tmp_path]).uses if use.action == "unclear"] == []
+
+
+def test_what_another_rule_says_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        f"{WRAP}\n\ndef run(net, optimizer):\n    model = wrap(net)\n    model.state_dict()\n"
+        "    optimizer.state_dict()\n"
+    )
+    assert "FM450" not in {use.code for use in scan_paths([tmp_path]).uses}
+    # Once rewritten, the comment that is left speaks of it.
+    rewrite_paths([tmp_path], write=True)
+    assert "FM450" not in {use.code for use in scan_paths([tmp_path]).uses}
+
+
+def test_attributes_are_followed_to_what_sets_them(tmp_path: Path) -> None:
+    saver = (
+        "class Saver:\n    def __init__(self, model, path):\n        self.model = {}\n"
+        "    def save(self):\n        return self.model.state_dict()\n"
+    )
+    assert list(found(tmp_path, saver.format("model"))) == ["self.model.state_dict()"]
+    assert found(tmp_path, saver.format("Net(path)")) == {}
+    once = "def save(model):\n    return model.module.state_dict() if 'x' in model else model.state_dict()\n"
+    assert len(found(tmp_path, once)) == 1
+    # A class that is set from elsewhere, such as one of a Trainer's.
+    base = "class Saver(Trainer):\n    def save(self):\n        return self.model.state_dict()\n"
+    assert list(found(tmp_path, base)) == ["self.model.state_dict()"]

@@ -1,0 +1,68 @@
+"""Which files of a project a sharded model may come to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source.files import find_sources
+from fsdp_migrate.source.following import links_of
+from tests.source.projects import WRAP
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+SAVES = "def save(model):\n    return model.state_dict()\n"
+
+
+def near(folder: Path, files: dict[str, str]) -> set[str]:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    links = links_of(find_sources([folder]))
+    return {path.relative_to(folder).as_posix() for path, each in links.items() if each.is_near}
+
+
+def test_files_that_shard_import_such_a_file_or_are_imported_by_it(tmp_path: Path) -> None:
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/wrap.py": f"{WRAP}\n\n{SAVES}",
+        "pkg/tools.py": f"{SAVES}",
+        "pkg/hooks/__init__.py": "from .ema import save\n",
+        "pkg/hooks/ema.py": SAVES,
+        "pkg/loop.py": f"from pkg.wrap import wrap\nfrom . import hooks, tools\n\n\n{SAVES}",
+        "train.py": f"from pkg.loop import save as keep\n\n\n{SAVES}",
+        "export.py": f"from pkg.tools import save as keep\n\n\n{SAVES}",
+        "alone.py": SAVES,
+    }
+    expected = {"pkg/wrap.py", "pkg/tools.py", "pkg/hooks/ema.py", "pkg/loop.py", "train.py"}
+    assert near(tmp_path, files) == expected
+
+
+@pytest.mark.parametrize(
+    ("train", "is_near"),
+    [
+        ("plugin = FullyShardedDataParallelPlugin()", True),
+        ("if state.distributed_type == DistributedType.FSDP:\n    pass", True),
+        ("args = TrainingArguments(fsdp='full_shard')", True),
+        ("args = TrainingArguments(fsdp='')", False),
+        ("trainer = Trainer(strategy='fsdp')", True),
+        ("trainer = Trainer(strategy='ddp')", False),
+        ("model = prepare_fully_shard(net, {})", True),
+        ("model = DistributedDataParallel(net)", False),
+    ],
+)
+def test_frameworks_and_rewritten_sources_shard_as_well(tmp_path: Path, train: str, is_near: bool) -> None:
+    files = {"train.py": f"import tools\n\n{train}\n", "tools.py": SAVES}
+    assert near(tmp_path, files) == ({"tools.py"} if is_near else set())
+
+
+def test_tests_are_left_out(tmp_path: Path) -> None:
+    tested = f"from tools import save\n{WRAP}\n\n{SAVES}"
+    assert near(tmp_path, {"tests/test_it.py": tested, "tools.py": SAVES}) == set()
