@@ -62,6 +62,8 @@ def with_frameworks(
             told.setdefault(path, set()).add(name)
     trained = models.lightning.files if models.lightning is not None else frozenset()
     links = links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
+    made = (path for path, each in links.items() if each.optimizers and models.files)
+    links |= {path: replace(links[path], beside_frameworks=True) for path in made}
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
         path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))

@@ -35,6 +35,8 @@ class Links:
     """The imported names that other files import from this one."""
     optimizers: frozenset[str] = frozenset()
     """The classes of optimizers in this file that others, which shard models, make."""
+    beside_frameworks: bool = False
+    """Whether frameworks shard models of the project, whose optimizers those may be."""
     wrappers: frozenset[str] = frozenset()
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
     own_optimizers: frozenset[str] = frozenset()
