@@ -129,8 +129,9 @@ EXPLANATIONS = {
         "Initialise before sharding, or call `model.apply(fn)` in `fsdp_migrate.runtime.summon_full_params(model)`.",
     ),
     "FM323": (
-        "FSDP2 keeps state about units that cannot be copied, and `copy.deepcopy` of a sharded model raises.",
-        "Copy the model before sharding, and shard both. For an average of weights keep a state dict.",
+        "FSDP2 keeps state about units that cannot be copied, and `copy.deepcopy` of a sharded model raises. Of its parameters it raises"
+        " while they have gradients, and so does that of a part of it and of its optimizer.",
+        "Copy the model before sharding, and shard both. For an average of weights keep a state dict. Of parameters take `p.detach().clone()`.",
     ),
     "FM324": (
         "Around sharded modules the wrapper recomputes the forward hooks too, which gather the parameters once more in the backward.",
