@@ -53,6 +53,8 @@ class Links:
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
     run_by_trainer: Mapping[str, str] = field(default_factory=dict)
     """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
+    beside_lightning: bool = False
+    """Whether this file has an option for a strategy, in a project whose other files use Lightning."""
     lightning: Mapping[str, str] = field(default_factory=dict)
     """LightningModules of other files, as imports write them, and why they can be given no hook, if so."""
     hooks: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +100,8 @@ class Links:
             self.frameworks,
             self.run_by_trainer,
         )
-        return self.is_trained or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
+        is_told = self.is_trained or self.beside_lightning
+        return is_told or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 
 
 NOTHING = Links()
