@@ -130,8 +130,9 @@ EXPLANATIONS = {
         "Initialise before sharding, or call `model.apply(fn)` in `fsdp_migrate.runtime.summon_full_params(model)`.",
     ),
     "FM323": (
-        "FSDP2 keeps state about units that cannot be copied, and `copy.deepcopy` of a sharded model raises.",
-        "Copy the model before sharding, and shard both. For an average of weights keep a state dict.",
+        "FSDP2 keeps state about units that cannot be copied, and `copy.deepcopy` of a sharded model raises. Of its parameters it raises"
+        " while they have gradients, and so does that of a part of it and of its optimizer.",
+        "Copy the model before sharding, and shard both. For an average of weights keep a state dict. Of parameters take `p.detach().clone()`.",
     ),
     "FM324": (
         "Around sharded modules the wrapper recomputes the forward hooks too, which gather the parameters once more in the backward.",
@@ -142,7 +143,8 @@ EXPLANATIONS = {
     "FM325": ("It is text. Nothing runs it.", "Nothing; you may want to correct it."),
     "FM326": (
         "On FSDP1's parameters torch's function saw this rank's shard only, so that every rank clipped by its own norm. Under FSDP2 the norm is that of the"
-        " whole gradient: larger, and the same on every rank. Clipping starts earlier.",
+        " whole gradient: larger, and the same on every rank. Clipping starts earlier. Accelerate's `clip_grad_norm_` did the same with all but the whole of one"
+        " model, and gives a DTensor then.",
         "The new norm is correct. If the run was tuned to the old one, choose a larger `max_norm`.",
     ),
     "FM327": (
@@ -207,8 +209,11 @@ EXPLANATIONS = {
     ),
     "FM446": (
         "FSDP2 puts new parameters into the model. A list of the old ones, or an object that holds some, is not the model's any more: nothing"
-        " is trained, clipped or averaged by it. Under FSDP1 with `use_orig_params=True` the old ones stayed.",
-        "Make the list, or the object, after `prepare_fully_shard`, or after Accelerate's `prepare`. If it holds optimizers, give these as `optimizers=`: they are pointed at the new ones.",
+        " is trained, clipped or averaged by it. Under FSDP1 with `use_orig_params=True` the old ones stayed. Accelerate and Hugging Face's Trainer put"
+        " the new ones into the optimizer that is prepared with the model, and into nothing else; Fabric and Lightning into none: clipping by an old list does"
+        " nothing, without an error.",
+        "Make the list, or the object, after `prepare_fully_shard`, or after the framework has sharded. If it holds optimizers, give these as `optimizers=`: they"
+        " are pointed at the new ones.",
     ),
     "FM447": (
         "FSDP1's parameters were plain tensors, FSDP2's are `DTensor`s. torch's optimizers work on whole groups at a time on GPUs (`foreach`), and those"
