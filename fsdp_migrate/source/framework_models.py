@@ -6,6 +6,7 @@ What a source by itself shows of them stands in :mod:`fsdp_migrate.source.python
 from __future__ import annotations
 
 import ast
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -58,9 +59,15 @@ class FrameworkModels:
         for each in (self.hf, self.lightning):
             yield from each.given() if each is not None else ()
 
+    @functools.cached_property
+    def _named(self) -> frozenset[Path]:
+        return self.trainers.union(self.lightning.files if self.lightning is not None else ())
+
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what a name is of which the source itself says nothing."""
-        known = (each for each in (self.hf, self.lightning) if each is not None and each.files)
+        if place.module.path not in self._named:
+            return set()
+        known = (each for each in (self.hf, self.lightning) if each is not None)
         return {kind for each in known for kind in each.of_name(text, place)}
 
     def of_call(self, call: ast.Call, place: Place) -> set[str]:

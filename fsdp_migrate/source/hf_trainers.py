@@ -146,7 +146,7 @@ def _trained_in(body: list[ast.stmt], scope: str) -> Iterator[tuple[tuple[str, s
 
 def _is_trainer(call: ast.Call) -> bool:
     is_named = _TRAINER.search(dotted(call.func) or "") is not None
-    return is_named and any(each.arg == "args" for each in call.keywords)
+    return is_named and (len(call.args) > 1 or any(each.arg == "args" for each in call.keywords))
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

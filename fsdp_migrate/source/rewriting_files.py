@@ -6,6 +6,7 @@ import functools
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,7 @@ def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = Fals
         >>> rewrite_paths(["fsdp_migrate/source/catalog.py"]).changed
         ()
     """
+    paths = [*paths] if isinstance(paths, Iterator) else paths  # they are asked for twice
     files = [path for path in find_sources(paths) if path.suffix != ".ipynb"]
     work = functools.partial(_rewrite_file, links=links_of(files, paths))
     done = list(on_all_cores(work, files))

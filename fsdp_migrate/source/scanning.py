@@ -6,6 +6,7 @@ import functools
 import gc
 import multiprocessing
 import os
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from fsdp_migrate.source.uses import FileReport, ScanReport
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import TypeVar
 
@@ -52,6 +53,7 @@ def scan_paths(paths: Iterable[str | os.PathLike[str]], *, num_processes: int | 
         >>> scan_paths(["fsdp_migrate/source/catalog.py"]).num_files
         1
     """
+    paths = [*paths] if isinstance(paths, Iterator) else paths  # they are asked for twice
     files = find_sources(paths)
     work = functools.partial(scan_file, links=links_of(files, paths))
     reports = [report for report in on_all_cores(work, files, num_processes) if report is not None]

@@ -71,6 +71,7 @@ def of_method(folder: Path, method: str, body: str, base: str = "Trainer") -> se
         ("_save(self, p, state_dict=None)", "self.model.save_pretrained(p)", "FM333"),
         ("_save(self, p, state_dict=None)", "self.model.save_pretrained(p, state_dict=state_dict)", ""),
         ("_save(self, p, state_dict=None)", "x = self.model.state_dict() if state_dict is None else 1", ""),
+        ("_save(self, p, state_dict=None)", "state_dict = state_dict or self.model.state_dict()", ""),
         ("save_model(self, p)", "x = self.model.state_dict() if self.is_deepspeed_enabled else 1", ""),
         ("save_model(self, p)", "x = 1 if self.is_fsdp_enabled else self.model.state_dict()", ""),
         ("create_optimizer(self)", "x = [p for p in self.model.parameters() if p.ndim > 1]", "FM318"),
@@ -135,8 +136,12 @@ def test_comments_name_what_there_is_in_a_trainer_and_in_a_callback(tmp_path: Pa
 def test_what_a_trainer_was_given_and_holds_behind_its_training(
     tmp_path: Path, before: str, between: str, behind: str, expected: set[str]
 ) -> None:
-    found = said(tmp_path, {"train.py": TRAINS.format(before, between, behind)})
+    train = TRAINS.format(before, between, behind)
+    found = said(tmp_path, {"train.py": train})
     assert found == {name: {"FM333"} for name in expected}
+    assert said(tmp_path, {"train.py": train.replace("(model=model, args=args)", "(model, args)")}) == found
+    own = train.replace("transformers.Trainer(model=model, args=args)", "own.Trainer(model)")
+    assert said(tmp_path, {"train.py": own.replace("import tr", "import own\nimport tr")}) == {}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +166,16 @@ def test_configs_and_scripts_ask_for_fsdp_as_well(
     (tmp_path / name).write_text(text)
     own = OWN.format("Trainer", "compute_loss(self, model, inputs)", "use(model)")
     assert said(tmp_path, {"own.py": own}, asks="") == ({"helpers.py": {"FM333"}} if is_asked else {})
+
+
+def test_configs_are_found_beside_files_that_are_given_one_by_one(tmp_path: Path) -> None:
+    own = OWN.format("Trainer", "compute_loss(self, model, inputs)", "return model.module(**inputs)")
+    (tmp_path / "own.py").write_text(own)
+    (tmp_path / "run.sh").write_text('torchrun own.py --fsdp "full_shard"\n')
+    assert [use.code for use in scan_paths(iter([tmp_path / "own.py", tmp_path / "run.sh"])).uses] == [
+        "FM333"
+    ]
+    assert scan_paths([tmp_path / "own.py"]).uses == ()
 
 
 def test_a_project_that_asks_for_fsdp2_is_told_nothing(tmp_path: Path) -> None:

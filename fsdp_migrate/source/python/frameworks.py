@@ -53,12 +53,12 @@ def by_whom(kinds: Collection[str]) -> str:
     return next((kind.removeprefix(BY) for kind in sorted(kinds) if kind.startswith(BY)), "")
 
 
-def _is_not_fsdps(test: str) -> bool:
-    """Tell whether a test in a Trainer's class is true where FSDP does not come.
+def _is_not_fsdps(test: str, *, truth: bool) -> bool:
+    """Tell whether what is known of a test in a Trainer's class shows that FSDP does not come there.
 
-    ``save_model`` gives ``_save`` the state that it gathered: ``state_dict is None`` is false then.
+    ``save_model`` gives ``_save`` the state that it gathered: ``state_dict`` is something then.
     """
-    return _NOT_FSDPS.search(test) is not None
+    return _NOT_FSDPS.search(test) is not None if truth else test == "state_dict"
 
 
 @dataclass(eq=False)
@@ -134,7 +134,8 @@ class Frameworks:
     def is_elsewhere(self, kinds: set[str], node: cst.CSTNode) -> bool:
         """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""
         if f"{BY}transformers" in kinds:
-            return any(truth and _is_not_fsdps(text_of(test)) for test, truth in self.guards.facts(node))
+            facts = self.guards.facts(node)
+            return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
         if ACCELERATE not in kinds or self._accelerate:
             return False
         if self._told and not self._asks_accelerate:

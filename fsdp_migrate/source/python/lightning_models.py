@@ -114,7 +114,8 @@ def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:
 
 def using_lightning(texts: Mapping[Path, str]) -> list[Path]:
     """Return the files that import Lightning."""
-    return [path for path, text in texts.items() if _IMPORTS.search(text)]
+    # A word is found a hundred times as fast as an expression.
+    return [path for path, text in texts.items() if "lightning" in text and _IMPORTS.search(text)]
 
 
 def asking_for_fsdp1(texts: Mapping[Path, str]) -> list[Path]:

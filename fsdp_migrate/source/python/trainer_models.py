@@ -164,7 +164,17 @@ class HFTrainers:
             return None
         # A class of this source has no name that imports write.
         known = self.index.qualified(made[0].func) or {dotted(made[0].func) or ""}
-        return made[0] if any(map(_TRAINER.search, known)) else None
+        is_one = any(map(_TRAINER.search, known))
+        # A project's own class is one of Hugging Face's by its arguments.
+        return made[0] if is_one and (not self.is_told or _has_arguments(made[0])) else None
+
+
+def _has_arguments(trainer: cst.Call) -> bool:
+    """Tell whether a Trainer is given arguments, as ``args=`` or behind the model."""
+    placed = [arg for arg in trainer.args if arg.keyword is None and not arg.star]
+    return len(placed) > 1 or any(
+        arg.keyword is not None and arg.keyword.value == "args" for arg in trainer.args
+    )
 
 
 def _model_of(trainer: cst.Call) -> str:
