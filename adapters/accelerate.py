@@ -36,6 +36,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     broadcasts_from_rank0,
     drop_prefetch,
     keep_classes,
+    keep_ram_loading,
     keep_state_dict_type,
     keep_wrap_policy,
     lost_sync,
@@ -43,6 +44,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     say_mixed_precision,
     say_no_prefetch,
     say_no_shard,
+    say_ram_loading,
     shard_config,
     strategy_of,
     to_reshard,
@@ -160,12 +162,18 @@ ACCELERATE_KEYS: tuple[Key, ...] = (
     Key("offload_params", "kept", keep_bool),
     Key("auto_wrap_policy", "kept", keep_wrap_policy),
     Key("transformer_layer_cls_to_wrap", "kept, as `A,B`", keep_classes),
-    Key("transformer_cls_to_wrap", "kept: Accelerate does not read it", keep_unread, is_read=False),
+    Key(
+        "transformer_cls_to_wrap",
+        "kept: Accelerate does not read it",
+        keep_unread,
+        aliases=("transformer_cls_names_to_wrap",),  # the plugin's own name
+        is_read=False,
+    ),
     Key("min_num_params", "kept, as a whole number", keep_count),
     Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
     ORIG_PARAMS,
-    Key("cpu_ram_efficient_loading", "kept", keep_bool),
+    Key("cpu_ram_efficient_loading", "kept", keep_ram_loading),
     Key("activation_checkpointing", "kept", keep_bool),
     Key("activation_checkpointing_offload", "kept: only FSDP2 has it", keep_bool),
     Key("ignored_modules", "kept: FSDP2 ignores their parameters (torch 2.7 and later)", keep()),
@@ -265,6 +273,7 @@ class AccelerateAdapter:
             draft.add(node, key, "FULL_STATE_DICT", block.at(key), text)
         if written_key(node, "backward_prefetch_policy") is None:
             say_no_prefetch(block, draft, self.keys, self.title, "fsdp_backward_prefetch")
+        say_ram_loading(block, draft, self.keys, "fsdp_cpu_ram_efficient_loading")
         say_mixed_precision(block, config, draft)
         _emit_mesh(block, config, draft)
 

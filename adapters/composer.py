@@ -26,6 +26,7 @@ from fsdp_migrate.adapters.engine.base import (
     plain_values,
     shown,
 )
+from fsdp_migrate.adapters.engine.claims import COMPOSER
 from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
@@ -289,8 +290,8 @@ class ComposerAdapter:
             text = "Composer's FSDP2 has one mesh of all ranks: neither replicas (HYBRID_SHARD) nor NO_SHARD."
             draft.say("FM353", block.at("sharding_strategy"), text, CALLBACK)
         text = (
-            "Composer takes this block for FSDP2 only with `FSDP_VERSION=2` in the environment, and for "
-            "FSDP1 without."
+            f"Composer {COMPOSER['fsdp2'].since} and later take this block for FSDP2, and only with "
+            "`FSDP_VERSION=2` in the environment; otherwise it is FSDP1's."
         )
         hint = (
             "Export it where the run is started. fsdp-migrate's Composer callback needs neither this nor a "

@@ -42,6 +42,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     broadcasts_from_rank0,
     drop_prefetch,
     frees_after_forward,
+    keep_ram_loading,
     keep_state_dict_type,
     keep_wrap_policy,
     kept_or_freed,
@@ -54,13 +55,14 @@ from fsdp_migrate.adapters.engine.shared_keys import (
 from fsdp_migrate.adapters.engine.torch_objects import target_of
 from fsdp_migrate.adapters.hf_versions import (
     FORMER,
-    PRESUMED,
     add_wanted,
+    emit_fsdp,
     former_values,
     refuse_file,
     refuse_xla,
     reshard_meant,
     say_count,
+    say_file,
     say_mesh,
     say_no_words,
     say_versions,
@@ -118,13 +120,16 @@ def keep_layer_classes(value: Any, block: Block) -> Outcome:
 
 def take_strategy(value: Any, block: Block) -> Outcome:
     """Turn ``sharding_strategy``, which HF Trainer never read, into the boolean, unless ``fsdp`` decides."""
-    strategy = strategy_of(value)
-    if strategy_in_fsdp(block) is not None or "reshard_after_forward" in bare_values(block.node, HF_KEYS):
+    frees = frees_after_forward(strategy_of(value))
+    if _fsdp_decides(block) or "reshard_after_forward" in bare_values(block.node, HF_KEYS):
         return Outcome("FM342", f"{shown(value)}: HF Trainer reads `fsdp` instead.", remove=True)
-    frees = frees_after_forward(strategy)
     freed = "freed" if frees else "not freed"
-    text = f"{shown(value)}: units are {freed} after forward, unless `fsdp` says otherwise."
-    return Outcome("FM341", text, key="reshard_after_forward", value=frees, has_value=True)
+    text = (
+        f"{shown(value)}: HF Trainer's FSDP1 does not read it, and goes by `fsdp`, which is not known here. "
+        f"Under FSDP2 units are {freed} after forward by this key, whatever `fsdp` says."
+    )
+    code, hint = ("FM341", None) if frees else ("FM343", "Write true if `fsdp` says full_shard.")
+    return Outcome(code, text, hint, "reshard_after_forward", frees, has_value=True)
 
 
 def take_reshard(value: Any, block: Block) -> Outcome:
@@ -203,22 +208,16 @@ HF_KEYS: tuple[Key, ...] = (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
-    Key("cpu_ram_efficient_loading", "kept", keep_bool),
+    Key("cpu_ram_efficient_loading", "kept", keep_ram_loading),
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
     Key("offload_params", "`cpu_offload`", take_offload, is_read=False),
     Key("activation_checkpointing", "kept", keep_bool),
     Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
     Key("xla", "refused if true", refuse_xla),
     Key("xla_fsdp_v2", "refused if true", refuse_xla),
-    Key(
-        "xla_fsdp_settings",
-        "kept: without `xla` nothing reads it",
-        keep("Kept: without `xla` nothing reads it."),
-    ),
-    Key(
-        "xla_fsdp_grad_ckpt",
-        "kept: without `xla` nothing reads it",
-        keep("Kept: without `xla` nothing reads it."),
+    *(
+        Key(name, "kept: without `xla` nothing reads it", keep("Kept: without `xla` nothing reads it."))
+        for name in ("xla_fsdp_settings", "xla_fsdp_grad_ckpt")
     ),
 )
 _DISTINCTIVE = frozenset(
@@ -251,6 +250,11 @@ def strategy_in_fsdp(block: Block) -> str | None:
     """Return the strategy that ``fsdp`` names, or None."""
     named = [STRATEGIES[word] for word in items_of(block) if word in STRATEGIES]
     return named[-1] if named and plain_values(block.owner).get("fsdp") is not True else None
+
+
+def _fsdp_decides(block: Block) -> bool:
+    """Tell whether ``fsdp`` says the strategy, which it alone does; true is full_shard."""
+    return plain_values(block.owner).get("fsdp") is True or strategy_in_fsdp(block) is not None
 
 
 class HFTrainerAdapter:
@@ -294,8 +298,11 @@ class HFTrainerAdapter:
         names = [name for name in effective(mapping) if not name.startswith("_")]
         bare_names = [bare(name) for name in names]
         share = sum(name in known for name in bare_names)
-        prefixed = any(name.startswith("fsdp_") and bare(name) in known for name in names)
-        distinctive = prefixed or bool(_DISTINCTIVE & set(bare_names))
+        # Scripts have the prefix too, before a key or two of a file that they read themselves.
+        prefixed = sum(name.startswith("fsdp_") and bare(name) in known for name in names)
+        is_prefixed = 2 * prefixed > len(names) or (prefixed > 0 and "version" in bare_names)
+        is_theirs = is_prefixed and share == len(names)
+        distinctive = is_theirs or bool(_DISTINCTIVE & set(bare_names))
         if any(
             target_of(plain_values(inner)) or "_component_" in effective(inner)
             for _, inner in mappings_of(mapping)
@@ -332,6 +339,8 @@ class HFTrainerAdapter:
         strategy = strategy_in_fsdp(block)
         if strategy:
             values["sharding_strategy"] = strategy
+        elif _fsdp_decides(block):
+            values.pop("sharding_strategy", None)
         if "offload" in items:
             values["offload_params"] = True
         elif isinstance(values.get("cpu_offload"), bool):
@@ -353,10 +362,11 @@ class HFTrainerAdapter:
         except ConfigError as error:
             say_no_words(block, str(error), draft)
             return
-        if block.node is not block.owner and block.node is None and _elsewhere(block, draft):
-            _emit_fsdp(block, items, draft)
+        if block.node is not block.owner and block.node is None and _elsewhere(block, items, draft):
+            emit_fsdp(block, items, draft)
             if not block.settings.is_converted(str(plain_values(block.owner).get("fsdp_config"))):
                 say_arguments(block, config, draft)
+                say_mesh(block, strategy_in_fsdp(block), config, draft)
             return
         if block.node is not None:
             draft.table(block, HF_KEYS, rename=_prefixed)
@@ -367,7 +377,7 @@ class HFTrainerAdapter:
         else:
             add_wanted(block, wanted, draft)
         is_given = "reshard_after_forward" in bare_values(block.node, HF_KEYS)
-        _emit_fsdp(block, items, draft, None if is_given else config.reshard_after_forward is not False)
+        emit_fsdp(block, items, draft, None if is_given else config.reshard_after_forward is not False)
         say_count(block, items, draft, HF_KEYS, wanted)
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
@@ -401,8 +411,8 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
     if "version" not in values:
         wanted["version"] = (2, "2: without it HF Trainer runs FSDP1 before 5.10.")
     strategy = strategy_in_fsdp(block)
-    is_written = "reshard_after_forward" in values or ("sharding_strategy" in values and strategy is None)
-    if not is_written:
+    by_strategy = "sharding_strategy" in values and not _fsdp_decides(block)
+    if "reshard_after_forward" not in values and not by_strategy:
         wanted["reshard_after_forward"] = reshard_meant(block, strategy)
     try:
         policy = _policy(block, values)
@@ -423,45 +433,7 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
     return wanted
 
 
-def _emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft, frees: bool | None = None) -> None:
-    """Write the words of ``fsdp`` that FSDP2 knows in place of those that it does not."""
-    entry = effective(block.owner).get("fsdp")
-    subject = block.beside("fsdp")
-    if entry is None:
-        text = (
-            "`fsdp` is not in this file, and was not looked at. FSDP2 takes full_shard, shard_grad_op, "
-            "auto_wrap and offload there as they are; hybrid_shard and no_shard have to be changed."
-        )
-        hint = "Convert where it stands, or a command with `--command`."
-        draft.say("FM356", subject, text + PRESUMED[frees], hint)
-        return
-    value = plain_values(block.owner)["fsdp"]
-    if isinstance(value, Reference):
-        text = (
-            f"{value} is not set in this file: kept. FSDP2 knows full_shard, shard_grad_op, auto_wrap, "
-            "offload."
-        )
-        draft.say("FM346", subject, text + PRESUMED[frees])
-        return
-    if value is True:
-        text = (
-            "true: nothing but the root was a unit in transformers before 5.10; later ones, and FSDP2, wrap "
-            "the layers unless `auto_wrap_policy` is NO_WRAP."
-        )
-        draft.say("FM358", subject, text, "Values are the same; less memory is used.")
-        return
-    new = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "no_shard": "shard_grad_op"}
-    after = list(dict.fromkeys(new.get(word, word) for word in items))
-    if after == list(items):
-        draft.say("FM340", subject, "Kept: `version: 2` makes it FSDP2.")
-        return
-    text = f"{' '.join(items)}: HF Trainer refuses this strategy under FSDP2; `{' '.join(after)}` stands in."
-    written = after if isinstance(value, list) else " ".join(after)
-    draft.edits.change(owner_of(block.owner, entry), Change(entry, value=written, has_value=True))
-    draft.say("FM341", subject, text)
-
-
-def _elsewhere(block: Block, draft: Draft) -> bool:
+def _elsewhere(block: Block, items: tuple[str, ...], draft: Draft) -> bool:
     """Handle an ``fsdp_config`` that is no mapping; tell whether there is nothing more to do."""
     value = plain_values(block.owner).get("fsdp_config")
     if not is_known(value):
@@ -472,11 +444,8 @@ def _elsewhere(block: Block, draft: Draft) -> bool:
     if str(value).lstrip().startswith("{"):
         _emit_inline(block, str(value), draft)
     else:
-        text = f"{value} is another file, which is not converted with this one."
-        hint = f"`fsdp-migrate config {value} --from hf`."
-        draft.say_elsewhere(str(value), block.settings, block.name, text, hint)
-        for name in FORMER.keys() & set(plain_values(block.owner)):
-            draft.say("FM356", block.beside(name), f"It belongs into {value}.", "Move it there by hand.")
+        strategy = strategy_in_fsdp(block)
+        say_file(block, str(value), items, strategy is None or frees_after_forward(strategy), draft)
     return True
 
 

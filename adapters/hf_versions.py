@@ -141,6 +141,64 @@ def refuse_file(fsdp: Any) -> None:
         raise ConfigError(msg, field="fsdp")
 
 
+def emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft, frees: bool | None = None) -> None:
+    """Write the words of ``fsdp`` that FSDP2 knows in place of those that it does not."""
+    entry = effective(block.owner).get("fsdp")
+    subject = block.beside("fsdp")
+    if entry is None:
+        text = (
+            "`fsdp` is not in this file, and was not looked at. FSDP2 takes full_shard, shard_grad_op, "
+            "auto_wrap and offload there as they are; hybrid_shard and no_shard have to be changed."
+        )
+        hint = "Convert where it stands, or a command with `--command`."
+        draft.say("FM356", subject, text + PRESUMED[frees], hint)
+        return
+    value = plain_values(block.owner)["fsdp"]
+    if isinstance(value, Reference):
+        text = (
+            f"{value} is not set in this file: kept. FSDP2 knows full_shard, shard_grad_op, auto_wrap, "
+            "offload."
+        )
+        draft.say("FM346", subject, text + PRESUMED[frees])
+        return
+    if value is True:
+        text = (
+            "true: nothing but the root was a unit in transformers before 5.10; later ones, and FSDP2, wrap "
+            "the layers unless `auto_wrap_policy` is NO_WRAP."
+        )
+        draft.say("FM358", subject, text, "Values are the same; less memory is used.")
+        return
+    new = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "no_shard": "shard_grad_op"}
+    after = list(dict.fromkeys(new.get(word, word) for word in items))
+    if after == list(items):
+        draft.say("FM340", subject, "Kept: under `version: 2` it means the same.")
+        return
+    text = f"{' '.join(items)}: HF Trainer refuses this strategy under FSDP2; `{' '.join(after)}` stands in."
+    written = after if isinstance(value, list) else " ".join(after)
+    draft.edits.change(owner_of(block.owner, entry), Change(entry, value=written, has_value=True))
+    draft.say("FM341", subject, text)
+
+
+def say_file(block: Block, name: str, items: tuple[str, ...], frees: bool, draft: Draft) -> None:
+    """Say of a file that ``fsdp_config`` names that it is to be converted, and what ``fsdp`` means for it."""
+    text = f"{name} is another file, which is not converted with this one."
+    hint = f"`fsdp-migrate config {name} --from hf`."
+    wanted = [] if frees else ["`reshard_after_forward: false`"]
+    if items and "auto_wrap" not in items and plain_values(block.owner).get("fsdp") is not True:
+        wanted.append("`auto_wrap_policy: NO_WRAP`")
+    if wanted:
+        hint = (
+            f"{hint[:-1]}, and write {' and '.join(wanted)} there: transformers "
+            f"{TRANSFORMERS['state_dict_type_read'].versions} take it from there, whatever `fsdp` says."
+        )
+    if not name.endswith(_FILES) and "/" not in name:
+        text = f"HF Trainer reads a file {name}. If there is none, the script's own code knows the name."
+        hint = f"{hint[:-1]}, if it is a file. Otherwise the settings need `version: 2` in that code."
+    draft.say_elsewhere(name, block.settings, block.name, text, hint)
+    for former in FORMER.keys() & set(plain_values(block.owner)):
+        draft.say("FM356", block.beside(former), f"It belongs into {name}.", "Move it there by hand.")
+
+
 def say_no_words(block: Block, error: str, draft: Draft) -> None:
     """Say of an ``fsdp`` that holds no words of HF Trainer's what it is: ms-swift reads a file there."""
     subject, value = block.beside("fsdp"), str(plain_values(block.owner).get("fsdp"))

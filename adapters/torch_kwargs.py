@@ -246,6 +246,8 @@ class TorchAdapter:
             "`prepare_fully_shard(model, arguments)` takes the mapping as it was, unconverted, and does "
             "all of it."
         )
+        if any(finding.code == "FM345" for finding in draft.findings):
+            hint += " It refuses the keys that are not known: take them out of what it is given."
         draft.say("FM355", block.name, text, hint)
 
     def _rename_target(self, block: Block, draft: Draft) -> None:

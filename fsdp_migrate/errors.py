@@ -215,7 +215,26 @@ class UnsafePickleError(CheckpointFormatError):
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):
-    """Two checkpoints, or a checkpoint and a request, disagree."""
+    """Two checkpoints, or a checkpoint and a request, disagree.
+
+    ``advice``, the last line of the message, says what to do in the words of who was called.
+    """
+
+    def __init__(self, message: str, *, advice: str = "", path: object = None) -> None:
+        super().__init__(f"{message}\n{advice}" if advice else message, path=path)
+        self.advice = advice
+
+    def advising(self, advice: str) -> CheckpointMismatchError:
+        """Return the same error with the advice of a caller, who has other words for it.
+
+        Example:
+            >>> error = CheckpointMismatchError("2 groups.", advice="Pass `strict=False`.")
+            >>> print(error.advising("Give `--one`."))
+            2 groups.
+            Give `--one`.
+        """
+        said = str(self).removesuffix(f"\n{self.advice}") if self.advice else str(self)
+        return CheckpointMismatchError(said, advice=advice, path=self.path)
 
 
 class PlanError(CheckpointError, ValueError):

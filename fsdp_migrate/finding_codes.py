@@ -148,6 +148,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM128": FindingCode(
             "equivalent", "`skipped_units`: ranks that skip a unit join its collectives, or all ranks stop."
         ),
+        "FM129": FindingCode(
+            "exact", "A model without a forward: nothing gathers its own parameters, as under FSDP1."
+        ),
         "FM130": FindingCode(
             "equivalent", "Weights that say how they are gathered (fp8): FSDP1 did not ask them."
         ),
@@ -239,7 +242,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "refused", "The model runs in `summon_full_params`, which FSDP2 does not allow."
         ),
         "FM333": FindingCode(
-            "refused", "The model may also be one of DistributedDataParallel: must be changed by hand."
+            "refused", "The model may also be plain, or DistributedDataParallel's: must be changed by hand."
         ),
         # FM34x to FM36x: configs in files
         "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),

@@ -23,7 +23,11 @@ _CODE = re.compile(rf"{MARK}(FM\d{{3}})\b")
 _OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
 # Codes that stand above a use only where it is left as it was.
 _LEFT = frozenset({"FM308", "FM309"})
+# Whoever settles one of these writes a call of `prepare_fully_shard`.
+_LEAD_TO_IT = frozenset({"FM301", "FM302", "FM303", "FM304", "FM319", "FM331", "FM429"})
 _MOST_NAMED = 6
+# What looks for the comments when it shards: in sources, and as llm-foundry's YAML names Composer's callback.
+_LOOKS = re.compile(r"\b(?:prepare_fully_shard|FSDP2Migration|fsdp2_migration)\b")
 
 
 def comments_in(text: str) -> Iterator[tuple[int, str]]:
@@ -53,20 +57,46 @@ def stops_runs(code: str) -> bool:
     return code in _LEFT or (known is not None and known.fidelity == "refused" and code not in _OTHERS_DO)
 
 
-def what_they_stop(codes: Iterable[str]) -> str:
+def looks_for_them(text: str) -> bool:
+    """Tell whether a source or a config names what stops a run at such comments; comments themselves do not.
+
+    Example:
+        >>> looks_for_them("model = prepare_fully_shard(net, {})")
+        True
+        >>> looks_for_them("# fsdp-migrate: FM304 call prepare_fully_shard(model, {...}).")
+        False
+    """
+    return any(_LOOKS.search(line.partition("#")[0]) for line in text.splitlines() if _LOOKS.search(line))
+
+
+def what_they_stop(codes: Iterable[str], *, is_checked: bool = True) -> str:
     """Say of the codes of comments which of them stop a run.
+
+    Args:
+        codes: The codes.
+        is_checked: Whether something in the project :func:`looks_for_them` when it shards.
+            Where a framework shards with its own FSDP2, nothing does.
 
     Example:
         >>> what_they_stop(["FM318", "FM322", "FM318"])
         'FM318, FM322 stop no run: look at them before you train.'
         >>> what_they_stop(["FM307"])
         'FM307 stops a run until it is settled and its comment deleted.'
+        >>> what_they_stop(["FM332"], is_checked=False).partition(":")[0]
+        'FM332 stops no run here, because nothing in these sources calls `prepare_fully_shard`'
     """
     every = sorted(set(codes))
     stopping = [code for code in every if stops_runs(code)]
     others = [code for code in every if code not in stopping]
     said = []
-    if stopping:
+    if stopping and not is_checked and _LEAD_TO_IT.isdisjoint(every):
+        stop, it = ("stops", "it is") if len(stopping) == 1 else ("stop", "they are")
+        said.append(
+            f"{listed(stopping, _MOST_NAMED)} {stop} no run here, because nothing in these sources calls "
+            f"`prepare_fully_shard`: settle what {it} about before you train. It fails late, or does "
+            "something else without an error."
+        )
+    elif stopping:
         stop, it, its = (
             ("stops", "it is", "its comment") if len(stopping) == 1 else ("stop", "they are", "the comments")
         )

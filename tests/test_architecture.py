@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.any_torch
 
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
 Place = tuple[tuple[int, int], ...]
 
 MODULES = package_modules()
@@ -340,3 +342,17 @@ def test_the_test_of_a_module_is_found_by_its_name() -> None:
     assert place_of_test(ROOT / "checkpoint_convert/sources/per_rank.py").exists()
     found = sum(place_of_test(path).exists() for path in modules)
     assert found / len(modules) >= 0.56, f"{found} of {len(modules)}"
+
+
+def test_what_pip_installs_holds_every_package() -> None:
+    """An installation in place, as the tests run in, has all of them whatever the list says."""
+    listed = re.search(r"\[tool\.setuptools\]\npackages = \[(.*?)\]", PYPROJECT, re.DOTALL)
+    assert listed is not None
+    folders = (
+        path.parent.relative_to(ROOT)
+        for top in ("fsdp_migrate", "adapters", "checkpoint_convert")
+        for path in (ROOT / top).rglob("__init__.py")
+    )
+    names = (".".join(folder.parts) for folder in folders)
+    expected = {name if name.startswith("fsdp_migrate") else f"fsdp_migrate.{name}" for name in names}
+    assert set(re.findall(r'"([\w.]+)"', listed[1])) == expected

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
-from fsdp_migrate.adapters.conversion.environment import told_by_environment, told_of_precision
+from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
+from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
 from fsdp_migrate.adapters.conversion.shell import (
     launch_of,
@@ -61,6 +62,7 @@ _ACCELERATE_FLAGS = frozenset(
 )
 _FILES = (".json", ".yaml", ".yml")
 _FLAG = re.compile(r"--(?:use[-_])?fsdp\b|--fsdp[-_]")
+_SHOWN = re.compile(r"(?:echo|printf)\b(?!.*--)[^|>]*\Z", re.DOTALL)
 _NAMES_FSDP = re.compile(r"(?:\A|[_.])fsdp(?:\Z|[_.])")
 BARE_SWITCH = (
     "HF Trainer takes `--fsdp` without a value from transformers 5.10 on, and that is FSDP2 already; older "
@@ -155,10 +157,12 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     script = Script(text)
     done = _Script(text, settings)
     for start, end in script.others():
+        if _SHOWN.match(text[start:end]):  # a command in a variable that is printed is not run by that
+            continue
         for one in script.variants(start, end):
             done.take(start, one)
     for start, end, given in script.unused():
-        done.take(start, script.content(given) if given.quote else script.whole(start, end))
+        done.take(start, script.content(given) if given.is_quoted else script.whole(start, end))
     blocks, findings = done.blocks, done.findings
     told, said = told_by_environment(text, settings)
     blocks, findings = [*blocks, *told], [*findings, *said]
@@ -218,11 +222,14 @@ class _Script:
                 self.findings.append(make_finding("FM355", place, f"Left as it is. {error}", hint))
             return
         self.pieces |= pieces
-        self.blocks += [replace(block, path=place) for block in done.blocks]
-        self.findings += [
+        blocks = (replace(block, path=place) for block in done.blocks)
+        findings = (
             replace(with_assignment(finding, self.text), subject=f"{place}: {finding.subject}")
             for finding in done.findings
-        ]
+        )
+        # What a command's variables may hold does not change all that is said of it.
+        self.blocks += [block for block in blocks if block not in self.blocks]
+        self.findings += [finding for finding in findings if finding not in self.findings]
 
     def _placed(self, command: Expanded, pieces: Iterable[Piece]) -> set[Piece]:
         """Return changes of a command as changes of the script.
@@ -258,12 +265,15 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         return _told(command, flags, settings or Settings()) if told else None
     flagged = replace(settings or Settings(), is_command=True)
     done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=flagged)
+    said = done.findings
+    if framework == runner == "accelerate" and any(block.state == "converted" for block in done.blocks):
+        said = (*(f for f in said if f.code != "FM354"), *told_of_arguments(_of_script(command), flags))
     if not done.is_changed:
         # What converts a mapping of a file, by `--key`, converts no command.
-        findings = tuple(replace(f, hint=None) if f.code == "FM351" else f for f in done.findings)
+        findings = tuple(replace(f, hint=None) if f.code == "FM351" else f for f in said)
         return _Changes((), done.blocks, findings)
     old, new = (_as_flags(framework, json.loads(text)) for text in (json.dumps(before), done.text))
-    return _Changes(_edits(command, flags, old, new), done.blocks, done.findings)
+    return _Changes(_edits(command, flags, old, new), done.blocks, said)
 
 
 def _document(framework: str, flags: dict[str, Flag]) -> dict[str, Any] | None:
@@ -277,12 +287,11 @@ def _document(framework: str, flags: dict[str, Flag]) -> dict[str, Any] | None:
 def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     """Say where the settings stand of a command that has none itself."""
     given = flags.get("config_file")
-    name, precision = _precision_of(command, flags)
+    said = tuple(told_of_arguments(_of_script(command), flags))
     if given is None:
-        document = json.dumps({"distributed_type": "FSDP", "mixed_precision": precision})
-        done = convert_text(document, framework="accelerate", is_json=True)
+        done = convert_text(json.dumps({"distributed_type": "FSDP"}), framework="accelerate", is_json=True)
         new = _as_flags("accelerate", json.loads(done.text))
-        return _Changes(_edits(command, flags, {}, new), done.blocks, done.findings)
+        return _Changes(_edits(command, flags, {}, new), done.blocks, (*done.findings, *said))
     text = f"{given.value} is another file, which is not converted with this one."
     nodes, ranks = (
         flags[name].value if name in flags else None for name in ("num_machines", "num_processes")
@@ -294,21 +303,14 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     hint = f"`fsdp-migrate config {given.value} --from accelerate{options}`, if it has FSDP settings."
     finding = make_finding(*elsewhere(str(given.value), settings, "--config_file", text, hint))
     state = "fsdp2" if finding.code == "FM347" else "unchanged"
-    said = told_of_precision(precision, name) if state == "unchanged" else []
-    return _Changes((), (BlockReport("accelerate", "--config_file", state),), (finding, *said))
+    block = BlockReport("accelerate", "--config_file", state)
+    return _Changes((), (block,), (finding, *(said if state == "unchanged" else ())))
 
 
-def _precision_of(command: str, flags: dict[str, Flag]) -> tuple[str, str]:
-    """Return the flag that says the precision of a command without FSDP flags, and which; it beats a file's.
-
-    HF Trainer's arguments, which stand behind the script, count before those of ``accelerate launch``.
-    """
-    of_script = {flag.name: flag for flag in _flags_of_tool("hf", command, "accelerate")}
-    for name in ("bf16", "fp16"):
-        if name in of_script and STRONG & set(of_script) and is_on(of_script[name]):
-            return name, name
-    given = flags.get("mixed_precision")
-    return "mixed_precision", (given.value if given is not None else None) or "no"
+def _of_script(command: str) -> dict[str, Flag]:
+    """Return the flags behind the script of ``accelerate launch``; none where they set FSDP too."""
+    found = {flag.name: flag for flag in _flags_of_tool("hf", command, "accelerate")}
+    return {} if _is_hf(found) else found
 
 
 def _flags_of_tool(framework: str, command: str, runner: str) -> list[Flag]:

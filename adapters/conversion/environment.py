@@ -12,6 +12,7 @@ from fsdp_migrate.adapters.conversion.text import BlockReport, convert_text
 from fsdp_migrate.adapters.conversion.unknown import SWITCH
 from fsdp_migrate.adapters.conversion.variables import without_comments
 from fsdp_migrate.adapters.engine.base import by_name
+from fsdp_migrate.adapters.engine.shared_keys import LOADED_BY_RANK_0
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding, named
 
@@ -29,7 +30,8 @@ _GIVEN = re.compile(
     rf"(?:^|(?<=[\s;\"']))({SWITCH}|{_PRECISION}|FSDP_[A-Z_]+)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;\"'&|]*)",
     re.MULTILINE,
 )
-_SAME = frozenset({SWITCH, "FSDP_CPU_RAM_EFFICIENT_LOADING"})
+_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+_SAME = frozenset({SWITCH, _LOADING})
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -61,7 +63,9 @@ def told_by_environment(
         finding = make_finding("FM347", f"{place}: {SWITCH}", message)
         return (BlockReport("accelerate", place, "fsdp2"),), (finding,)
     message = f"Accelerate reads FSDP settings from the environment: {listed}. Left as they are."
-    finding = make_finding("FM355", f"{place}: {SWITCH}", message, _hint(given, settings))
+    finding = make_finding(
+        "FM355", f"{place}: {SWITCH}", message, _hint(given, settings) + _of_loading(given)
+    )
     casts = told_of_precision(every.get(_PRECISION, "no"), f"{place}: {_PRECISION}")
     return (BlockReport("accelerate", place, "unchanged"),), (finding, *casts)
 
@@ -76,6 +80,12 @@ def told_of_precision(precision: str, subject: str) -> list[Finding]:
     document = json.dumps({"distributed_type": "FSDP", "mixed_precision": precision})
     done = convert_text(document, framework="accelerate", is_json=True)
     return [replace(found, subject=subject) for found in done.findings if found.code == "FM354"]
+
+
+def _of_loading(given: dict[str, str]) -> str:
+    """Return what is said of ``fsdp_cpu_ram_efficient_loading`` in a config, where the variable is on."""
+    is_off = given.get(_LOADING, "").lower() in _OFF
+    return "" if is_off else f" {LOADED_BY_RANK_0} ({_LOADING}=false)."
 
 
 def _hint(given: dict[str, str], settings: Settings | None) -> str:

@@ -43,8 +43,8 @@ def read_flags(command: str) -> list[Flag]:
         last = index
         while last + 1 < len(words) and not _ends_a_value(words[last + 1], script_at):
             between = command[words[last].end : words[last + 1].start]
-            if "\n" in between and words[last + 1].text.startswith(("$", '"$')):
-                break  # variables in a line of their own are further arguments
+            if (last > index or "\n" in between) and words[last + 1].text.startswith(("$", '"$')):
+                break  # variables behind a value, or in a line of their own, are further arguments
             last += 1
         taken = last if name == "fsdp" or last == index else index + 1
         values = [word.value for word in words[index + 1 : taken + 1]]

@@ -54,8 +54,9 @@ _FAIRSCALE = re.compile(r"(?:\A|\.)(?:ddp_fully_sharded|DDPFullyShardedStrategy)
 _CHOSEN = ": what that chooses stands in another file or in the sources, where `fsdp-migrate scan` looks."
 _IDLE = re.compile(r"#|echo\b|printf\b")
 _LABEL = re.compile(
-    r"comment|\Anotes?\Z|(?:run|project|experiment|exp|wandb|job|group)_?name\Z|_dir\Z|_project\Z"
+    r"comment|\Anotes?\Z|\Afile_?name\Z|(?:run|project|experiment|exp|wandb|job|group)_?name\Z|_dir\Z|_project\Z"
 )
+_NAMED = frozenset({"logger", "loggers", "run", "experiment", "project", "wandb"})
 _LABELS = frozenset({"app", "image", "run_name", "job_name", "experiment_name", "title", "description"})
 
 
@@ -362,7 +363,7 @@ def _telling(value: str) -> list[str]:
 def _is_label(path: str, value: str) -> bool:
     """Tell whether a value is the name of a job or of a run, which chooses nothing."""
     parts = path.lower().split(".")
-    if parts[-1] == "name" and re.search(r"[- ]", value):
+    if parts[-1] == "name" and (re.search(r"[- ]", value) or _NAMED.intersection(parts)):
         return True
     return "metadata" in parts or parts[-1] in _LABELS or _LABEL.search(parts[-1]) is not None
 

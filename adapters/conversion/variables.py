@@ -15,12 +15,13 @@ from fsdp_migrate.adapters.conversion.shell import commands_of
 
 _ASSIGNMENT = re.compile(
     r"(?:(?:then|else|do|\{)\s+)?(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?"
-    r"(\w+)(\+?=)(\(.*\)|\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\s\"'();&|]*)\Z",
+    r"(\w+)(\+?=)(\(.*\)|(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\s\"'();&|])*)\Z",
     re.DOTALL,
 )
+_QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\"']+", re.DOTALL)
 _TELLING = re.compile(
     r"--(?:use[-_])?fsdp|--config_file|accelerate(?:\s+|-)launch|commands\.launch|torchrun|\.py\b"
-    r"|torch\.distributed\.(?:run|launch)"
+    r"|torch\.distributed\.(?:run|launch)|--(?:bf16|fp16|mixed_precision|optim)\b"
 )
 _COMMENT = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|(?<=\s)(#[^\n]*)", re.DOTALL)
 _TOKEN = re.compile(
@@ -45,13 +46,18 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a script gives to a variable: where its content stands, and within which quotes."""
+    """What a script gives to a variable: where its content stands, and which part within which quotes."""
 
     name: str
     start: int
     end: int
-    quote: str
+    parts: tuple[tuple[int, int, str], ...]
     adds: bool
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether quotes stand around any of it."""
+        return any(quote for _, _, quote in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +165,8 @@ class Script:
     def content(self, given: Assignment) -> Expanded:
         """Return what a variable holds as a command of its own."""
         one = Expanded()
-        self._expand(one, (given.start, given.end, given.quote), 0, 0)
+        for part in given.parts:
+            self._expand(one, part, 0, 0)
         return one
 
     def _expand(
@@ -192,10 +199,9 @@ class Script:
                     if index:
                         to.space()
                     to.used.append(given)
-                    inside = (given.start, given.end, given.quote)
-                    most = max(
-                        most, self._expand(to, inside, number, depth + 1, adding=name if index else None)
-                    )
+                    adds = name if index else None
+                    for part in given.parts:
+                        most = max(most, self._expand(to, part, number, depth + 1, adding=adds))
             else:
                 continue
             at = match.end()
@@ -237,10 +243,14 @@ def _may_go_on(to: Expanded, depth: int) -> bool:
 def _assignment(match: re.Match[str], at: int) -> Assignment:
     name, sign, value = match.groups()
     start, end = at + match.start(3), at + match.end(3)
-    quote = value[:1] if value[:1] in {'"', "'"} else ""
-    if quote or value.startswith("("):
+    if value.startswith("("):
         start, end = start + 1, end - 1
-    return Assignment(name, start, end, quote, sign == "+=")
+        return Assignment(name, start, end, ((start, end, ""),), sign == "+=")
+    found = []
+    for part in _QUOTED.finditer(value):
+        quote = part[0][0] if part[0][0] in "\"'" else ""
+        found.append((start + part.start() + len(quote), start + part.end() - len(quote), quote))
+    return Assignment(name, start, end, tuple(found), sign == "+=")
 
 
 def without_comments(text: str) -> str:

@@ -22,6 +22,8 @@ from fsdp_migrate.adapters.document.writing import block_lines, flow_text, key_w
 from fsdp_migrate.errors import UnsupportedFeatureError
 
 
+# A comment on the line that lists words: FULL_SHARD, `sharded`, "one of".
+_LISTS = re.compile(r"[ \t]+#+[ \t]*(?=.*(?:\b[A-Z]+_[A-Z_]+\b|`\w+`|\b[Oo]ne of\b|\b[Oo]ptions\b))")
 _COMMENT = re.compile(r"(?:^|\s)#\s*(.*)$")
 
 
@@ -182,6 +184,11 @@ class Edits:
             new = flow_text(change.value, json_style=self.is_json)
         touches = start != value.start or (start == end and self.text[start - 1] not in " \t")
         pieces.append(_Piece(start, end, 0, f" {new}" if touches and not below else new))
+        comment = _LISTS.match(self.text, end)
+        name = f"{key_text(change.entry)}: "
+        if len(pieces) > 1 and comment is not None and not self.text.startswith(name, comment.end()):
+            # The new key takes none of the words that the comment says of the old one.
+            pieces.append(_Piece(comment.end(), comment.end(), 0, name))
         return pieces
 
     def _refuse_anchor(self, node: Node) -> None:
@@ -268,8 +275,9 @@ class Edits:
         found = [
             text.strip().lstrip("#").strip() for text in self.text[self._above(entry) : line].splitlines()
         ]
-        name = f"{key_text(entry)}: "
-        return "".join(f"{indent}# {'' if n else name}{text}{newline}" for n, text in enumerate(found))
+        return "".join(
+            f"{indent}# {text if n else _named(entry, text)}{newline}" for n, text in enumerate(found)
+        )
 
     def _all_comments(self, entry: Entry, indent: str, above: bool) -> list[str]:
         lines = self._named_above(entry, indent, "\n").splitlines() if above else []
@@ -307,7 +315,7 @@ class Edits:
                 low, high = node.start - entry.key.end, node.end - entry.key.end
                 text = text[:low] + "".join("\n" if c == "\n" else "x" for c in text[low:high]) + text[high:]
         found = [match.group(1).strip() for line in text.splitlines() if (match := _COMMENT.search(line))]
-        return [f"{key_text(entry)}: {comment}" for comment in found if comment]
+        return [_named(entry, comment) for comment in found if comment]
 
     def _flow(
         self, mapping: Mapping, changes: dict[int, Change], added: list[tuple[str, Any]]
@@ -391,6 +399,12 @@ def _end_of_line(text: str, index: int) -> int:
     end = text.find("\n", index)
     end = len(text) if end < 0 else end
     return end - 1 if end > index and text[end - 1] == "\r" else end
+
+
+def _named(entry: Entry, comment: str) -> str:
+    """Return a comment with the name of an entry before it, unless it begins with that."""
+    name = key_text(entry) or ""
+    return comment if re.match(rf"{re.escape(name)}\b", comment) else f"{name}: {comment}"
 
 
 def _words_said(entry: Entry, comment: str) -> int:

@@ -102,10 +102,22 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             since="1.14",
         ),
         "tied_in_one_unit": Claim("FSDP2 gives tied embeddings and head one unit", since="1.15"),
+        "loads_not_all": Claim(
+            "with `fsdp_cpu_ram_efficient_loading` FSDP2 stops at buffers that the state dict holds, such as "
+            "BatchNorm's, and in a model that is not of transformers at parameters of the model itself",
+            since="1.7",
+        ),
         "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }
 )
-ACCELERATE_UNREAD = frozenset({"limit_all_gathers", "backward_prefetch_policy", "transformer_cls_to_wrap"})
+ACCELERATE_UNREAD = frozenset(
+    {
+        "limit_all_gathers",
+        "backward_prefetch_policy",
+        "transformer_cls_to_wrap",
+        "transformer_cls_names_to_wrap",
+    }
+)
 """Keys of people's files that Accelerate's launcher has no flag for: they stand there without effect."""
 LIGHTNING: Mapping[str, Claim] = MappingProxyType(
     {
@@ -124,6 +136,7 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
 )
 COMPOSER: Mapping[str, Claim] = MappingProxyType(
     {
+        "fsdp2": Claim("`FSDP_VERSION=2` in the environment makes a mapping FSDP2's", since="0.31"),
         "buffers_cast": Claim("FSDP1 casts buffers under DEFAULT and PURE"),
         "buffers_kept": Claim("FSDP2 leaves buffers in their own dtype", since="0.32"),
         "inputs_of_every_unit": Claim("FSDP2 casts the inputs of every unit", since="0.32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
@@ -13,11 +14,13 @@ from fsdp_migrate.adapters.engine.base import (
     Outcome,
     bare_values,
     is_known,
+    keep_bool,
     lost,
     obsolete,
     shown,
     written_key,
 )
+from fsdp_migrate.adapters.engine.claims import ACCELERATE
 from fsdp_migrate.errors import ConfigError
 
 
@@ -168,6 +171,23 @@ def say_units_by_size(policy: object, subject: str, draft: Draft) -> None:
         draft.say("FM343", subject, f"{policy}: {_BY_SIZE}", _BY_CLASS)
 
 
+LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}: write false for such a model"
+
+
+def keep_ram_loading(value: Any, block: Block) -> Outcome:
+    """Keep a boolean; where it is true, Accelerate's FSDP2 takes fewer models than FSDP1."""
+    outcome = keep_bool(value, block)
+    if value is None or not words.read_bool(value, "value"):
+        return outcome
+    return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
+
+
+def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str) -> None:
+    """Say the same where nothing stands there, and the launcher takes true."""
+    if "cpu_ram_efficient_loading" not in bare_values(block.node, keys):
+        draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")
+
+
 def keep_wrap_policy(value: Any, block: Block) -> Outcome:
     """Keep the policy's name; a policy by size wraps other modules under Accelerate's FSDP2."""
     del block
@@ -180,7 +200,11 @@ def keep_wrap_policy(value: Any, block: Block) -> Outcome:
         raise ConfigError(msg, field="auto_wrap_policy")
     if word == "SIZE_BASED_WRAP":
         return Outcome("FM343", f"{shown(value)}: {_BY_SIZE}", _BY_CLASS)
-    return Outcome("FM340", "Kept: the same modules are units.")
+    text = (
+        f"Kept: the same modules are units, and from Accelerate {ACCELERATE['embeddings_apart'].since} on "
+        "the embeddings, and the head with the last norm. Values are the same."
+    )
+    return Outcome("FM341", text)
 
 
 def keep_classes(value: Any, block: Block) -> Outcome:
@@ -273,8 +297,10 @@ def say_mixed_precision(
         "returns too. Parameters and gradients are cast alike."
     )
     hint = (
-        "Where buffers matter, such as rotary frequencies, the new run is the more exact one. A model that "
-        "`prepare_fully_shard` shards is cast as under FSDP1: `plan` and `parity` speak of that."
+        "Where an output meets float32 tensors in `@`, `torch.dot`, `index_add_`, `scatter_add_` or "
+        "`x[mask] = ...`, or becomes numpy's, that now raises: write `.float()` on it. Where buffers matter, "
+        "such as rotary frequencies, the new run is the more exact one. A model that `prepare_fully_shard` "
+        "shards is cast as under FSDP1: `plan` and `parity` speak of that."
     )
     draft.say("FM354", block.beside(key), text, hint)
 

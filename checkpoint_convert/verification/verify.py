@@ -101,6 +101,8 @@ class VerifyReport:
         cast: The tensors whose values were compared after the cast that was asked for, with their new type.
         alike: What is the same in another form, with how: of settings of optimizers a list for a tuple, or
             the names of parameters in another order; of tied weights one name or both. Both load alike.
+        are_tensors_same: Whether all tensors were compared and are the same. Other values may differ, such as
+            the folder of a run.
     """
 
     src: str
@@ -114,6 +116,7 @@ class VerifyReport:
     aside: tuple[str, ...] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
     alike: Mapping[str, str] = field(default_factory=dict)
+    are_tensors_same: bool = False
 
     @property
     def is_same(self) -> bool:
@@ -126,6 +129,7 @@ class VerifyReport:
             "src": self.src,
             "dst": self.dst,
             "is_same": self.is_same,
+            "are_tensors_same": self.are_tensors_same,
             "is_complete": self.is_complete,
             "tensors": self.tensors,
             "values": self.values,
@@ -251,6 +255,7 @@ class _Comparison:
     ) -> None:
         self._aside = aside
         self._alike: dict[str, str] = {}
+        self._do_tensors_differ = False
         self._settings = _settings_of(sides[0].manifest)
         self._sides = sides
         self._max = max(max_differences, 1)
@@ -264,17 +269,14 @@ class _Comparison:
         tensors = [key for key in self._common if isinstance(self._entry(key), TensorEntry)]
         nbytes = sum(e.nbytes for k in tensors if isinstance(e := self._entry(k), TensorEntry))
         is_complete = not self._found  # a damaged file may not even be readable
+        are_tensors_same = False
         try:
             if is_complete:
                 self._compare_keys()
-                run_workers(
-                    self._common,
-                    self._compare_entry,
-                    threads=_THREADS,
-                    total_bytes=nbytes,
-                    message="comparing",
-                    progress=progress,
-                )
+                self._compare_all(list(filter(self._is_tensor, self._common)), nbytes, progress)
+                are_tensors_same = not self._do_tensors_differ
+                # After the tensors: values that differ are to keep none from being compared.
+                self._compare_all([k for k in self._common if not self._is_tensor(k)], 0, None)
         except _EnoughError:
             is_complete = False
         last = len(self._order)
@@ -297,7 +299,23 @@ class _Comparison:
             aside=self._aside,
             cast={key: dtype for key, dtype in self._sides[0].dtypes.items() if key in self._common},
             alike=dict(sorted(self._alike.items())),
+            are_tensors_same=are_tensors_same,
         )
+
+    def _compare_all(self, keys: Sequence[str], nbytes: int, progress: Progress | None) -> None:
+        run_workers(
+            keys,
+            self._compare_entry,
+            threads=_THREADS,
+            total_bytes=nbytes,
+            message="comparing",
+            progress=progress,
+        )
+
+    def _is_tensor(self, key: str) -> bool:
+        """Tell whether one of them has a tensor there."""
+        entries = (side.entries.get(key) for side in self._sides)
+        return any(isinstance(entry, TensorEntry) for entry in entries)
 
     def _entry(self, key: str) -> Entry:
         return self._sides[0].entries[key]
@@ -307,16 +325,18 @@ class _Comparison:
         alone = [key for key in ours if key not in theirs], [key for key in theirs if key not in ours]
         may_be = 0 < len(alone[0]) + len(alone[1]) <= _MOST_TIED and any(map(says_tied, self._sides))
         missing, extra = (
-            [self._name(side, key) for key in keys if not (may_be and self._is_tied(side, key))]
+            [key for key in keys if not (may_be and self._is_tied(side, key))]
             for side, keys in enumerate(alone)
         )
         # Some of each: where names differ, both sides tell how.
         room = self._max - len(self._found)
         most = max(room - len(extra), room - room // 2)
         for key in missing[:most]:
-            self._add(Difference(key, "missing", "only the first checkpoint has it"))
+            found = Difference(self._name(0, key), "missing", "only the first checkpoint has it")
+            self._add(found, of_tensor=self._is_tensor(key))
         for key in extra:
-            self._add(Difference(key, "extra", "only the second checkpoint has it"))
+            found = Difference(self._name(1, key), "extra", "only the second checkpoint has it")
+            self._add(found, of_tensor=self._is_tensor(key))
 
     def _is_tied(self, side: int, key: str) -> bool:
         """Tell whether what one side has alone is a matrix of a tied model that both have by another name."""
@@ -359,7 +379,7 @@ class _Comparison:
         if found is not None and found.is_form:
             self._alike[self._name(0, key)] = found.text
         elif found is not None:
-            self._add(Difference(self._name(0, key), "value", found.text))
+            self._add(Difference(self._name(0, key), "value", found.text), of_tensor=False)
 
     def _compare_tensors(self, key: str, ours: TensorEntry, theirs: TensorEntry, advance: Advance) -> None:
         if ours.shape != theirs.shape:
@@ -409,7 +429,8 @@ class _Comparison:
             advance(len(block))
         return comparison.result(ours.shape)
 
-    def _add(self, difference: Difference) -> None:
+    def _add(self, difference: Difference, *, of_tensor: bool = True) -> None:
+        self._do_tensors_differ |= of_tensor
         self._found.append(difference)
         if len(self._found) >= self._max:
             raise _EnoughError

@@ -31,6 +31,7 @@ def rewrite(
     from fsdp_migrate.cli.render.sources import show_rewriting
     from fsdp_migrate.source import rewrite_paths
     from fsdp_migrate.source.pins import without_ours
+    from fsdp_migrate.source.surroundings import look_for_comments
 
     if check + diff + write > 1:
         msg = "--check, --diff and --write exclude each other."
@@ -40,5 +41,6 @@ def rewrite(
         write_document("rewrite", report.as_dict())
     else:
         lacking = without_ours(paths) if report.imports_ours else None
-        show_rewriting(report, lacking, diff=not check and not write)
+        is_checked = report.looks_for_comments or look_for_comments(paths)
+        show_rewriting(report, lacking, is_checked=is_checked, diff=not check and not write)
     return 1 if report.problems or (check and report.changed) else 0

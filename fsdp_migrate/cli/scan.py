@@ -40,7 +40,12 @@ def scan(
     from fsdp_migrate.source.prepared_apart import find_prepared_apart
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import are_turned, next_steps, not_migrated
-    from fsdp_migrate.source.surroundings import call_prepare, find_configs, find_models
+    from fsdp_migrate.source.surroundings import (
+        call_prepare,
+        find_configs,
+        find_models,
+        look_for_comments,
+    )
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
@@ -53,8 +58,9 @@ def scan(
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
         is_prepared=is_prepared,
+        is_checked=look_for_comments(paths),
         lacking=without_ours(paths) or (),
-        apart=find_prepared_apart(paths, report) if "accelerate" in packages else (),  # DDP takes it alone
+        apart=find_prepared_apart(paths, report) if "accelerate" in packages else None,
     )
     blocked, log = not_migrated(report, configs, launches), sarif_log(report, configs, launches, pins)
     if sarif:
@@ -86,4 +92,6 @@ def _checkpoints(paths: Paths, *, are_turned: bool) -> list[CheckpointFound]:
     from fsdp_migrate.source.surroundings import find_checkpoints, turned_at
 
     found = with_readers(find_checkpoints(paths), paths)
-    return saved_since(found, turned_at(paths)) if found and are_turned else found
+    if not found or not are_turned:
+        return found
+    return saved_since(found, turned_at(paths, found))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _EXPERT = re.compile(r"^(.*\.)experts\.(\d+)\.")
+_FORMS = {"ranks": "one of a file per rank"}
 _ROUTER = re.compile(r"^(.*\.)(?:gate|router)\.weight$")
 
 
@@ -62,23 +63,25 @@ def _several_groups(sight: Sight) -> str:
     )
 
 
-def _wants_full(sight: Sight) -> str:
-    """Compare the config's kind of state dict with what the checkpoint is."""
-    wanted = str(sight.setting("state_dict_type") or "").upper()
-    if sight.manifest is None or not wanted:
-        return ""
-    is_sharded = sight.manifest.layout == "dcp"
-    if "FULL" in wanted and is_sharded:
-        return f"the config says {wanted}, and the checkpoint is a sharded one"
-    if "SHARDED" in wanted and not is_sharded:
-        return f"the config says {wanted}, and the checkpoint is a whole one ({sight.manifest.layout})"
-    return ""
-
-
 def _is_in_shards(entry: Entry) -> bool:
     return isinstance(entry, TensorEntry) and any(
         each.stored.file.endswith(".distcp") for each in entry.chunks
     )
+
+
+def _wants_another_form(sight: Sight) -> str:
+    """Compare the config's kind of state dict with what the checkpoint is."""
+    wanted = str(sight.setting("state_dict_type") or "").upper()
+    manifest = sight.manifest
+    # Lightning loads either form, whatever its setting says.
+    if manifest is None or not wanted or "lightning" in {sight.framework, manifest.framework}:
+        return ""
+    # Accelerate's folder is no distributed checkpoint as a whole: it is made of several.
+    is_sharded = manifest.layout == "dcp" or any(map(_is_in_shards, manifest.entries.values()))
+    form = "a sharded one" if is_sharded else _FORMS.get(manifest.layout, "a whole one")
+    if ("FULL" in wanted and form != "a whole one") or ("SHARDED" in wanted and not is_sharded):
+        return f"the config says {wanted}, and the checkpoint is {form} ({manifest.framework})"
+    return ""
 
 
 def _resumes_empty(sight: Sight) -> str:
@@ -178,9 +181,9 @@ CHECKPOINT_FAULTS = (
         "found, or not read.",
         "huggingface/transformers#30491",
         "checkpoint",
-        _wants_full,
-        "Convert the checkpoint for the framework: `fsdp-migrate convert --to accelerate`, or change the "
-        "setting.",
+        _wants_another_form,
+        "Convert the checkpoint for the framework: `fsdp-migrate convert CKPT OUT --to accelerate "
+        "--state-dict-type FORM` (`full`, `sharded`), or change the setting.",
     ),
     KnownFault(
         "fused-experts",

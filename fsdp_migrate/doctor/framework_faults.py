@@ -10,7 +10,7 @@ from fsdp_migrate.doctor.accelerate_units import EMBEDDINGS_AND_HEAD, shared_acr
 from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault, seen_of
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import listed, named
-from fsdp_migrate.sharding.tying import parameter_names
+from fsdp_migrate.sharding.tying import is_one_module, parameter_names
 
 
 if TYPE_CHECKING:
@@ -96,14 +96,16 @@ def _is_accelerates(sight: Sight) -> bool:
     return sight.framework in {"accelerate", "hf"} and sight.model is not None
 
 
-def _splits_ties(sight: Sight) -> str:
+def _splits(sight: Sight, *, modules: bool) -> str:
+    """Return the parameters that several units would hold: of modules at several places, or tied ones."""
     if sight.model is None or sight.config is None or not _is_accelerates(sight):
         return ""
     ties = shared_across_units(sight.model, sight.config.auto_wrap_policy, sight.versions["accelerate"])
+    what = "are of one module" if modules else "are one parameter"
     return seen_of(
-        f"{named(tie.names)} are one parameter, of "
-        + " and ".join(_UNITS.get(unit, f"`{unit}`") for unit in tie.units)
+        f"{named(tie.names)} {what}, of " + " and ".join(_UNITS.get(unit, f"`{unit}`") for unit in tie.units)
         for tie in ties
+        if is_one_module(sight.model, tie) is modules
     )
 
 
@@ -267,12 +269,27 @@ FRAMEWORK_FAULTS = (
         "by another FSDP group.",
         "measured",
         "model",
-        _splits_ties,
+        lambda sight: _splits(sight, modules=False),
         "Before `accelerator.prepare`, or before the Trainer trains, write `model.get_input_embeddings = "
         "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1. A class of "
         "the policy that splits the parameter must be left out of it. Or keep FSDP1's settings and shard "
         f"with `prepare_fully_shard`: {FSDP1S_BITS}.",
         (Affected("accelerate", ACCELERATE["embeddings_apart"].since), Affected("torch", "2.13")),
+        reproduced=True,
+        looked_up=_TRIED,
+    ),
+    KnownFault(
+        "accelerate-splits-modules",
+        "A module that is registered at two places, one of them in a unit of the policy and one outside of "
+        "it (experts that blocks hold too), stops Accelerate's FSDP2 in `prepare`: Invariant encountered: "
+        "value was None. FSDP1 trains it.",
+        "measured",
+        "model",
+        lambda sight: _splits(sight, modules=True),
+        "Name the class of that module in `fsdp_transformer_layer_cls_to_wrap` too (in HF Trainer's "
+        "`fsdp_config` without `fsdp_`): it is a unit of its own then. `prepare_fully_shard` takes it as it "
+        "is.",
+        (Affected("accelerate", "1.6"),),
         reproduced=True,
         looked_up=_TRIED,
     ),
@@ -286,7 +303,7 @@ FRAMEWORK_FAULTS = (
         _loads_not_all,
         "Write `fsdp_cpu_ram_efficient_loading: false`; in HF Trainer's `fsdp_config` it is "
         "`cpu_ram_efficient_loading`.",
-        (Affected("accelerate", "1.7"),),
+        (Affected("accelerate", ACCELERATE["loads_not_all"].since),),
         reproduced=True,
         looked_up=_TRIED,
     ),

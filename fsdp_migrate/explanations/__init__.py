@@ -49,8 +49,8 @@ class Explanation:
             return ""
         if stops_runs(self.code):
             return (
-                "A comment with this code in a source stops a run: `prepare_fully_shard` raises until the "
-                "comment is deleted."
+                "A comment with this code in a source stops a run that calls `prepare_fully_shard`: it raises "
+                "until the comment is deleted."
             )
         is_open = self.fidelity in {"changed", "refused"}
         return (

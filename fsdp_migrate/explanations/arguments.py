@@ -129,8 +129,8 @@ EXPLANATIONS = {
     ),
     "FM106": (
         "Ignored parameters are plain tensors, sharded ones are `DTensor`. The foreach kernels of torch's optimizers refuse a list of both.",
-        "Nothing, where the optimizer is passed to `prepare_fully_shard`. Otherwise build it with `foreach=False`, or give the ignored parameters"
-        " a parameter group of their own.",
+        "Nothing: `foreach` and `fused` are switched off before the step of an optimizer that holds both in one group. A parameter group of their"
+        " own for the ignored ones is faster. Clip by `fsdp_migrate.runtime.clip_grad_norm_`.",
     ),
     "FM107": (
         "With shard groups of one rank, FSDP1 skipped the all-reduce between replicas, so that their weights became different. FSDP2 averages them, which was surely intended.",
@@ -181,6 +181,13 @@ EXPLANATIONS = {
         " the same: it frees what it gathers, and reduces gradients of zeros. So gradients are the mean over all ranks. Under `error`, all ranks stop with a message"
         " that names units and ranks. `forward_prefetch` is off under both.",
         "Nothing. It costs a small all-reduce between the CPUs for each collective of FSDP2.",
+    ),
+    "FM129": (
+        "FSDP gathers a unit's parameters when the unit is called. A model whose class has no `forward` is never called: its other methods call modules"
+        " in it. Those that are units gather for themselves, each as the root of its own. What belongs to no unit but the root's stays in shards;"
+        " a method that used it failed under FSDP1, and fails here.",
+        'Nothing where no method uses these parameters. Else call `fsdp_migrate.runtime.register_forward_methods(model, "encode")` once, with the names of the'
+        " methods that do, or choose the modules that hold them as units.",
     ),
     "FM130": (
         "Weights of some classes, such as torchao's for fp8 and MXFP8, have methods that FSDP2 calls before and after it gathers them: they send eight bits"

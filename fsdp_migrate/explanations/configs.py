@@ -57,8 +57,8 @@ EXPLANATIONS = {
         "If the model fits on a rank, use DDP. Otherwise nothing: sharding takes less memory and more communication, and trains the same.",
     ),
     "FM354": (
-        "Frameworks give FSDP2 a precision policy of their own. What is cast differs from FSDP1 in buffers, in the inputs of inner units or in the outputs. A loss that the model returns is an output: in bfloat16 it has some three digits, so that logged losses jump, in steps of 0.03 above 4.",
-        "Compare the first losses with the old run, and gradient norms where losses are rounded. Where they must agree, shard in code with `prepare_fully_shard`, which casts as FSDP1 did. Under Accelerate write its cast of the outputs beside it: docs/frameworks.md has the lines. HF Trainer shards by itself, so that it stays rounded there.",
+        "Frameworks give FSDP2 a precision policy of their own. What is cast differs from FSDP1 in buffers, in the inputs of inner units or in the outputs. A loss that the model returns is an output: in bfloat16 it has some three digits, so that logged losses jump, in steps of 0.03 above 4. Where such an output meets a float32 tensor in a product, a scatter or an assignment by a mask, torch raises.",
+        "Write `.float()` on outputs that meet float32 tensors. Compare the first losses with the old run, and gradient norms where losses are rounded. Where they must agree, shard in code with `prepare_fully_shard`, which casts as FSDP1 did. Under Accelerate write its cast of the outputs beside it: docs/frameworks.md has the lines. HF Trainer shards by itself, so that it stays rounded there.",
     ),
     "FM355": (
         "FSDP2 of this framework takes this setting in code or in the environment.",

@@ -115,7 +115,8 @@ EXPLANATIONS = {
     ),
     "FM320": (
         "Accelerate's plugin is FSDP1 unless it is told `fsdp_version=2`; some of its arguments have other names then.",
-        "Write `FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True, ...)`, true for FULL_SHARD and false for SHARD_GRAD_OP, and leave"
+        "Write `FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True, ...)`, true for FULL_SHARD and false for SHARD_GRAD_OP, with"
+        ' `state_dict_type="FULL_STATE_DICT"` where it has none, which FSDP1 took by itself, and leave'
         " `sharding_strategy`, `use_orig_params`, `sync_module_states`, `backward_prefetch` and `forward_prefetch` out.",
     ),
     "FM321": (
@@ -166,7 +167,10 @@ EXPLANATIONS = {
     ),
     "FM333": (
         "The code serves FSDP and `DistributedDataParallel`. For DDP the call must stay as it is, for FSDP2 it must change.",
-        "Make two branches: `if isinstance(model, FSDPModule): ...` with the call for FSDP2, and the old one for DDP.",
+        "Make two branches: `if isinstance(model, FSDPModule): ...` with the call for FSDP2, and the old one for DDP. For a whole state that is"
+        " `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, on every rank: without the options a rank"
+        " would save its own shards, and below `if rank == 0` it would wait for the others. Where the comment says `by its name` and it is a plain model,"
+        " delete the comment.",
     ),
     "FM420": (
         "The source supports both versions. Code for FSDP1 alone must not be rewritten, or FSDP2 would run both branches.",
@@ -213,13 +217,16 @@ EXPLANATIONS = {
     ),
     "FM447": (
         "FSDP1's parameters were plain tensors, FSDP2's are `DTensor`s. torch's optimizers work on whole groups at a time on GPUs (`foreach`), and those"
-        ' kernels refuse a group that holds both kinds: the first step fails with "got mixed torch.Tensor and DTensor".',
-        "Give each kind a group of its own, `AdamW([{'params': head.parameters()}, {'params': model.parameters()}])`, or `foreach=False`.",
+        ' kernels refuse a group that holds both kinds: "got mixed torch.Tensor and DTensor". `prepare_fully_shard` switches them off before the step of such an'
+        " optimizer, whenever that was made.",
+        "For an optimizer nothing; a group for each kind, `AdamW([{'params': head.parameters()}, {'params': model.parameters()}])`, is faster. For"
+        " `torch._foreach_*` make a list of each kind.",
     ),
     "FM449": (
         "For FSDP1 Accelerate once advised to prepare the model alone, before the optimizer was made. Its FSDP2 puts the sharded parameters into the"
         ' optimizer, and stops at the start: "a model and optimizer must be passed together".',
-        "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment.",
+        "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment. A model that"
+        " is not trained is left out, `model.to(accelerator.device)`; if it has to be sharded, give `prepare` an optimizer of it that never steps.",
     ),
     "FM448": (
         "FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which run where the module is called, and not where its"

@@ -23,6 +23,7 @@ OWN_SETTINGS: Final = frozenset({"params", "param_names", "foreach", "fused"})
 """Settings that are the new optimizer's own: whose they are, and by which kernels they are stepped."""
 _MOST_NAMED: Final = 8
 _MAX_LISTED: Final = 40
+_NO_OPTIMIZER: Final = "no optimizer is in the checkpoint"
 
 
 @dataclass(slots=True)
@@ -49,6 +50,12 @@ class Fit:
         """Add a problem."""
         self.problems.append((code, subject, text))
 
+    @property
+    def _advice(self) -> str:
+        texts = {text for _, _, text in self.problems}
+        alone = " `weights_only=True` loads the model alone." if _NO_OPTIMIZER in texts else ""
+        return f"`strict=False` loads what fits, and `rename` changes names of the checkpoint.{alone}"
+
     def settle(self, source: str, *, strict: bool) -> None:
         """Raise for problems where ``strict`` is asked for; otherwise they become findings.
 
@@ -58,8 +65,7 @@ class Fit:
         if strict and self.problems:
             shown = in_lines((text for _, _, text in self.problems), _MAX_LISTED)
             head = f"{source!r} does not fit what it is loaded into. Nothing was loaded:"
-            hint = "`strict=False` loads what fits, and `rename` changes names of the checkpoint."
-            raise CheckpointMismatchError(f"{head}\n{shown}\n{hint}", path=source)
+            raise CheckpointMismatchError(f"{head}\n{shown}", advice=self._advice, path=source)
         of_code: dict[str, list[tuple[str, str]]] = {}
         for code, subject, text in self.problems:
             of_code.setdefault(code, []).append((subject, text))
@@ -100,10 +106,7 @@ def fit(offer: Offer, wanted: Wanted, *, extra: Collection[str], meta: Collectio
 def _fit_model(found: Fit, offer: Offer, wanted: Wanted, meta: Collection[str]) -> None:
     if not offer.model and wanted.model and wanted.optimizers and offer.groups is not None:
         found.missing += wanted.model
-        text = (
-            "no model is in the checkpoint, an optimizer alone: `strict=False` loads it and leaves the model"
-        )
-        found.problem("FM432", "model", text)
+        found.problem("FM432", "model", "no model is in the checkpoint, an optimizer alone")
         return
     aliases = wanted.aliases
     of_first: dict[str, list[str]] = {}
@@ -162,11 +165,7 @@ def _shape_text(name: str, leaf: Leaf, value: Any) -> str:
 
 def _fit_optimizers(found: Fit, offer: Offer, wanted: Wanted) -> None:
     if offer.groups is None:
-        found.problem(
-            "FM432",
-            "optimizer",
-            "no optimizer is in the checkpoint: `weights_only=True` loads the model alone",
-        )
+        found.problem("FM432", "optimizer", _NO_OPTIMIZER)
         found.settings = [{} for _ in wanted.groups]
         return
     aliases = wanted.aliases

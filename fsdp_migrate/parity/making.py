@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fsdp_migrate.errors import ConfigError, RankError
+from fsdp_migrate.errors import CheckpointMismatchError, ConfigError, RankError
 from fsdp_migrate.factories import call_factory, code_of_user, describe_error
 from fsdp_migrate.loading import load_checkpoint
 from fsdp_migrate.parity.fsdp1 import fsdp1_arguments, settle_config
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 MadeT = TypeVar("MadeT")
 
 LEARNING_RATE = 1e-3
+_ITS_MODEL = (
+    "The model must be that of the run that saved the checkpoint; `fsdp-migrate convert CKPT OUT --rename` "
+    "changes names."
+)
+_ITS_OPTIMIZER = (
+    "`--optimizer PKG.MOD:OPTIMIZER` makes the optimizer with the groups of that run, and `--weights-only` "
+    "starts from the weights alone (`optimizer=`, `weights_only=True` of `compare_runs`)."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +133,7 @@ def make_pair(request: ComparisonRequest) -> Pair:
     )
     fsdp2.prepare(request.prepare, own_config, maker(other, other_made))
     if request.checkpoint is not None:
-        optimizers = () if request.weights_only else (fsdp2.optimizer,)
-        load_checkpoint(request.checkpoint, fsdp2.model, optimizers, weights_only=request.weights_only)
+        _load(request, fsdp2.model, *(() if request.weights_only else (fsdp2.optimizer,)))
     return Pair(fsdp1, fsdp2, (*notes, *fsdp1_notes, *more))
 
 
@@ -137,6 +144,23 @@ def _settled_again(request: ComparisonRequest, model: nn.Module, settled: FSDP1C
     return own.updated(**{name: value for name, value in same.items() if value is not None})
 
 
+def _load(request: ComparisonRequest, model: nn.Module, *optimizers: Optimizer) -> None:
+    """Load the checkpoint; what does not fit is said with what helps here.
+
+    Raises:
+        CheckpointMismatchError: Something does not fit.
+    """
+    try:
+        load_checkpoint(request.checkpoint, model, optimizers, weights_only=request.weights_only)
+    except CheckpointMismatchError as error:
+        if not error.advice:
+            raise
+        # It has words for `load_checkpoint`, which nobody called here.
+        raise error.advising(
+            _ITS_MODEL if request.weights_only else f"{_ITS_MODEL} {_ITS_OPTIMIZER}"
+        ) from None
+
+
 def _load_plain(
     request: ComparisonRequest, plain: nn.Module, make_optimizer: Callable[[nn.Module], Optimizer]
 ) -> dict[str, Any] | None:
@@ -144,10 +168,10 @@ def _load_plain(
     if request.checkpoint is None:
         return None
     if request.weights_only:
-        load_checkpoint(request.checkpoint, plain, weights_only=True)
+        _load(request, plain)
         return None
     optimizer = make_optimizer(plain)
-    load_checkpoint(request.checkpoint, plain, optimizer)
+    _load(request, plain, optimizer)
     names: dict[Any, str] = {param: each[0] for param, each in parameter_names(plain).items()}
     return {
         "state": {names[param]: dict(values) for param, values in optimizer.state.items()},

@@ -25,6 +25,10 @@ _DEFAULTS = (
     "Without `--config` both runs had FSDP1's defaults: no auto-wrap policy, so that the whole model is one "
     "unit, and nothing is cast."
 )
+_CLIPS_NOTHING = (
+    "Neither run clips gradients. In a run that does, as HF Trainer's by default (`max_grad_norm`), they may "
+    "differ from FSDP1's in the last bits: the norm is summed in another order."
+)
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -88,7 +92,7 @@ def run_parity(
             raise RankError(said) from error
         report = read_report(json.loads((folder / REPORT).read_text()))
     more = (_DEFAULTS,) if recipe.config is None else framework_notes(recipe.config)
-    return replace(report, notes=(*report.notes, *more))
+    return replace(report, notes=(*report.notes, *more, _CLIPS_NOTHING))
 
 
 def _said(folder: Path, ranks: int) -> str | None:

@@ -61,10 +61,10 @@ def check_model(model: nn.Module) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         msg = f"The model {_SCRIPTED} Give prepare_fully_shard the module that was scripted or traced."
         raise ModelError(msg, fqn="")
-    if not module_kinds.has_forward(model):
+    if module_kinds.is_bare_container(model):
         msg = (
-            f"The model is a {type(model).__name__}, which has no `forward`, and FSDP2 needs one. "
-            "Shard the module that contains it and is called."
+            f"The model is a {type(model).__name__}, which has no `forward`: FSDP2 refuses such containers. "
+            "Shard the module that contains it, or each module in it that is called, by a call of its own."
         )
         raise ModelError(msg, fqn="")
 

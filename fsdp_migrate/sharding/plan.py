@@ -32,6 +32,7 @@ from fsdp_migrate.sharding.skipping import check_skipped_units, skipping_finding
 from fsdp_migrate.sharding.structure import check_structure
 from fsdp_migrate.sharding.tying import Tie, TieOwner, find_ties, parameter_names
 from fsdp_migrate.sharding.units import plan_units
+from fsdp_migrate.sharding.without_forward import without_forward
 from fsdp_migrate.sharding.wrap import WrapRequest, find_units, resolve_classes
 
 
@@ -215,9 +216,9 @@ def plan_fully_shard(
     members = {model.get_submodule(fqn): unit.fqn for unit in units for fqn in (unit.fqn, *unit.grouped)}
     check_units(model, units)
     more.extend(steps_in_backward(_sharded_parameters(model, request)))
-    more.extend(_strided(_sharded_parameters(model, request)))
-    more.extend(_full_precision_evaluation(config))
+    more.extend((*_strided(_sharded_parameters(model, request)), *_full_precision_evaluation(config)))
     more.extend(skipping_findings(units, config, skipped_units))
+    more.extend(without_forward(model, units, skipped_units))
     parallel, parallel_findings = check_parallelism(model, units, config, mesh)
     units = _with_estimates(model, units, config, mesh_shape)
     recomputed = _recomputed(activation_checkpointing, framework)
@@ -445,7 +446,7 @@ def _trained_ignored(request: WrapRequest) -> Iterator[Finding]:
             "foreach and fused optimizers and `torch.nn.utils.clip_grad_norm_` refuse to mix."
         )
         hint = (
-            "Optimizers given to prepare_fully_shard are set to `foreach=False`; build later ones so. "
+            "`foreach` and `fused` are switched off before a step where one group holds both kinds. "
             "`fsdp_migrate.runtime.clip_grad_norm_` takes both kinds."
         )
         yield make_finding("FM106", "ignored_states", text, hint)

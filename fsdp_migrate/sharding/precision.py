@@ -11,9 +11,12 @@ from torch import nn
 
 from fsdp_migrate.sharding.resolve import resolve_dtype
 from fsdp_migrate.torch_compat import tensor_kinds
+from fsdp_migrate.torch_compat.unit_state import is_root
 
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from fsdp_migrate.sharding.plan import ShardPlan
 
 
@@ -31,6 +34,41 @@ def apply_full_precision_casts(model: nn.Module, plan: ShardPlan) -> None:
         module = model.get_submodule(fqn)
         module.register_forward_pre_hook(_cast_inputs)
         module.register_forward_hook(_cast_outputs)
+
+
+def apply_root_casts(model: nn.Module, plan: ShardPlan) -> None:
+    """Cast the inputs of units that are called by themselves, as FSDP1 casts those of the root.
+
+    Where methods of the model call units, and nothing the model, each unit is the root of its own.
+    """
+    for unit in plan.units:
+        dtype = resolve_dtype(unit.mp_policy.param_dtype)
+        casts_as_root = unit.config.root_mp_policy.cast_forward_inputs and not unit.full_precision
+        if unit.is_root or dtype is None or unit.mp_policy.cast_forward_inputs or not casts_as_root:
+            continue
+        for fqn in (*unit.grouped, unit.fqn):
+            _RootCasts(dtype).watch(model.get_submodule(fqn))
+
+
+class _RootCasts:
+    """Casts one unit's inputs if its first forward shows that it is a root; else it goes away."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._handle: RemovableHandle | None = None
+
+    def watch(self, module: nn.Module) -> None:
+        # After FSDP2's own, by whose first call of all it is known which unit is the root.
+        hook = torch.compiler.disable(self._cast)
+        self._handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def _cast(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_root(module):
+            cast = partial(_cast_floating, self._dtype)
+            return tensor_kinds.map_leaves(cast, args), tensor_kinds.map_leaves(cast, kwargs)
+        if self._handle is not None:
+            self._handle.remove()
+        return None
 
 
 def _cast_inputs(module: nn.Module, args: tuple[Any, ...]) -> Any:

@@ -40,7 +40,11 @@ from fsdp_migrate.sharding.optimizers import (
 )
 from fsdp_migrate.sharding.parallelism import Placed, expected_placement, has_own_mesh, parallel_placement
 from fsdp_migrate.sharding.plan import ShardPlan, plan_fully_shard
-from fsdp_migrate.sharding.precision import apply_buffer_dtype, apply_full_precision_casts
+from fsdp_migrate.sharding.precision import (
+    apply_buffer_dtype,
+    apply_full_precision_casts,
+    apply_root_casts,
+)
 from fsdp_migrate.sharding.prefetch import ForwardPrefetch
 from fsdp_migrate.sharding.skipped_units import agree_on_units
 from fsdp_migrate.sharding.structure import check_is_module
@@ -301,6 +305,7 @@ def apply_plan(
     if plan.config.forward_prefetch and plan.skipped_units is None:
         ForwardPrefetch(model, units)
     # Hooks that run after FSDP2's: FSDP1 registered its own so that they run after all others.
+    apply_root_casts(model, plan)
     apply_full_precision_casts(model, plan)
     # Only now: FSDP1 cast buffers in its first forward, after it had filled and broadcast them in their own
     # dtype.

@@ -25,6 +25,10 @@ ASKS_HF: Final = re.compile(
     r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b"
 )
 """What asks Hugging Face's Trainer for FSDP: its own words, in any file, or those of Accelerate's launch."""
+ASKS_ACCELERATE: Final = re.compile(
+    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:1|true)"
+)
+"""What asks Accelerate for FSDP: its config, a launch line, or the environment."""
 ASKS_LIGHTNING: Final = re.compile(
     r"\bFSDPStrategy\b|\bstrategy['\"]?\s*[:=]\s*['\"]?fsdp|--trainer\.strategy[= ]fsdp"
 )

@@ -276,10 +276,15 @@ def is_private(name: str) -> bool:
 
 _NO_OPTIMIZER = r"(?:,\s*[\w.]*(?:loader|sched|dataset)\w*\s*)*"
 MODEL_ALONE = (
-    r"\baccelerator\.prepare\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*" + _NO_OPTIMIZER + r"\)"
+    r"\baccelerator\.prepare(?:_model)?\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*"
+    + _NO_OPTIMIZER
+    + r"\)"
 )
 """A call that gives Accelerate a model without its optimizer: right under FSDP1, and refused by its FSDP2."""
 PREPARED_MODEL = (
-    r"(?:^|_)(?:model|net|module|policy|unet|transformer|encoder|controlnet|teacher|student|critic)(?:_\w+)?$"
+    r"(?:^|_)(?:model|net|module|policy|unet|transformer|encoder|controlnet|teacher|student|critic"
+    r"|discriminator)(?:_\w+)?$"
 )
 """What models are called that Accelerate is given."""
+PREPARED_WITH = r"optim|loader|sched|dataset|config|tokenizer|(?:^|_)(?:dl|lr|opt)(?:_|$)"
+"""What is called otherwise, though a model's name may be in it: ``critic_opt``."""

@@ -79,7 +79,8 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
         following.run()
         links = following.links()
     links = with_frameworks(project.texts, frameworks, links)
-    return with_reach(project, with_texts(project.texts, with_lightning(project, links)))
+    links = with_texts(project.texts, with_lightning(project, links))
+    return with_reach(project, links, frameworks.files)
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.asked_around import ASKS_HF, asked_around, asks
+from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_HF, asked_around, asks
 from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
@@ -65,8 +65,8 @@ def with_frameworks(
 ) -> dict[Path, Links]:
     """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
     told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
-    for name in _WORDS:
-        for path in _given(texts, name):
+    for name, paths in models.told.items():
+        for path in paths:
             told.setdefault(path, set()).add(name)
     trained = models.lightning.files if models.lightning is not None else frozenset()
     links = links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
@@ -95,6 +95,8 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     """
     texts = project.texts
     users: dict[str, set[Path]] = {}
+    told = {name: set(_given(texts, name)) for name in _WORDS}
+    told["accelerate"] |= _prepared_by_launch(texts, around)
     for name, (_, takes, _, is_new) in _WORDS.items():
         own = {
             path
@@ -104,14 +106,22 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
             and takes.search(text)
             and not is_new.search(text)
         }
-        found = own.union(_given(texts, name))
+        found = own | told[name]
         users |= {name: found} if found else {}
     lightnings = homes_of_modules(project) | run_by_lightning(project, around)
     return FrameworkModels(
         users,
         with_heirs(project, _running_trainers(texts, around)),
         LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
+        told,
     )
+
+
+def _prepared_by_launch(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
+    """Return the files that have Accelerate prepare models, in a project that launches it with FSDP1."""
+    _, takes, _, is_new = _WORDS["accelerate"]
+    found = {path for path, text in texts.items() if takes.search(text) and not is_new.search(text)}
+    return found if found and asked_around(around, ASKS_ACCELERATE) else set()
 
 
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:

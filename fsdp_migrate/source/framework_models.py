@@ -37,6 +37,8 @@ class FrameworkModels:
     """Hugging Face's Trainers of the project."""
     lightning: LightningProject | None = None
     """Lightning's modules and callbacks."""
+    told: Mapping[str, Collection[Path]] = field(default_factory=dict)
+    """By framework the files of which others say that it shards: another source, a config, a launch line."""
 
     @property
     def files(self) -> set[Path]:

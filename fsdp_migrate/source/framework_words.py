@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.method_calls import MIXED
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
 
 
@@ -23,12 +23,14 @@ _NAMES: Final = {
     "lightning": "Lightning",
     "transformers": "Hugging Face's Trainer",
 }
+_BY_NAME: Final = "by its name this may be the model that is sharded elsewhere here: where it is, "
+_WHOLE: Final = (
+    "get_model_state_dict({}, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, on "
+    "every rank"
+)
 _STATES: Final = {
     "accelerate": "accelerator.get_state_dict(model), on every rank",
-    "fabric": (
-        "fabric.save(path, {'model': model}), or torch's get_model_state_dict, given model.module, on every "
-        "rank"
-    ),
+    "fabric": f"fabric.save(path, {{'model': model}}), or {_WHOLE.format('model.module')}",
     "transformers": (
         "trainer.accelerator.get_state_dict(trainer.model), on every rank, or trainer.save_model(path)"
     ),
@@ -86,6 +88,8 @@ def name_of_framework(source: Source, model: cst.BaseExpression) -> str:
 def mixed(source: Source, model: cst.BaseExpression) -> str:
     """Return how a comment begins that is about a model which may be sharded."""
     name = _NAMES.get(source.models.sharded_by(model), "")
+    if not name and source.models.is_unknown(model):
+        return _BY_NAME
     return f"this may be the model that {name} shards: where it is, " if name else MIXED
 
 
@@ -96,14 +100,17 @@ def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
         return _LOADS.get(by, "load_model_state_dict of fsdp_migrate.runtime, given the model")
     if (own := _by_place(source, model)) is not None:
         return f"{own}, on every rank"
-    return _STATES.get(by, "torch's get_model_state_dict, given the model")
+    # Without these options rank 0 would save its own shards, without an error.
+    return _STATES.get(
+        by, _WHOLE.format(short(model, 30)) + ", where the state is to be whole (rank 0 has it)"
+    )
 
 
 def given(source: Source, model: cst.BaseExpression) -> str:
     """Return what gives the whole state to a function that would ask the model itself."""
     if (own := _by_place(source, model)) is not None:
         return own
-    return _ASKED.get(source.models.sharded_by(model), "torch's get_model_state_dict")
+    return _ASKED.get(source.models.sharded_by(model), _WHOLE.format(short(model, 30)))
 
 
 def _by_place(source: Source, model: cst.BaseExpression) -> str | None:

@@ -151,8 +151,14 @@ def _only_makes(known: ProjectKinds, module: Module, owner: Definition) -> bool:
 def _is_named(call: ast.Call, above: dict[ast.AST, ast.AST]) -> bool:
     """Tell whether a call gives a name its value, which is no attribute of a module."""
     whole: ast.AST = call
-    while isinstance(asked := above[whole], ast.Attribute) and asked.attr in SAME_MODEL:
-        whole = above[asked]
+    while True:
+        asked = above[whole]
+        if isinstance(asked, ast.Attribute) and asked.attr in SAME_MODEL:
+            whole = above[asked]
+        elif isinstance(asked, ast.IfExp) and asked.test is not whole:
+            whole = asked
+        else:
+            break
     if isinstance(asked, ast.Return):
         return True
     if not isinstance(asked, ast.Assign) or len(asked.targets) != 1:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source.catalog import MODEL_ALONE
 from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
+from fsdp_migrate.source.python.accelerate_models import only_infers
 
 
 if TYPE_CHECKING:
@@ -20,10 +23,20 @@ if TYPE_CHECKING:
 _CODE: Final = "FM449"
 
 
+@dataclass(frozen=True)
+class PreparedApart:
+    """Where Accelerate is given a model alone: in files that train, and in those that only infer."""
+
+    trained: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()
+    not_loaded: tuple[str, ...] = ()
+    """Where it is given models that rank 0 cannot load for all, and what of them."""
+
+
 def find_prepared_apart(
     paths: Iterable[str | os.PathLike[str]], report: ScanReport | None = None
-) -> list[str]:
-    """Return the places at and below paths where ``accelerator.prepare`` gets a model alone.
+) -> PreparedApart:
+    """Return the places at and below paths where ``accelerator.prepare`` gets a model alone, as DDP takes it.
 
     Args:
         paths: Files and folders.
@@ -33,18 +46,21 @@ def find_prepared_apart(
         SourceError: There is nothing at a path.
 
     Example:
-        >>> find_prepared_apart(["fsdp_migrate/source"])
-        []
+        >>> find_prepared_apart(["fsdp_migrate/source"]).trained
+        ()
     """
     told = {f"{use.path}:{use.line}" for use in report.uses if use.code == _CODE} if report else set()
-    found = []
-    for path in find_sources(paths):
+    trained: list[str] = []
+    untrained: list[str] = []
+    every = list(paths)
+    for path in find_sources(every):
         try:
-            lines = read_source(path).splitlines()
+            code = read_source(path)
         except FSDPMigrateError:
             continue
-        found += [f"{path}:{number}" for number, line in enumerate(lines, 1) if _is_meant(line)]
-    return [place for place in found if place not in told]
+        found = [f"{path}:{number}" for number, line in enumerate(code.splitlines(), 1) if _is_meant(line)]
+        (untrained if only_infers(code) else trained).extend(place for place in found if place not in told)
+    return PreparedApart(tuple(trained), tuple(untrained), tuple(find_not_loaded(every)))
 
 
 def _is_meant(line: str) -> bool:

@@ -13,7 +13,7 @@ from fsdp_migrate.source.rules.unfollowed import may_find
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Project
@@ -32,15 +32,21 @@ _IMPORT: Final = re.compile(
 _FARTHEST: Final = 4
 
 
-def with_reach(project: Project, links: Mapping[Path, Links]) -> dict[Path, Links]:
-    """Tell the files that a sharded model may come to, where they save, load, clip or copy anything."""
-    near = [path for path in _reached(project) if may_find(project.texts[path])]
+def with_reach(
+    project: Project, links: Mapping[Path, Links], by_frameworks: Iterable[Path] = ()
+) -> dict[Path, Links]:
+    """Tell the files that a sharded model may come to, where they save, load, clip or copy anything.
+
+    ``by_frameworks``: those whose models frameworks shard, as a config or a launch line asks.
+    """
+    near = [path for path in _reached(project, by_frameworks) if may_find(project.texts[path])]
     return {**links, **{path: replace(links.get(path, NOTHING), is_near=True) for path in near}}
 
 
-def _reached(project: Project) -> set[Path]:
+def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
     """Return the files that shard a model, those that import them, and what all these import; no tests."""
-    found = {path for path, text in project.texts.items() if _SHARDS.search(text) and not _is_a_test(path)}
+    sharding = {path for path, text in project.texts.items() if _SHARDS.search(text)}
+    found = {path for path in sharding.union(by_frameworks) if not _is_a_test(path)}
     for step in (_importing, _imported):
         latest = found
         for _ in range(_FARTHEST):

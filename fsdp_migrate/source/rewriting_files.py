@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.left_comments import comments_in
+from fsdp_migrate.left_comments import comments_in, looks_for_them
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.following import links_of
 from fsdp_migrate.source.python.links import NOTHING
@@ -71,6 +71,11 @@ class RewriteReport:
     def left(self) -> Counter[str]:
         """How many comments with each code stand in the files that change, for somebody to settle."""
         return Counter(code for file in self.changed for _, code in comments_in(file.after))
+
+    @property
+    def looks_for_comments(self) -> bool:
+        """Whether a file that changes calls what stops a run at the comments."""
+        return any(looks_for_them(file.after) for file in self.changed)
 
     @property
     def imports_ours(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.pins import PinFound
+    from fsdp_migrate.source.prepared_apart import PreparedApart
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
     from fsdp_migrate.source.uses import ScanReport, Use
 
@@ -28,6 +30,8 @@ _PREPARING = frozenset({"FM301", "FM302", "FM331", "FM429"})
 _STANDS_ELSEWHERE = "FM356"
 _FACTORY = "PKG.MOD:FACTORY"
 _MOST_CONFIGS = 3
+_MOST_PINS = 8
+_NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _DOCTOR = "See which known faults of torch and the frameworks hit you. This and the next two change nothing."
 _PLAN = "See how the model will be sharded, and whether it fits; no GPU is needed."
 _PARITY = (
@@ -62,7 +66,11 @@ _FULL = (
     "A script that reads a full state with torch.load or load_file needs none: rewritten, it does so as "
     "before."
 )
-_START = "Then start the run as before, from that checkpoint or from what it was converted to."
+_START = (
+    "Then start the run as before, from that checkpoint or from what it was converted to. If it clips "
+    "gradients, as HF Trainer does by default, compare losses and not bits: their norm is summed in another "
+    "order."
+)
 _ANEW = (
     "Lightning takes it as Trainer.fit(model, ckpt_path=...). Compare its losses with those of an FSDP1 run "
     "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
@@ -76,6 +84,16 @@ _ELSEWHERE = (
 _TOGETHER = (
     "Let Accelerate prepare the model and its optimizer in one call, as its FSDP2 asks for: make the "
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
+)
+_LEFT_OUT = (
+    "Take models that are not trained out of Accelerate's hands, whose FSDP2 refuses them: write "
+    "`model.to(accelerator.device)`, or have such a model sharded with an optimizer that never steps, "
+    "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`"
+)
+_NOT_LOADED = (
+    "Write `fsdp_cpu_ram_efficient_loading: false`, in HF Trainer's `fsdp_config` "
+    "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
+    "FSDP2 stops at what these models hold"
 )
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
@@ -109,7 +127,8 @@ def next_steps(
     models: Sequence[str] = (),
     *,
     is_prepared: bool = False,
-    apart: Sequence[str] = (),
+    is_checked: bool = True,
+    apart: PreparedApart | None = None,
     lacking: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
@@ -123,6 +142,7 @@ def next_steps(
         pins: The requirements that keep out what FSDP2 needs.
         models: The folders of models of transformers that were found.
         is_prepared: Whether sources call ``prepare_fully_shard``, as rewritten ones do.
+        is_checked: Whether something in the project stops a run at the comments that are left.
         lacking: The files of requirements of a project that does not name fsdp-migrate.
         apart: The places where Accelerate gets a model without its optimizer.
     """
@@ -139,17 +159,19 @@ def next_steps(
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
         steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
-    if lacking and (is_prepared or any(use.code in _PREPARING for use in rewrites)):
+    is_to_be = any(use.code in _PREPARING for use in rewrites)
+    if lacking and (is_prepared or is_to_be):
         text = f"Add `fsdp-migrate` to {listed(lacking, _PLACES)}: the rewritten sources import it."
         steps.append(Step(text, ()))
     if left:
-        stops = what_they_stop(use.code for use in left)
+        stops = what_they_stop((use.code for use in left), is_checked=is_checked or is_to_be)
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
-    steps += _steps_for_configs(converted)
+    steps += _steps_for_configs(converted, launches)
     steps += _steps_for_launches(launches, configs)
-    if apart:
-        steps.append(Step(f"{_TOGETHER} ({listed(apart, _PLACES)}).", ()))
+    if apart is not None:
+        said = ((_TOGETHER, apart.trained), (_LEFT_OUT, apart.untrained), (_NOT_LOADED, apart.not_loaded))
+        steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     return steps + _steps_for_checkpoints(old, models, is_run=bool(report.num_files or configs or launches))
 
@@ -201,8 +223,9 @@ def _amount(uses: Sequence[Use], word: str) -> str:
 def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
     if not pins:
         return []
-    listed = "; ".join(f"{pin.path}:{pin.line} {pin.requirement} (from {pin.needed} on)" for pin in pins)
-    return [Step(f"Raise the requirements that keep out what FSDP2 needs: {listed}.", ())]
+    every = (f"{pin.path}:{pin.line} {pin.requirement} (from {pin.needed} on)" for pin in pins)
+    text = listed(every, _MOST_PINS, between="; ")
+    return [Step(f"Raise the requirements that keep out what FSDP2 needs: {text}.", ())]
 
 
 def _steps_for_proof(
@@ -264,10 +287,15 @@ def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
     )
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
+def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:
     steps = []
+    # A file whose keys may be torch's or HF Trainer's, and which a launch line names as `--fsdp_config`.
+    trainers = {name for each in launches for name in _NAMED_FILE.findall(each.command)}
+    known = [each for each in configs if each.state == "unclear" and Path(each.path).name in trainers]
     changing = tuple(
-        f"fsdp-migrate config {shlex.quote(each.path)} --write" for each in configs if each.state == "changes"
+        f"fsdp-migrate config {shlex.quote(each.path)}{' --from hf' if each in known else ''} --write"
+        for each in configs
+        if each.state == "changes" or each in known
     )
     if changing:
         text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
@@ -275,7 +303,7 @@ def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
-        if each.state in {"refused", "unclear", "broken"}
+        if each.state in {"refused", "unclear", "broken"} and each not in known
     )
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))

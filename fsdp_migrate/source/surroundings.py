@@ -29,12 +29,13 @@ from fsdp_migrate.errors import (
     FSDPMigrateError,
     NothingToConvertError,
 )
+from fsdp_migrate.left_comments import looks_for_them
 from fsdp_migrate.source.files import NEVER, SHELL, SUFFIXES, find_sources
 from fsdp_migrate.text_files import newest_backup
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 _CONFIGS = frozenset({".json", ".yaml", ".yml"})
@@ -44,7 +45,7 @@ _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
     rb"|limit_all_gathers|backward_prefetch|sync_module_states"
 )
-_PREPARES = b"prepare_fully_shard("
+_PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
 _ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
@@ -53,7 +54,13 @@ _META = "meta.pt"
 _START = 4096
 # A folder with a repository is copied in so many seconds.
 _COPYING = 30.0
+# And the bytes of checkpoints in a second, where a disk or a network is slow.
+_COPIED = 50e6
 _ONE_FILE = frozenset({"file", "safetensors"})
+_FIXTURES = frozenset({"fixtures", "test_data", "testdata", "tests"})
+"""Folders with what tests read, and no run starts from; one that is given is looked through."""
+_WEIGHTS = ("bias", "weight")
+_WHOLE_NUMBERS = frozenset({"BOOL", "I16", "I32", "I64", "I8", "U16", "U32", "U64", "U8"})
 
 
 @dataclass(frozen=True)
@@ -193,10 +200,17 @@ def _look_at(path: Path) -> ConfigFound | None:
     )
 
 
-def turned_at(paths: Iterable[str | os.PathLike[str]]) -> float | None:
+def turned_at(
+    paths: Iterable[str | os.PathLike[str]], checkpoints: Sequence[CheckpointFound] = ()
+) -> float | None:
     """Return when ``rewrite`` or ``config`` last wrote a file and kept its copy, or None where nothing tells.
 
-    In a folder that was copied as a whole all files are as young as the copies that were kept.
+    In a folder that was copied as a whole all files are as young as the copies that were kept. In a small
+    project every source may have been rewritten: what lies beside it is looked at too.
+
+    Args:
+        paths: The files and folders of the project.
+        checkpoints: Its checkpoints, which take their time to be copied.
 
     Example:
         >>> turned_at(["fsdp_migrate/source"]) is None
@@ -207,7 +221,11 @@ def turned_at(paths: Iterable[str | os.PathLike[str]]) -> float | None:
     if not copies:
         return None
     turned = max(map(_written, copies))
-    return turned if min(map(_written, files)) < turned - _COPYING else None
+    beside = (each for folder in {copy.parent for copy in copies} for each in folder.iterdir())
+    times = [*map(_written, files), *(_written(each) for each in beside if each.is_file())]
+    oldest = min([*times, *(each.saved for each in checkpoints)])
+    copying = _COPYING + sum(each.nbytes for each in checkpoints) / _COPIED
+    return turned if oldest < turned - copying else None
 
 
 def _written(path: Path) -> float:
@@ -226,7 +244,25 @@ def call_prepare(paths: Iterable[str | os.PathLike[str]]) -> bool:
 
 def _names_prepare(path: Path) -> bool:
     try:
-        return path.suffix in SUFFIXES and _PREPARES in path.read_bytes()
+        return path.suffix in SUFFIXES and _PREPARES.search(path.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def look_for_comments(paths: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether a source or config at and below paths names what stops a run at what ``rewrite`` left.
+
+    Example:
+        >>> look_for_comments(["examples"]), look_for_comments(["fsdp_migrate/source/files.py"])
+        (True, False)
+    """
+    return any(_looks_for_comments(path) for path in find_sources(paths, SUFFIXES | _CONFIGS))
+
+
+def _looks_for_comments(path: Path) -> bool:
+    try:
+        is_small = path.stat().st_size <= _MAX_CONFIG
+        return is_small and looks_for_them(path.read_text(errors="replace"))
     except OSError:
         return False
 
@@ -255,6 +291,8 @@ def _is_model_config(path: Path) -> bool:
 def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[CheckpointFound]:
     """Return what looks like checkpoints at and below paths; also where ``.gitignore`` names them.
 
+    What tests read is left out, and so are safetensors with data.
+
     Example:
         >>> [each.layout for each in find_checkpoints(["tests/checkpoint/data/torch-2.13.0/plain.dcp"])]
         ['distributed checkpoint (DCP)']
@@ -270,7 +308,7 @@ def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[Checkpoint
 
 def _below(root: Path) -> Iterator[CheckpointFound]:
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in NEVER)
+        folders[:] = sorted(name for name in folders if name not in NEVER | _FIXTURES)
         found = _layout_of(Path(folder), folders, files)
         if found is None:
             for name in sorted(files):
@@ -338,7 +376,7 @@ def _as_words(title: str) -> str:
 
 
 def _of_file(path: Path) -> Iterator[CheckpointFound]:
-    if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors" and not _is_data(path):
         yield CheckpointFound(str(path), _as_words(layout_title("safetensors")))
     elif path.suffix in _SAVED and not BESIDE_MODELS.fullmatch(path.name) and _is_checkpoint(path):
         layout = _as_words(layout_title("file"))
@@ -346,6 +384,20 @@ def _of_file(path: Path) -> Iterator[CheckpointFound]:
             yield CheckpointFound(str(path), f"{layout} of Lightning's Trainer", is_lightnings=True)
         else:
             yield CheckpointFound(str(path), layout)
+
+
+def _is_data(path: Path) -> bool:
+    """Tell whether safetensors hold samples: single whole numbers, such as an index, and no weights."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            tensors = json.loads(stream.read(length)) if length <= _MAX_CONFIG else {}
+        if any(name.endswith(_WEIGHTS) for name in tensors):
+            return False
+        told = [(tensor.get("dtype"), tensor.get("shape")) for tensor in tensors.values()]
+    except (AttributeError, OSError, ValueError, RecursionError):
+        return False  # no safetensors: `inspect` says so
+    return any(dtype in _WHOLE_NUMBERS and shape == [] for dtype, shape in told)
 
 
 def _is_lightnings(path: Path) -> bool:

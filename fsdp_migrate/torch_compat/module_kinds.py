@@ -25,6 +25,11 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
+def is_bare_container(module: nn.Module) -> bool:
+    """Tell whether a module is one of those without a forward that ``fully_shard`` refuses (2.6 to 2.15)."""
+    return isinstance(module, (nn.ModuleList, nn.ModuleDict)) and not has_forward(module)
+
+
 def meta_twin(module: nn.Module) -> nn.Module:
     """Copy a module without what is below it, with parameters and buffers of its own on the meta device."""
     twin = copy.copy(module)

@@ -26,6 +26,12 @@ def is_idle(unit: FSDPModule) -> bool:
     return name == "IDLE"
 
 
+def is_root(unit: FSDPModule) -> bool:
+    """Tell whether a unit is the root of those that run; not known before the first of them has run."""
+    found: bool | None = unit._get_fsdp_state()._is_root
+    return bool(found)
+
+
 def scale_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
     """Multiply plain tensors of one device and dtype by a scalar of the same, in few kernels."""
     torch._foreach_mul_(tensors, factor)

@@ -98,7 +98,7 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_forward_prefetch", "'false'", None, "FM342"),
     ("fsdp_offload_params", "'true'", True, "FM341"),
     ("fsdp_offload_params", "yes", "yes", "FM340"),
-    ("fsdp_auto_wrap_policy", "transformer_based_wrap", "transformer_based_wrap", "FM340"),
+    ("fsdp_auto_wrap_policy", "transformer_based_wrap", "transformer_based_wrap", "FM341"),
     ("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP", "SIZE_BASED_WRAP", "FM343"),
     ("fsdp_transformer_layer_cls_to_wrap", "A,B", "A,B", "FM340"),
     ("fsdp_transformer_layer_cls_to_wrap", "A, B", "A,B", "FM341"),
@@ -126,6 +126,24 @@ def test_each_key(key: str, value: str, after: Any, code: str) -> None:
     done = convert(f"{key}: {value}")
     assert fsdp_of(done).get(key) == after
     assert codes(done, key) == {code}
+
+
+@pytest.mark.parametrize("name", ["transformer_cls_to_wrap", "transformer_cls_names_to_wrap"])
+def test_names_of_classes_that_the_launcher_does_not_read_say_which_it_reads(name: str) -> None:
+    [said] = [f for f in convert(f"fsdp_{name}: A").findings if f.subject.endswith(name)]
+    assert "`fsdp_transformer_layer_cls_to_wrap`" in said.message
+
+
+@pytest.mark.parametrize(
+    ("comment", "after"),
+    [
+        ("Options: FULL_SHARD, NO_SHARD", "fsdp_sharding_strategy: Options: FULL_SHARD, NO_SHARD"),
+        ("for large models", "for large models"),
+    ],
+)
+def test_a_comment_that_lists_the_words_of_the_strategy_gets_its_name(comment: str, after: str) -> None:
+    done = convert(f"fsdp_sharding_strategy: FULL_SHARD  # {comment}")
+    assert f"fsdp_reshard_after_forward: true  # {after}\n" in done.text
 
 
 def test_a_reference_for_a_strategy_is_kept_and_named() -> None:
@@ -347,3 +365,28 @@ def test_hybrid_sharding_on_nodes_that_the_file_does_not_count(machines: str, co
     assert "parallelism_config" not in done.text
     told = convert_text(text, settings=Settings(nodes=2, world_size=8)).text
     assert "parallelism_config_dp_replicate_size: 2" in told
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("fsdp_cpu_ram_efficient_loading: true", "Kept: it means the same. But with"),
+        ("cpu_ram_efficient_loading: 'true'", "is written as true. But with"),
+        ("fsdp_offload_params: false", "Without it the launcher takes true. But with"),
+        ("fsdp_cpu_ram_efficient_loading: false", ""),
+    ],
+)
+def test_which_models_rank_0_cannot_load_for_all_is_said_without_a_change(keys: str, said: str) -> None:
+    found = [f for f in convert(keys).findings if f.subject.endswith("cpu_ram_efficient_loading")]
+    told = [f for f in found if "stops at buffers" in f.message and f.message.endswith("for such a model.")]
+    assert len(told) == bool(said)
+    assert all(said in f.message and f.hint is None and f.fidelity in {"exact", "equivalent"} for f in told)
+
+
+def test_a_comment_about_the_words_of_an_old_key_gets_its_name() -> None:
+    done = convert(
+        "fsdp_sharding_strategy: FULL_SHARD  # one of 1 to 5\nfsdp_offload_params: 'false'  # as before\n"
+        "fsdp_reshard_after_forward: false # no"
+    )
+    assert "  fsdp_reshard_after_forward: true  # fsdp_sharding_strategy: one of 1 to 5\n" in done.text
+    assert "  fsdp_offload_params: false  # as before\n" in done.text

@@ -73,7 +73,8 @@ def test_each_key(key: str, value: str, after: Any, code: str) -> None:
     assert found.pop(key, None) == after
     assert found["reshard_after_forward"] is (key != "sharding_strategy")
     assert {f.code for f in done.findings if f.subject == f"fsdp_config.{key}"} == {code}
-    assert "FM355" in {f.code for f in done.findings if f.subject == "fsdp_config"}
+    [told] = [f for f in done.findings if (f.code, f.subject) == ("FM355", "fsdp_config")]
+    assert "Composer 0.31 and later" in told.message
 
 
 def test_every_field_of_composer_is_tried_above() -> None:

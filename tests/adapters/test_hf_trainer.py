@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
 from fsdp_migrate.adapters.engine.base import Settings, bare
 from fsdp_migrate.adapters.hf_trainer import HF_KEYS
+from fsdp_migrate.errors import NothingToConvertError
 
 
 pytestmark = pytest.mark.any_torch
@@ -63,7 +64,7 @@ EACH_KEY: list[tuple[str, Any, Any, str]] = [
     ("fsdp_transformer_layer_cls_to_wrap", ["A", "B"], ["A", "B"], "FM340"),
     ("transformer_layer_cls_to_wrap", "A, B", ["A", "B"], "FM341"),
     ("min_num_params", "1e6", 1000000, "FM341"),
-    ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "TRANSFORMER_BASED_WRAP", "FM340"),
+    ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "TRANSFORMER_BASED_WRAP", "FM341"),
     ("fsdp_backward_prefetch", "backward_pre", None, "FM342"),
     ("backward_prefetch", "backward_post", None, "FM343"),
     ("forward_prefetch", "true", None, "FM343"),
@@ -128,9 +129,36 @@ def test_a_file_of_its_own() -> None:
     assert codes(done, "fsdp") == {"FM356"}
 
 
-def test_a_strategy_in_a_file_of_its_own_is_heeded() -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"offload_params": False},
+        {
+            "sharding_strategy": "SHARD_GRAD_OP",
+            "limit_all_gathers": True,
+            "offload_params": False,
+            "seed": 42,
+        },
+        {"fsdp_use_orig_params": True, "fsdp_cpu_offload": False, "fsdp_seed": 42},
+    ],
+)
+def test_a_file_that_a_script_of_its_own_reads_is_not_theirs(more: dict[str, Any]) -> None:
+    with pytest.raises(NothingToConvertError):
+        convert_text(json.dumps({"fsdp_activation_checkpointing": False, **more}))
+    convert(json.dumps({"fsdp_activation_checkpointing": False, "fsdp_use_orig_params": True}))
+
+
+def test_a_strategy_in_a_file_of_its_own_is_heeded_and_told() -> None:
     done = convert('{"min_num_params": 5, "sharding_strategy": "SHARD_GRAD_OP"}')
     assert loaded(done)["reshard_after_forward"] is False
+    [said] = [f for f in done.findings if f.subject == "sharding_strategy"]
+    assert (said.code, "whatever `fsdp` says" in said.message) == ("FM343", True)
+
+
+def test_a_strategy_that_is_not_read_does_not_count_beside_fsdp() -> None:
+    done = convert(f"{HEAD}fsdp: true\nfsdp_config: {{sharding_strategy: SHARD_GRAD_OP}}\n")
+    assert loaded(done)["fsdp_config"]["reshard_after_forward"] is True
+    assert codes(done, "fsdp_config.sharding_strategy") == {"FM342"}
 
 
 def test_json_in_a_string() -> None:
@@ -152,6 +180,42 @@ def test_another_file_is_named() -> None:
     assert not same.is_changed
     assert [block.state for block in same.blocks] == ["unchanged"]
     assert loaded(done)["fsdp"] == "full_shard auto_wrap"
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "code"), [("hybrid_shard", "FM355"), ("hybrid_shard_zero2", "FM355"), ("no_shard", "FM353")]
+)
+def test_strategies_that_fsdp2_lacks_are_told_beside_another_file(fsdp: str, code: str) -> None:
+    done = convert(f"{HEAD}fsdp: {fsdp} auto_wrap\nfsdp_config: conf/fsdp.json\n")
+    assert codes(done, "fsdp") == {"FM341", code}
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "wanted"),
+    [
+        ("full_shard auto_wrap", ()),
+        ("shard_grad_op auto_wrap offload", ("reshard_after_forward: false",)),
+        ("full_shard", ("auto_wrap_policy: NO_WRAP",)),
+        ("no_shard", ("reshard_after_forward: false", "auto_wrap_policy: NO_WRAP")),
+        ("true", ()),
+        ("${fsdp}", ()),
+    ],
+)
+def test_what_fsdp_means_for_another_file_is_said(fsdp: str, wanted: tuple[str, ...]) -> None:
+    done = convert(f"{HEAD}fsdp: {fsdp}\nfsdp_config: conf/fsdp.json\n")
+    [said] = [f for f in done.findings if f.subject == "fsdp_config"]
+    assert (said.hint or "").count("`") == 2 + 2 * bool(wanted) + 2 * len(wanted)
+    assert all(f"`{key}`" in (said.hint or "") for key in wanted)
+
+
+def test_a_name_that_is_no_files_is_not_called_one() -> None:
+    [said] = [
+        f
+        for f in convert(f"{HEAD}fsdp: full_shard auto_wrap\nfsdp_config: my_settings\n").findings
+        if f.subject == "fsdp_config"
+    ]
+    assert "If there is none" in said.message
+    assert "if it is a file" in (said.hint or "")
 
 
 @pytest.mark.parametrize("value", ["''", "false", "[]", "null"])
@@ -286,7 +350,7 @@ def test_a_policy_that_fsdp1_did_not_read_is_told(document: dict[str, Any], says
     beside = {"output_dir": "x"} if "fsdp" in document else {}
     done = convert_text(json.dumps({**beside, **document}), framework="hf")
     [said] = [f for f in done.findings if f.subject.endswith("auto_wrap_policy")]
-    assert said.code == ("FM358" if says else "FM340")
+    assert said.code == ("FM358" if says else "FM341")
     assert f"Write {says}" in (said.hint or "Write ")
 
 

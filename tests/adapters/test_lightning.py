@@ -44,6 +44,7 @@ EACH_KEY: list[tuple[str, str, dict[str, Any], str]] = [
     ("activation_checkpointing", "[pkg.Block]", {}, "FM355"),
     ("activation_checkpointing_policy", "[pkg.Block]", {}, "FM355"),
     ("backward_prefetch", "BACKWARD_PRE", {}, "FM355"),
+    ("backward_prefetch", "null", {}, "FM355"),
     ("forward_prefetch", "true", {}, "FM355"),
     ("sync_module_states", "true", {}, "FM355"),
     ("ignored_modules", "[a]", {}, "FM355"),
@@ -128,6 +129,12 @@ def test_class_path_and_init_args() -> None:
     code = done.blocks[0].code or ""
     assert "'sharding_strategy': 'SHARD_GRAD_OP'" in code
     assert "'auto_wrap_policy': ['Block']" in code
+
+
+@pytest.mark.parametrize(("devices", "ranks"), [("0,1", 4), ("'3,'", 2), ("[0, 2, 5]", 6), ("'4'", 8)])
+def test_devices_are_counted_as_lightning_does(devices: str, ranks: int) -> None:
+    done = convert(f"trainer:\n  accelerator: gpu\n  devices: {devices}\n  num_nodes: 2\n  strategy: fsdp\n")
+    assert loaded(done)["trainer"]["strategy"]["init_args"]["data_parallel_size"] == ranks
 
 
 def test_unknown_numbers_of_ranks_are_not_guessed() -> None:

@@ -73,6 +73,15 @@ def test_every_argument_of_fsdp1_is_tried_above() -> None:
     assert {key for key, *_ in EACH_KEY} == {key.name for key in TORCH_KEYS} == set(FSDP1Config.model_fields)
 
 
+@pytest.mark.parametrize("own", ["", "checkpointing: true\n"])
+def test_keys_that_prepare_refuses_are_not_said_to_be_taken(own: str) -> None:
+    done = convert_text(
+        f"sharding_strategy: FULL_SHARD\nuse_orig_params: true\n{own}", framework="torch", key="."
+    )
+    [said] = [f for f in done.findings if (f.code, f.subject) == ("FM355", ".")]
+    assert ("It refuses the keys" in (said.hint or "")) is bool(own)
+
+
 def test_meshes_are_made_in_code() -> None:
     for strategy in ("HYBRID_SHARD", "NO_SHARD"):
         found = convert(f"sharding_strategy: {strategy}").findings

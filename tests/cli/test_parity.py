@@ -72,6 +72,7 @@ def test_a_run_without_a_config_says_that_it_had_the_defaults(monkeypatch: pytes
     found = start.run_parity(start.Recipe(model="train:make_model"))
     assert found.notes[0] == "The batches were generated."
     assert "FSDP1's defaults: no auto-wrap policy" in found.notes[1]
+    assert found.notes[2].startswith("Neither run clips gradients.")
 
 
 def layer() -> nn.Module:

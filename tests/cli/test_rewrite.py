@@ -72,6 +72,37 @@ def test_what_is_said_to_stop_a_run_is_what_stops_it(
         assert f"# fsdp-migrate: {code} " in marked
 
 
+TRAINER = """
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+class Sample(TrainerCallback):
+    def on_evaluate(self, args, state, control, model, **kwargs):
+        with FSDP.summon_full_params(model):
+            print(model.generate(self.inputs))
+
+Trainer(model, TrainingArguments("out", fsdp="full_shard"), callbacks=[Sample()]).train()
+"""
+
+
+@pytest.mark.parametrize(
+    "beside", ["", "# call prepare_fully_shard(model, {...})\n", "prepare_fully_shard(net)\n"]
+)
+def test_where_a_framework_shards_by_itself_no_comment_is_said_to_stop_a_run(
+    beside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is ``prepare_fully_shard`` that raises, and HF's Trainer does not call it."""
+    (tmp_path / "train.py").write_text(TRAINER)
+    (tmp_path / "other.py").write_text(beside)
+    for command in (["rewrite", str(tmp_path), "--write"], ["scan", str(tmp_path)]):
+        assert main(command) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "FM332" in said
+        stops = beside.startswith("prepare")
+        assert ("FM332 stops a run until it is settled" in said) is stops
+        assert ("FM332 stops no run here, because nothing in these sources calls" in said) is not stops
+
+
 def test_what_flat_parameters_were_is_said_alike_wherever_it_is_said() -> None:
     """That it is so: ``_has_other_dimensions`` of ``tests/doctor/known_faults_bodies.py``."""
     texts = (EXPLANATIONS["FM318"].why, rewrite_source(LEFT))

@@ -395,6 +395,19 @@ def test_a_repository_of_the_trainer_is_seen(
     Path("own.py").write_text("# accelerator.prepare(model)\nmodel = accelerator.prepare(model)\n")
     _, document = run_json("scan", ".")
     assert [step["text"].endswith("(own.py:2).") for step in document["steps"]].count(True) == 1
+    Path("own.py").write_text("model = accelerator.prepare_model(model)\nmodel.eval()\n")
+    _, document = run_json("scan", ".")
+    (step,) = (step["text"] for step in document["steps"] if "own.py:1" in step["text"])
+    assert step.startswith("Take models that are not trained out of Accelerate's hands")
+    Path("own.py").write_text(
+        "class Own(nn.Module):\n    def __init__(self):\n        self.norm = nn.BatchNorm1d(8)\n"
+        "net, optimizer = accelerator.prepare(Own(), optimizer)\n"
+    )
+    Path("launch.sh").write_text("accelerate launch --use_fsdp own.py\n")
+    _, document = run_json("scan", ".")
+    (step,) = (step["text"] for step in document["steps"] if "own.py:4: Own has" in step["text"])
+    assert step.startswith("Write `fsdp_cpu_ram_efficient_loading: false`")
+    Path("launch.sh").unlink()
     # Beside the plugin it gets a comment, which is a step of its own.
     Path("own.py").write_text("Accelerator(fsdp_plugin=made)\nmodel = accelerator.prepare(model)\n")
     _, document = run_json("scan", ".")
@@ -430,6 +443,29 @@ def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_t
     assert again == {"runs/exp/step-10": True, "runs/exp/step-10.pt": False, "runs/exp/step-9": False}
     commands = [command for step in document["steps"] for command in step["commands"]]
     assert not any("runs/exp/step-10 " in command for command in commands)
+
+
+@pytest.mark.parametrize("old", ["old-3.pt", "README.md"])
+def test_where_every_source_was_rewritten_what_lies_beside_tells_what_is_older(
+    tmp_path: Path, old: str, run_json: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    """A project of one script was taken for one that was copied as a whole."""
+    state = {"model": {"a": torch.ones(1)}}
+    for name, time in {"train.py": 1000, "train.py.fsdp1": 1000, old: 900, "new-6.pt": 1100}.items():
+        path = tmp_path / name
+        if name.endswith(".pt"):
+            torch.save(state, path)
+        else:
+            path.write_text(CODE if name.endswith(".fsdp1") else "model = prepare_fully_shard(net, {})\n")
+        os.utime(path, (time, time))
+
+    def are_fsdp2s() -> dict[str, bool]:
+        found = run_json("scan", str(tmp_path))[1]["checkpoints"]
+        return {Path(each["path"]).name: each["is_fsdp2s"] for each in found}
+
+    assert are_fsdp2s()["new-6.pt"] is True
+    os.utime(tmp_path / old, (1001, 1001))
+    assert not any(are_fsdp2s().values()), "all of it was copied at one time"
 
 
 def test_what_the_migrated_run_has_saved_needs_nothing(
@@ -500,6 +536,7 @@ def test_the_last_steps_start_the_run_and_publish(
     assert look["commands"][0] == "fsdp-migrate inspect runs/exp3/step-1"
     assert [command.split()[1] for command in convert["commands"]] == ["convert", "verify"] * 4
     assert start["text"].startswith("Then start the run as before")
+    assert "If it clips gradients, as HF Trainer does by default" in start["text"]
     assert "Lightning" not in start["text"]
     assert publish["commands"] == [
         "fsdp-migrate convert runs/exp3/step-1 OUT --to hf --hf-config base",
@@ -612,3 +649,20 @@ def test_the_action_writes_a_log_and_a_summary(strict: str, code: int, tmp_path:
     results = json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
     assert {each["ruleId"] for each in results} >= {"FM301"}
     assert "FM301" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_config_that_a_launch_line_names_has_the_command_that_converts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_json: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("conf").mkdir()
+    for name in ("fsdp.json", "conf/other.json"):
+        Path(name).write_text('{"backward_prefetch": "backward_pre", "forward_prefetch": "true"}')
+    line = "torchrun train.py --output_dir o --fsdp full_shard --fsdp_config {} --bf16\n"
+    Path("run.sh").write_text(line.format("$HERE/fsdp.json") + line.format("conf/missing.json"))
+    commands = [command for step in run_json("scan", ".")[1]["steps"] for command in step["commands"]]
+    assert "fsdp-migrate config fsdp.json --from hf --write" in commands
+    assert "fsdp-migrate config conf/other.json" in commands
+    assert main(["config", "fsdp.json", "--from", "hf", "--write"]) == 0
+    steps = str(run_json("scan", ".")[1]["steps"])
+    assert "--from hf" not in steps

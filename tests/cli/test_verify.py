@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+import torch
+
 from fsdp_migrate.cli import main
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
 
     RunJson = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -39,6 +40,19 @@ def test_verify_shows_the_first_differences(
     assert "model.2.weight" in printed.out
     assert "Different" in printed.out
     assert printed.err == ""
+
+
+@pytest.mark.parametrize(("apart", "is_said"), [(2e-8, True), (1e-3, False)])
+def test_two_runs_that_differ_in_the_last_bits_are_told_what_does_that(
+    apart: float, is_said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HF's Trainer clips by default, and no screen said that clipped gradients have other last bits."""
+    for name, value in (("a", 0.1), ("b", 0.1 + apart)):
+        torch.save({"model": {"w": torch.tensor([value, 1.0])}}, tmp_path / f"{name}.pt")
+    assert main(["verify", str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Different" in said
+    assert ("clipped gradients differ in the last bits" in said) is is_said
 
 
 def test_verify_of_one_checkpoint(

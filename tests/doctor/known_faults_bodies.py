@@ -27,6 +27,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from fsdp_migrate import prepare_fully_shard
 from fsdp_migrate.torch_compat.cpu_mends import mend_fsdp2_on_cpu
 from fsdp_migrate.torch_compat.fsdp2 import HAS_IGNORED_PARAMS
 from tests.models import Net
@@ -236,13 +237,17 @@ class TwoBiases(nn.Module):
         return self.decoder(self.embed(tokens))
 
 
-def _by_accelerate(model: nn.Module, *, on_meta: bool = False) -> Any:
+def _by_accelerate(model: nn.Module, *, on_meta: bool = False, classes: list[str] | None = None) -> Any:
     """Shard with Accelerate's own FSDP2; an Accelerator for FSDP is not made without a GPU."""
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, state_dict_type="SHARDED_STATE_DICT", cpu_ram_efficient_loading=on_meta
+        fsdp_version=2,
+        state_dict_type="SHARDED_STATE_DICT",
+        cpu_ram_efficient_loading=on_meta,
+        auto_wrap_policy="transformer_based_wrap" if classes else None,
+        transformer_cls_names_to_wrap=classes,
     )
     accelerator: Any = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
@@ -261,6 +266,35 @@ def _splits_ties(folder: Path) -> bool:
     # The way out that the fault names.
     model.get_input_embeddings = model.get_output_embeddings = lambda: None
     _by_accelerate(model)(tokens).sum().backward()
+    return refused
+
+
+class Towers(nn.Module):
+    """Has experts that its blocks hold too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.Sequential(each, nn.ReLU()) for each in self.experts)
+        self.head = nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        y: torch.Tensor = self.head(x)
+        return y
+
+
+def _splits_modules(folder: Path) -> bool:
+    del folder
+    refused = _says("value was None", lambda: _by_accelerate(Towers(), classes=["Sequential"]))
+    # The way out that the fault names, and ours.
+    model = _by_accelerate(Towers(), classes=["Sequential", "Linear"])
+    model(torch.ones(2, 4)).sum().backward()
+    ours = prepare_fully_shard(
+        Towers(), {"auto_wrap_policy": {"transformer_layer_cls": "Sequential"}, "use_orig_params": True}
+    )
+    ours(torch.ones(2, 4)).sum().backward()
     return refused
 
 
@@ -386,6 +420,7 @@ FAULTS: dict[str, Callable[[Path], bool]] = {
     "corrupt-full-optimizer": _corrupts_moments,
     "accelerate-resumes-without-moments": _resumes_empty,
     "accelerate-splits-ties": _splits_ties,
+    "accelerate-splits-modules": _splits_modules,
     "accelerate-loads-not-all": _loads_not_all,
     "accelerate-tears-ties": _forgets_ties,
     "initial-lr-is-lost": _loses_initial_lr,

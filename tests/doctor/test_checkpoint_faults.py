@@ -18,7 +18,7 @@ from fsdp_migrate.checkpoint_convert.manifest.manifest import (
 )
 from fsdp_migrate.doctor.checkpoint_faults import CHECKPOINT_FAULTS
 from fsdp_migrate.findings import make_finding
-from tests.doctor.sights import assert_seen, seeing
+from tests.doctor.sights import assert_seen, is_seen, seeing
 
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.any_torch
+
+[FORM] = [each for each in CHECKPOINT_FAULTS if each.name == "state-dict-type-of-another-form"]
 
 
 def of_tensors(
@@ -105,3 +107,28 @@ def test_a_fault_is_seen_where_it_is_and_nowhere_else(fault: KnownFault) -> None
 
 def test_every_case_is_one_of_a_fault() -> None:
     assert CASES.keys() == {fault.name for fault in CHECKPOINT_FAULTS}
+
+
+@pytest.mark.parametrize("wanted", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+@pytest.mark.parametrize("file", ["pytorch_model_fsdp_0/__0_0.distcp", "pytorch_model_fsdp.bin"])
+def test_the_form_of_a_folder_of_accelerate_is_that_of_the_files_in_it(wanted: str, file: str) -> None:
+    sight = of_accelerate(file)
+    assert sight.manifest is not None
+    sight = replace(
+        sight,
+        manifest=replace(sight.manifest, layout="accelerate"),
+        settings={"fsdp_state_dict_type": wanted},
+    )
+    assert is_seen(FORM, sight) is (("FULL" in wanted) is file.endswith(".distcp"))
+
+
+def test_files_of_ranks_are_of_neither_form() -> None:
+    for wanted in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"):
+        sight = replace(of_tensors(layout="ranks"), settings={"fsdp_state_dict_type": wanted})
+        assert "one of a file per rank" in FORM.sees(sight)
+
+
+def test_lightning_loads_either_form() -> None:
+    sight = of_tensors(layout="file", w=(2,))
+    assert is_seen(FORM, replace(sight, settings={"state_dict_type": "sharded"}))
+    assert not is_seen(FORM, replace(sight, settings={"state_dict_type": "sharded"}, framework="lightning"))

@@ -23,6 +23,15 @@ HF_2 = {"version": 2, "state_dict_type": "FULL_STATE_DICT"}
 BY_SIZE = {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": "50"}
 
 
+class Towers(nn.Module):
+    """Has experts that its blocks hold too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.Sequential(each, nn.ReLU()) for each in self.experts)
+
+
 class Tied(nn.Module):
     """Has BERT's head in small, or with ``elsewhere`` T5's embeddings."""
 
@@ -46,6 +55,9 @@ class Tied(nn.Module):
 def with_model(model: nn.Module, framework: str = "accelerate", **settings: object) -> Sight:
     return replace(of_config(framework, settings=settings), model=model)
 
+
+BLOCKS = {"transformer_layer_cls": "Sequential"}
+PARTS = {"transformer_layer_cls": ["Sequential", "Linear"]}
 
 CASES: dict[str, tuple[Sight, Sight]] = {
     "trainer-ignores-version": (
@@ -82,6 +94,10 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         of_config("accelerate"),
     ),
     "accelerate-splits-ties": (with_model(Tied(twice=True)), with_model(Tied())),
+    "accelerate-splits-modules": (
+        replace(of_config("accelerate", auto_wrap_policy=BLOCKS), model=Towers()),
+        replace(of_config("accelerate", auto_wrap_policy=PARTS), model=Towers()),
+    ),
     "accelerate-loads-not-all": (
         with_model(nn.BatchNorm1d(2, affine=False)),
         with_model(nn.BatchNorm1d(2), fsdp_cpu_ram_efficient_loading="false"),
@@ -140,6 +156,17 @@ def test_where_accelerate_splits_a_parameter_is_said() -> None:
     # These shard with `prepare_fully_shard`, or have a carving of their own.
     for name in ("", "axolotl", "lightning", "composer"):
         assert not sees(with_model(Tied(twice=True), name))
+
+
+def test_a_module_at_two_places_is_no_tie() -> None:
+    seen = replace(of_config("hf", auto_wrap_policy=BLOCKS), model=Towers())
+    assert (
+        fault_of("accelerate-splits-modules")
+        .sees(seen)
+        .startswith("`experts.0.weight`, `blocks.0.0.weight` are of one module, of the root and `blocks.0`")
+    )
+    assert not fault_of("accelerate-splits-ties").sees(seen)
+    assert not fault_of("accelerate-splits-modules").sees(with_model(Tied(twice=True)))
 
 
 def test_who_goes_over_the_meta_device() -> None:

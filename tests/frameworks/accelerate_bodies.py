@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -13,33 +14,48 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from fsdp_migrate import load_checkpoint
 from tests.models import Net, batch
 
 
-def go_on(folder: str, precision: str, example: str) -> dict[str, list[float]]:
-    """Return the losses after a checkpoint: of FSDP1, which was not stopped, and of the example."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+Trained = tuple[list[float], dict[str, torch.Tensor]]
+"""The losses after a checkpoint, and the weights at the end."""
+
+
+def go_on(folder: str, precision: str, accumulation: int, most: float, example: str) -> dict[str, Trained]:
+    """Return what FSDP1 has trained after a checkpoint, which was not stopped, and what the example has."""
+    with _as_accelerators():
+        found = {"fsdp1": _fsdp1(folder, precision, accumulation, most)}
+        AcceleratorState._reset_state(reset_partial_state=True)
+        found["example"] = _example(folder, precision, accumulation, example)
+    return found
+
+
+@contextlib.contextmanager
+def _as_accelerators() -> Iterator[None]:
+    """Let Accelerate take the CPUs for several accelerators, of which alone it makes FSDP."""
     warnings.simplefilter("ignore")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
-    # Accelerate makes FSDP of several accelerators alone.
     several = mock.Mock(return_value=("gloo", DistributedType.MULTI_GPU))
     with (
         mock.patch.object(PartialState, "_prepare_backend", several),
         mock.patch.object(PartialState, "set_device", _take_the_cpu),
     ):
-        found = {"fsdp1": _fsdp1(folder, precision)}
-        AcceleratorState._reset_state(reset_partial_state=True)
-        found["example"] = _example(folder, precision, example)
-    return found
+        yield
 
 
 def _take_the_cpu(state: Any) -> None:
     state.device = torch.device("cpu")
 
 
-def _make(precision: str) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer, Any]:
+def _make(precision: str, accumulation: int) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer, Any]:
     torch.manual_seed(1)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=1,
@@ -49,7 +65,9 @@ def _make(precision: str) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer
         use_orig_params=True,
         cpu_ram_efficient_loading=False,
     )
-    accelerator = Accelerator(mixed_precision=precision, fsdp_plugin=plugin)
+    accelerator = Accelerator(
+        mixed_precision=precision, fsdp_plugin=plugin, gradient_accumulation_steps=accumulation
+    )
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return accelerator, model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -61,31 +79,38 @@ def _loss(model: nn.Module, step: int) -> torch.Tensor:
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
-def _fsdp1(folder: str, precision: str) -> list[float]:
-    accelerator, model, optimizer, scheduler = _make(precision)
+def _fsdp1(folder: str, precision: str, accumulation: int, most: float) -> Trained:
+    accelerator, model, optimizer, scheduler = _make(precision, accumulation)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     losses = []
-    for step in range(5):
-        if step == 2:
+    for step in range(5 * accumulation):
+        if step == 2 * accumulation:
             accelerator.save_state(folder)
-        loss = _loss(model, step)
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        with accelerator.accumulate(model):
+            loss = _loss(model, step)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), most)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
         losses.append(loss.item())
-    return losses[2:]
+    with FSDP.summon_full_params(model):
+        weights = {
+            name.replace("_fsdp_wrapped_module.", ""): param.detach().clone()
+            for name, param in model.named_parameters()
+        }
+    return losses[2 * accumulation :], weights
 
 
-def _example(folder: str, precision: str, example: str) -> list[float]:
-    accelerator, model, optimizer, scheduler = _make(precision)
+def _example(folder: str, precision: str, accumulation: int, example: str) -> Trained:
+    accelerator, model, optimizer, scheduler = _make(precision, accumulation)
     names: dict[str, Any] = {
         "accelerator": accelerator,
         "model": model,
         "optimizer": optimizer,
         "scheduler": scheduler,
-        "batches": range(2, 5),
+        "batches": range(2 * accumulation, 5 * accumulation),
         "loss_of": _loss,
         "CKPT": folder,
         "OUT": f"{folder}-new",
@@ -96,4 +121,72 @@ def _example(folder: str, precision: str, example: str) -> list[float]:
     load_checkpoint(f"{folder}-new", names["model"], names["optimizer"].optimizer)
     if accelerator.is_main_process:
         scheduler.load_state_dict(torch.load(f"{folder}-new/scheduler.bin"))
-    return list(names["losses"])
+    weights = {name: param.full_tensor().detach() for name, param in names["model"].named_parameters()}
+    return list(names["losses"]), weights
+
+
+def _sharded(version: int, model: nn.Module, precision: str = "no", **settings: Any) -> Any:
+    """Return an accelerator, and a model and its optimizer that it has prepared."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    given: dict[str, Any] = {"cpu_ram_efficient_loading": False, **settings}
+    if version == 1:
+        given["use_orig_params"] = True
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, **given)
+    accelerator = Accelerator(mixed_precision=precision, fsdp_plugin=plugin)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return accelerator, *accelerator.prepare(model, optimizer)
+
+
+def _says(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def meet_float32(version: int) -> dict[str, str]:
+    """Return what torch says where outputs in bf16 mixed precision meet float32 tensors."""
+    with _as_accelerators():
+        _, model, _ = _sharded(version, nn.Linear(4, 1), "bf16")
+        out, full = model(torch.randn(4, 4)).squeeze(-1), torch.rand(4)
+        places = torch.arange(4)
+        calls: dict[str, Callable[[], Any]] = {
+            "dot": lambda: torch.dot(full, out),
+            "@": lambda: full @ out,
+            "index_add_": lambda: torch.zeros(4).index_add_(0, places, out),
+            "scatter_add_": lambda: torch.zeros(4).scatter_add_(0, places, out),
+            "x[mask] =": lambda: torch.zeros(4).__setitem__(places >= 0, out),
+            "numpy": lambda: out.detach().numpy(),
+            "float": lambda: torch.dot(full, out.float()).backward(),
+            "product": lambda: full * out,
+        }
+        return {name: _says(call) for name, call in calls.items()}
+
+
+def prepare_two(version: int) -> dict[str, str]:
+    """Return what becomes of a second model that has none of the layers that the plugin names."""
+    with _as_accelerators():
+        names: dict[str, Any] = {
+            "auto_wrap_policy": "transformer_based_wrap",
+            "transformer_cls_names_to_wrap": ["Block"],
+        }
+        accelerator, _, _ = _sharded(version, Net(), "no", **names)
+
+        def prepare() -> None:
+            other = nn.Linear(2, 2)
+            model, _ = accelerator.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
+            model(torch.ones(1, 2)).sum().backward()
+
+        found = {"as it is": _says(prepare)}
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []
+        return {**found, "named anew": _says(prepare)}
+
+
+def hold_more(version: int) -> str:
+    """Return what becomes of an optimizer that holds another module's parameters too."""
+    with _as_accelerators():
+        accelerator, _, _ = _sharded(version, nn.Linear(2, 2))
+        model, head = nn.Linear(2, 2), nn.Linear(2, 2)
+        optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+        return _says(lambda: accelerator.prepare(model, optimizer))

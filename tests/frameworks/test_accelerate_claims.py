@@ -119,6 +119,21 @@ for tied, prefix in ((False, ""), (True, ""), (True, "inner"), (True, "absent"))
 torch.distributed.fsdp.fully_shard = real
 found["embeddings_apart"] = made[0] == [["embed"], ["head", "norm"]]
 found["tied_in_one_unit"] = made[1] == [["embed", "head", "norm"]]
+from torch import distributed as dist
+from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+main = SimpleNamespace(is_main_process=True)
+refused = []
+layers = [nn.Linear(2, 2), nn.BatchNorm1d(2)]
+for own in (nn.Sequential(*layers), nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))):
+    state = own.state_dict()
+    real(own.to("meta"))
+    try:
+        fsdp2_load_full_state_dict(main, own, state)
+        refused.append("")
+    except (AttributeError, ValueError) as error:
+        refused.append(str(error))
+found["loads_not_all"] = [bool(each) for each in refused] == [True, True, False]
 from accelerate import Accelerator
 Accelerator.is_fsdp2 = property(lambda self: True)  # which no Accelerator is on a CPU
 try:

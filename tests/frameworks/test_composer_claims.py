@@ -12,7 +12,8 @@ pytestmark = pytest.mark.composer
 
 
 PROBE = """
-import json
+import inspect, json
+from composer import Trainer
 from composer.core import Precision
 from composer.distributed import fsdp2
 from composer.distributed.mosaic_parallelism import get_mixed_precision
@@ -22,6 +23,7 @@ found["buffers_cast"] = None not in buffers and get_mixed_precision(Precision.AM
 policy = fsdp2.create_mixed_precision_policy(Precision.AMP_BF16, "DEFAULT")
 found["buffers_kept"] = not hasattr(policy, "buffer_dtype")
 found["inputs_of_every_unit"] = policy.cast_forward_inputs
+found["fsdp2"] = "FSDP_VERSION" in inspect.getsource(inspect.getmodule(Trainer))
 print(json.dumps(found))
 """
 

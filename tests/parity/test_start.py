@@ -13,6 +13,8 @@ from tests.scripts import launch_forked
 
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
     Capture = pytest.CaptureFixture[str]
@@ -51,3 +53,27 @@ def test_the_rank_that_failed_first_is_told(capsys: Capture, monkeypatch: pytest
     said = capsys.readouterr().err.partition("\n")[2]
     assert "failed in step 1, on rank 1: ValueError" in said
     assert "only here" in said
+
+
+def save_in_two_groups(folder: Path) -> Path:
+    """Save what a run with two groups of parameters has after a step."""
+    model = layer()
+    groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, foreach=False)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "state.pt")
+    return folder / "state.pt"
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_in_the_words_of_the_command(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsdp_migrate.parity.start.launch_ranks", launch_forked)
+    given = [f"--checkpoint={save_in_two_groups(tmp_path)}", f"--data={__name__}:batches", "--device=cpu"]
+    assert main(["parity", "--model", f"{__name__}:layer", *given]) == 1
+    said = capsys.readouterr().err
+    assert "the checkpoint has 2 parameter groups of [1, 1] parameters" in said
+    assert "`--optimizer PKG.MOD:OPTIMIZER`" in said
+    assert "`--weights-only`" in said
+    assert "strict=False" not in said

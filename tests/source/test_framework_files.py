@@ -47,3 +47,25 @@ def test_the_fabric_of_another_file_shards_what_it_sets_up(tmp_path: Path) -> No
     sets_up = "def run(fabric, net):\n    model = fabric.setup(net)\n    return model.state_dict()\n"
     assert codes(tmp_path, makes, sets_up) == {"FM333"}
     assert codes(tmp_path, makes.replace("FSDPStrategy", "DDPStrategy"), sets_up) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_asked"),
+    [
+        ("accelerate.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: false\n", True),
+        ("run.sh", "accelerate launch --use_fsdp train.py\n", True),
+        ("job.slurm", "export ACCELERATE_USE_FSDP=true\npython train.py\n", True),
+        ("ddp.yaml", "distributed_type: MULTI_GPU\n", False),
+        ("new.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n", False),
+    ],
+)
+def test_a_config_or_a_launch_line_asks_accelerate_as_well(
+    tmp_path: Path, name: str, text: str, is_asked: bool
+) -> None:
+    (tmp_path / name).write_text(text)
+    prepares = (
+        "from accelerate import Accelerator\n\naccelerator = Accelerator()\n"
+        "model, optimizer = accelerator.prepare(model, optimizer)\n"
+        "torch.save(model.state_dict(), 'model.pt')\n"
+    )
+    assert codes(tmp_path, "x = 1\n", prepares) == ({"FM333"} if is_asked else set())

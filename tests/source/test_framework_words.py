@@ -23,7 +23,11 @@ OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM326", "FM333", "FM423", "F
     ("body", "code", "said"),
     [
         ("torch.save(model.state_dict(), p)\n", "FM333", "fabric.save(path, {'model': model})"),
-        ("torch.save(model.module.state_dict(), p)\n", "FM333", "given model.module"),
+        (
+            "torch.save(model.module.state_dict(), p)\n",
+            "FM333",
+            "get_model_state_dict(model.module, options=",
+        ),
         ("model.load_state_dict(torch.load(p))\n", "FM333", "fabric.load_raw(path, model)"),
         ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "FM326", "fabric.clip_gradients(model"),
         ("norm = fabric.clip_gradients(model, optimizer, max_norm=1.0)\n", "FM423", ".full_tensor()"),

@@ -39,7 +39,7 @@ def said(folder: Path, files: dict[str, str], asks: str = ASKS) -> dict[str, set
     for name, text in {"asks.py": asks, "helpers.py": HELPERS, **files}.items():
         (folder / name).write_text(text)
     found: dict[str, set[str]] = {}
-    for use in scan_paths([folder]).uses:
+    for use in (each for each in scan_paths([folder]).uses if each.action != "unclear"):
         name = use.path.rpartition("/")[2]
         if name != "asks.py":
             found.setdefault(name, set()).add(use.code)

@@ -30,7 +30,7 @@ def said(folder: Path, own: str, train: str = TRAINS) -> dict[str, set[str]]:
     for name, text in {"train.py": train, "own.py": own, "helpers.py": HELPERS}.items():
         (folder / name).write_text(text)
     found: dict[str, set[str]] = {}
-    for use in scan_paths([folder]).uses:
+    for use in (each for each in scan_paths([folder]).uses if each.action != "unclear"):
         found.setdefault(use.path.rpartition("/")[2], set()).add(use.code)
     found.pop("train.py", None)
     return found

@@ -28,6 +28,7 @@ IMPORT = f"{FSDP}from torch import nn\nfrom wrapper import Wrapper\n"
     [
         "",
         "model = Wrapper(net)\nmodel(x)\n",
+        "model = Wrapper(net).to(0) if sharded else DDP(net)\nmodel(x)\n",
         "class Trainer:\n    def __init__(self, net):\n        self.model = Wrapper(net).to(0)\n",
         "def build(net) -> Wrapper:\n    return Wrapper(net)\nother = FSDP(nn.Linear(2, 2))\n",
     ],
@@ -42,6 +43,7 @@ def test_a_part_of_what_nothing_shards_is_sharded(tmp_path: Path, main: str) -> 
     "main",
     [
         "model = FSDP(Wrapper(net))\n",
+        "model = FSDP(Wrapper(net) if sharded else net)\n",
         "model = Wrapper(net)\nmodel = FSDP(model)\n",
         "def shard(model):\n    return FSDP(model)\nshard(Wrapper(net))\n",
         "class Net(nn.Module):\n    def __init__(self, net):\n        self.part = Wrapper(net)\n",

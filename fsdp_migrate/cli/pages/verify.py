@@ -25,10 +25,11 @@ def verification_report(report: VerifyReport) -> Report:
     most = "" if report.is_complete else "at least "
     found = counted(len(report.differences), "difference")
     alike = f", {counted(len(report.alike), 'setting')} in another form" if report.alike else ""
+    same = " All tensors are the same, bit for bit." if report.are_tensors_same else ""
     verdict = (
         f"The same: {held}, bit for bit{alike}."
         if report.is_same
-        else f"Different: {most}{found}, of {held}."
+        else f"Different: {most}{found}, of {held}.{same}"
     )
     sections = (
         Facts("What was compared", tuple(_facts(report))),

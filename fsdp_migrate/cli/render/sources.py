@@ -206,12 +206,15 @@ def _summary(report: ScanReport) -> Table:
     return table
 
 
-def show_rewriting(report: RewriteReport, lacking: Sequence[str] | None = None, *, diff: bool) -> None:
+def show_rewriting(
+    report: RewriteReport, lacking: Sequence[str] | None = None, *, is_checked: bool, diff: bool
+) -> None:
     """Show the changes as a diff, alone on stdout, or the names of the files; what went wrong on stderr.
 
     Args:
         report: What was rewritten.
         lacking: The files of requirements that do not name fsdp-migrate; None where that is no fault.
+        is_checked: Whether something in the project stops a run at the comments that are left.
         diff: Show the diff.
     """
     out = console(aside=diff)
@@ -228,19 +231,19 @@ def show_rewriting(report: RewriteReport, lacking: Sequence[str] | None = None, 
     done = "changed" if report.written else "would change"
     out.print(f"{counted(len(report.changed), 'file')} of {report.num_files:,} {done}.")
     if report.changed:
-        out.print(" ".join(_what_is_left(report)), soft_wrap=True)
+        out.print(" ".join(_what_is_left(report, is_checked=is_checked)), soft_wrap=True)
     if lacking is not None:
         where = listed(lacking, _PLACES) if lacking else "what the project installs"
         text = f"The rewritten sources import fsdp_migrate: add `fsdp-migrate` to {where}."
         out.print(escape(text), soft_wrap=True)
 
 
-def _what_is_left(report: RewriteReport) -> Iterator[str]:
+def _what_is_left(report: RewriteReport, *, is_checked: bool) -> Iterator[str]:
     """Say how many comments there are, with which codes, which of them stop a run, and what comes next."""
     if left := report.left:
         counts = ", ".join(f"{code} ({count})" for code, count in sorted(left.items()))
         yield f"To be settled by hand: {counted(left.total(), 'comment')} `{MARK}...`: {counts}."
-        yield what_they_stop(left)
+        yield what_they_stop(left, is_checked=is_checked)
         yield f"`fsdp-migrate explain {min(left)}` says what to do."
     if report.unclear:
         places = listed((use.place for use in report.unclear), _SHOWN)

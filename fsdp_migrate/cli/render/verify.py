@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     )
 
 
+_LAST_BITS = 1e-6
+
+
 def show_verification(report: VerifyReport) -> None:
     """Show whether two checkpoints hold the same, and the first differences if they do not."""
     out = console()
@@ -43,16 +46,40 @@ def show_verification(report: VerifyReport) -> None:
         alike = f", {_entries(len(report.alike))} in another form" if report.alike else ""
         out.print(f"[green]The same[/]: {held}, bit for bit{alike}")
         return
+    _show_differences(report, held)
+
+
+def _show_differences(report: VerifyReport, held: str) -> None:
+    """Show how they differ; tensors and the rest apart, where the tensors are the same."""
+    out = console()
+    if report.are_tensors_same:
+        size = f"{counted(report.tensors, 'tensor')} ({decimal(report.nbytes)})"
+        out.print(f"[green]All tensors are the same[/], bit for bit: {size}.")
+        held = counted(report.values, "other value")
     out.print(f"[red]Different[/], of {held}:")
     for difference in report.differences:
         print_text(out, f"{difference.key}: {difference.message}", indent="    ", first="  ")
     if not report.is_complete:
         out.print("There may be more: the comparison stopped here.")
+    if _are_of_last_bits(report):
+        out.print(
+            "Two runs, under FSDP1 and under FSDP2, may be this far apart, and a conversion may not: clipped "
+            "gradients differ in the last bits (HF Trainer clips by default, `max_grad_norm`). What else "
+            "does stands in docs/prepare.md, 'What differs in the last bits'."
+        )
     if any(found.kind in ("missing", "extra", "dtype") for found in report.differences):
         out.print(
             "If the second was made by `fsdp-migrate convert`, give the same `--rename`, `--map`, `--dtype`, "
             "`--optimizer-dtype`, `--weights-only`, `--model` and `--config` as for that."
         )
+
+
+def _are_of_last_bits(report: VerifyReport) -> bool:
+    """Tell whether values of tensors differ by so little that two runs may be the same but for rounding."""
+    return all(
+        found.kind == "value" and found.largest is not None and found.largest <= _LAST_BITS
+        for found in report.differences
+    )
 
 
 def show_check(report: CheckReport) -> None:

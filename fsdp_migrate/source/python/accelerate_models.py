@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.catalog import PREPARED_MODEL
+from fsdp_migrate.source.catalog import PREPARED_MODEL, PREPARED_WITH
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.nodes import dotted, text_of
 
@@ -19,8 +19,18 @@ if TYPE_CHECKING:
 
 
 _PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
-_TYPE = re.compile(r"\bDistributedType\.FSDP\b")
-_OTHERS = re.compile(r"optim|loader|sched|dataset|config|tokenizer")
+# Of tests, spaces are left out.
+_TYPE = re.compile(
+    r"\bDistributedType\.FSDP\b|\bdistributed_type(?:[!=]=|in|notin).*['\"]FSDP['\"]"
+    r"|\.is_fsdp(?:_enabled)?\b(?!\()"
+)
+_OTHERS = re.compile(PREPARED_WITH)
+_TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
+_INFERS = re.compile(
+    r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("
+)
+_SAYS_NOTHING = re.compile(r"^\s*(?:#|import\b|from\b).*$", re.MULTILINE)
+_CLASSES = "transformer_cls_names_to_wrap"
 ACCELERATE = "by:accelerate"
 _METHODS = frozenset({"prepare", "prepare_model"})
 
@@ -59,19 +69,63 @@ def asks_for_plugin(index: Index) -> bool:
     return is_read or _is_set(index)
 
 
+def names_layers(index: Index) -> bool:
+    """Tell whether a source's plugin may name the classes of layers; without a plugin the launch does.
+
+    What sets them anew for each model has seen to it.
+    """
+    assigns = (cst.ensure_type(node, cst.Assign) for node in index.by_kind.get(cst.Assign, ()))
+    if any(text_of(each.target).endswith(_CLASSES) for assign in assigns for each in assign.targets):
+        return False
+    calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
+    made = [call for call in calls if any(map(_PLUGIN.match, index.qualified(call.func)))]
+    given = [arg for call in made for arg in call.args]
+    is_given = any(arg.star or (arg.keyword and arg.keyword.value == _CLASSES) for arg in given)
+    # FSDP1's own policies become names.
+    return (
+        not made or is_given or any(arg.keyword and arg.keyword.value == "auto_wrap_policy" for arg in given)
+    )
+
+
 def asks_for_fsdp(index: Index) -> bool:
     """Tell whether a source asks Accelerate how it was launched: ``DistributedType.FSDP``."""
-    return any(is_fsdp_type(text_of(node)) for node in index.by_kind.get(cst.Attribute, ()))
+    asked = (*index.by_kind.get(cst.Attribute, ()), *index.by_kind.get(cst.Comparison, ()))
+    return any(_TYPE.search(text_of(node)) for node in asked)
 
 
-def is_fsdp_type(test: str) -> bool:
-    """Tell whether a test, or a part of one, is about FSDP as Accelerate's type.
+def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
+    """Return whether Accelerate runs FSDP where a test has come out as ``truth``; None where nothing tells.
 
     Example:
-        >>> is_fsdp_type("state.distributed_type == DistributedType.FSDP"), is_fsdp_type("DistributedType.NO")
-        (True, False)
+        >>> test = cst.parse_expression("x and state.distributed_type == DistributedType.FSDP")
+        >>> fsdp_said(test, truth=True), fsdp_said(test, truth=False)
+        (True, None)
+        >>> fsdp_said(cst.parse_expression("not self.is_fsdp_enabled"), truth=True)
+        False
     """
-    return _TYPE.search(test) is not None and "!=" not in test and not test.startswith("not ")
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return fsdp_said(test.expression, truth=not truth)
+    if isinstance(test, cst.BooleanOperation):
+        # Of `a and b` that is true both are; of `a or b` that is false neither is.
+        if isinstance(test.operator, cst.And) is not truth:
+            return None
+        parts = [fsdp_said(each, truth=truth) for each in (test.left, test.right)]
+        return next((part for part in parts if part is not None), None)
+    text = text_of(test)
+    if _TYPE.search(text) is None:
+        return None
+    return truth is not ("!=" in text or "notin" in text)
+
+
+def only_infers(code: str) -> bool:
+    r"""Tell whether a source uses models and trains none, as its words say.
+
+    Example:
+        >>> only_infers("model.eval()"), only_infers("model.eval()\nloss.backward()"), only_infers("")
+        (True, False, False)
+    """
+    bare = _SAYS_NOTHING.sub("", code)
+    return _INFERS.search(bare) is not None and _TRAINS.search(bare) is None
 
 
 def is_list_of_models(node: cst.Attribute) -> bool:

@@ -15,7 +15,7 @@ import libcst as cst
 from fsdp_migrate.source.python.accelerate_models import (
     ACCELERATE,
     asks_for_fsdp,
-    is_fsdp_type,
+    fsdp_said,
     is_list_of_models,
     prepared,
     shards_by_accelerate,
@@ -140,7 +140,7 @@ class Frameworks:
             return False
         if self._told and not self._asks_accelerate:
             return False
-        return not any(truth and is_fsdp_type(text_of(test)) for test, truth in self.guards.facts(node))
+        return not any(fsdp_said(test, truth=truth) for test, truth in self.guards.facts(node))
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""

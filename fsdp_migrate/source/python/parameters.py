@@ -58,6 +58,8 @@ def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.Base
         return _filled_from(index, node, depth) if found is None else found
     if isinstance(node, cst.Call):
         return _of_call(index, node, depth)
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+        return first_model(index, [node.left, node.right], depth)
     if isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp)):
         return _of_comprehension(index, node, node.elt, depth)
     if isinstance(node, cst.DictComp):

@@ -45,8 +45,9 @@ CODES = ("FM320", *SAID, "FM427")
 _PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
 _ACCELERATOR = re.compile(r"^accelerate(\.\w+)*\.Accelerator$")
 _MEANT = (
-    "Give it fsdp_version=2 and reshard_after_forward=True (False for SHARD_GRAD_OP) in place of "
-    "sharding_strategy; use_orig_params, sync_module_states and the prefetches go away."
+    "Give it fsdp_version=2, reshard_after_forward=True (False for SHARD_GRAD_OP) in place of "
+    'sharding_strategy, and where it has no state_dict_type that of FSDP1, "FULL_STATE_DICT"; '
+    "use_orig_params, sync_module_states and the prefetches go away."
 )
 _CLASS_ITSELF = "stays: the same class holds the settings of FSDP2"
 _ALREADY = "stays: it asks for FSDP2 already"
@@ -322,6 +323,11 @@ def _said_of_casts(value: Any) -> Iterator[Finding]:
     if given.get("buffer_dtype"):
         text += f" FSDP2 leaves buffers in their own dtype, which FSDP1 cast to {given['buffer_dtype']}."
         hint += " Where buffers matter, such as rotary frequencies, the new run is the more exact one."
+    if given.get("param_dtype"):
+        text += (
+            " Where the Accelerator has `mixed_precision`, FSDP1's outputs were float32, and these are not."
+        )
+        hint += " Write `.float()` on an output that meets float32 tensors."
     if text:
         yield make_finding("FM354", "mixed_precision_policy", text.strip(), hint)
 

@@ -11,6 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import given_before
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
@@ -32,6 +33,11 @@ _DYNAMIC = "the arguments are known only when this runs; prepare_fully_shard che
 _STARRED = "`*` hides which arguments these are: name them, then call prepare_fully_shard(model, {...})."
 _PUTTERS = frozenset(
     {"ModuleList", "Sequential", "add_module", "append", "register_module", "set_submodule", "setattr"}
+)
+_CONTAINERS = ("torch.nn.ModuleDict", "torch.nn.ModuleList")
+_CONTAINER = (
+    "FSDP2 refuses a {}, which has no forward: call prepare_fully_shard(module, {{...}}) for each module in "
+    "it that is called, or make it an attribute of a module and shard that one."
 )
 _NESTED = (
     "FSDP inside FSDP: shard the whole model once, prepare_fully_shard(model, {'auto_wrap_policy': ...}), "
@@ -62,6 +68,8 @@ def find(source: Source) -> Iterator[Found]:
         elif any(arg.star == "*" for arg in call.args) or not _has_model(call):
             # FSDP1 stays here, and what is edited around it must not run with it: a code that stops.
             yield Found("FM303", call, _STARRED, "commented", covers=(call.func,))
+        elif (container := _container(source, call)) is not None:
+            yield Found("FM303", call, _CONTAINER.format(container), "commented", covers=(call.func,))
         else:
             yield from _of_unknown(call)
             yield _rewritten(source, call)
@@ -129,6 +137,16 @@ def _model_of(call: cst.Call) -> cst.BaseExpression:
         if arg.keyword is not None and arg.keyword.value == "module":
             return arg.value
     return call.args[0].value
+
+
+def _container(source: Source, call: cst.Call) -> str | None:
+    """Return the class of a model that is one of torch's containers without a forward."""
+    model = _itself(_model_of(call))
+    if isinstance(model, cst.Name) and model in source.index.scopes:
+        made = last_value(source.index, model)
+        model = model if made is None else _itself(made)
+    names = source.index.qualified(model.func) if isinstance(model, cst.Call) else ()
+    return next((name.rpartition(".")[2] for name in _CONTAINERS if name in names), None)
 
 
 def _nested(source: Source, calls: list[cst.Call]) -> set[cst.Call]:

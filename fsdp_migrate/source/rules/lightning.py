@@ -77,7 +77,7 @@ _HIDDEN = "`*` and `**` hide arguments"
 _NO_FABRIC = "the Fabric that it is given to, and its precision and number of ranks, are not seen here"
 _NO_TRAINER = "the Trainer that it is given to is not seen here"
 _ELSEWHERE = "${precision}"
-_ONE_BRANCH = "the Trainer is given this strategy in one branch, and another in others"
+_ONE_BRANCH = "this strategy is given in one branch, and another in others"
 _NO_MODULE = (
     "the LightningModule that the Trainer trains is not seen in these files, or has a configure_model or "
     "configure_sharded_model"

@@ -12,6 +12,7 @@ from fsdp_migrate.source.framework_words import is_in_a_module, is_without_param
 from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
+from fsdp_migrate.source.python.strategies import is_sharded_for_certain
 from fsdp_migrate.source.uses import Found, Replace
 
 
@@ -46,7 +47,7 @@ _HANDED_ON = (
 )
 _BY_METHOD = (
     "under NO_SHARD FSDP1 had whole parameters at any time, FSDP2 gathers in model(...) alone: where this "
-    "comes before the first model(...) of the sharded model, call "
+    "model has that strategy, and this comes before the first model(...) of it, call "
     "fsdp_migrate.runtime.register_forward_methods(model, {!r}) once."
 )
 # Methods that compute, by their names: encode_image, get_text_features, compute_loss.
@@ -210,6 +211,8 @@ def _is_before_forwards(source: Source, call: cst.Call, func: cst.Attribute) -> 
     if _COMPUTES.search(func.attr.value) is None or source.models.certainty(func.value) is None:
         return False
     if not (source.models.links.no_shard or chooses_no_shard(source.code)):
+        return False
+    if is_sharded_for_certain(source.models, func.value):
         return False
     names = {(dotted(other.func) or "").split(".")[-1] for other in source.calls}
     above = source.index.ancestors(call)

@@ -5,6 +5,7 @@ What is decided by it after wrapping, such as which parameters are decayed, come
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
@@ -38,6 +39,16 @@ _TIMM = re.compile(
     r"(add_weight_decay|create_optimizer(_v2)?|param_groups_(weight|layer)_decay)$"
 )
 _OWN = ("data.ndim", "dim", "grad.ndim", "ndim", "ndimension", "shape", "size")
+_COMPARED: Mapping[type[cst.BaseCompOp], Callable[[int, int], bool]] = {
+    cst.LessThan: operator.lt,
+    cst.LessThanEqual: operator.le,
+    cst.GreaterThan: operator.gt,
+    cst.GreaterThanEqual: operator.ge,
+    cst.Equal: operator.eq,
+    cst.NotEqual: operator.ne,
+}
+# A weight of a convolution over volumes has five.
+_MOST_DIMENSIONS = 8
 _LISTS = frozenset({"named_parameters", "parameters"})
 
 
@@ -178,9 +189,28 @@ def _asked_of(test: cst.Comparison) -> cst.BaseExpression:
     return other if isinstance(test.left, cst.Integer) else test.left
 
 
+def _is_always_the_same(test: cst.Comparison) -> bool:
+    """Tell whether it decides the same of every parameter: no scalar is sharded, under FSDP1 or FSDP2."""
+    return len({_answer(test, dimensions) for dimensions in range(1, _MOST_DIMENSIONS)} - {None}) == 1
+
+
+def _answer(test: cst.Comparison, dimensions: int) -> bool | None:
+    """Return what it says of a parameter of so many dimensions; None where that is not seen."""
+    asked = _asked_of(test)
+    sides = [test.left, *(item.comparator for item in test.comparisons)]
+    values = [int(side.value, 0) if isinstance(side, cst.Integer) else dimensions for side in sides]
+    known = [_COMPARED.get(type(item.operator)) for item in test.comparisons]
+    if None in known or not all(side is asked or isinstance(side, cst.Integer) for side in sides):
+        return None
+    return all(
+        compare(left, right)
+        for compare, left, right in zip(filter(None, known), values[:-1], values[1:], strict=True)
+    )
+
+
 def _is_of_dimensions(test: cst.Comparison) -> bool:
     numbers = [test.left, *(item.comparator for item in test.comparisons)]
-    if not any(isinstance(number, cst.Integer) for number in numbers):
+    if not any(isinstance(number, cst.Integer) for number in numbers) or _is_always_the_same(test):
         return False
     left = _asked_of(test)
     if isinstance(left, cst.Attribute):

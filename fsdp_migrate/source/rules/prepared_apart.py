@@ -1,4 +1,4 @@
-"""``prepare(model)`` beside Accelerate's plugin: its FSDP2 takes it with its optimizer only.
+"""``prepare(model)`` under Accelerate's FSDP: its FSDP2 takes it with its optimizer only.
 
 A model that the source shards itself is none for Accelerate, which knows it by FSDP1's class.
 """
@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.catalog import MODEL_ALONE, PREPARED_MODEL
-from fsdp_migrate.source.python.accelerate_models import asks_for_plugin, prepared
+from fsdp_migrate.findings import named
+from fsdp_migrate.source.catalog import FSDP, MODEL_ALONE, PREPARED_MODEL, PREPARED_WITH
+from fsdp_migrate.source.python.accelerate_models import (
+    asks_for_fsdp,
+    asks_for_plugin,
+    fsdp_said,
+    names_layers,
+    only_infers,
+    prepared,
+)
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.parameters import PARAMETERS
 from fsdp_migrate.source.uses import Found
 
 
@@ -29,45 +39,130 @@ _MEANT = (
     "Accelerate's FSDP2 refuses it: a model and its optimizer must be passed together. Make the optimizer "
     "first, and write `model, optimizer = accelerator.prepare(model, optimizer)`; other objects may go along."
 )
+_UNTRAINED = (
+    "Accelerate's FSDP2 refuses a model without an optimizer, and there is none here. Leave out a model that "
+    "is not trained, `model.to(accelerator.device)`, or have it sharded with an optimizer that never steps: "
+    "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`."
+)
 _SEVERAL = (
     "Accelerate's FSDP2 takes one model in a call, with its optimizer: give each that is trained a call of "
     "its own, and leave out those that are not, `ema.to(accelerator.device)`."
+)
+_SECOND = (
+    "Accelerate's FSDP2 looks for each class of `transformer_cls_names_to_wrap` (in a config "
+    "`fsdp_transformer_layer_cls_to_wrap`) in every model, and stops at one that has none; FSDP1 looked in "
+    "the first. Where this one has none, write above it "
+    "`accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []`: one unit, as under FSDP1."
+)
+_HOLDS_MORE = (
+    "this optimizer holds the parameters of {others} too, which Accelerate's FSDP2 does not shard with the "
+    "model, and it stops at them. Make these part of the model, or give them an optimizer of their own that "
+    "is not prepared."
 )
 _AGAIN = (
     "this model is sharded already: FSDP1's Accelerate left as it was, and this one it would wrap once more, "
     "which raises. Give it the optimizer and loaders without the model, launch it without FSDP of its own, "
     "and clip by fsdp_migrate.runtime.clip_grad_norm_(model, ...)."
 )
+_DEEPEST = 3
 _PREPARES = ("accelerator.prepare", "accelerator.prepare_model")
-_OTHERS = re.compile(r"optim|loader|sched|dataset|config|tokenizer|(^|_)(dl|lr)(_|$)")
+_OTHERS = re.compile(PREPARED_WITH)
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find these calls in a source that says how Accelerate shards; with DDP they are right."""
+    """Find these calls in a source that knows of Accelerate's FSDP; with DDP they are right."""
     calls = [call for call in source.calls if (dotted(call.func) or "").endswith(_PREPARES)]
     again = [call for call in calls if any(_is_sharded(source, call, arg.value) for arg in call.args)]
     for call in again:
         yield Found("FM303", call, _AGAIN, "commented")
-    said = [(call, meant) for call in calls if call not in again and (meant := _refused(call))]
-    if said and asks_for_plugin(source.index):
-        for call, meant in said:
-            yield Found("FM449", call, meant, "commented")
+    if not _knows_of_fsdp(source):
+        return
+    for call in calls:
+        meant = "" if call in again or _is_elsewhere(source, call) else _refused(call)
+        if meant == _MEANT and only_infers(source.code):
+            meant = _UNTRAINED
+        if call not in again and not meant and (others := _held_besides(source, call)):
+            meant = _HOLDS_MORE.format(others=named(others))
+        if meant or (call not in again and _is_second(source, call, calls)):
+            yield Found("FM449", call, meant or _SECOND, "commented")
+
+
+def _knows_of_fsdp(source: Source) -> bool:
+    """Tell whether a source asks Accelerate for FSDP, or asks whether it was, or gives FSDP1 its models."""
+    if asks_for_plugin(source.index) or asks_for_fsdp(source.index):
+        return True
+    wraps = any(source.index.fsdp1(call.func) == FSDP for call in source.calls)
+    return not wraps and any(map(source.class_function, source.calls))
+
+
+def _is_elsewhere(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call stands in a branch that FSDP does not come to."""
+    facts = source.models.guards.facts(call)
+    return any(fsdp_said(test, truth=truth) is False for test, truth in facts)
 
 
 def _refused(call: cst.Call) -> str:
     """Return what is said of a call that Accelerate's FSDP2 refuses, by what its arguments are called."""
     if (dotted(call.func) or "").endswith("accelerator.prepare_model"):
-        return _MEANT  # it takes no optimizer, and refuses FSDP2
+        return "" if _is_for_evaluation(call) else _MEANT  # it takes no optimizer, and refuses FSDP2
     if re.search(MODEL_ALONE, text_of(call.func) + _given(call)):
         return _MEANT
     if any(arg.star for arg in call.args):
         return ""
-    names = [(dotted(arg.value) or "?").split(".")[-1].lower() for arg in call.args]
+    names = _names(call)
     others = [name for name in names if _OTHERS.search(name)]
-    models = [name for name in names if name not in others and re.search(PREPARED_MODEL, name)]
-    if len(models) > 1:
+    if len(_models(call)) > 1:
         return _SEVERAL
-    return _MEANT if others == names and any("optim" in name for name in names) else ""
+    return _MEANT if others == names and any("opt" in name for name in names) else ""
+
+
+def _held_besides(source: Source, call: cst.Call) -> list[str]:
+    """Return what else an optimizer has the parameters of that is prepared with a model."""
+    given = [arg.value for arg in call.args if isinstance(arg.value, (cst.Name, cst.Attribute))]
+    models = {text_of(node) for node in given if not _OTHERS.search((dotted(node) or "").lower())}
+    for node in given:
+        made = last_value(source.index, node) if "opt" in (dotted(node) or "").lower() else None
+        if isinstance(made, cst.Call):
+            held = dict.fromkeys(text_of(each) for each in _whose_parameters(source, made))
+            owner = next((name for name in held if name in models), None)
+            # Without the model's own it is not known what the model holds.
+            if owner is not None:
+                return [name for name in held if name != owner and not name.startswith(f"{owner}.")]
+    return []
+
+
+def _whose_parameters(source: Source, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.BaseExpression]:
+    """Yield whose parameters an expression holds, by the names in it too."""
+    for each in walk_for(node, cst.Call):
+        if isinstance(each.func, cst.Attribute) and each.func.attr.value in PARAMETERS:
+            yield each.func.value
+    for name in walk_for(node, cst.Name) if depth < _DEEPEST else ():
+        value = last_value(source.index, name) if name in source.index.scopes else None
+        if isinstance(value, (cst.List, cst.ListComp, cst.Call, cst.BinaryOperation)):
+            yield from _whose_parameters(source, value, depth + 1)
+
+
+def _names(call: cst.Call) -> list[str]:
+    return [(dotted(arg.value) or "?").split(".")[-1].lower() for arg in call.args]
+
+
+def _models(call: cst.Call) -> list[str]:
+    """Return what the models are called that a call is given."""
+    return [name for name in _names(call) if not _OTHERS.search(name) and re.search(PREPARED_MODEL, name)]
+
+
+def _is_second(source: Source, call: cst.Call, calls: list[cst.Call]) -> bool:
+    """Tell whether another model was prepared before, by whose layers' class FSDP1 wrapped this one too."""
+    models, home = _models(call), source.index.function(call)
+    if not models or _is_for_evaluation(call) or not names_layers(source.index):
+        return False
+    return any(
+        _models(other) not in ([], models)
+        and source.index.function(other) is home
+        and source.index.order[other] < source.index.order[call]
+        and not source.index.excludes(other, call)
+        for other in calls
+    )
 
 
 def _is_sharded(source: Source, call: cst.Call, node: cst.BaseExpression) -> bool:
@@ -83,6 +178,12 @@ def _is_sharded(source: Source, call: cst.Call, node: cst.BaseExpression) -> boo
         if is_own and source.index.order[target] < source.index.order[call]:
             return not source.index.excludes(target, call)
     return False
+
+
+def _is_for_evaluation(call: cst.Call) -> bool:
+    """Tell whether ``prepare_model(model, evaluation_mode=True)`` leaves the model whole, in FSDP2 too."""
+    given = (arg.value for arg in call.args if arg.keyword and arg.keyword.value == "evaluation_mode")
+    return any(text_of(value) != "False" for value in given)
 
 
 def _given(call: cst.Call) -> str:

@@ -10,6 +10,7 @@ import libcst as cst
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Found
 
@@ -206,7 +207,9 @@ def _of_optimizers(source: Source, name: str) -> Iterator[cst.Call]:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value != name:
             continue
-        if _is_optimizer(func.value) and not _is_adapter(source, func.value):
+        if not _is_optimizer(func.value) or _is_adapter(source, func.value):
+            continue
+        if not _is_of_plain_models(source, func.value):
             yield call
 
 
@@ -226,14 +229,25 @@ def _is_adapter(source: Source, node: cst.BaseExpression) -> bool:
 
 def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
     """Tell whether an optimizer is made here of a sharded model's parameters."""
+    return not all(_are_plain(source, optimizer))
+
+
+def _is_of_plain_models(source: Source, optimizer: cst.BaseExpression) -> bool:
+    """Tell whether an optimizer is that of models that are plain here, by the switch that decides on them."""
+    plain = list(_are_plain(source, optimizer))
+    return bool(plain) and all(plain)
+
+
+def _are_plain(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:
+    """Yield, for each model that an optimizer is made of here, whether it is plain where that stands."""
     text = text_of(optimizer)
     for assign in source.assignments:
         value = assign.value
         is_its = any(text_of(each.target) == text for each in assign.targets)
-        given = [arg.value for arg in value.args] if isinstance(value, cst.Call) and is_its else []
-        if any(map(source.models.is_parameters, given)):
-            return True
-    return False
+        for arg in value.args if isinstance(value, cst.Call) and is_its else ():
+            if source.models.is_parameters(arg.value):
+                model = model_of(source.index, arg.value)
+                yield model is not None and source.models.is_plain_at(model, optimizer)
 
 
 def _is_optimizer(node: cst.BaseExpression) -> bool:

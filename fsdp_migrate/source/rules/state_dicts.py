@@ -340,15 +340,19 @@ def _certainty(source: Source, call: cst.Call, model: cst.BaseExpression) -> Cer
         sure = sureness(source, model.value)
         if sure in {"sure", "mixed"}:
             return "certain" if sure == "sure" else "mixed"
-    certainty = source.models.certainty(model)
-    if certainty != "certain" and source.models.is_guarded(model):
+    models = source.models
+    certainty = models.certainty(model)
+    if certainty != "certain" and models.is_guarded(model):
         return "certain"
-    is_plain = source.models.is_other_branch(model) or source.models.is_before_wrapping(model)
+    is_plain = models.is_other_branch(model) or models.is_before_wrapping(model)
     if certainty is None and not is_plain:
         for setter in source.contexts.setters:
             same = setter.model is not None and text_of(setter.model) == text_of(model)
             if same and not source.index.excludes(setter.call, call):
-                return "certain"
+                # By its name alone, what another function is given may be a plain model. Where one type is
+                # set for all, the new call suits both.
+                is_one = setter.model is not None and models.key_of(setter.model) == models.key_of(model)
+                return "certain" if is_one or source.contexts.settings_at(call) is not None else "mixed"
     return certainty
 
 

@@ -39,8 +39,16 @@ def test_flags_of_hf_trainer() -> None:
     assert text.endswith(" \\\n  --out x")
 
 
-def test_an_optimizer_that_stops_at_its_first_step_is_told() -> None:
-    done = convert_command("python t.py --fsdp full_shard --optim=paged_lion_8bit --bf16")
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "python t.py --fsdp full_shard",
+        "accelerate launch --use_fsdp --fsdp_offload_params true t.py --output_dir o",
+        "accelerate launch --config_file c.yaml t.py --output_dir o",
+    ],
+)
+def test_an_optimizer_that_stops_at_its_first_step_is_told(launch: str) -> None:
+    done = convert_command(f"{launch} --optim=paged_lion_8bit --bf16")
     assert [(each.subject, each.code) for each in done.findings if "bitsandbytes" in each.message] == [
         ("optim", "FM343")
     ]
@@ -74,6 +82,7 @@ def test_another_file_is_kept_and_named() -> None:
 
 
 _TOLD_ELSEWHERE = "accelerate launch --mixed_precision bf16 --config_file c.yaml x.py"
+_BY_FLAGS = "accelerate launch --use_fsdp --fsdp_offload_params true x.py"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +97,10 @@ _TOLD_ELSEWHERE = "accelerate launch --mixed_precision bf16 --config_file c.yaml
         ("accelerate launch --config_file c.yaml x.py --per_device_train_batch_size 1 --bf16", "bf16"),
         ("accelerate launch --config_file c.yaml x.py --bf16", None),
         ("accelerate launch --config_file c.yaml x.py", None),
+        (f"{_BY_FLAGS} --output_dir o --bf16 True", "bf16"),
+        (f"{_BY_FLAGS} --bf16", None),
+        (f"{_BY_FLAGS} --output_dir o --fsdp full_shard --fp16", "fp16"),
+        ("accelerate launch --use_fsdp x.py --output_dir o --fp16", "fp16"),
     ],
 )
 def test_precision_is_told_wherever_the_settings_stand(command: str, subject: str | None) -> None:
@@ -134,6 +147,12 @@ def test_what_the_shell_reads_ends_a_value(end: str) -> None:
     text = convert(f"arguments+=( --bf16 --fsdp auto_wrap full_shard{end}")
     assert text.startswith("arguments+=( --bf16 --fsdp auto_wrap full_shard --fsdp_config '{")
     assert text.endswith(end)
+
+
+@pytest.mark.parametrize("more", ["$MORE", '"$MORE"', "${MORE[@]}"])
+def test_variables_behind_a_value_are_no_part_of_it(more: str) -> None:
+    done = convert_command(f"torchrun t.py --fsdp 'full_shard auto_wrap' {more} --lr 1")
+    assert {finding.code for finding in done.findings if finding.subject == "fsdp"} == {"FM340"}
 
 
 def test_a_substitution_is_one_word() -> None:

@@ -67,3 +67,12 @@ def test_precision_in_the_environment_is_told() -> None:
         _, findings = told_by_environment(text.format(precision, version))
         assert [finding.code for finding in findings] == codes, precision
     assert told_by_environment("ACCELERATE_MIXED_PRECISION=bf16 python t.py") == ((), ())
+
+
+def test_what_rank_0_cannot_load_for_all_is_said_of_the_variable() -> None:
+    text = "ACCELERATE_USE_FSDP=1 FSDP_CPU_RAM_EFFICIENT_LOADING={} torchrun t.py"
+    for value in ("1", "true"):
+        _, findings = told_by_environment(text.format(value))
+        assert "(FSDP_CPU_RAM_EFFICIENT_LOADING=false)." in str(findings[0].hint)
+    _, findings = told_by_environment(text.format("0"))
+    assert "stops at buffers" not in str(findings[0].hint)

@@ -369,6 +369,8 @@ def test_arguments_that_hf_trainer_has_not_make_a_file_a_projects_own(tmp_path: 
     [
         "_comment_target: no FSDP here\n",
         "output_dir: out/fsdp\nwandb_run_name: fsdp_1\n",
+        "trainer: {logger: {init_args: {name: my_fsdp_run}}, profiler: {filename: fsdp_profile}}\n",
+        "lr: 1\nrun:\n  name: small_fsdp\n",
         "wandb_project: fsdp\nlog_dir: fsdp\n",
         "run: |\n  # FSDP\n  echo 'with FSDP'\n  python t.py\nname: my-fsdp\n",
     ],

@@ -124,3 +124,27 @@ def test_variables_in_each_other_come_to_an_end() -> None:
     script = Script(text)
     [(start, end)] = script.others()
     assert len(script.variants(start, end)[0].parts) < 3000
+
+
+@pytest.mark.parametrize("run", [f"{RUN} {FLAGS} t.py", "torchrun t.py --fsdp full_shard"])
+def test_arguments_of_the_script_in_a_variable_are_heeded(run: str) -> None:
+    done = convert_script(f'A="--output_dir o --bf16 True --optim adafactor"\n{run} $A\n')
+    assert {"line 2: bf16", "line 2: optim"} <= {finding.subject for finding in done.findings}
+
+
+def test_what_two_branches_may_hold_is_said_once() -> None:
+    branches = 'if x; then\n  A="--output_dir a --bf16"\nelse\n  A="--output_dir b --bf16"\nfi\n'
+    done = convert_script(f"{branches}{RUN} {FLAGS} t.py $A\n")
+    assert [block.path for block in done.blocks] == ["line 6"]
+    assert len(done.findings) == len(set(done.findings))
+
+
+@pytest.mark.parametrize(("then", "path"), [('srun bash -c "$C"\n', "line 3"), ("", "line 1")])
+def test_a_command_that_is_printed_is_not_run_by_that(then: str, path: str) -> None:
+    done = convert_script(f'C="{RUN} {FLAGS} t.py"\necho $C\n{then}')
+    assert [block.path for block in done.blocks] == [path]
+
+
+def test_a_variable_of_several_quoted_parts_is_looked_into() -> None:
+    script = f'export L="{RUN} {FLAGS} \\\n --main_process_ip "$IP" "\nsrun bash -c "$L t.py"\n'
+    assert convert_script(script).text == script.replace(FLAGS, f"--use_fsdp {NEW} {TWO}")

@@ -67,6 +67,7 @@ def edit(text: str, *, json: bool = False, at: str = "", **what: Any) -> str:
             {"a": None},
             "# a: on a\n# still\n# a: x\n# on b\nb: 2\n",
         ),
+        ("# a is on\na: 1  # a, too\n\nb: 2\n", {"a": None}, "# a is on\n# a, too\n\nb: 2\n"),
         ("# on both\na: 1\nb: 2\n", {"a": None}, "# on both\nb: 2\n"),
         ("# on both\na: 1\nb: 2\n\nc: 3\n", {"a": None, "b": None}, "# a: on both\n\nc: 3\n"),
         ("# on what a does\na: 1\nb: 2\n", {"a": None}, "# a: on what a does\nb: 2\n"),

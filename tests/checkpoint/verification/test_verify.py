@@ -40,6 +40,7 @@ def compare(tmp_path: Path, other: dict[str, Any], **options: Any) -> list[tuple
 
 def test_the_same_is_the_same(tmp_path: Path) -> None:
     assert compare(tmp_path, state()) == []
+    assert verify_checkpoints(tmp_path / "a", tmp_path / "b").are_tensors_same
 
 
 def change(path: str, value: Any) -> dict[str, Any]:
@@ -156,6 +157,30 @@ def test_enough_is_enough(tmp_path: Path) -> None:
     save_with_torch({"model": {str(n): torch.tensor(-1) for n in range(50)}}, tmp_path / "b")
     report = verify_checkpoints(tmp_path / "a", tmp_path / "b", max_differences=3)
     assert (len(report.differences), report.is_complete) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "are_same"),
+    [
+        ({"dirpath": "/runs/b", **{str(number): "b" for number in range(20)}}, True),
+        ({"more": 1}, True),
+        ({"tensor": torch.zeros(2)}, False),
+        ({"tensor": 1}, False),
+        ({"extra": torch.zeros(2)}, False),
+    ],
+)
+def test_that_tensors_are_the_same_is_known_where_other_values_differ(
+    change: dict[str, Any], are_same: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs in two folders differ in their paths; whether all tensors had been compared was not told."""
+    rest: dict[str, Any] = {"dirpath": "/runs/a", **{str(number): "a" for number in range(20)}}
+    first = {"callback": {**rest, "tensor": torch.ones(2)}, "model": {"w": torch.ones(2)}}
+    save_with_torch(first, tmp_path / "a")
+    save_with_torch({**first, "callback": {**first["callback"], **change}}, tmp_path / "b")
+    report = verify_checkpoints(tmp_path / "a", tmp_path / "b")
+    assert (report.is_same, report.are_tensors_same) == (False, are_same)
+    assert main(["verify", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert ("All tensors are the same, bit for bit" in capsys.readouterr().out) is are_same
 
 
 def test_wrapped_names_count_as_the_same_and_are_said(tmp_path: Path) -> None:

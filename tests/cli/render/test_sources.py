@@ -32,7 +32,7 @@ def test_scan_writes_one_document(scripts: Path, run_json: Callable[..., tuple[i
     code, document = run_json("scan", scripts)
     assert code == 0
     assert document["num_files"] == 2
-    assert document["totals"] == {"rewritten": 2, "kept": 0, "commented": 1, "mentioned": 0}
+    assert document["totals"] == {"rewritten": 2, "kept": 0, "commented": 1, "mentioned": 0, "unclear": 0}
     assert [use["code"] for use in document["files"][0]["uses"]] == ["FM329", "FM301", "FM322"]
 
 

@@ -121,6 +121,20 @@ def test_what_is_not_certain_gets_a_comment_only(body: str, expected: list[str])
     assert_uncertain(body, expected)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        'model = FSDP(torch.nn.ModuleDict({"enc": enc, "dec": dec}), auto_wrap_policy=policy)\n',
+        "both = torch.nn.ModuleList([enc, dec]).to(0)\nmodel = FSDP(both.cuda(), auto_wrap_policy=policy)\n",
+    ],
+)
+def test_a_container_without_a_forward_gets_a_comment(body: str) -> None:
+    assert_uncertain(body, ["FM303"])
+    assert "has no forward: call prepare_fully_shard(module, {...})" in turned(body)
+    kept = body.replace("ModuleDict", "Sequential").replace("ModuleList", "Sequential")
+    assert codes(kept) == [("FM301", "rewritten")]
+
+
 ALIASES = [
     "from torch.distributed.fsdp import FullyShardedDataParallel\nmodel = FullyShardedDataParallel(net)\n",
     "import torch.distributed.fsdp as fsdp\nmodel = fsdp.FullyShardedDataParallel(net)\n",

@@ -89,6 +89,32 @@ def test_methods_that_compute_before_any_forward_of_a_model_that_is_not_sharded(
     assert [each for each in codes(body) if each[0] == "FM448"] == [("FM448", "commented")]
 
 
+OTHER = "other = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\n"
+WRAPPED = "with enable_wrap(wrapper_cls=FSDP):\n    net = wrap(net, sharding_strategy=ShardingStrategy.{})\n"
+WRAP = "from torch.distributed.fsdp.wrap import enable_wrap, wrap\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("model = FSDP(net)\n", False),
+        ("model = FSDP(net, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP).to(0)\n", False),
+        ("model = FSDP(net, None, ShardingStrategy.FULL_SHARD)\n", False),
+        ("s = ShardingStrategy.HYBRID_SHARD\nmodel = FSDP(net, sharding_strategy=s)\n", False),
+        (f"{WRAP}{WRAPPED.format('SHARD_GRAD_OP')}".replace("net", "model"), False),
+        (f"{WRAP}{WRAPPED.format('NO_SHARD')}".replace("net", "model"), True),
+        (f"{WRAP}with enable_wrap(wrapper_cls=FSDP, **how):\n    model = wrap(model)\n", True),
+        ("model = FSDP(net, sharding_strategy=s)\n", True),
+        ("model = FSDP(net, **how)\n", True),
+        ("model = FSDP(net, None, ShardingStrategy.NO_SHARD)\n", True),
+        ("model = FSDP(net)\nif x:\n    model = FSDP(net, sharding_strategy=s)\n", True),
+        ("def run(model: FSDP):\n    model.encode(x)\n", True),
+    ],
+)
+def test_the_strategy_of_the_model_itself_counts(made: str, is_said: bool) -> None:
+    assert ("FM448" in dict(codes(f"{OTHER}{made}model.encode(x)\n"))) is is_said
+
+
 @pytest.mark.parametrize(
     "body",
     [

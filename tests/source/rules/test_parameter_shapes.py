@@ -14,6 +14,8 @@ COMMENTED = [
     ("decayed = [p for p in model.parameters() if p.ndim >= 2]\n", "FM318"),
     ("for n, p in model.named_parameters():\n    if len(p.shape) == 1:\n        pass\n", "FM318"),
     ("muon = [p for p in model.parameters() if 2 <= p.ndim]\n", "FM318"),
+    ("muon = [p for p in model.parameters() if 1 <= p.ndim < 2]\n", "FM318"),
+    ("muon = [p for p in model.parameters() if 1 <= p.ndim <= most]\n", "FM318"),
     ("muon = [p for p in model.parameters() if len(p.size()) > 1]\n", "FM318"),
     ("muon = list(filter(lambda p: p.ndim >= 2, model.parameters()))\n", "FM318"),
 ]
@@ -25,6 +27,12 @@ def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
 
 
 LEFT_ALONE = [
+    # True, or false, of flat parameters and of all others: scalars are sharded by neither.
+    "decayed = [p for p in model.parameters() if p.ndim >= 1]\n",
+    "decayed = [p for p in model.parameters() if p.dim() > 0]\n",
+    "scalars = [p for p in model.parameters() if len(p.shape) == 0]\n",
+    "scalars = [p for p in model.parameters() if 1 > p.ndim]\n",
+    "every = [p for p in model.parameters() if 1 <= p.ndim <= 9]\n",
     "wide = [x for x in things if x.ndim >= 2]\n",
     "flat = x.ndim == 1\n",
 ]

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from fsdp_migrate.source import scan_source
-from tests.source.samples import codes, comments, turned
+from tests.source.samples import IMPORTS, codes, comments, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -54,12 +54,53 @@ def test_several_models_and_an_optimizer_alone_get_a_comment(call: str, said: st
         ("accelerator.state.fsdp_plugin.auto_wrap_policy = policy\n", True),
         ("os.environ['ACCELERATE_USE_FSDP'] = 'true'\n", True),
         ("os.environ['ACCELERATE_USE_FSDP'] = 'false'\n", False),
+        ("is_sharded = accelerator.distributed_type == DistributedType.FSDP\n", True),
+        ("is_sharded = accelerator.distributed_type == 'FSDP'\n", True),
+        ("is_sharded = trainer.is_fsdp_enabled\n", True),
+        ("is_sharded = accelerator.is_fsdp2\n", False),
+        ("with FSDP.summon_full_params(model):\n    pass\n", True),
+        ("own = FSDP(other)\nwith FSDP.summon_full_params(own):\n    pass\n", False),
         ("plan.fsdp_plugin.run()\n", False),
     ],
 )
 def test_the_plugin_comes_by_the_launch(asks: str, *, is_said: bool) -> None:
-    code = f"{ACCELERATOR}{asks}model = accelerator.prepare(model)\n"
+    code = f"{ACCELERATOR}{IMPORTS}{asks}model = accelerator.prepare(model)\n"
     assert ("FM449" in {use.code for use in scan_source(code)}) is is_said
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        ("accelerator.distributed_type == DistributedType.FSDP", True),
+        ("accelerator.distributed_type != DistributedType.FSDP", False),
+        ("not trainer.is_fsdp_enabled", False),
+        ("trainer.is_fsdp_enabled or accelerator.distributed_type != 'FSDP'", True),
+        ("trainer.is_deepspeed_enabled", True),
+    ],
+)
+def test_what_other_launches_come_to_is_right(test: str, *, is_said: bool) -> None:
+    asks = "print(accelerator.distributed_type == DistributedType.FSDP)\n"
+    code = f"{ACCELERATOR}{asks}if {test}:\n    model = accelerator.prepare(model)\n"
+    assert ("FM449" in {use.code for use in scan_source(code)}) is is_said
+    other = f"{ACCELERATOR}if {test}:\n    pass\nelse:\n    model = accelerator.prepare_model(model)\n"
+    if "or" not in test.split() and "deepspeed" not in test:
+        assert ("FM449" in {use.code for use in scan_source(other)}) is not is_said
+
+
+def test_a_program_without_an_optimizer_is_told_to_leave_the_model_out() -> None:
+    call = "model = accelerator.prepare(model)\n"
+    assert "there is none here" in comments(call + "model.generate(tokens)\n", PLUGIN)
+    unused = "from torch import optim\n# the Trainer's optimizer\naccelerator.load_state(path)\n"
+    assert "there is none here" in comments(unused + call, PLUGIN)
+    assert "Make the optimizer first" in comments(call + "optimizer = AdamW(model.parameters())\n", PLUGIN)
+    assert "Make the optimizer first" in comments(call + "model.eval()\nloss.backward()\n", PLUGIN)
+
+
+@pytest.mark.parametrize("mode", ["True", "evaluates"])
+def test_a_model_that_is_prepared_for_evaluation_stays_whole(mode: str) -> None:
+    body = f"ref = accelerator.prepare_model(ref, evaluation_mode={mode})\n"
+    assert not comments(body, PLUGIN)
+    assert comments(body.replace(mode, "False"), PLUGIN)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +136,47 @@ def test_a_model_that_is_sharded_before_it_is_prepared(body: str, *, is_said: bo
     if "self." in body:
         body = f"class Work:\n    def run(self, net):\n{textwrap.indent(body, ' ' * 8)}"
     assert (("FM303", "commented") in codes(ACCELERATOR + body)) is is_said
+
+
+SECOND = "FM449 Accelerate's FSDP2 looks for each class"
+
+
+@pytest.mark.parametrize(
+    ("between", "is_said"),
+    [
+        ("", True),
+        ("accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []\n", False),
+        ("def other():\n    ", False),
+    ],
+)
+def test_a_second_model_may_lack_the_layers_of_the_first(between: str, *, is_said: bool) -> None:
+    first = "model, optimizer = accelerator.prepare(model, optimizer)\n"
+    second = "critic, critic_opt = accelerator.prepare(critic, critic_opt)\n"
+    named = PLUGIN.replace("(fsdp_version", '(transformer_cls_names_to_wrap=["Block"], fsdp_version')
+    assert (SECOND in comments(first + between + second, named)) is is_said
+    asked = f"{ACCELERATOR}print(accelerator.distributed_type == DistributedType.FSDP)\n"
+    assert (SECOND in comments(first + between + second, asked)) is is_said
+    assert SECOND not in comments(first + between + second, PLUGIN)  # it names no classes
+    assert SECOND not in comments(first + between + first, named)
+    either = f"if own:\n    {first}else:\n    {second}"
+    assert SECOND not in comments(either, named)
+
+
+@pytest.mark.parametrize(
+    ("made", "others"),
+    [
+        ("AdamW([{'params': model.parameters()}, {'params': head.parameters(), 'lr': 0.1}])", "`head`"),
+        ("AdamW(list(model.parameters()) + list(self.head.parameters()))", "`self.head`"),
+        ("AdamW(chain(model.parameters(), head.parameters()))", "`head`"),
+        ("AdamW(groups)", "`head`"),
+        ("AdamW([{'params': model.body.parameters()}, {'params': model.head.parameters()}])", ""),
+        ("AdamW([{'params': body.parameters()}, {'params': head.parameters()}])", ""),
+        ("AdamW(model.parameters())", ""),
+    ],
+)
+def test_an_optimizer_that_holds_more_than_the_model(made: str, others: str) -> None:
+    groups = "groups = [{'params': model.parameters()}, {'params': head.parameters()}]\n"
+    prepare = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+    said = comments(f"{groups}optimizer = {made}\n{prepare}", PLUGIN)
+    assert (f"FM449 this optimizer holds the parameters of {others} too" in said) is bool(others)
+    assert ("FM449" in said) is bool(others)

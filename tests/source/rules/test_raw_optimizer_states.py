@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_migrate.source import rewrite_source
 from tests.source.samples import codes, turned
 
 
@@ -288,3 +289,38 @@ def test_a_guard_that_says_fsdp_by_its_name_alone(guard: str, saved: str, is_sai
     for each in told:
         found = codes(body.replace("TOLD", each).replace("GUARD", guard))
         assert (("FM425", "commented") in found) is is_said, each
+
+
+SWITCHED = """\
+import os, torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, FullStateDictConfig, StateDictType
+if ranks > 1:
+    distributed = True
+else:
+    distributed = False
+if distributed:
+    model = FSDP(model, use_orig_params=True)
+optimizer = torch.optim.AdamW(model.parameters())
+if os.path.exists(path):
+    state = torch.load(path)
+    if {test}:
+        model.load_state_dict(state["model"])
+    else:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+if distributed:
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        torch.save(model.state_dict(), path)
+else:
+    torch.save({{"model": model.state_dict(), "optimizer": optimizer.state_dict()}}, path)
+"""
+
+
+def test_where_the_switch_is_off_the_optimizer_is_that_of_a_plain_model() -> None:
+    after = rewrite_source(SWITCHED.format(test="distributed"))
+    assert "FM425" not in after
+    assert after.count("load_model_state_dict(") == 1
+    assert 'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)' in after
+    other = rewrite_source(SWITCHED.format(test="other"))
+    assert other.count("FM425") == 2
+    assert other.count("load_model_state_dict(") == 2

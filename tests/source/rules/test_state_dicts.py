@@ -209,6 +209,29 @@ def test_every_function_that_sets_the_type_decides_for_itself() -> None:
     assert plain(inner).count("FM307") == 2
 
 
+def test_a_model_of_another_function_is_none_for_certain_by_its_name() -> None:
+    setter = (
+        "def {0}(model):\n    FSDP.set_state_dict_type(model, StateDictType.{1})\n    model.state_dict()\n"
+    )
+    other = "def infer(model, state):\n    model.load_state_dict(state)\n"
+    both = f"{setter.format('a', 'FULL_STATE_DICT')}{setter.format('b', 'SHARDED_STATE_DICT')}{other}"
+    assert "    # fsdp-migrate: FM333 by its name this may be the model that is sharded" in turned(both)
+    assert "    model.load_state_dict(state)\n" in turned(both)
+    one = f"{setter.format('a', 'FULL_STATE_DICT')}{other}"
+    assert "    load_model_state_dict(model, state)\n" in plain(one)
+
+
+def test_of_a_state_that_may_be_ddps_the_options_are_named() -> None:
+    body = (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "model = FSDP(net) if sharded else DDP(net)\nstate = model.state_dict()\n"
+    )
+    said = "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of"
+    assert f"where it is sharded, take {said} torch, on every rank" in turned(body)
+    saved = body.replace("state = model.state_dict()", "model.save_pretrained(folder)")
+    assert f"give it state_dict=, of {said} torch, on every rank" in turned(saved)
+
+
 BRANCHES = """\
 def save(model: FSDP, optim, kind):
     if kind == "full":

@@ -50,14 +50,16 @@ def found(folder: Path, tools: str, train: str = TRAIN) -> dict[str, str]:
         ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "that of the whole gradient"),
         ("copy.deepcopy(model)", "before it is sharded"),
         ("get_peft_model_state_dict(model)", "state_dict="),
+        ("for p, e in zip(model.parameters(), x.parameters()): e.add_(p)", "DTensors"),
+        ("sum(p.grad.detach().norm() for p in model.parameters())", "a norm or sum is that of the whole"),
         ("optimizer.state_dict()", "full_optimizer_state_dict"),
         ("optimizer.load_state_dict(x)", "optim_state_dict_to_load"),
     ],
 )
 def test_it_says_what_to_know_if_the_model_is_sharded(tmp_path: Path, does: str, said: str) -> None:
     uses = found(tmp_path, f"import copy\nimport torch\n\n\ndef run(model, optimizer, x):\n    {does}\n")
-    assert list(uses) == [does]
-    assert said in uses[does]
+    assert len(uses) == 1
+    assert said in next(iter(uses.values()))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,8 @@ def test_it_says_what_to_know_if_the_model_is_sharded(tmp_path: Path, does: str,
         "def run(model, x):\n    if not isinstance(model, FSDP):\n        model.load_state_dict(x)\n",
         "def run(parameters):\n    torch.nn.utils.clip_grad_norm_(parameters, 1.0)\n",
         "def run(model):\n    return model(1)\n",
+        "def run(model):\n    return [p.grad for p in model.parameters()], sum(p.norm() for p in [])\n",
+        "def run(x):\n    for p, q in zip(x.parameters(), x.parameters()):\n        p.add_(q)\n",
     ],
 )
 def test_what_is_plain_or_no_model_is_not_named(tmp_path: Path, plain: str) -> None:

@@ -1,0 +1,45 @@
+"""HF Trainer's arguments behind the script that ``accelerate launch`` starts: they count beside its flags."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.adapters.conversion.environment import told_of_precision
+from fsdp_migrate.adapters.conversion.flags import Flag, is_on
+from fsdp_migrate.adapters.conversion.text import convert_text
+from fsdp_migrate.adapters.hf_trainer import STRONG
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsdp_migrate.findings import Finding
+
+
+def precision_of(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) -> tuple[str, str]:
+    """Return the flag that says the precision of a command, and which; it beats a file's.
+
+    HF Trainer's arguments, which stand behind the script, count before those of ``accelerate launch``.
+    """
+    for name in ("bf16", "fp16"):
+        if name in of_script and STRONG & set(of_script) and is_on(of_script[name]):
+            return name, name
+    given = flags.get("mixed_precision")
+    return "mixed_precision", (given.value if given is not None else None) or "no"
+
+
+def told_of_arguments(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) -> list[Finding]:
+    """Return what FSDP2 does otherwise in a command's precision, and with the optimizer of its script."""
+    name, precision = precision_of(of_script, flags)
+    return [*told_of_precision(precision, name), *_told_of_optimizer(of_script)]
+
+
+def _told_of_optimizer(of_script: Mapping[str, Flag]) -> list[Finding]:
+    given = of_script.get("optim")
+    if given is None or not given.value or not STRONG & set(of_script):
+        return []
+    document = json.dumps({"output_dir": "", "fsdp": "full_shard", "optim": given.value})
+    done = convert_text(document, framework="hf", is_json=True)
+    return [replace(found, subject="optim") for found in done.findings if found.subject == "optim"]

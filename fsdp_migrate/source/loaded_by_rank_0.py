@@ -1,0 +1,207 @@
+"""Models of the project that rank 0 cannot load for all under Accelerate's FSDP2: it stops in ``prepare``.
+
+That is where ``cpu_ram_efficient_loading`` is on: of BatchNorm's and other buffers, and of a model's own
+parameters. Models of transformers mostly have neither.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.findings import listed
+from fsdp_migrate.source.files import SHELL, find_sources, read_source
+
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+
+_SETTINGS: Final = frozenset({".json", ".yaml", ".yml"}) | SHELL
+_GIVEN: Final = re.compile(r"cpu_ram_efficient_loading[\"']?\s*[:=\s]\s*[\"']?(\w+)")
+# Of Accelerate's launcher, which turns it on where nothing is said; HF Trainer alone does not.
+_LAUNCHED: Final = re.compile(r"distributed_type[\"']?\s*:\s*[\"']?FSDP\b|--use_fsdp\b")
+_CLASS: Final = re.compile(r"^class\s+(\w+)", re.MULTILINE)
+_BUFFERED: Final = re.compile(r"(?:Sync)?BatchNorm(?:\d?d)?|spectral_norm")
+_ON: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
+_DEEPEST: Final = 4
+_MOST: Final = 3
+_ANYBODYS: Final = frozenset({"base_model", "model", "module", "net", "network", "policy", "self"})
+_LARGEST: Final = 1_000_000
+
+
+def find_not_loaded(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return where Accelerate is given models that rank 0 cannot load for all, and what of them.
+
+    Args:
+        paths: Files and folders. Where no settings of Accelerate's load so, there is nothing.
+
+    Raises:
+        SourceError: There is nothing at a path.
+
+    Example:
+        >>> find_not_loaded(["fsdp_migrate/source"])
+        []
+    """
+    found = list(paths)
+    sources = dict(_read(find_sources(found)))
+    preparing = {path: code for path, code in sources.items() if "accelerator.prepare(" in code}
+    if not preparing or not _loads_so(code for _, code in _read(find_sources(found, _SETTINGS))):
+        return []
+    classes = _Classes(sources)
+    others = _made_anywhere(sources, classes)
+    return [each for path, code in preparing.items() for each in _of_file(path, code, classes, others)]
+
+
+def _read(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    for path in files:
+        text = _text_of(path)
+        if text is not None:
+            yield path, text
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return read_source(path) if path.stat().st_size <= _LARGEST else None
+    except (FSDPMigrateError, OSError):
+        return None
+
+
+def _loads_so(texts: Iterable[str]) -> bool:
+    """Tell whether settings turn it on, or leave it to Accelerate's launcher."""
+    for text in texts:
+        given = [value.lower() in _ON for value in _GIVEN.findall(text)]
+        if any(given) or (not given and _LAUNCHED.search(text)):
+            return True
+    return False
+
+
+class _Classes:
+    """The classes of a project by their names, read where they are asked for."""
+
+    def __init__(self, sources: Mapping[Path, str]) -> None:
+        self._codes = {name: code for code in sources.values() for name in _CLASS.findall(code)}
+        self._nodes: dict[str, ast.ClassDef] = {}
+        self.names = tuple(self._codes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._codes
+
+    def held(self, name: str, depth: int = 0, *, is_part: bool = False) -> list[str]:
+        """Return what a model of this class holds that cannot be loaded."""
+        node = self._node(name) if depth < _DEEPEST else None
+        if node is None:
+            return []
+        bases = [ast.unparse(base).split(".")[-1] for base in node.bases]
+        own = [] if is_part or any("PreTrained" in base for base in bases) else list(_own_parameters(node))
+        found = [*own, *_buffers(node)]
+        for base in bases:
+            found += self.held(base, depth + 1, is_part=is_part)
+        for call in _calls(node):
+            if call != name and call in self:
+                found += self.held(call, depth + 1, is_part=True)
+        return list(dict.fromkeys(found))
+
+    def _node(self, name: str) -> ast.ClassDef | None:
+        if name not in self._nodes and name in self._codes:
+            for each in _parsed(self._codes[name]).body:
+                if isinstance(each, ast.ClassDef):
+                    self._nodes[each.name] = each
+        return self._nodes.get(name)
+
+
+def _parsed(code: str) -> ast.Module:
+    try:
+        return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def _calls(node: ast.AST) -> Iterator[str]:
+    """Yield the last words of what is called: ``Critic`` of ``models.Critic(8)``."""
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call):
+            yield _last(call)
+
+
+def _last(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _text(node: ast.expr) -> str:
+    return ast.unparse(node).strip("'\"")
+
+
+def _own_parameters(node: ast.ClassDef) -> Iterator[str]:
+    for each in ast.walk(node):
+        if (
+            isinstance(each, ast.Assign)
+            and isinstance(each.value, ast.Call)
+            and _last(each.value) == "Parameter"
+        ):
+            targets = (target for target in each.targets if isinstance(target, ast.Attribute))
+            yield from (f"`{target.attr}`" for target in targets if ast.unparse(target.value) == "self")
+        elif isinstance(each, ast.Call) and ast.unparse(each.func) == "self.register_parameter" and each.args:
+            yield f"`{_text(each.args[0])}`"
+
+
+def _buffers(node: ast.ClassDef) -> Iterator[str]:
+    for each in ast.walk(node):
+        if not isinstance(each, ast.Call):
+            continue
+        if _BUFFERED.fullmatch(_last(each)):
+            yield f"{_last(each)}'s buffers"
+        elif _last(each) == "register_buffer" and each.args:
+            last = [*each.args[2:], *(word.value for word in each.keywords if word.arg == "persistent")]
+            if not any(isinstance(value, ast.Constant) and value.value is False for value in last):
+                yield f"the buffer `{_text(each.args[0])}`"
+
+
+def _of_file(path: Path, code: str, classes: _Classes, others: Mapping[str, str]) -> Iterator[str]:
+    tree = _parsed(code)
+    own = _made(tree, classes)
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("accelerator.prepare"):
+            for arg in call.args:
+                word = ast.unparse(arg).split(".")[-1]
+                name = _class_of(arg) or own.get(word) or others.get(word)
+                if name is not None and (held := classes.held(name)):
+                    yield f"{path}:{call.lineno}: {name} has {listed(held, _MOST)}"
+
+
+def _made(tree: ast.Module, classes: _Classes) -> dict[str, str]:
+    """Return the last words of names that are given what a class of the project makes, with its name."""
+    found = {}
+    for each in ast.walk(tree):
+        value = each.value if isinstance(each, (ast.Assign, ast.keyword)) else None
+        name = None if value is None else _class_of(value)
+        if name is not None and name in classes:
+            targets = each.targets if isinstance(each, ast.Assign) else []
+            words = [ast.unparse(target).split(".")[-1] for target in targets]
+            words += [each.arg] if isinstance(each, ast.keyword) and each.arg else []
+            found.update(dict.fromkeys(words, name))
+    return found
+
+
+def _made_anywhere(sources: Mapping[Path, str], classes: _Classes) -> dict[str, str]:
+    """Return the same of all files, as far as a name says it: one class, and no word that each model has."""
+    found: dict[str, set[str]] = {}
+    for code in sources.values():
+        if any(f"{name}(" in code for name in classes.names):
+            for word, name in _made(_parsed(code), classes).items():
+                found.setdefault(word, set()).add(name)
+    return {word: min(names) for word, names in found.items() if len(names) == 1 and word not in _ANYBODYS}
+
+
+def _class_of(value: ast.expr) -> str | None:
+    """Return the last word of the class that is called: ``Critic`` of ``Critic(8).to(device)``."""
+    while isinstance(value, ast.Call):
+        inner = value.func.value if isinstance(value.func, ast.Attribute) else None
+        if not isinstance(inner, ast.Call):
+            return _last(value)
+        value = inner
+    return None

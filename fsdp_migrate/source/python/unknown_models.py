@@ -1,0 +1,113 @@
+"""Models of which a source does not show where they are made: what may be the sharded one, or another."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import values_set
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_MODEL: Final = re.compile(
+    r"(?:^|_)(?:actor|critic|controlnet|dit|encoder|decoder|ema|generator|discriminator|llm|model|module|net"
+    r"|network|policy|student|teacher|transformer|unet|vae|vit)(?:_\w+)?$"
+)
+_NO_MODEL: Final = re.compile(r"args|cfg|class|config|file|id|kwargs|name|path|type|url|str$")
+# What makes a model anew, which nobody has sharded yet.
+_MAKES: Final = re.compile(r"^[A-Z]|from_|create|build|load|copy|make|init|get_(?:\w+_)?model")
+_IS_MODULE: Final = re.compile(r"(?<!Lightning)(?:Module|Model|Mixin|PreTrained\w*)$")
+_MAX_DEPTH: Final = 4
+
+
+def is_model(name: str) -> bool:
+    """Tell whether a name is one that models have.
+
+    Example:
+        >>> is_model("ref_policy"), is_model("model_config")
+        (True, False)
+    """
+    return _MODEL.search(name) is not None and _NO_MODEL.search(name) is None
+
+
+def last_word(node: cst.BaseExpression) -> str:
+    """Return the last word of what an expression is called: ``model`` of ``kwargs["model"]``."""
+    if isinstance(node, cst.Subscript) and len(node.slice) == 1:
+        inner = node.slice[0].slice
+        is_text = isinstance(inner, cst.Index) and isinstance(inner.value, cst.SimpleString)
+        return text_of(node.slice[0]).strip("'\"").lower() if is_text else ""
+    return (dotted(node) or "").split(".")[-1].lower()
+
+
+def is_unknown(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
+    """Tell whether a model comes from somewhere that is not seen: a parameter, or an object's attribute."""
+    if depth > _MAX_DEPTH or _is_known(source, node):
+        return False
+    if source.index.qualified(node):
+        return False  # a module, or a thing of one
+    if isinstance(node, cst.Subscript):
+        return True
+    if isinstance(node, cst.Name):
+        return _is_unknown_name(source, node, depth)
+    if not isinstance(node, cst.Attribute):
+        return False
+    if text_of(node.value) in {"self", "cls"}:
+        return _is_unknown_attribute(source, node, depth)
+    # Of a model that is made here the parts are plain as well.
+    return is_unknown(source, node.value, depth + 1) if is_model(last_word(node.value)) else True
+
+
+def _is_known(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether the source shows what a model is; where it speaks of no FSDP only checks may show it."""
+    if not source.links.is_linked and not source.uses_fsdp1:
+        return source.guards.is_of_other_wrapper(node) or source.guards.is_without_fsdp(node)
+    return bool(source.models.kinds(node)) or source.models.is_other_branch(node)
+
+
+def _is_unknown_attribute(source: Source, node: cst.Attribute, depth: int) -> bool:
+    """Tell so of ``self.model``: what a module has is a part of a model, and as that model is."""
+    owner = source.index.class_of(node)
+    if owner is None or any(_IS_MODULE.search(dotted(base.value) or "") for base in owner.bases):
+        return False
+    values = [*values_set(source.index, node), *_values_taken_apart(owner, text_of(node))]
+    return all(_comes_from_elsewhere(source, each, depth) for each in values if text_of(each) != "None")
+
+
+def _values_taken_apart(owner: cst.ClassDef, text: str) -> Iterator[cst.BaseExpression]:
+    """Yield what ``self.model, self.tokenizer = load(path)`` takes apart in a class."""
+    for assign in walk_for(owner, cst.Assign):
+        targets = [each.target for each in assign.targets if isinstance(each.target, (cst.List, cst.Tuple))]
+        if any(text_of(part.value) == text for target in targets for part in target.elements):
+            yield assign.value
+
+
+def _is_unknown_name(source: Source, node: cst.Name, depth: int) -> bool:
+    bindings = source.index.scopes[node].lookup(node.value) if node in source.index.scopes else []
+    given = [each for each in bindings if each.value is None or text_of(each.value) != "None"]
+    return bool(given) and all(
+        each.kind in {"param", "other"}
+        or (each.value is not None and _comes_from_elsewhere(source, each.value, depth))
+        for each in given
+    )
+
+
+def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int) -> bool:
+    """Tell whether a value is made by an object that is not seen, or is unknown itself."""
+    if not isinstance(value, cst.Call):
+        return isinstance(value, (cst.Name, cst.Attribute, cst.Subscript)) and is_unknown(
+            source, value, depth + 1
+        )
+    name = (dotted(value.func) or "").split(".")[-1]
+    if not name:  # `make(x).eval()`
+        inner = value.func.value if isinstance(value.func, cst.Attribute) else None
+        return inner is not None and _comes_from_elsewhere(source, inner, depth)
+    is_seen = isinstance(value.func, cst.Name) or bool(source.index.qualified(value.func))
+    return not is_seen and not _MAKES.search(name)

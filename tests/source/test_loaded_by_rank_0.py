@@ -1,0 +1,97 @@
+"""Models of the project that rank 0 cannot load for all under Accelerate's FSDP2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.any_torch
+
+
+MODELS = """\
+class Part(nn.Module):
+    def __init__(self):
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("steps", torch.zeros(1), persistent=False)
+class Critic(nn.Module):
+    def __init__(self):
+        self.inp = nn.utils.spectral_norm(nn.Linear(8, 8))
+        self.pos = nn.Parameter(torch.zeros(1, 4, 8))
+        self.part = Part()
+class Normed(nn.Module):
+    def __init__(self):
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+class Tower(nn.Module):
+    def __init__(self):
+        self.normed = Normed()
+class Plain(nn.Module):
+    def __init__(self):
+        self.part = Part()
+        self.inp = nn.Linear(8, 8)
+class Language(PreTrainedModel):
+    def __init__(self):
+        self.pos = nn.Parameter(torch.zeros(8))
+class Small(Critic):
+    pass
+"""
+ON = "distributed_type: FSDP\nfsdp_config:\n  fsdp_cpu_ram_efficient_loading: true\n"
+
+
+def found(folder: Path, body: str, settings: str = ON, name: str = "fsdp.yaml") -> list[str]:
+    (folder / "models.py").write_text(MODELS)
+    (folder / "train.py").write_text(body)
+    (folder / name).write_text(settings)
+    return [each.rpartition("train.py:")[2] for each in find_not_loaded([folder])]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("Critic", "spectral_norm's buffers"),
+        ("Small", "`pos`"),
+        ("Tower", "BatchNorm1d's buffers"),
+        ("Plain", ""),
+        ("Language", ""),
+        ("Unknown", ""),
+    ],
+)
+def test_what_a_model_of_the_project_holds_is_seen(tmp_path: Path, model: str, said: str) -> None:
+    direct = f"critic, opt = self.accelerator.prepare(models.{model}(8), AdamW(p))\n"
+    named = f"self.critic = {model}(8).to(device)\nx, opt = accelerator.prepare(self.critic, opt)\n"
+    for body, line in ((direct, 1), (named, 2)):
+        every = found(tmp_path, body)
+        assert len(every) == bool(said)
+        assert all(each.startswith(f"{line}: {model} has ") and said in each for each in every)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "is_said"),
+    [
+        ("distributed_type: FSDP\nfsdp_config: {}\n", "fsdp.yaml", True),
+        ("distributed_type: FSDP\nfsdp_config: {cpu_ram_efficient_loading: 'false'}\n", "fsdp.yaml", False),
+        ("accelerate launch --use_fsdp train.py\n", "run.sh", True),
+        ("accelerate launch --use_fsdp --fsdp_cpu_ram_efficient_loading false train.py\n", "run.sh", False),
+        ("output_dir: o\nfsdp: full_shard\nfsdp_config: {min_num_params: 1}\n", "hf.yaml", False),
+        ('{"fsdp_config": {"cpu_ram_efficient_loading": "true"}}', "hf.json", True),
+        ("distributed_type: MULTI_GPU\n", "ddp.yaml", False),
+    ],
+)
+def test_the_settings_decide(tmp_path: Path, settings: str, name: str, *, is_said: bool) -> None:
+    assert bool(found(tmp_path, "accelerator.prepare(Critic(), opt)\n", settings, name)) is is_said
+
+
+def test_a_model_that_another_file_makes_is_known_by_its_name(tmp_path: Path) -> None:
+    body = "class Run:\n    def __init__(self, critic):\n        self.critic = critic\n"
+    body += "        self.accelerator.prepare(self.critic, self.critic_optimizer)\n"
+    (tmp_path / "main.py").write_text("from models import Critic\ntrainer = Run(critic=Critic(8))\n")
+    assert len(found(tmp_path, body)) == 1
+    assert not found(tmp_path, body.replace("critic", "model"))
+    (tmp_path / "other.py").write_text("critic = Plain()\n")
+    assert not found(tmp_path, body)
