@@ -62,8 +62,20 @@ def kept_before(source: Source, sharding: Sharding) -> Iterator[cst.Assign]:
     """Yield the assignments before a call that shards, in its function, of what is used after it as well."""
     for made in made_before(source, sharding.call):
         is_its = any(holds(source, made, model, sharding.by) for model in sharding.models)
-        if is_its and is_used_after(source, made, sharding.call):
+        if (is_its or _is_stepped(source, made, sharding.call)) and is_used_after(
+            source, made, sharding.call
+        ):
             yield made.assign
+
+
+def _is_stepped(source: Source, made: Made, call: cst.Call) -> bool:
+    """Tell whether an optimizer holds a list that is prepared by a call: what is sharded has these then."""
+    if not shares(source.index, made.value):
+        return False
+    given = {dotted(arg.value) for arg in call.args}
+    makes = (each.value for each in made_before(source, call) if each.name in given and not each.is_one_of)
+    args = (arg.value for value in makes if isinstance(value, cst.Call) for arg in value.args)
+    return any(isinstance(each, cst.Name) and each.value == made.name for arg in args for each in walk(arg))
 
 
 def made_before(source: Source, call: cst.Call) -> Iterator[Made]:

@@ -130,7 +130,8 @@ def _sharded_whole(source: Source, model: cst.BaseExpression) -> cst.BaseExpress
     while part is not None:
         if source.models.certainty(part) is not None:
             return part if source.models.sharded_by(part) else None
-        part = source.models.sharded_with(part)
+        # `model.layers[0]`
+        part = part.value if isinstance(part, cst.Subscript) else source.models.sharded_with(part)
     return None
 
 
