@@ -35,7 +35,7 @@ from fsdp_migrate.adapters.engine.base import (
 )
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.adapters.engine.optimizer_names import say_arguments
-from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers, may_be_fsdp_config
+from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers, is_prefixed, may_be_fsdp_config
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
@@ -298,11 +298,8 @@ class HFTrainerAdapter:
         names = [name for name in effective(mapping) if not name.startswith("_")]
         bare_names = [bare(name) for name in names]
         share = sum(name in known for name in bare_names)
-        # Scripts have the prefix too, before a key or two of a file that they read themselves.
-        prefixed = sum(name.startswith("fsdp_") and bare(name) in known for name in names)
-        is_prefixed = 2 * prefixed > len(names) or (prefixed > 0 and "version" in bare_names)
-        is_theirs = is_prefixed and share == len(names)
-        distinctive = is_theirs or bool(_DISTINCTIVE & set(bare_names))
+        prefixed = share == len(names) and is_prefixed(names)
+        distinctive = prefixed or bool(_DISTINCTIVE & set(bare_names))
         if any(
             target_of(plain_values(inner)) or "_component_" in effective(inner)
             for _, inner in mappings_of(mapping)

@@ -98,7 +98,7 @@ HOUSE: House = (
         "torch_compat",
         "factories launch",
     ],
-    ["sharding", "source.checkpoint_runs source.sarif source.steps source.surroundings"],
+    ["sharding", "source.checkpoint_runs source.own_configs source.sarif source.steps source.surroundings"],
     ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],
     "loading",
     ["doctor", ("parity", "forecast")],

@@ -66,3 +66,16 @@ def has_hf_words(mapping: Mapping) -> bool:
 def may_be_fsdp_config(names: set[str], known: set[str]) -> bool:
     """Tell whether a document's keys, with no prefix, may be those of the file that ``fsdp_config`` names."""
     return bool(names & _SHARED) and names <= known
+
+
+def is_prefixed(names: list[str]) -> bool:
+    """Tell whether keys have the prefix of Accelerate and HF Trainer: most have, or some beside ``version``.
+
+    Scripts have it too, before a key or two of a file that they read themselves.
+
+    Example:
+        >>> is_prefixed(["fsdp_offload_params"]), is_prefixed(["fsdp_offload_params", "seed"])
+        (True, False)
+    """
+    prefixed = sum(name.startswith("fsdp_") for name in names)
+    return 2 * prefixed > len(names) or (prefixed > 0 and "version" in names)

@@ -66,7 +66,7 @@ def make_steppable(optimizer: Optimizer) -> None:
             which = " and ".join(f"`{option}`" for option in on)
             said = _ALONE if lone else _MIXED
             logger.info(
-                "%s optimizers.%s: %s switched off: %s", "FM113" if lone else "FM106", name, which, said
+                "%s optimizers.%s: stepped without %s: %s", "FM113" if lone else "FM106", name, which, said
             )
 
 

@@ -159,8 +159,11 @@ def find_configs(paths: Iterable[str | os.PathLike[str]]) -> list[ConfigFound]:
         >>> find_configs(["fsdp_migrate/source"])
         []
     """
+    from fsdp_migrate.source.own_configs import with_own
+
     files = (path for path in find_sources(paths, _CONFIGS) if path.suffix in _CONFIGS)
-    return [found for path in files if _may_be_config(path) and (found := _look_at(path)) is not None]
+    found = (_look_at(path) for path in files if _may_be_config(path))
+    return with_own([each for each in found if each is not None], paths)
 
 
 def _may_be_config(path: Path) -> bool:
