@@ -60,3 +60,16 @@ def test_fsdp2_looks_for_the_layers_in_every_model() -> None:
         assert set(before.values()) == {""}
         assert "Could not find the transformer layer class Block" in after["as it is"]
         assert after["named anew"] == ""
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_what_every_unit_uses_in_two_places_has_its_gradients_added_otherwise(places: int) -> None:
+    """As a decoder's layers use what the encoder gave: docs/frameworks.md says so, of float32 too."""
+    found = {
+        how: run_ranks(accelerate_bodies.add_up, how, places)[0] for how in ("fsdp1", "fsdp2", "prepared")
+    }
+    assert torch.equal(found["prepared"], found["fsdp1"])
+    # gloo sums in place of averaging in some versions of torch; a power of two changes no bit.
+    times = torch.round(found["fsdp2"].norm() / found["fsdp1"].norm())
+    assert torch.equal(found["fsdp2"] / times, found["fsdp1"]) is (places == 1)
+    torch.testing.assert_close(found["fsdp2"] / times, found["fsdp1"])
