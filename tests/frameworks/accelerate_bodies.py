@@ -167,7 +167,10 @@ def meet_float32(version: int) -> dict[str, str]:
 def prepare_two(version: int) -> dict[str, str]:
     """Return what becomes of a second model that has none of the layers that the plugin names."""
     with _as_accelerators():
-        names = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
+        names: dict[str, Any] = {
+            "auto_wrap_policy": "transformer_based_wrap",
+            "transformer_cls_names_to_wrap": ["Block"],
+        }
         accelerator, _, _ = _sharded(version, Net(), **names)
 
         def prepare() -> None:
@@ -218,13 +221,14 @@ def add_up(how: str, places: int) -> torch.Tensor:
         if how == "prepared":
             model = prepare_fully_shard(model, {"auto_wrap_policy": "Reader"})
         else:
-            names = {"transformer_cls_names_to_wrap": ["Reader"]}
+            names: dict[str, Any] = {"transformer_cls_names_to_wrap": ["Reader"]}
             _, model, _ = _sharded(
                 2 if how == "fsdp2" else 1, model, auto_wrap_policy="transformer_based_wrap", **names
             )
         model(rows).square().mean().backward()
         if how == "fsdp1":
             with FSDP.summon_full_params(model, with_grads=True):
-                return model.source.weight.grad.clone()
+                whole: torch.Tensor = model.source.weight.grad.clone()
+                return whole
         full: torch.Tensor = model.source.weight.grad.full_tensor()
         return full
