@@ -298,8 +298,11 @@ class HFTrainerAdapter:
         names = [name for name in effective(mapping) if not name.startswith("_")]
         bare_names = [bare(name) for name in names]
         share = sum(name in known for name in bare_names)
-        prefixed = any(name.startswith("fsdp_") and bare(name) in known for name in names)
-        distinctive = prefixed or bool(_DISTINCTIVE & set(bare_names))
+        # Scripts have the prefix too, before a key or two of a file that they read themselves.
+        prefixed = sum(name.startswith("fsdp_") and bare(name) in known for name in names)
+        is_prefixed = 2 * prefixed > len(names) or (prefixed > 0 and "version" in bare_names)
+        is_theirs = is_prefixed and share == len(names)
+        distinctive = is_theirs or bool(_DISTINCTIVE & set(bare_names))
         if any(
             target_of(plain_values(inner)) or "_component_" in effective(inner)
             for _, inner in mappings_of(mapping)

@@ -193,7 +193,7 @@ def emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft, frees: bool | 
     new = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "no_shard": "shard_grad_op"}
     after = list(dict.fromkeys(new.get(word, word) for word in items))
     if after == list(items):
-        draft.say("FM340", subject, "Kept: `version: 2` makes it FSDP2.")
+        draft.say("FM340", subject, "Kept: under `version: 2` it means the same.")
         return
     text = f"{' '.join(items)}: HF Trainer refuses this strategy under FSDP2; `{' '.join(after)}` stands in."
     written = after if isinstance(value, list) else " ".join(after)

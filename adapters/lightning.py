@@ -113,6 +113,13 @@ def in_hook(value: Any, block: Block) -> Outcome:
     )
 
 
+def prefetch_in_hook(value: Any, block: Block) -> Outcome:
+    """Do as :func:`in_hook`; None, which FSDP1 took for no prefetching, stands in the hook as well."""
+    if words.is_nothing(value):
+        return Outcome("FM355", "null, no prefetching: stands in `configure_model`.", remove=True)
+    return in_hook(value, block)
+
+
 def to_save_distributed(value: Any, block: Block) -> Outcome:
     """Turn the type of checkpoints into ``save_distributed_checkpoint``."""
     del block
@@ -137,7 +144,7 @@ LIGHTNING_KEYS: tuple[Key, ...] = (
     Key("auto_wrap_policy", "in `configure_model`", _HOOK),
     Key("activation_checkpointing", "in `configure_model`", _HOOK),
     Key("activation_checkpointing_policy", "in `configure_model`", _HOOK),
-    Key("backward_prefetch", "in `configure_model`", _HOOK),
+    Key("backward_prefetch", "in `configure_model`", prefetch_in_hook),
     Key("forward_prefetch", "in `configure_model`", _HOOK),
     Key("sync_module_states", "in `configure_model`", _HOOK),
     Key("ignored_modules", "in `configure_model`", _HOOK),
@@ -165,7 +172,7 @@ LIGHTNING_KEYS: tuple[Key, ...] = (
         obsolete("the Trainer's precision says it."),
     ),
 )
-_TO_HOOK = frozenset(key.name for key in LIGHTNING_KEYS if key.handle is in_hook)
+_TO_HOOK = frozenset(key.name for key in LIGHTNING_KEYS if key.handle in {in_hook, prefetch_in_hook})
 
 
 class LightningAdapter:
@@ -221,7 +228,10 @@ class LightningAdapter:
             known["mixed_precision"] = dtype
         # FSDPStrategy sets it, where FSDP1's own default is false.
         known.setdefault("use_orig_params", True)
-        return {name: v for name, v in known.items() if not words.is_nothing(v) and v != {}}
+        nothing = {name for name, v in known.items() if words.is_nothing(v) or v == {}}
+        # Said or not is not the same here: FSDP1's own default is BACKWARD_PRE, and None switches it off.
+        off = {"backward_prefetch": None} if "backward_prefetch" in nothing else {}
+        return {name: v for name, v in known.items() if name not in nothing} | off
 
     def emit(self, block: Block, config: FSDP2Config, draft: Draft) -> None:
         """Draft ``ModelParallelStrategy``, and emit the hook that shards the model."""
@@ -461,7 +471,7 @@ def _say_precision(block: Block, draft: Draft) -> None:
     place = _beside_trainer(block, "precision")
     if not is_known(_arguments(block).get("mixed_precision")) and _is_elsewhere(precision, trainer, block):
         text = (
-            f"It is {'set elsewhere' if precision else 'not in this file'}. FSDPStrategy takes the "
+            f"It is {'no plain value here' if precision else 'not in this file'}. FSDPStrategy takes the "
             "dtypes of `bf16-mixed` and the like from it; the hook casts nothing."
         )
         hint = "Under `bf16-mixed` add `'mixed_precision': 'bfloat16'` to the hook's arguments."

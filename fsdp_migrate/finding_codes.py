@@ -224,7 +224,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM322": FindingCode(
             "changed", "`model.apply(fn)`: FSDP1 showed whole parameters, now the function sees shards."
         ),
-        "FM323": FindingCode("refused", "A copy of a sharded model: FSDP2 does not allow it."),
+        "FM323": FindingCode(
+            "refused", "A copy of a sharded model, or of its parameters: FSDP2 does not allow it."
+        ),
         "FM324": FindingCode(
             "changed", "Activation checkpointing after sharding gathers parameters once more."
         ),
@@ -240,7 +242,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "refused", "The model runs in `summon_full_params`, which FSDP2 does not allow."
         ),
         "FM333": FindingCode(
-            "refused", "The model may also be one of DistributedDataParallel: must be changed by hand."
+            "refused", "The model may also be plain, or DistributedDataParallel's: must be changed by hand."
         ),
         # FM34x to FM36x: configs in files
         "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),

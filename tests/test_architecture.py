@@ -71,7 +71,6 @@ HOUSE: House = (
                 "source.looked_up",
                 "source.method_calls",
                 "source.parameter_values",
-                "source.prepared_parameters",
                 "source.settings_in_python",
             ],
             "source.framework_words",

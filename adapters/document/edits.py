@@ -22,7 +22,8 @@ from fsdp_migrate.adapters.document.writing import block_lines, flow_text, key_w
 from fsdp_migrate.errors import UnsupportedFeatureError
 
 
-_BEHIND = re.compile(r"[ \t]+#+[ \t]*(?=\S)")
+# A comment on the line that lists words: FULL_SHARD, `sharded`, "one of".
+_LISTS = re.compile(r"[ \t]+#+[ \t]*(?=.*(?:\b[A-Z]+_[A-Z_]+\b|`\w+`|\b[Oo]ne of\b|\b[Oo]ptions\b))")
 _COMMENT = re.compile(r"(?:^|\s)#\s*(.*)$")
 
 
@@ -183,10 +184,11 @@ class Edits:
             new = flow_text(change.value, json_style=self.is_json)
         touches = start != value.start or (start == end and self.text[start - 1] not in " \t")
         pieces.append(_Piece(start, end, 0, f" {new}" if touches and not below else new))
-        comment = _BEHIND.match(self.text, end)
-        if len(pieces) > 1 and comment is not None and not self.is_json:
-            # It speaks of the old key and of its words, as that of a key which is taken out.
-            pieces.append(_Piece(comment.end(), comment.end(), 0, f"{key_text(change.entry)}: "))
+        comment = _LISTS.match(self.text, end)
+        name = f"{key_text(change.entry)}: "
+        if len(pieces) > 1 and comment is not None and not self.text.startswith(name, comment.end()):
+            # The new key takes none of the words that the comment says of the old one.
+            pieces.append(_Piece(comment.end(), comment.end(), 0, name))
         return pieces
 
     def _refuse_anchor(self, node: Node) -> None:

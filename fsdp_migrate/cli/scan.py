@@ -27,10 +27,7 @@ def scan(
 
     Nothing is imported, run or changed. What .gitignore names is left out.
     """
-    if json and sarif:
-        raise typer.BadParameter("Give either --json or --sarif.")
-    if sarif and (files := [str(path) for path in paths if str(path).endswith(".sarif")]):
-        raise typer.BadParameter(f"--sarif takes no file: it prints. Write `--sarif > {files[0]}`.")
+    _check_outputs(paths, json=json, sarif=sarif)
     from fsdp_migrate.cli.pages.output import wanted_pages
     from fsdp_migrate.cli.pages.scan import scan_report
     from fsdp_migrate.cli.render.sources import show_scan, show_surroundings, show_work
@@ -78,6 +75,13 @@ def scan(
         aside=json or sarif,
     )
     return 3 if strict and log["runs"][0]["results"] else 0
+
+
+def _check_outputs(paths: Paths, *, json: bool, sarif: bool) -> None:
+    if json and sarif:
+        raise typer.BadParameter("Give either --json or --sarif.")
+    if sarif and (files := [str(path) for path in paths if str(path).endswith(".sarif")]):
+        raise typer.BadParameter(f"--sarif takes no file: it prints. Write `--sarif > {files[0]}`.")
 
 
 def _checkpoints(paths: Paths, *, are_turned: bool) -> list[CheckpointFound]:

@@ -45,18 +45,6 @@ def shared_across_units(model: nn.Module, policy: Any, version: str) -> list[Tie
     return [tie for tie in ties if tie.crosses_units]
 
 
-def is_one_module(model: nn.Module, tie: Tie) -> bool:
-    """Tell whether a parameter has several names because its module is registered at several places.
-
-    Example:
-        >>> part = nn.Linear(2, 2)
-        >>> model = nn.ModuleDict({"parts": nn.ModuleList([part]), "block": nn.Sequential(part)})
-        >>> [is_one_module(model, tie) for tie in find_ties(model, {model["block"]: "block"})]
-        [True, True]
-    """
-    return len({model.get_submodule(name.rpartition(".")[0]) for name in tie.names}) == 1
-
-
 def accelerate_units(model: nn.Module, policy: Any, version: str) -> dict[nn.Module, str]:
     """Return the modules that Accelerate's FSDP2 gives to ``fully_shard`` before the root, by their units.
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
-from fsdp_migrate.doctor.accelerate_units import EMBEDDINGS_AND_HEAD, is_one_module, shared_across_units
+from fsdp_migrate.doctor.accelerate_units import EMBEDDINGS_AND_HEAD, shared_across_units
 from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault, seen_of
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import listed, named
-from fsdp_migrate.sharding.tying import parameter_names
+from fsdp_migrate.sharding.tying import is_one_module, parameter_names
 
 
 if TYPE_CHECKING:

@@ -325,7 +325,8 @@ MODEL_FAULTS = (
         "huggingface/accelerate#4219",
         "model",
         lambda sight: sight.findings("FM106"),
-        "Clip with `fsdp_migrate.runtime.clip_grad_norm_`, and give optimizers `foreach=False`.",
+        "Clip with `fsdp_migrate.runtime.clip_grad_norm_`; where not `prepare_fully_shard` shards, give "
+        "optimizers `foreach=False`.",
         reproduced=True,
     ),
 )

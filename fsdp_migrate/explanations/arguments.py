@@ -129,8 +129,8 @@ EXPLANATIONS = {
     ),
     "FM106": (
         "Ignored parameters are plain tensors, sharded ones are `DTensor`. The foreach kernels of torch's optimizers refuse a list of both.",
-        "Nothing, where the optimizer is passed to `prepare_fully_shard`. Otherwise build it with `foreach=False`, or give the ignored parameters"
-        " a parameter group of their own.",
+        "Nothing: `foreach` and `fused` are switched off before the step of an optimizer that holds both in one group. A parameter group of their"
+        " own for the ignored ones is faster. Clip by `fsdp_migrate.runtime.clip_grad_norm_`.",
     ),
     "FM107": (
         "With shard groups of one rank, FSDP1 skipped the all-reduce between replicas, so that their weights became different. FSDP2 averages them, which was surely intended.",

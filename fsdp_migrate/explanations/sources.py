@@ -115,7 +115,8 @@ EXPLANATIONS = {
     ),
     "FM320": (
         "Accelerate's plugin is FSDP1 unless it is told `fsdp_version=2`; some of its arguments have other names then.",
-        "Write `FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True, ...)`, true for FULL_SHARD and false for SHARD_GRAD_OP, and leave"
+        "Write `FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True, ...)`, true for FULL_SHARD and false for SHARD_GRAD_OP, with"
+        ' `state_dict_type="FULL_STATE_DICT"` where it has none, which FSDP1 took by itself, and leave'
         " `sharding_strategy`, `use_orig_params`, `sync_module_states`, `backward_prefetch` and `forward_prefetch` out.",
     ),
     "FM321": (
@@ -129,8 +130,9 @@ EXPLANATIONS = {
         "Initialise before sharding, or call `model.apply(fn)` in `fsdp_migrate.runtime.summon_full_params(model)`.",
     ),
     "FM323": (
-        "FSDP2 keeps state about units that cannot be copied, and `copy.deepcopy` of a sharded model raises.",
-        "Copy the model before sharding, and shard both. For an average of weights keep a state dict.",
+        "FSDP2 keeps state about units that cannot be copied, and `copy.deepcopy` of a sharded model raises. Of its parameters it raises"
+        " while they have gradients, and so does that of a part of it and of its optimizer.",
+        "Copy the model before sharding, and shard both. For an average of weights keep a state dict. Of parameters take `p.detach().clone()`.",
     ),
     "FM324": (
         "Around sharded modules the wrapper recomputes the forward hooks too, which gather the parameters once more in the backward.",
@@ -141,7 +143,8 @@ EXPLANATIONS = {
     "FM325": ("It is text. Nothing runs it.", "Nothing; you may want to correct it."),
     "FM326": (
         "On FSDP1's parameters torch's function saw this rank's shard only, so that every rank clipped by its own norm. Under FSDP2 the norm is that of the"
-        " whole gradient: larger, and the same on every rank. Clipping starts earlier.",
+        " whole gradient: larger, and the same on every rank. Clipping starts earlier. Accelerate's `clip_grad_norm_` did the same with all but the whole of one"
+        " model, and gives a DTensor then.",
         "The new norm is correct. If the run was tuned to the old one, choose a larger `max_norm`.",
     ),
     "FM327": (
@@ -166,7 +169,8 @@ EXPLANATIONS = {
         "The code serves FSDP and `DistributedDataParallel`. For DDP the call must stay as it is, for FSDP2 it must change.",
         "Make two branches: `if isinstance(model, FSDPModule): ...` with the call for FSDP2, and the old one for DDP. For a whole state that is"
         " `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, on every rank: without the options a rank"
-        " would save its own shards, and below `if rank == 0` it would wait for the others.",
+        " would save its own shards, and below `if rank == 0` it would wait for the others. Where the comment says `by its name` and it is a plain model,"
+        " delete the comment.",
     ),
     "FM420": (
         "The source supports both versions. Code for FSDP1 alone must not be rewritten, or FSDP2 would run both branches.",
@@ -205,13 +209,18 @@ EXPLANATIONS = {
     ),
     "FM446": (
         "FSDP2 puts new parameters into the model. A list of the old ones, or an object that holds some, is not the model's any more: nothing"
-        " is trained, clipped or averaged by it. Under FSDP1 with `use_orig_params=True` the old ones stayed.",
-        "Make the list, or the object, after `prepare_fully_shard`, or after Accelerate's `prepare`. If it holds optimizers, give these as `optimizers=`: they are pointed at the new ones.",
+        " is trained, clipped or averaged by it. Under FSDP1 with `use_orig_params=True` the old ones stayed. Accelerate and Hugging Face's Trainer put"
+        " the new ones into the optimizer that is prepared with the model, and into nothing else; Fabric and Lightning into none: clipping by an old list does"
+        " nothing, without an error.",
+        "Make the list, or the object, after `prepare_fully_shard`, or after the framework has sharded. If it holds optimizers, give these as `optimizers=`: they"
+        " are pointed at the new ones.",
     ),
     "FM447": (
         "FSDP1's parameters were plain tensors, FSDP2's are `DTensor`s. torch's optimizers work on whole groups at a time on GPUs (`foreach`), and those"
-        ' kernels refuse a group that holds both kinds: the first step fails with "got mixed torch.Tensor and DTensor".',
-        "Give each kind a group of its own, `AdamW([{'params': head.parameters()}, {'params': model.parameters()}])`, or `foreach=False`.",
+        ' kernels refuse a group that holds both kinds: "got mixed torch.Tensor and DTensor". `prepare_fully_shard` switches them off before the step of such an'
+        " optimizer, whenever that was made.",
+        "For an optimizer nothing; a group for each kind, `AdamW([{'params': head.parameters()}, {'params': model.parameters()}])`, is faster. For"
+        " `torch._foreach_*` make a list of each kind.",
     ),
     "FM449": (
         "For FSDP1 Accelerate once advised to prepare the model alone, before the optimizer was made. Its FSDP2 puts the sharded parameters into the"

@@ -14,7 +14,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from fsdp_migrate.arguments import SEVERAL, check_arguments
 from fsdp_migrate.errors import OptimizerError
 from fsdp_migrate.findings import counted, listed, make_finding
-from fsdp_migrate.torch_compat import device_meshes, optimizer_kinds, parameter_hooks
+from fsdp_migrate.sharding.mixed_groups import make_mixable, make_steppable, may_be_refused
+from fsdp_migrate.torch_compat import device_meshes, parameter_hooks
 from fsdp_migrate.torch_compat.switched import name_of_gathered
 from fsdp_migrate.torch_compat.tensor_kinds import is_made_of_tensors
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 _DEEPEST_WRAPPER = 8
 _REPLACED = "_fsdp_migrate_replaced"
-_checked: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+_checked: weakref.WeakKeyDictionary[Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
+"""How many parameters an optimizer held when it was looked at, and whether each of its steps has to be."""
 
 
 def as_list(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
@@ -142,7 +144,7 @@ def repoint_optimizers(
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[p][0]] if p in names else p for p in group["params"]]
-            _make_mixable(optimizer, group)
+            make_mixable(optimizer, group)
         _repoint_lists(optimizer, names, sharded)
         old_state: dict[Any, dict[str, Any]] = dict(optimizer.state)
         optimizer.state.clear()
@@ -252,16 +254,25 @@ def watch_replaced(
 @functools.cache
 def _watch_steps() -> None:
     """Look at the steps of all optimizers from now on; once a process."""
-    register_optimizer_step_pre_hook(_refuse_replaced)
+    register_optimizer_step_pre_hook(_look_before_step)
 
 
-def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _look_before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Check an optimizer before its step; all ranks that run the same code fail alike."""
     del args, kwargs
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    count, is_mixed = _checked.get(optimizer, (-1, False))
     # By the number: `add_param_group` may have brought others since.
-    if _checked.get(optimizer) == len(params):
-        return
+    if count != len(params):
+        _refuse_replaced(optimizer, params)
+        is_mixed = may_be_refused(optimizer)
+        _checked[optimizer] = (len(params), is_mixed)
+    if is_mixed:  # before every step: which have gradients changes, and a state that is loaded sets options
+        make_steppable(optimizer)
+
+
+def _refuse_replaced(optimizer: Optimizer, params: list[torch.Tensor]) -> None:
+    """Check that an optimizer steps the model's parameters, and not what was in their place."""
     old = [name for param in params if (name := getattr(param, _REPLACED, None)) is not None]
     if old:
         msg = (
@@ -280,17 +291,6 @@ def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             "`model.modules()`, then take the parameters."
         )
         raise OptimizerError(msg)
-    _checked[optimizer] = len(params)
-
-
-def _make_mixable(optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Switch ``foreach`` and ``fused`` off where they do not take tensors of several kinds or meshes."""
-    meshes = {param.device_mesh if isinstance(param, DTensor) else None for param in group["params"]}
-    if meshes - {None}:
-        optimizer_kinds.switch_off(optimizer, group, optimizer_kinds.refused_options(optimizer))
-    if len(meshes) > 1:
-        refused = ("foreach", "fused") if None in meshes else device_meshes.OPTIONS_OF_ONE_MESH
-        optimizer_kinds.switch_off(optimizer, group, refused)
 
 
 def _shard_like(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:

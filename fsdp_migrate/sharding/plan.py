@@ -446,7 +446,7 @@ def _trained_ignored(request: WrapRequest) -> Iterator[Finding]:
             "foreach and fused optimizers and `torch.nn.utils.clip_grad_norm_` refuse to mix."
         )
         hint = (
-            "Optimizers given to prepare_fully_shard are set to `foreach=False`; build later ones so. "
+            "`foreach` and `fused` are switched off before a step where one group holds both kinds. "
             "`fsdp_migrate.runtime.clip_grad_norm_` takes both kinds."
         )
         yield make_finding("FM106", "ignored_states", text, hint)

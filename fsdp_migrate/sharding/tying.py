@@ -45,6 +45,19 @@ def parameter_names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
     return {parameter: tuple(found) for parameter, found in names.items()}
 
 
+def is_one_module(model: nn.Module, tie: Tie) -> bool:
+    """Tell whether a parameter has several names because its module is registered at several places.
+
+    Example:
+        >>> from torch import nn
+        >>> part = nn.Linear(2, 2)
+        >>> model = nn.ModuleDict({"parts": nn.ModuleList([part]), "block": nn.Sequential(part)})
+        >>> [is_one_module(model, tie) for tie in find_ties(model, {model["block"]: "block"})]
+        [True, True]
+    """
+    return len({model.get_submodule(name.rpartition(".")[0]) for name in tie.names}) == 1
+
+
 def find_ties(model: nn.Module, units: Mapping[nn.Module, str]) -> list[Tie]:
     """Find every parameter with several names, and the units that its modules belong to.
 

@@ -9,7 +9,7 @@ from fsdp_migrate.config import MixedPrecisionPolicy
 from fsdp_migrate.errors import ModelError
 from fsdp_migrate.findings import Finding, make_finding, named
 from fsdp_migrate.mapping import map_config
-from fsdp_migrate.sharding.tying import parameter_names, resolve_ties
+from fsdp_migrate.sharding.tying import is_one_module, parameter_names, resolve_ties
 from fsdp_migrate.torch_compat import module_kinds
 
 
@@ -123,7 +123,9 @@ def plan_units(
     vacant = [unit.fqn for unit in kept if unit.fqn not in planned]
     findings = [*_left_out(containers, vacant), *map(_tie_finding, resolved.decisions), *own]
     if not given.use_orig_params:
-        findings.extend(map(_trained_apart, resolved.decisions))
+        # One module under two names has one set of parameters in FSDP1, in the unit that holds it.
+        torn = (each for each in resolved.decisions if not is_one_module(model, each.tie))
+        findings.extend(map(_trained_apart, torn))
     elif given.sharding_strategy == "NO_SHARD":
         findings.extend(map(_reduced_in_part, resolved.decisions))
     return units, findings

@@ -11,7 +11,7 @@ from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
-from fsdp_migrate.source.python.lightning_models import trained_elsewhere
+from fsdp_migrate.source.python.lightning_models import trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
 
 
@@ -46,6 +46,8 @@ _TELLING = {
     "fabric": ("FSDPStrategy", "Fabric"),
 }
 _OF_TRAINERS = ("Trainer", "Callback")
+_WRAPS = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|fully_shard)\(")
+_OPTION = re.compile(r"['\"]--strategy['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
 _USES_TRAINER = re.compile(r"\bclass \w+\([^)]*(?:Trainer|Callback)\b|Trainer\(")
 _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
@@ -68,11 +70,22 @@ def with_frameworks(
             told.setdefault(path, set()).add(name)
     trained = models.lightning.files if models.lightning is not None else frozenset()
     links = links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
+    options = _with_options(texts)
+    links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
+    made = (path for path, each in links.items() if each.optimizers and models.files)
+    links |= {path: replace(links[path], beside_frameworks=True) for path in made}
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
         path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))
         for path, each in known.items()
     }
+
+
+def _with_options(texts: Mapping[Path, str]) -> list[Path]:
+    """Return the files with an option by which Lightning's FSDP may be chosen, which another file reads."""
+    if not using_lightning(texts) or any(map(_WRAPS.search, texts.values())):
+        return []
+    return [path for path, text in texts.items() if _OPTION.search(text) and "fsdp" in text]
 
 
 def framework_models(project: Project, around: Iterable[str | os.PathLike[str]]) -> FrameworkModels:

@@ -52,6 +52,24 @@ _GATHERS: Final = frozenset({"gather", "gather_for_metrics", "pad_across_process
 _OTHERS: Final = frozenset({"fabric", "lightning"})
 
 
+_KEPT: Final = (
+    "where {} shards this model, this holds the parameters from before that, in whose place FSDP2 puts new "
+    "ones: what is clipped, averaged or stepped by it is not the model's. {}"
+)
+_MADE_ANEW: Final = {
+    "accelerate": (
+        "Make it of the prepared model; the optimizer that is prepared with the model alone is given the new "
+        "ones. The whole is clipped by accelerator.clip_grad_norm_(model.parameters(), max_norm)."
+    ),
+    "fabric": "Make it after fabric.setup_module(model), of the model that this gives.",
+    "lightning": "Make it where it is used, or in on_fit_start, of the parameters that the module has then.",
+    "transformers": (
+        "Make it where it is used, or in on_train_begin of a callback; the Trainer's own optimizer is given "
+        "the new ones."
+    ),
+}
+
+
 # Within the Trainer's own class it is `self`; and a callback is given the model without its Trainer.
 _BY_PLACE: Final = {
     TRAINER: "self.accelerator.get_state_dict(self.model)",
@@ -60,6 +78,11 @@ _BY_PLACE: Final = {
         "cpu_offload=True))"
     ),
 }
+
+
+def name_of_framework(source: Source, model: cst.BaseExpression) -> str:
+    """Return what the framework is called that shards a model."""
+    return _NAMES.get(source.models.sharded_by(model), "")
 
 
 def mixed(source: Source, model: cst.BaseExpression) -> str:
@@ -101,6 +124,11 @@ def unsynced(source: Source, model: cst.BaseExpression) -> str:
     return _UNSYNCED.get(source.models.sharded_by(model), "fsdp_migrate.runtime.no_sync(model)")
 
 
+def kept(by: str) -> str:
+    """Return what is said of parameters that are kept from before a framework shards."""
+    return _KEPT.format(_NAMES.get(by, by), _MADE_ANEW.get(by, ""))
+
+
 def clips(source: Source, model: cst.BaseExpression | None) -> str:
     """Return what clips the gradients of a model that may be sharded."""
     by = source.models.sharded_by(model) if model is not None else ""
@@ -131,7 +159,7 @@ def is_norm_gathered(source: Source, call: cst.Call) -> bool:
     """
     func, given = call.func, call.args[0].value if call.args and not call.args[0].star else None
     is_gather = (
-        isinstance(func, cst.Attribute) and func.attr.value in _GATHERS and _is_accelerator(func.value)
+        isinstance(func, cst.Attribute) and func.attr.value in _GATHERS and is_an_accelerator(func.value)
     )
     if given is None or not (is_gather or (dotted(func) or "").startswith(("dist.", "torch.distributed."))):
         return False
@@ -142,13 +170,14 @@ def is_norm_gathered(source: Source, call: cst.Call) -> bool:
     is_norm = any(
         isinstance(each, cst.Attribute)
         and each.attr.value == "clip_grad_norm_"
-        and _is_accelerator(each.value)
+        and is_an_accelerator(each.value)
         for each in clips
     )
     return is_norm and asks_for_plugin(source.index)
 
 
-def _is_accelerator(node: cst.BaseExpression) -> bool:
+def is_an_accelerator(node: cst.BaseExpression) -> bool:
+    """Tell whether it is an Accelerator, as its name says."""
     return (dotted(node) or "").lower().endswith("accelerator")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.parameters import first_model, is_torchs_optimizer, model_of
+from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
 
 
 if TYPE_CHECKING:
@@ -17,29 +17,6 @@ if TYPE_CHECKING:
 
 
 _OPTIMIZERS = ("adam", "adamw", "sgd", "optimizer", "lion", "adafactor", "adagrad")
-
-
-def lists_of(source: Source, wrapping: cst.Call, model: str) -> Iterator[cst.Assign]:
-    """Yield the assignments, in the function of a wrapping and before it, of what holds the parameters."""
-    function = source.index.function(wrapping)
-    for assign in source.assignments:
-        if source.index.order[assign] >= source.index.order[wrapping]:
-            return
-        if source.index.function(assign) is function and not source.index.excludes(assign, wrapping):
-            own = model_of(source.index, assign.value)
-            given = own if own is not None else _given_to_a_class(source, assign.value)
-            if given is not None and text_of(given) == model:
-                yield assign
-
-
-def _given_to_a_class(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
-    """Return the model whose parameters a class is called with."""
-    if not isinstance(node, cst.Call):
-        return None
-    name = (dotted(node.func) or "").split(".")[-1]
-    if not name[:1].isupper():
-        return None
-    return first_model(source.index, [arg.value for arg in node.args if not arg.star])
 
 
 def given_before(source: Source, call: cst.Call, model: str) -> list[str]:

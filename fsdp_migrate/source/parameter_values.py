@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
+WEIGHTS = frozenset({"bias", "weight"})
 _VALUES = frozenset({"data", "grad"})
 _SAME = frozenset(
     {
@@ -64,6 +65,8 @@ class ParameterValues:
         if isinstance(node, cst.Subscript):
             is_named = isinstance(node.value, (cst.Name, cst.Attribute)) and not is_slice(node)
             return is_named and self._once(node.value, self.is_many)
+        if isinstance(node, cst.Attribute):
+            return self._is_weight(node)
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
         loops = [loop for loop in loops_around(self.source.index, node) if binds(loop, node.value)]
@@ -75,6 +78,20 @@ class ParameterValues:
             )
             return is_of_one and not self.source.contexts.is_summoned(node)
         return self._is_held(node)
+
+    def _is_weight(self, node: cst.Attribute) -> bool:
+        """Tell whether it is a weight of a part of a sharded model: ``model.layers[0].weight``.
+
+        What a module's methods take of ``self`` may be gathered there.
+        """
+        root: cst.BaseExpression = node.value
+        while isinstance(root, (cst.Attribute, cst.Subscript)):
+            if self.source.models.certainty(root) is not None:
+                break
+            root = root.value
+        if node.attr.value not in WEIGHTS or dotted(root) == "self":
+            return False
+        return _is_part(self.source, node.value) and not self.source.contexts.is_summoned(node)
 
     def is_many(self, node: cst.BaseExpression) -> bool:
         """Tell whether it holds parameters: ``[p.grad for p in m.parameters()]``, a dict, a list to fill."""

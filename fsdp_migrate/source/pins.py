@@ -59,6 +59,10 @@ _SETUP = re.compile(r"\s*(?:\w+\.)?setup\(")
 _OURS = re.compile(r"\bfsdp[-_]migrate\b", re.IGNORECASE)
 
 
+# Where loggers keep what a run had installed: nobody installs from it.
+_LOGS = frozenset({"mlruns", "wandb"})
+
+
 @dataclass(frozen=True)
 class ExactPin:
     """A requirement for one version of a package."""
@@ -189,7 +193,7 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
         if path.is_file() and _FILES.match(path.name):
             yield path
         for folder, folders, names in os.walk(path) if path.is_dir() else ():
-            folders[:] = sorted(name for name in folders if name not in NEVER)
+            folders[:] = sorted(name for name in folders if name not in NEVER | _LOGS)
             yield from (Path(folder, name) for name in sorted(names) if _FILES.match(name))
 
 

@@ -30,6 +30,7 @@ _PREPARING = frozenset({"FM301", "FM302", "FM331", "FM429"})
 _STANDS_ELSEWHERE = "FM356"
 _FACTORY = "PKG.MOD:FACTORY"
 _MOST_CONFIGS = 3
+_MOST_PINS = 8
 _NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _DOCTOR = "See which known faults of torch and the frameworks hit you. This and the next two change nothing."
 _PLAN = "See how the model will be sharded, and whether it fits; no GPU is needed."
@@ -222,8 +223,9 @@ def _amount(uses: Sequence[Use], word: str) -> str:
 def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
     if not pins:
         return []
-    listed = "; ".join(f"{pin.path}:{pin.line} {pin.requirement} (from {pin.needed} on)" for pin in pins)
-    return [Step(f"Raise the requirements that keep out what FSDP2 needs: {listed}.", ())]
+    every = (f"{pin.path}:{pin.line} {pin.requirement} (from {pin.needed} on)" for pin in pins)
+    text = listed(every, _MOST_PINS, between="; ")
+    return [Step(f"Raise the requirements that keep out what FSDP2 needs: {text}.", ())]
 
 
 def _steps_for_proof(

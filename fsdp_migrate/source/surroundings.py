@@ -57,6 +57,10 @@ _COPYING = 30.0
 # And the bytes of checkpoints in a second, where a disk or a network is slow.
 _COPIED = 50e6
 _ONE_FILE = frozenset({"file", "safetensors"})
+_FIXTURES = frozenset({"fixtures", "test_data", "testdata", "tests"})
+"""Folders with what tests read, and no run starts from; one that is given is looked through."""
+_WEIGHTS = ("bias", "weight")
+_WHOLE_NUMBERS = frozenset({"BOOL", "I16", "I32", "I64", "I8", "U16", "U32", "U64", "U8"})
 
 
 @dataclass(frozen=True)
@@ -287,6 +291,8 @@ def _is_model_config(path: Path) -> bool:
 def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[CheckpointFound]:
     """Return what looks like checkpoints at and below paths; also where ``.gitignore`` names them.
 
+    What tests read is left out, and so are safetensors with data.
+
     Example:
         >>> [each.layout for each in find_checkpoints(["tests/checkpoint/data/torch-2.13.0/plain.dcp"])]
         ['distributed checkpoint (DCP)']
@@ -302,7 +308,7 @@ def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[Checkpoint
 
 def _below(root: Path) -> Iterator[CheckpointFound]:
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in NEVER)
+        folders[:] = sorted(name for name in folders if name not in NEVER | _FIXTURES)
         found = _layout_of(Path(folder), folders, files)
         if found is None:
             for name in sorted(files):
@@ -370,7 +376,7 @@ def _as_words(title: str) -> str:
 
 
 def _of_file(path: Path) -> Iterator[CheckpointFound]:
-    if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors" and not _is_data(path):
         yield CheckpointFound(str(path), _as_words(layout_title("safetensors")))
     elif path.suffix in _SAVED and not BESIDE_MODELS.fullmatch(path.name) and _is_checkpoint(path):
         layout = _as_words(layout_title("file"))
@@ -378,6 +384,20 @@ def _of_file(path: Path) -> Iterator[CheckpointFound]:
             yield CheckpointFound(str(path), f"{layout} of Lightning's Trainer", is_lightnings=True)
         else:
             yield CheckpointFound(str(path), layout)
+
+
+def _is_data(path: Path) -> bool:
+    """Tell whether safetensors hold samples: single whole numbers, such as an index, and no weights."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            tensors = json.loads(stream.read(length)) if length <= _MAX_CONFIG else {}
+        if any(name.endswith(_WEIGHTS) for name in tensors):
+            return False
+        told = [(tensor.get("dtype"), tensor.get("shape")) for tensor in tensors.values()]
+    except (AttributeError, OSError, ValueError, RecursionError):
+        return False  # no safetensors: `inspect` says so
+    return any(dtype in _WHOLE_NUMBERS and shape == [] for dtype, shape in told)
 
 
 def _is_lightnings(path: Path) -> bool:

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
 from fsdp_migrate.adapters.engine.base import Settings, bare
 from fsdp_migrate.adapters.hf_trainer import HF_KEYS
+from fsdp_migrate.errors import NothingToConvertError
 
 
 pytestmark = pytest.mark.any_torch
@@ -126,6 +127,25 @@ def test_a_file_of_its_own() -> None:
         '    "reshard_after_forward": true,\n    "state_dict_type": "FULL_STATE_DICT"\n}\n'
     )
     assert codes(done, "fsdp") == {"FM356"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"offload_params": False},
+        {
+            "sharding_strategy": "SHARD_GRAD_OP",
+            "limit_all_gathers": True,
+            "offload_params": False,
+            "seed": 42,
+        },
+        {"fsdp_use_orig_params": True, "fsdp_cpu_offload": False, "fsdp_seed": 42},
+    ],
+)
+def test_a_file_that_a_script_of_its_own_reads_is_not_theirs(more: dict[str, Any]) -> None:
+    with pytest.raises(NothingToConvertError):
+        convert_text(json.dumps({"fsdp_activation_checkpointing": False, **more}))
+    convert(json.dumps({"fsdp_activation_checkpointing": False, "fsdp_use_orig_params": True}))
 
 
 def test_a_strategy_in_a_file_of_its_own_is_heeded_and_told() -> None:

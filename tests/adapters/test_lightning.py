@@ -44,6 +44,7 @@ EACH_KEY: list[tuple[str, str, dict[str, Any], str]] = [
     ("activation_checkpointing", "[pkg.Block]", {}, "FM355"),
     ("activation_checkpointing_policy", "[pkg.Block]", {}, "FM355"),
     ("backward_prefetch", "BACKWARD_PRE", {}, "FM355"),
+    ("backward_prefetch", "null", {}, "FM355"),
     ("forward_prefetch", "true", {}, "FM355"),
     ("sync_module_states", "true", {}, "FM355"),
     ("ignored_modules", "[a]", {}, "FM355"),

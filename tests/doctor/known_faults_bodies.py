@@ -281,7 +281,8 @@ class Towers(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        y: torch.Tensor = self.head(x)
+        return y
 
 
 def _splits_modules(folder: Path) -> bool:

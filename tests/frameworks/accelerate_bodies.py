@@ -140,7 +140,7 @@ def _sharded(version: int, model: nn.Module, precision: str = "no", **settings: 
 def _says(call: Callable[[], Any]) -> str:
     try:
         call()
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
         return str(error)
     return ""
 
@@ -171,7 +171,7 @@ def prepare_two(version: int) -> dict[str, str]:
             "auto_wrap_policy": "transformer_based_wrap",
             "transformer_cls_names_to_wrap": ["Block"],
         }
-        accelerator, _, _ = _sharded(version, Net(), **names)
+        accelerator, _, _ = _sharded(version, Net(), "no", **names)
 
         def prepare() -> None:
             other = nn.Linear(2, 2)
@@ -181,6 +181,15 @@ def prepare_two(version: int) -> dict[str, str]:
         found = {"as it is": _says(prepare)}
         accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []
         return {**found, "named anew": _says(prepare)}
+
+
+def hold_more(version: int) -> str:
+    """Return what becomes of an optimizer that holds another module's parameters too."""
+    with _as_accelerators():
+        accelerator, _, _ = _sharded(version, nn.Linear(2, 2))
+        model, head = nn.Linear(2, 2), nn.Linear(2, 2)
+        optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+        return _says(lambda: accelerator.prepare(model, optimizer))
 
 
 class Reader(nn.Module):

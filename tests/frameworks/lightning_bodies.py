@@ -38,8 +38,11 @@ class _Module(pl.LightningModule):
         super().__init__()
         self.model = nn.Linear(4, 4)
         self.seen = seen
+        self.kept = list(self.model.parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        own = {id(each) for each in self.parameters()}
+        self.seen["kept"] = str(all(id(each) in own for each in self.kept))
         self.seen["configure_optimizers"] = _what(self)
         return torch.optim.SGD(self.parameters(), lr=0.1)
 

@@ -62,6 +62,13 @@ def test_fsdp2_looks_for_the_layers_in_every_model() -> None:
         assert after["named anew"] == ""
 
 
+def test_fsdp2_takes_no_optimizer_that_holds_more_than_the_model() -> None:
+    """FM449 says so."""
+    for before, after in zip(*(run_ranks(accelerate_bodies.hold_more, each) for each in (1, 2)), strict=True):
+        assert before == ""
+        assert "couldn't be switched to its sharded version" in after
+
+
 @pytest.mark.parametrize("places", [1, 2])
 def test_what_every_unit_uses_in_two_places_has_its_gradients_added_otherwise(places: int) -> None:
     """As a decoder's layers use what the encoder gave: docs/frameworks.md says so, of float32 too."""

@@ -26,6 +26,8 @@ def test_what_hooks_see(version: int, tmp_path: Path) -> None:
     expected = "1" if version == 1 else "DTensor"
     for seen in run_ranks(lightning_bodies.watch, version, str(tmp_path)):
         copied = seen.pop("copy", "")
+        # What the constructor kept is not the module's any more where it makes its optimizers.
+        assert seen.pop("kept") == str(version == 1)
         assert ("deepcopy" in copied) is (version == 2)
         # Modules have no hook at the check of their sanity, and callbacks make no optimizers.
         assert len(seen) == 2 * len(lightning_bodies.HOOKS)

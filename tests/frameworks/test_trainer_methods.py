@@ -45,6 +45,9 @@ def test_what_the_methods_of_a_trainer_see(version: int, tmp_path: Path) -> None
             set(trainer_bodies.CALLED) - {ON_INIT} - ({"on_save", "on_train_end"} if version == 1 else set())
         )
         assert {name: seen[name] for name in called} == dict.fromkeys(called, sharded)
+        # FSDP1 left the parameters in place, as use_orig_params has it, and FSDP2 puts new ones there.
+        for name in trainer_bodies.MAKES_BEFORE:
+            assert seen[f"kept {name}"] == str(version == 1)
         # FSDP1 had made the parameters flat before the optimizer, and FSDP2 has not sharded them yet.
         assert seen[f"{MAKES_OPTIMIZER} self"] == ("0:1" if version == 1 else "0:2")
 

@@ -23,6 +23,8 @@ from fsdp_migrate.source.python.trainer_models import (
 
 
 Seen = dict[str, str]
+MAKES_BEFORE = ("__init__", MAKES_OPTIMIZER)
+"""Methods that make lists of parameters before FSDP2 shards."""
 BEFORE = ("__init__", "get_train_dataloader", "_get_train_sampler", "_wrap_model")
 CALLED = ("on_step_end", "on_save", "on_log", "on_evaluate", "on_train_begin", "on_train_end", ON_INIT)
 
@@ -94,11 +96,13 @@ def _trainer(version: int, folder: str, seen: Seen) -> Trainer:
 
 
 def _watching(seen: Seen, version: int) -> type[Trainer]:
+    kept: dict[str, list[torch.nn.Parameter]] = {}
+
     def watched(name: str) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             given = args[0] if args and isinstance(args[0], torch.nn.Module) else None
             if hasattr(self, "model") and name != "__init__":
-                seen.setdefault(f"{name} self", what(self.model))
+                _note_self(seen, kept, name, self.model)
             if given is not None:
                 seen.setdefault(f"{name} model", what(given))
             if name == "_save_checkpoint":
@@ -111,6 +115,7 @@ def _watching(seen: Seen, version: int) -> type[Trainer]:
             result = getattr(Trainer, name)(self, *args, **kwargs)
             if name == "__init__":
                 seen["__init__ self"] = what(self.model)
+                kept[name] = list(self.model.parameters())
             return result
 
         return method
@@ -118,6 +123,19 @@ def _watching(seen: Seen, version: int) -> type[Trainer]:
     names = {*RUN_SHARDED, *GIVEN_SHARDED, MAKES_OPTIMIZER, *BEFORE}
     there = {name for name in names if hasattr(Trainer, name)}
     return type("Watching", (Trainer,), {name: watched(name) for name in there})
+
+
+def _note_self(
+    seen: Seen, kept: dict[str, list[torch.nn.Parameter]], name: str, model: torch.nn.Module
+) -> None:
+    seen.setdefault(f"{name} self", what(model))
+    if name == MAKES_OPTIMIZER:
+        kept[name] = list(model.parameters())
+    if name != "training_step":
+        return
+    own = {id(each) for each in model.parameters()}
+    for when, before in kept.items():
+        seen[f"kept {when}"] = str(all(id(each) in own for each in before))
 
 
 def _callback(seen: Seen) -> TrainerCallback:

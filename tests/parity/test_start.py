@@ -58,11 +58,8 @@ def test_the_rank_that_failed_first_is_told(capsys: Capture, monkeypatch: pytest
 def save_in_two_groups(folder: Path) -> Path:
     """Save what a run with two groups of parameters has after a step."""
     model = layer()
-    groups: list[dict[str, Any]] = [
-        {"params": [model.weight]},
-        {"params": [model.bias], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups)
+    groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, foreach=False)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "state.pt")

@@ -144,6 +144,14 @@ def test_a_tie_that_fsdp1_tore_is_told() -> None:
         assert "FM273" not in {finding.code for finding in plan.findings}
 
 
+def test_one_module_at_two_places_was_not_torn() -> None:
+    """FSDP1 flattened its parameters once, in the unit that holds it."""
+    parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+    model = nn.Sequential(parts, nn.ModuleList(nn.Sequential(each) for each in parts))
+    arguments = {"auto_wrap_policy": {nn.Sequential}, "use_orig_params": False}
+    assert "FM273" not in {each.code for each in plan_fully_shard(model, arguments, world_size=2).findings}
+
+
 def test_a_tie_that_fsdp1_reduced_in_part_is_told() -> None:
     """Nothing was sharded, so that the others could use it; but one unit reduced it."""
     arguments = {

@@ -423,7 +423,20 @@ def test_a_base_class_sees_what_a_class_below_shards(tmp_path: Path) -> None:
     assert (tmp_path / "plain.py").read_text() == files["plain.py"]
 
 
-@pytest.mark.parametrize(("own", "is_run"), [("return 1", False), ("return super().save()", True)])
+OTHERWISE = "if self.mesh is None:\n            {}\n        else:\n            return super().save()"
+
+
+@pytest.mark.parametrize(
+    ("own", "is_run"),
+    [
+        ("return 1", False),
+        ("return super().save()", True),
+        # Where FSDP1's own method is called, its model does not go on to the class above.
+        (OTHERWISE.format("return self.model.clip_grad_norm_(1.0)"), False),
+        (OTHERWISE.format("self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)"), True),
+        (OTHERWISE.format("return 1"), True),
+    ],
+)
 def test_a_method_that_the_class_below_has_too_is_not_run_with_it(
     tmp_path: Path, own: str, *, is_run: bool
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source.pins import excludes, without_ours
+from fsdp_migrate.source.pins import excludes, find_pins, without_ours
 
 
 if TYPE_CHECKING:
@@ -47,3 +47,10 @@ def test_a_module_or_a_vendored_package_installs_nothing_of_the_project(tmp_path
     assert without_ours([tmp_path]) == without_ours([tmp_path / "eval"]) == [str(tmp_path / "setup.py")]
     (tmp_path / "setup.py").unlink()
     assert without_ours([tmp_path]) == []
+
+
+def test_what_a_logger_kept_of_a_run_is_no_requirement(tmp_path: Path) -> None:
+    for folder in ("", "wandb/run-1/files", "mlruns/0/artifacts"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "requirements.txt").write_text("torch==2.0.1\n")
+    assert [pin.path for pin in find_pins([tmp_path], ["torch"])] == [str(tmp_path / "requirements.txt")]

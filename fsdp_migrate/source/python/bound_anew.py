@@ -40,7 +40,10 @@ def runs_at(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | No
 
 def is_in_value(index: Index, target: cst.CSTNode, node: cst.CSTNode) -> bool:
     """Tell whether a place is in the value that an assignment gives: ``self.net = wrap(self.net)``."""
-    assign = index.parents.get(index.parents[target])
+    above: cst.CSTNode | None = index.parents.get(target)
+    while isinstance(above, (cst.BaseElement, cst.Tuple, cst.List)):  # `net, loader = prepare(net, loader)`
+        above = index.parents.get(above)
+    assign = index.parents.get(above) if above is not None else None
     return isinstance(assign, cst.Assign) and assign.value in {node, *index.ancestors(node)}
 
 

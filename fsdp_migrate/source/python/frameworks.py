@@ -91,6 +91,11 @@ class Frameworks:
     def _lightning(self) -> bool:
         return trains_by_fsdp1(self.index, is_told=self.links.is_trained)
 
+    @property
+    def trains_by_lightning(self) -> bool:
+        """Whether Lightning's FSDP1 strategy trains what the source has."""
+        return self._lightning
+
     @functools.cached_property
     def trainers(self) -> HFTrainers:
         """Hugging Face's Trainers of the source."""

@@ -35,6 +35,8 @@ class Links:
     """The imported names that other files import from this one."""
     optimizers: frozenset[str] = frozenset()
     """The classes of optimizers in this file that others, which shard models, make."""
+    beside_frameworks: bool = False
+    """Whether frameworks shard models of the project, whose optimizers those may be."""
     wrappers: frozenset[str] = frozenset()
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
     own_optimizers: frozenset[str] = frozenset()
@@ -51,6 +53,8 @@ class Links:
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
     run_by_trainer: Mapping[str, str] = field(default_factory=dict)
     """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
+    beside_lightning: bool = False
+    """Whether this file has an option for a strategy, in a project whose other files use Lightning."""
     lightning: Mapping[str, str] = field(default_factory=dict)
     """LightningModules of other files, as imports write them, and why they can be given no hook, if so."""
     hooks: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +100,8 @@ class Links:
             self.frameworks,
             self.run_by_trainer,
         )
-        return self.is_trained or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
+        is_told = self.is_trained or self.beside_lightning
+        return is_told or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 
 
 NOTHING = Links()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.held import taken
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
@@ -46,6 +47,20 @@ def loop_of(index: Index, name: cst.Name) -> cst.For | None:
             return above
         below = above
     return None
+
+
+def item_of(index: Index, node: cst.BaseExpression) -> cst.Attribute | None:
+    """Return the attribute that a part is an item of: ``model.layers[0]``, ``for layer in model.layers``."""
+    over: cst.BaseExpression | None = None
+    if isinstance(node, cst.Subscript) and not is_slice(node):
+        over = node.value
+    elif isinstance(node, cst.Name):
+        over = next((loop.iter for loop in loops_around(index, node) if binds(loop, node.value)), None)
+        if isinstance(over, cst.Call) and dotted(over.func) in {"enumerate", "reversed"} and over.args:
+            over = over.args[0].value
+        # Where it goes through a slice, each is an item of the same list.
+        over = over.value if isinstance(over, cst.Subscript) and is_slice(over) else over
+    return over if isinstance(over, cst.Attribute) else None
 
 
 def loops_around(index: Index, node: cst.CSTNode) -> Iterator[cst.For | cst.CompFor]:

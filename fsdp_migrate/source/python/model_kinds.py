@@ -38,7 +38,7 @@ from fsdp_migrate.source.python.held import (
 )
 from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.loops import loop_of, names_items_of, targets_of
+from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, targets_of
 from fsdp_migrate.source.python.makers import (
     chosen,
     gives_fsdp_modules,
@@ -164,7 +164,11 @@ class ModelKinds:
 
     def _is_bound_anew(self, node: cst.BaseExpression, key: Key) -> bool:
         models = {text for (_, text), kinds in self.facts.items() if "fsdp" in kinds}
-        return is_bound_anew(self.index, node, [*self.made.get(key, ()), *self.evidence.get(key, ())], models)
+        made = [*self.made.get(key, ()), *self.evidence.get(key, ())]
+        # `guide = Guide()`, and then `guide.core = FSDP(guide.core)`: it holds that one.
+        for (scope, text), targets in self.made.items():
+            made += targets if scope is key[0] and text.startswith(f"{key[1]}.") else ()
+        return is_bound_anew(self.index, node, made, models)
 
     @property
     def names_made(self) -> set[str]:
@@ -361,7 +365,7 @@ class ModelKinds:
         Where other parts alone are wrapped, ``model.layers[i] = FSDP(model.layers[i])``, the rest is plain.
         """
         if not isinstance(node, cst.Attribute):
-            return None
+            return item_of(self.index, node)
         key = self.key_of(node.value)
         parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
         made_at = self.made.get(key, []) if key is not None else []
@@ -374,11 +378,12 @@ class ModelKinds:
         return "params" in self.kinds(node)
 
     def _kinds_of_parameters(self, node: cst.BaseExpression) -> set[str]:
-        model = model_of(self.index, node)
+        model = asked = model_of(self.index, node)
         while model is not None:
             kinds = self.kinds(model)
-            # A module with a sharded one in it has its parameters as well.
-            if kinds & {"fsdp", WRAPS} or has_model({kind for kind in kinds if kind.startswith(".")}):
+            # A module with a sharded one in it has its parameters as well, but another part of it has not.
+            is_holder = model is asked and has_model({kind for kind in kinds if kind.startswith(".")})
+            if kinds & {"fsdp", WRAPS} or is_holder:
                 return {"params"}
             model = self.sharded_with(model)
         return set()

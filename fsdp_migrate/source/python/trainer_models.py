@@ -123,20 +123,29 @@ class HFTrainers:
 
     @functools.cached_property
     def _trained(self) -> dict[str, Trained]:
+        found: dict[str, Trained] = {}
+        for call, model in self.trainings:
+            trainer = text_of(cst.ensure_type(call.func, cst.Attribute).value)
+            place = (self.index.function(call), self.index.order[call])
+            for name in (*(f"{trainer}.{each}" for each in _MODELS), model):
+                found.setdefault(name, place)
+        found.pop("", None)
+        return found
+
+    @functools.cached_property
+    def trainings(self) -> list[tuple[cst.Call, str]]:
+        """The calls of ``trainer.train()``, and what the model was called that the Trainer was given."""
         calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
         if not self.is_told and not any(map(self._asks_for_fsdp, calls)):
-            return {}
-        found: dict[str, Trained] = {}
+            return []
+        found = []
         for call in calls:
             func = call.func
             if not isinstance(func, cst.Attribute) or func.attr.value != "train":
                 continue
             made = self._made(func.value)
             if made is not None:
-                place = (self.index.function(call), self.index.order[call])
-                for name in (*(f"{text_of(func.value)}.{each}" for each in _MODELS), _model_of(made)):
-                    found.setdefault(name, place)
-        found.pop("", None)
+                found.append((call, _model_of(made)))
         return found
 
     def _asks_for_fsdp(self, call: cst.Call) -> bool:
@@ -151,8 +160,11 @@ class HFTrainers:
             (each.value for each in self.index.bindings_of(trainer)) if isinstance(trainer, cst.Name) else ()
         )
         made = [each for each in values if isinstance(each, cst.Call)]
-        is_one = len(made) == 1 and any(map(_TRAINER.search, self.index.qualified(made[0].func)))
-        # A project's own class is one of Hugging Face's by its arguments.
+        if len(made) != 1:
+            return None
+        # A class of this source has no name that imports write. A project's own is one by its arguments.
+        known = self.index.qualified(made[0].func) or {dotted(made[0].func) or ""}
+        is_one = any(map(_TRAINER.search, known))
         return made[0] if is_one and (not self.is_told or _has_arguments(made[0])) else None
 
 

@@ -45,8 +45,9 @@ CODES = ("FM320", *SAID, "FM427")
 _PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
 _ACCELERATOR = re.compile(r"^accelerate(\.\w+)*\.Accelerator$")
 _MEANT = (
-    "Give it fsdp_version=2 and reshard_after_forward=True (False for SHARD_GRAD_OP) in place of "
-    "sharding_strategy; use_orig_params, sync_module_states and the prefetches go away."
+    "Give it fsdp_version=2, reshard_after_forward=True (False for SHARD_GRAD_OP) in place of "
+    'sharding_strategy, and where it has no state_dict_type that of FSDP1, "FULL_STATE_DICT"; '
+    "use_orig_params, sync_module_states and the prefetches go away."
 )
 _CLASS_ITSELF = "stays: the same class holds the settings of FSDP2"
 _ALREADY = "stays: it asks for FSDP2 already"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.framework_words import clips
+from fsdp_migrate.source.framework_words import clips, is_an_accelerator, name_of_framework
 from fsdp_migrate.source.method_calls import (
     is_likely_made_elsewhere,
     on_model,
@@ -19,9 +19,9 @@ from fsdp_migrate.source.method_calls import (
     sureness,
     unbound,
 )
-from fsdp_migrate.source.prepared_parameters import is_of_a_part
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
+from fsdp_migrate.source.python.parameter_lists import shares
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -55,9 +55,10 @@ _ONE_RANK = (
     "one rank alone comes here, and every rank must take part in the norm of the whole gradient: FSDP1's was "
     "that of one rank's shards. Call fsdp_migrate.runtime.clip_grad_norm_ above this branch."
 )
-_OF_A_PART = (
-    "of parameters that are not all of a model's Accelerate's FSDP1 took one rank's norm; its FSDP2 takes "
-    "that of the whole gradient. See that max_norm is meant so. For all of them give model.parameters()."
+_BY_ACCELERATE = (
+    "where {} shards this model, the norm is now that of the whole gradients of these parameters, as a "
+    "DTensor; under FSDP1 Accelerate took that of one rank's shards of them, unless they were all of one "
+    "model's. See that max_norm is meant so, and take .full_tensor() of what this gives."
 )
 _WHOLE = "the norm is now that of the whole gradient; under FSDP1 it was that of one rank's shards."
 
@@ -82,9 +83,10 @@ def find(source: Source) -> Iterator[Found]:
 
 def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> Iterator[Found]:
     first = call.args[0].value if call.args else None
-    if (dotted(receiver) or "").lower().endswith("accelerator"):
-        if first is not None and is_of_a_part(source, first):
-            yield Found("FM326", call, _OF_A_PART, "commented")
+    if is_an_accelerator(receiver):
+        by = _whose_part(source, first) if first is not None else ""
+        if by:
+            yield Found("FM326", call, _BY_ACCELERATE.format(by), "commented")
         return
     # FSDP1's method takes max_norm first. What is given parameters is another's, such as an Accelerator's.
     if isinstance(first, cst.Call) and (dotted(first.func) or "").endswith("parameters"):
@@ -104,6 +106,32 @@ def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> 
         yield Found("FM311", call, becomes, "rewritten", (Replace(call, build),), (CLIP,))
     elif sure == "unknown" or _is_a_trainers(source, receiver) or is_likely_made_elsewhere(source, receiver):
         yield Found("FM311", call, _UNSURE, "commented")
+
+
+def _whose_part(source: Source, given: cst.BaseExpression) -> str:
+    """Return the framework that shards the models of which an Accelerator is given not all parameters of one.
+
+    Accelerate compares what it is given with all of each model that it prepared.
+    """
+    found = {text_of(each.model): each for each in shares(source.index, given)}
+    wholes = {text: _sharded_whole(source, each.model) for text, each in found.items()}
+    known = {text: whole for text, whole in wholes.items() if whole is not None}
+    if not known:
+        return ""
+    is_one = len(found) == 1 and all(text == text_of(whole) for text, whole in known.items())
+    if is_one and not any(each.is_filtered for each in found.values()):
+        return ""
+    return name_of_framework(source, next(iter(known.values())))
+
+
+def _sharded_whole(source: Source, model: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the model that a framework shards, of which an expression is the whole or a part."""
+    part: cst.BaseExpression | None = model
+    while part is not None:
+        if source.models.certainty(part) is not None:
+            return part if source.models.sharded_by(part) else None
+        part = source.models.sharded_with(part)
+    return None
 
 
 def _is_a_trainers(source: Source, receiver: cst.BaseExpression) -> bool:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
-from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.python.averages import is_averaged
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.uses import Found
@@ -91,6 +92,11 @@ _STATISTIC = (
     "every rank, is that of the whole, and not to be summed over the ranks that share it again; for this "
     "rank's part, as before, take .to_local() of what it is made of."
 )
+_STATISTIC_OR_WHOLE = (
+    "this was of one rank's part of a flat parameter, or under NO_SHARD of the whole, and comes as a DTensor "
+    "now: for what it was, take .to_local() of what it is made of, which NO_SHARD leaves whole; "
+    ".full_tensor() of it, on every rank, is that of the whole, not to be summed over the ranks again."
+)
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
     "its bytes, and do not multiply by the number of ranks."
@@ -128,7 +134,6 @@ _NO_MEMORY = (
 _NO_ADDRESS = "data_ptr() of a DTensor is 0, whichever it is: take .to_local().data_ptr(), or id() of it."
 _PLAIN = frozenset({"full_tensor", "to_local"})
 _DEEPEST = 3
-_WEIGHTS = frozenset({"bias", "weight"})
 _GATHERS = (
     "One rank alone comes here, and full_tensor() waits for all: call it above this branch, on every rank, "
     "or take .to_local(), which is that rank's part."
@@ -148,16 +153,18 @@ _WHOLE = (
 def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
+    named: set[cst.CSTNode] = set()
     for call in source.calls:
         said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
         if said and not any(_is_other_class(call)):
+            named.add(call)
             yield Found("FM423", call, _on_one_rank(source, call, said), "commented")
     for node in source.attributes:
         above = source.index.parents[node]
         if node.attr.value == "data" and isinstance(above, cst.AssignTarget):
             if values.is_one(node.value) and not source.contexts.is_summoned(node):
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
-        elif _is_one_parameters(source, node) and not source.contexts.is_summoned(node):
+        elif named.isdisjoint(source.index.ancestors(node)) and _is_one_parameters(source, node):
             yield Found("FM423", node, _on_one_rank(source, node, _ONE), "commented")
 
 
@@ -198,8 +205,10 @@ def _is_one_parameters(source: Source, node: cst.Attribute) -> bool:
     above = source.index.parents[node]
     if node.attr.value not in _VALUES or isinstance(above, (cst.AssignTarget, cst.Del, cst.Comparison)):
         return False
+    if source.contexts.is_summoned(node):
+        return False
     held: cst.BaseExpression = node.value
-    if not isinstance(held, cst.Attribute) or held.attr.value not in _WEIGHTS:
+    if not isinstance(held, cst.Attribute) or held.attr.value not in WEIGHTS:
         return False
     while isinstance(held, (cst.Attribute, cst.Call, cst.Subscript)):
         if isinstance(held, cst.Attribute) and source.models.sharded_with(held) is None:
@@ -238,10 +247,15 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
         return _NO_MEMORY.format(name) if first is not None and values.is_one(first) else ""
     if known & _FUNCTIONS:
         is_theirs = first is not None and (values.is_one(first) or values.is_many(first))
-        return _STATISTIC if is_theirs else ""
+        return _statistic(source) if is_theirs else ""
     if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
         return _of_method(source, call, call.func.attr.value)
     return ""
+
+
+def _statistic(source: Source) -> str:
+    is_whole = source.models.links.no_shard or chooses_no_shard(source.code)
+    return _STATISTIC_OR_WHOLE if is_whole else _STATISTIC
 
 
 def _of_method(source: Source, call: cst.Call, name: str) -> str:
@@ -249,7 +263,7 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
     if name in _MEMORY:
         return _NO_ADDRESS if name == "data_ptr" else _NO_MEMORY.format(name)
     if name in _STATISTICS:
-        return _STATISTIC
+        return _statistic(source)
     if name in _SHAPES:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
     return _COUNT if name == "numel" and _is_about_ranks(source, call) else ""

@@ -13,6 +13,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import renamed
 from fsdp_migrate.source.python.nodes import arguments, keyword, text_of
+from fsdp_migrate.source.rules.mixed_optimizers import steps_both
 from fsdp_migrate.source.rules.own_optimizers import is_given_parameters
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -55,6 +56,10 @@ _AMONG_PLAIN = (
     "it raises where plain parameters, which are ignored, are among sharded ones: take grad_scaler(...) of "
     "fsdp_migrate.runtime, with the same arguments by their names."
 )
+_BESIDE_PLAIN = (
+    "it raises where plain parameters, of a module that is not sharded, are stepped by the same optimizer: "
+    "take grad_scaler(...) of fsdp_migrate.runtime, with the same arguments by their names."
+)
 _MEANT = "call fsdp_migrate.runtime.grad_scaler with the same arguments, by their names."
 
 
@@ -71,8 +76,10 @@ def find(source: Source) -> Iterator[Found]:
             edit = renamed(node, new)
             yield Found("FM314", node, new, "rewritten", (edit,), (_CLASS,), (node,))
     for call in source.calls:
-        if source.index.qualified(call.func) & _TORCHS and _scales_a_sharded_model(source, call):
-            said = _problem_of(source)
+        stepped = _stepped(source, call) if source.index.qualified(call.func) & _TORCHS else []
+        is_mixed = any(steps_both(source, each) for each in stepped)
+        if is_mixed or any(is_given_parameters(source, each) for each in stepped):
+            said = _problem_of(source) or (_BESIDE_PLAIN if is_mixed else "")
             yield Found("FM314", call, said or _AGREES, "commented" if said else "kept")
 
 
@@ -90,27 +97,26 @@ def _problem_of(source: Source) -> str:
     return ""
 
 
-def _scales_a_sharded_model(source: Source, call: cst.Call) -> bool:
-    """Tell whether a scaler that a call makes steps an optimizer of a sharded model."""
+def _stepped(source: Source, call: cst.Call) -> list[cst.Call]:
+    """Return the calls that make the optimizers which a scaler steps that a call makes."""
     assign = source.index.parents[call]
     if not isinstance(assign, cst.Assign) or source.models.guards.is_without_fsdp(call):
-        return False
+        return []
     names = {text_of(each.target) for each in assign.targets}
     same = [each for each in source.assignments if names & {text_of(t.target) for t in each.targets}]
     if any(source.index.fsdp1(each.value.func) for each in same if isinstance(each.value, cst.Call)):
-        return False  # FSDP1's scaler is in its place where the model is sharded
+        return []  # FSDP1's scaler is in its place where the model is sharded
     stepped = {
         text_of(other.args[0].value)
         for other in source.calls
         if isinstance(other.func, cst.Attribute) and other.func.attr.value in {"step", "unscale_"}
         if other.args and text_of(other.func.value) in names
     }
-    return any(
-        isinstance(each.value, cst.Call)
-        and any(text_of(target.target) in stepped for target in each.targets)
-        and is_given_parameters(source, each.value)
+    return [
+        each.value
         for each in source.assignments
-    )
+        if isinstance(each.value, cst.Call) and any(text_of(t.target) in stepped for t in each.targets)
+    ]
 
 
 def _of_call(source: Source, call: cst.Call, node: cst.BaseExpression) -> Found:

@@ -16,6 +16,7 @@ from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.lightning_checks import privates, said_of_check
 from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
+from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
@@ -76,7 +77,7 @@ _HIDDEN = "`*` and `**` hide arguments"
 _NO_FABRIC = "the Fabric that it is given to, and its precision and number of ranks, are not seen here"
 _NO_TRAINER = "the Trainer that it is given to is not seen here"
 _ELSEWHERE = "${precision}"
-_ONE_BRANCH = "the Trainer is given this strategy in one branch, and another in others"
+_ONE_BRANCH = "this strategy is given in one branch, and another in others"
 _NO_MODULE = (
     "the LightningModule that the Trainer trains is not seen in these files, or has a configure_model or "
     "configure_sharded_model"
@@ -157,6 +158,7 @@ def find(source: Source) -> Iterator[Found]:
     yield from privates(source)
     read = {arg.node for arg in asked}
     yield from (Found("FM319", node, _WRITTEN, "commented") for node in _words_apart(source, read))
+    yield from (Found("FM319", call, WRAPPED, "commented") for call in wrapped_strategies(source))
     yield from _chosen_words(source)
 
 
@@ -187,9 +189,12 @@ def _words_apart(source: Source, read: set[cst.CSTNode]) -> Iterator[cst.CSTNode
 
 def _chosen_words(source: Source) -> Iterator[Found]:
     """Find options of a command that may be the strategy's word: ``("--strategy", choices=[...])``."""
-    for call in source.calls if _IMPORTS.search(source.code) else ():
+    is_theirs = _IMPORTS.search(source.code) is not None
+    for call in source.calls if is_theirs or source.links.beside_lightning else ():
         first = call.args[0].value if call.args else None
         if not isinstance(first, cst.SimpleString) or not _OPTION.match(str(first.evaluated_value)):
+            continue
+        if not is_theirs and first.evaluated_value != "--strategy":
             continue
         given = (arg.value for arg in call.args if arg.keyword is None or arg.keyword.value not in _TEXTS)
         words = (text for value in given for text in walk_for(value, cst.SimpleString))

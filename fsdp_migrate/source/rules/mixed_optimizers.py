@@ -1,6 +1,7 @@
 """One list of sharded and of plain tensors: torch's foreach kernels, those of its optimizers too, refuse it.
 
 ``AdamW(chain(head.parameters(), model.parameters()))`` was right under FSDP1, whose parameters are tensors.
+Where ``prepare_fully_shard`` has sharded a model, such an optimizer's step is taken without those kernels.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.containers import added_to
+from fsdp_migrate.source.python.held import MODEL, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
@@ -26,9 +28,8 @@ NAME = "mixed-optimizer"
 CODES = ("FM447",)
 
 _MEANT = (
-    "one list holds sharded parameters, which are DTensors now, and plain ones, of a module that is not "
-    "sharded: the foreach kernels of torch's optimizers, which are the default on GPUs, refuse both in one. "
-    "Give each a group of its own, [{'params': ...}, {'params': ...}], or foreach=False."
+    "stays: foreach, whose kernels refuse sharded and plain parameters in one group, is switched off before "
+    "its steps. A group for each, [{'params': ...}, {'params': ...}], is faster"
 )
 _FOREACH = (
     "this goes through a sharded model's parameters, which are DTensors now, and its buffers, which are "
@@ -50,12 +51,55 @@ def find(source: Source) -> Iterator[Found]:
             continue
         if any(a.keyword and a.keyword.value == "foreach" and literal(a.value) is False for a in call.args):
             continue
-        models = {text_of(each): each for each in _models(source, call.args[0].value)}
-        sharded = [each for each in models.values() if source.models.certainty(each) == "certain"]
-        plain = [each for each in models.values() if _is_plain(source, each, models)]
-        if sharded and plain:
-            yield Found("FM447", call, _MEANT, "commented")
+        if _are_both(source, [call.args[0].value]):
+            yield Found("FM447", call, _MEANT, "kept")
     yield from (Found("FM447", loop.iter, _FOREACH, "commented") for loop in _of_foreach(source))
+
+
+def steps_both(source: Source, call: cst.Call) -> bool:
+    """Tell whether an optimizer is given sharded and plain parameters, in one group or several.
+
+    Or those of a plain module of which a part was sharded.
+    """
+    groups = (group for each in _groups(source, call) for group in walk_for(each, cst.Dict))
+    elements = (each for group in groups for each in group.elements if isinstance(each, cst.DictElement))
+    given = [
+        *_groups(source, call),
+        *(each.value for each in elements if text_of(each.key).strip("'\"") == "params"),
+    ]
+    if _are_both(source, given):
+        return True
+    return any(_has_sharded_part(source, model) for each in given for model in _models(source, each))
+
+
+def _has_sharded_part(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether a plain module's part is sharded where it stands: ``guide.core = FSDP(guide.core)``.
+
+    A class that holds a sharded model and no more makes that itself.
+    """
+    kinds, inside = source.models.kinds(model), f"{text_of(model)}."
+    if MODEL in kinds or not has_model(kinds):
+        return False
+    return any(
+        isinstance(each.value, cst.Call)
+        and source.models.is_constructor(each.value.func)
+        and any(text_of(target.target).startswith(inside) for target in each.targets)
+        for each in source.assignments
+    )
+
+
+def _groups(source: Source, call: cst.Call) -> list[cst.BaseExpression]:
+    """Return what an optimizer is given first, and what it stands for where that is a name."""
+    given = [arg.value for arg in call.args[:1] if not arg.star]
+    named = (last_value(source.index, each) for each in given if isinstance(each, cst.Name))
+    return [*given, *(each for each in named if each is not None)]
+
+
+def _are_both(source: Source, lists: list[cst.BaseExpression]) -> bool:
+    """Tell whether some lists hold the parameters of a sharded model, and of one that is not."""
+    models = {text_of(each): each for given in lists for each in _models(source, given)}
+    is_any = any(source.models.certainty(each) == "certain" for each in models.values())
+    return is_any and any(_is_plain(source, each, models) for each in models.values())
 
 
 def _of_foreach(source: Source) -> Iterator[cst.For | cst.CompFor]:

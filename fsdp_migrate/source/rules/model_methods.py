@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.copied_parameters import copies
 from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters
 from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
@@ -59,6 +60,15 @@ _REGISTERS = frozenset({"register_forward_methods", "register_fsdp_forward_metho
 _LOOKS = frozenset(
     {"callable", "getfullargspec", "hasattr", "id", "isinstance", "print", "signature", "type"}
 )
+_COPIED = (
+    "what this copies are DTensors, or holds them: while these have gradients, torch's copy of them raises. "
+    "Take [p.detach().clone() for p in model.parameters()], or clone_parameters(model) of "
+    "fsdp_migrate.runtime; of an optimizer its state_dict()."
+)
+_PART_COPIED = (
+    "a part of an FSDP2 model cannot be copied where it is a unit, or has gradients: copy it before the "
+    "model is sharded, or take fsdp_migrate.runtime.clone_parameters(model)."
+)
 _APPLY = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.apply_activation_checkpointing"
 # Functions of other sources that do so, by what they are called.
 _CHECKPOINTS = re.compile(r"^(apply|enable|set|wrap)_\w*checkpointing|^apply_(ac|activation_checkpoint)$")
@@ -104,6 +114,7 @@ def find(source: Source) -> Iterator[Found]:
     """Find these calls, where the model is known to be FSDP1's."""
     for node in source.attributes:
         yield from _of_forward_by_name(source, node)
+    yield from _of_copies(source)
     for call in source.calls:
         func = call.func
         if isinstance(func, cst.Attribute):
@@ -122,6 +133,12 @@ def find(source: Source) -> Iterator[Found]:
             ):
                 code, meant = _FUNCTIONS[name]
                 yield Found(code, call, meant, "commented")
+
+
+def _of_copies(source: Source) -> Iterator[Found]:
+    """Find copies of parts of a model and of its parameters, which torch makes only without gradients."""
+    for call, is_part in copies(source):
+        yield Found("FM323", call, _PART_COPIED if is_part else _COPIED, "commented")
 
 
 def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[Found]:

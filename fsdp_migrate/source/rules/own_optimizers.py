@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.kept_parameters import assigned_before, given_before, lists_of
-from fsdp_migrate.source.prepared_parameters import kept_before_prepare
+from fsdp_migrate.source.framework_words import kept
+from fsdp_migrate.source.kept_in_classes import kept_in_classes
+from fsdp_migrate.source.kept_lists import holds, is_used_after, kept_in_functions, made_before
+from fsdp_migrate.source.kept_parameters import assigned_before, given_before
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
 from fsdp_migrate.source.uses import Found
 
@@ -47,11 +49,6 @@ _UNWRAPS = "stays: its step takes DTensors apart itself"
 _KEPT = (
     "this holds the parameters from before sharding, in whose place FSDP2 puts new ones: make it of the "
     "sharded model, or give the optimizers in it to prepare_fully_shard as optimizers=."
-)
-_KEPT_BY_ACCELERATE = (
-    "this holds the parameters from before `prepare`, in whose place Accelerate's FSDP2 puts new ones: no "
-    "gradient is on these, and nothing would be clipped by them. Make it of what `prepare` gives, below it; "
-    "to clip give accelerator.clip_grad_norm_ model.parameters()."
 )
 _ADAMW = frozenset({"transformers.AdamW", "transformers.optimization.AdamW"})
 # What a step may call without looking at a parameter as a whole.
@@ -154,13 +151,13 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM445", call, _TRANSFORMERS, "kept")
         elif _is_foreign_optimizer(source, call):
             yield Found("FM445", call, _FOREIGN, "commented")
+    for held, by in dict.fromkeys([*kept_in_functions(source), *kept_in_classes(source)]):
+        yield Found("FM446", held, kept(by) if by else _KEPT, "commented")
     for call in source.calls:
-        if source.index.fsdp1(call.func) == catalog.FSDP:
-            yield from (Found("FM446", node, _KEPT, "commented") for node in _kept(source, call))
-        elif _is_wrapping(source, call):
-            yield from (Found("FM446", node, _KEPT, "commented") for node in _kept(source, call, told=()))
-    for node in kept_before_prepare(source):
-        yield Found("FM446", node, _KEPT_BY_ACCELERATE, "commented")
+        if source.index.fsdp1(call.func) == catalog.FSDP or _is_wrapping(source, call):
+            is_class = source.index.fsdp1(call.func) == catalog.FSDP
+            before = dict.fromkeys(_kept(source, call, told=None if is_class else ()))
+            yield from (Found("FM446", each, _KEPT, "commented") for each in before)
 
 
 @functools.lru_cache(maxsize=1)
@@ -346,8 +343,8 @@ def _last(func: cst.BaseExpression) -> str:
 
 def _is_wrapping(source: Source, call: cst.Call) -> bool:
     """Tell whether a call of a function, of this file or of another, gives back sharded what it is given."""
-    if prepared(call):
-        return False  # Accelerate gives the optimizer the sharded ones itself
+    if prepared(call) or source.models.sharded_by(call):
+        return False  # a framework's, of which more is known
     first = call.args[0].value if call.args and not call.args[0].star else None
     if not isinstance(first, (cst.Name, cst.Attribute)) or "fsdp" not in source.models.kinds(call):
         return False
@@ -364,20 +361,11 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
         return
     given = given_before(source, wrapping, text_of(first))
     told = {*(given if told is None else told), *_ignored(wrapping)}
-    place = source.index.order[wrapping]
-    inside = set(map(id, walk(wrapping)))
-    kept = (a for a in lists_of(source, wrapping, text_of(first)) if a.value is not wrapping)
-    made = assigned_before(source, wrapping, [name for name in given if name not in told])
-    for assign in dict.fromkeys([*kept, *made]):
-        targets = [name for each in assign.targets if (name := dotted(each.target)) is not None]
-        if any(name in told for name in targets):
-            continue
-        for name in targets:
-            later = (node for kind in (cst.Name, cst.Attribute) for node in _same(source, kind, name, assign))
-            # What the wrapping is given itself, as ignored_states, is meant to be from before it.
-            if any(source.index.order[node] > place and id(node) not in inside for node in later):
-                yield assign
-                break
+    optimizers = set(assigned_before(source, wrapping, [name for name in given if name not in told]))
+    for made in made_before(source, wrapping):
+        is_its = made.assign in optimizers or holds(source, made, text_of(first), "")
+        if is_its and made.name not in told and is_used_after(source, made, wrapping):
+            yield made.assign
 
 
 def _ignored(wrapping: cst.Call) -> Iterator[str]:
@@ -385,16 +373,3 @@ def _ignored(wrapping: cst.Call) -> Iterator[str]:
     for arg in wrapping.args:
         if arg.keyword is not None and arg.keyword.value in {"ignored_parameters", "ignored_states"}:
             yield from (name.value for name in walk_for(arg.value, cst.Name))
-
-
-def _same(source: Source, kind: type, name: str, assign: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield where what an assignment sets is read: a name in its function, an attribute in its class."""
-    function, owner = source.index.function(assign), source.index.class_of(assign)
-    for node in source.index.by_kind.get(kind, ()):
-        if dotted(node) != name or isinstance(source.index.parents[node], cst.AssignTarget):
-            continue
-        if "." in name:
-            if owner is not None and source.index.class_of(node) is owner:
-                yield node
-        elif function is source.index.function(node):
-            yield node

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.findings import named
 from fsdp_migrate.source.catalog import FSDP, MODEL_ALONE, PREPARED_MODEL, PREPARED_WITH
 from fsdp_migrate.source.python.accelerate_models import (
     asks_for_fsdp,
@@ -19,7 +20,9 @@ from fsdp_migrate.source.python.accelerate_models import (
     only_infers,
     prepared,
 )
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.parameters import PARAMETERS
 from fsdp_migrate.source.uses import Found
 
 
@@ -51,11 +54,17 @@ _SECOND = (
     "the first. Where this one has none, write above it "
     "`accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []`: one unit, as under FSDP1."
 )
+_HOLDS_MORE = (
+    "this optimizer holds the parameters of {others} too, which Accelerate's FSDP2 does not shard with the "
+    "model, and it stops at them. Make these part of the model, or give them an optimizer of their own that "
+    "is not prepared."
+)
 _AGAIN = (
     "this model is sharded already: FSDP1's Accelerate left as it was, and this one it would wrap once more, "
     "which raises. Give it the optimizer and loaders without the model, launch it without FSDP of its own, "
     "and clip by fsdp_migrate.runtime.clip_grad_norm_(model, ...)."
 )
+_DEEPEST = 3
 _PREPARES = ("accelerator.prepare", "accelerator.prepare_model")
 _OTHERS = re.compile(PREPARED_WITH)
 
@@ -72,6 +81,8 @@ def find(source: Source) -> Iterator[Found]:
         meant = "" if call in again or _is_elsewhere(source, call) else _refused(call)
         if meant == _MEANT and only_infers(source.code):
             meant = _UNTRAINED
+        if call not in again and not meant and (others := _held_besides(source, call)):
+            meant = _HOLDS_MORE.format(others=named(others))
         if meant or (call not in again and _is_second(source, call, calls)):
             yield Found("FM449", call, meant or _SECOND, "commented")
 
@@ -103,6 +114,32 @@ def _refused(call: cst.Call) -> str:
     if len(_models(call)) > 1:
         return _SEVERAL
     return _MEANT if others == names and any("opt" in name for name in names) else ""
+
+
+def _held_besides(source: Source, call: cst.Call) -> list[str]:
+    """Return what else an optimizer has the parameters of that is prepared with a model."""
+    given = [arg.value for arg in call.args if isinstance(arg.value, (cst.Name, cst.Attribute))]
+    models = {text_of(node) for node in given if not _OTHERS.search((dotted(node) or "").lower())}
+    for node in given:
+        made = last_value(source.index, node) if "opt" in (dotted(node) or "").lower() else None
+        if isinstance(made, cst.Call):
+            held = dict.fromkeys(text_of(each) for each in _whose_parameters(source, made))
+            owner = next((name for name in held if name in models), None)
+            # Without the model's own it is not known what the model holds.
+            if owner is not None:
+                return [name for name in held if name != owner and not name.startswith(f"{owner}.")]
+    return []
+
+
+def _whose_parameters(source: Source, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.BaseExpression]:
+    """Yield whose parameters an expression holds, by the names in it too."""
+    for each in walk_for(node, cst.Call):
+        if isinstance(each.func, cst.Attribute) and each.func.attr.value in PARAMETERS:
+            yield each.func.value
+    for name in walk_for(node, cst.Name) if depth < _DEEPEST else ():
+        value = last_value(source.index, name) if name in source.index.scopes else None
+        if isinstance(value, (cst.List, cst.ListComp, cst.Call, cst.BinaryOperation)):
+            yield from _whose_parameters(source, value, depth + 1)
 
 
 def _names(call: cst.Call) -> list[str]:

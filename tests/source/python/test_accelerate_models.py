@@ -58,3 +58,33 @@ def test_each_way_to_ask_for_fsdp_is_enough(asks: str) -> None:
     body = "model, optimizer = accelerator.prepare(model, optimizer)\nw = model.module.weight\n"
     assert "FM333" in comments(body, header)
     assert "FM333" not in comments(body, "from accelerate import Accelerator\naccelerator = Accelerator()\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("model.head.parameters()", True),
+        ("[p for p in model.parameters() if p.requires_grad]", True),
+        ("filter(lambda p: p.requires_grad, model.parameters())", True),
+        ("list(model.parameters())[1:]", True),
+        ("itertools.chain(model.parameters(), critic.parameters())", True),
+        ("trained", True),
+        # Accelerate compares with all of each model that it has prepared.
+        ("model.parameters()", False),
+        ("[p for p in model.parameters()]", False),
+        ("accelerator.unwrap_model(model).parameters()", False),
+        ("optimizer.param_groups[0]['params']", False),
+        ("other.parameters()", False),
+        ("list(other.parameters())", False),
+    ],
+)
+def test_the_norm_of_a_part_was_one_ranks(given: str, *, is_said: bool) -> None:
+    body = (
+        "model, optimizer = accelerator.prepare(model, optimizer)\n"
+        "critic, other_optimizer = accelerator.prepare(critic, other_optimizer)\n"
+        "trained = [p for n, p in model.named_parameters() if 'bias' not in n]\n"
+        f"accelerator.clip_grad_norm_({given}, 1.0)\n"
+    )
+    said = comments(body, FSDP1)
+    assert ("FM326 where Accelerate shards this model, the norm is now that of the whole" in said) is is_said
+    assert "FM326" not in comments(body, FSDP1.replace('sharding_strategy="FULL_SHARD"', "fsdp_version=2"))

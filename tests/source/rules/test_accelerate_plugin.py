@@ -118,6 +118,12 @@ def test_what_accelerate_does_otherwise_is_said_for_each_plugin_of_a_statement()
     assert said.count(": FM343") == 2
 
 
+def test_the_type_of_states_is_said_where_the_call_is_left() -> None:
+    said = comments("p = Plugin(state_dict_config=FullStateDictConfig())\n", ACCELERATE)
+    assert "FM320" in said
+    assert 'where it has no state_dict_type that of FSDP1, "FULL_STATE_DICT"' in said
+
+
 def test_what_becomes_of_outputs_in_low_precision_is_said() -> None:
     casts = "p = Plugin(mixed_precision_policy=MixedPrecision(param_dtype=torch.half), sharding_strategy=1)\n"
     assert "Write `.float()` on an output" in comments(casts, ACCELERATE)

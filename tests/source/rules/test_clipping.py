@@ -137,6 +137,20 @@ def test_parameters_of_a_part_of_a_model_are_said() -> None:
     assert ("FM326", "commented") in codes(f"model = FSDP(net)\n{body}")
 
 
+@pytest.mark.parametrize(
+    ("body", "model", "is_said"),
+    [
+        ("model = FSDP(net)\n", "model.layers[0]", True),
+        ("guide = Guide()\nguide.core = FSDP(guide.core)\n", "guide", True),
+        ("guide = Guide()\nguide.core = FSDP(guide.core)\nguide = Guide()\n", "guide", False),
+        ("state.model = FSDP(net)\n", "state.critics[0]", False),
+    ],
+)
+def test_parts_of_models_and_modules_with_a_sharded_part(body: str, model: str, is_said: bool) -> None:
+    clip = f"torch.nn.utils.clip_grad_norm_({model}.parameters(), 1.0)\n"
+    assert (("FM326", "commented") in codes(f"{body}{clip}")) is is_said
+
+
 def test_one_rank_alone_takes_no_norm_of_all() -> None:
     clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
     body = f"model = FSDP(net)\nif debug and rank == 0:\n    norm = {clip}"

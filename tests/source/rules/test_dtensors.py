@@ -113,6 +113,9 @@ def test_it_is_said_that_all_ranks_gather_what_one_may_ask_for() -> None:
     said = next(use.becomes for use in uses(body, HEADER) if use.code == "FM423")
     assert ".full_tensor() of it, on every rank" in said
     assert "for this rank's part, as before, take .to_local() of what it is made of" in said
+    whole = f"{body}model = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\n"
+    said = next(use.becomes for use in uses(whole, HEADER) if use.code == "FM423")
+    assert "or under NO_SHARD of the whole" in said
 
 
 def test_a_model_that_is_asked_for_its_class_may_be_one() -> None:
@@ -138,6 +141,42 @@ def test_a_model_that_is_asked_for_its_class_may_be_one() -> None:
 )
 def test_the_gradient_of_one_weight(use: str, is_said: bool) -> None:
     assert (("FM423", "commented") in codes(f"m = FSDP(net)\n{use}")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("x = m.head.bias.detach().cpu().numpy()\n", True),
+        ("x = m.layers[0].bias.detach().cpu().numpy()\n", True),
+        ("x = m.blocks[1].attn.q.weight.norm().item()\n", True),
+        ("w = m.layers[0].weight\nx = w.tolist()\n", True),
+        ("for layer in m.layers:\n    x = layer.weight.norm()\n", True),
+        ("x = [layer.weight.norm() for _, layer in enumerate(m.layers[1:])]\n", True),
+        ("for layer in m.layers:\n    for p in layer.parameters():\n        x = p.grad.norm()\n", True),
+        ("for p in m.layers[0].parameters():\n    x = p.grad.norm()\n", True),
+        ("dist.broadcast(m.layers[0].weight, 0)\n", True),
+        ("x = m.layers[0].weight.grad.norm()\n", True),
+        ("x = m.layers[0].weight.shape\n", False),
+        ("x = m.layers[0].weight.full_tensor().cpu().numpy()\n", False),
+        ("x = m.layers[0](y).weight.norm()\n", False),
+        ("for layer in other.layers:\n    x = layer.weight.norm()\n", False),
+        ("with FSDP.summon_full_params(m):\n    x = m.layers[0].weight.norm()\n", False),
+        ("x = net2.layers[0].weight.norm()\nnet2 = FSDP(net2)\n", False),
+        ("state.model = m\nx = state.critics[0].weight.norm()\n", False),
+        ("state.model = m\nx = [p.norm() for p in state.critics[0].parameters()]\n", False),
+    ],
+)
+def test_weights_of_parts_and_of_items_of_lists(use: str, is_said: bool) -> None:
+    found = codes(f"m = FSDP(net)\n{use}", HEADER)
+    assert found.count(("FM423", "commented")) == is_said
+
+
+def test_what_a_module_takes_of_itself_may_be_gathered_there() -> None:
+    body = (
+        "class Net(nn.Module):\n    def forward(self, x):\n        return x * self.layers[0].weight.norm()\n"
+        "m = FSDP(Net())\nm(x)\n"
+    )
+    assert "FM423" not in {use.code for use in uses(body, HEADER)}
 
 
 @pytest.mark.parametrize(

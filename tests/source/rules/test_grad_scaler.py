@@ -73,6 +73,25 @@ def test_torchs_own_scaler(body: str, action: str | None) -> None:
     assert [each for code, each in codes(body, header) if code == "FM314"] == ([action] if action else [])
 
 
+@pytest.mark.parametrize(
+    ("given", "action"),
+    [
+        ("model.parameters()", "kept"),
+        ("chain(model.parameters(), head.parameters())", "commented"),
+        ("[{'params': model.parameters()}, {'params': head.parameters()}]", "commented"),
+        ("[{'params': model.parameters()}, {'params': model.head.parameters(), 'lr': 1.0}]", "kept"),
+        ("[p for p in guide.parameters() if p.requires_grad]", "commented"),
+        ("[p for p in other.parameters() if p.requires_grad]", None),
+    ],
+)
+def test_torchs_own_scaler_of_plain_parameters_beside_sharded_ones(given: str, action: str | None) -> None:
+    body = f"model = FSDP(net)\nguide = Guide()\nguide.core = FSDP(guide.core)\n{_MADE}{_STEP}".replace(
+        "model.parameters()", given, 1
+    )
+    header = f"from itertools import chain\n{_TORCHS}{IMPORTS}"
+    assert [each for code, each in codes(body, header) if code == "FM314"] == ([action] if action else [])
+
+
 def test_a_scaler_beside_offload_that_is_known_only_when_it_runs() -> None:
     body = f"{_ON_CPU.replace('True', 'args.offload')}{_MADE}{_STEP}"
     said = [use.becomes for use in uses(body, f"{_TORCHS}{IMPORTS}") if use.code == "FM314"]

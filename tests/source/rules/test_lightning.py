@@ -241,7 +241,7 @@ def test_a_strategy_that_its_trainer_is_given_in_one_branch() -> None:
         "  t = L.Trainer(devices=8, precision='bf16-true', strategy=s)\n  t.fit(Lit())\n"
     )
     said = comments(body, header=LIT)
-    assert "the Trainer is given this strategy in one branch" in said
+    assert "this strategy is given in one branch, and another in others" in said
     assert "data_parallel_size=8" in said
     assert "bf16-true" in said or "bfloat16" in said
     assert "is not seen here" in comments(body.replace("strategy=s", "strategy=t"), header=LIT)
@@ -253,7 +253,7 @@ def test_the_precision_of_a_trainer_that_is_not_seen() -> None:
     for given, is_said in (("", True), ("mixed_precision=MixedPrecision(param_dtype=torch.float16)", False)):
         said = comments(f"def make():\n    return FSDPStrategy({given})\n", header)
         assert "is not seen here" in said
-        assert ("`precision`: It is set elsewhere" in said) is is_said, given
+        assert ("`precision`: It is no plain value here" in said) is is_said, given
 
 
 @pytest.mark.parametrize("package", ["L.Trainer(devices=n", "L.Fabric(devices=n"])

@@ -26,17 +26,17 @@ HEADER = f"from itertools import chain\n{IMPORTS}"
         ("chain(head.parameters(), net2.parameters())", False),
     ],
 )
-def test_one_list_of_both_kinds_is_said(given: str, is_said: bool) -> None:
+def test_one_list_of_both_kinds_is_named_and_needs_nothing(given: str, is_said: bool) -> None:
     body = f"model = FSDP(net)\noptimizer = torch.optim.AdamW({given})\n"
-    assert (("FM447", "commented") in codes(body, HEADER)) is is_said
+    assert (("FM447", "kept") in codes(body, HEADER)) is is_said
 
 
-def test_a_list_that_has_a_name_is_said_too() -> None:
+def test_a_list_that_has_a_name_is_named_too() -> None:
     body = (
         "model = FSDP(net)\nevery = chain(head.parameters(), model.parameters())\n"
         "optimizer = torch.optim.SGD(every, lr=0.1)\n"
     )
-    assert ("FM447", "commented") in codes(body, HEADER)
+    assert ("FM447", "kept") in codes(body, HEADER)
 
 
 @pytest.mark.parametrize(

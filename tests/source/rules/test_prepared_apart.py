@@ -160,3 +160,23 @@ def test_a_second_model_may_lack_the_layers_of_the_first(between: str, *, is_sai
     assert SECOND not in comments(first + between + first, named)
     either = f"if own:\n    {first}else:\n    {second}"
     assert SECOND not in comments(either, named)
+
+
+@pytest.mark.parametrize(
+    ("made", "others"),
+    [
+        ("AdamW([{'params': model.parameters()}, {'params': head.parameters(), 'lr': 0.1}])", "`head`"),
+        ("AdamW(list(model.parameters()) + list(self.head.parameters()))", "`self.head`"),
+        ("AdamW(chain(model.parameters(), head.parameters()))", "`head`"),
+        ("AdamW(groups)", "`head`"),
+        ("AdamW([{'params': model.body.parameters()}, {'params': model.head.parameters()}])", ""),
+        ("AdamW([{'params': body.parameters()}, {'params': head.parameters()}])", ""),
+        ("AdamW(model.parameters())", ""),
+    ],
+)
+def test_an_optimizer_that_holds_more_than_the_model(made: str, others: str) -> None:
+    groups = "groups = [{'params': model.parameters()}, {'params': head.parameters()}]\n"
+    prepare = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+    said = comments(f"{groups}optimizer = {made}\n{prepare}", PLUGIN)
+    assert (f"FM449 this optimizer holds the parameters of {others} too" in said) is bool(others)
+    assert ("FM449" in said) is bool(others)

@@ -1,0 +1,273 @@
+"""What is made of a model's parameters before a framework shards it, and is used after that.
+
+FSDP1 left the parameters in place under ``use_orig_params``. FSDP2 puts new ones into the model; Accelerate
+exchanges those of an optimizer that is prepared with it, and of nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source.python.frameworks import by_whom
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
+from fsdp_migrate.source.python.parameters import is_torchs_optimizer
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_OPTIMIZER: Final = re.compile(r"optim|(^|_)opt($|_)|^ada|^sgd|^lion", re.IGNORECASE)
+_CLIPS: Final = re.compile(r"^clip_grad")
+_PREPARES: Final = frozenset({"prepare", "prepare_model", "setup", "setup_module", "setup_optimizers"})
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A call by which a framework shards models."""
+
+    call: cst.Call
+    by: str
+    models: tuple[str, ...]
+    """What they are called before it."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A name that an assignment gives a value."""
+
+    assign: cst.Assign
+    name: str
+    value: cst.BaseExpression
+    is_one_of: bool = False
+    """Whether the value is a tuple, of which the name is one part."""
+
+
+def kept_in_functions(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield what holds parameters from before a framework shards, in one function, and by which framework."""
+    for sharding in shardings(source):
+        yield from ((each, sharding.by) for each in kept_before(source, sharding))
+        if sharding.by == "transformers":
+            yield from ((each, sharding.by) for each in _given_to_callbacks(source, sharding))
+
+
+def kept_before(source: Source, sharding: Sharding) -> Iterator[cst.Assign]:
+    """Yield the assignments before a call that shards, in its function, of what is used after it as well."""
+    for made in made_before(source, sharding.call):
+        is_its = any(holds(source, made, model, sharding.by) for model in sharding.models)
+        if is_its and is_used_after(source, made, sharding.call):
+            yield made.assign
+
+
+def made_before(source: Source, call: cst.Call) -> Iterator[Made]:
+    """Yield what the assignments give values that stand before a call in its function."""
+    function, order = source.index.function(call), source.index.order
+    for assign in source.assignments:
+        if source.index.function(assign) is not function or order[assign] >= order[call]:
+            continue
+        if call not in set(walk_for(assign, cst.Call)) and not source.index.excludes(assign, call):
+            yield from made_by(assign)
+
+
+def made_by(assign: cst.Assign) -> Iterator[Made]:
+    """Yield the names that an assignment gives values."""
+    for each in assign.targets:
+        target, value = each.target, assign.value
+        if not isinstance(target, (cst.Tuple, cst.List)):
+            if (name := dotted(target)) is not None:
+                yield Made(assign, name, value)
+            continue
+        values = value.elements if isinstance(value, (cst.Tuple, cst.List)) else ()
+        is_seen = len(values) == len(target.elements)
+        for place, part in enumerate(target.elements):
+            if (name := dotted(part.value)) is not None:
+                given = values[place].value if is_seen else value
+                yield Made(assign, name, given, is_one_of=not is_seen)
+
+
+def shardings(source: Source) -> Iterator[Sharding]:
+    """Yield the calls by which frameworks shard, with the names that models have before."""
+    for call in source.calls:
+        kinds = source.models.kinds(call)
+        by = by_whom({kind.rpartition(">")[2] for kind in kinds})
+        if by and not _is_sharded_already(source, call):
+            models = tuple(_models_given(source, call, kinds))
+            if models:
+                yield Sharding(call, by, models)
+    for call, model in source.models.frameworks.trainers.trainings:
+        yield Sharding(call, "transformers", (model, f"{text_of(_owner(call))}.model"))
+
+
+def _owner(call: cst.Call) -> cst.BaseExpression:
+    return call.func.value if isinstance(call.func, cst.Attribute) else call.func
+
+
+def _is_sharded_already(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call is given the model sharded: ``accelerator.unwrap_model(model)``."""
+    func = call.func
+    asked = [func.value] if isinstance(func, cst.Attribute) else []
+    return any(source.models.certainty(each) is not None for each in (*asked, *(a.value for a in call.args)))
+
+
+def _models_given(source: Source, call: cst.Call, kinds: set[str]) -> Iterator[str]:
+    """Yield what a call shards of what it is given: by its place, or what has the same name after it."""
+    names = [dotted(arg.value) or "" for arg in call.args if not arg.star]
+    func = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+    places = {kind.split(">")[0] for kind in kinds if ">" in kind and kind.endswith("fsdp")}
+    if func in _PREPARES:
+        yield from (
+            name
+            for place, name in enumerate(names)
+            if name and (str(place) in places or ("fsdp" in kinds and place == 0))
+        )
+        return
+    above = source.index.parents[call]
+    for assign in [above] if isinstance(above, cst.Assign) else []:
+        for each in assign.targets:
+            yield from (name for name in _sharded_by_name(each.target, kinds, places) if name in names)
+
+
+def _sharded_by_name(target: cst.BaseExpression, kinds: set[str], places: set[str]) -> Iterator[str]:
+    """Yield the names that an assignment makes sharded models."""
+    if isinstance(target, cst.Tuple):
+        parts = enumerate(target.elements)
+        yield from (dotted(part.value) or "" for place, part in parts if str(place) in places)
+    elif "fsdp" in kinds:
+        yield dotted(target) or ""
+
+
+def holds(source: Source, made: Made, model: str, by: str) -> bool:
+    """Tell whether a name is given something made of the parameters of a model, or of a part of it."""
+    value = made.value
+    found = [] if made.is_one_of else [each.model for each in shares(source.index, value)]
+    if not found and isinstance(value, cst.Call) and not made.is_one_of and _is_class(source, value, by):
+        found = [each.model for arg in value.args for each in shares(source.index, arg.value)]
+    named = None if found else named_as_parameters(value, made.name)
+    return any(is_about(source, each, model) for each in (*found, named) if each is not None)
+
+
+def _is_class(source: Source, call: cst.Call, by: str) -> bool:
+    """Tell whether a call makes an object that keeps parameters.
+
+    Who has an optimizer prepared with its model has the new ones put into it, but not by Fabric's FSDP2.
+    """
+    name = (dotted(call.func) or "").split(".")[-1]
+    if by in {"", "fabric"}:
+        return name[:1].isupper()
+    known = source.index.qualified(call.func)
+    is_optimizer = _OPTIMIZER.search(name) is not None or any(map(is_torchs_optimizer, known))
+    return name[:1].isupper() and not is_optimizer
+
+
+def is_about(source: Source, node: cst.BaseExpression, model: str) -> bool:
+    """Tell whether an expression is a model, a part of it, what it is a part of, or what it was made of."""
+    text = text_of(node)
+    if text == model or text.startswith(f"{model}.") or model.startswith(f"{text}."):
+        return True
+    made = (each for assign in source.assignments for each in made_by(assign) if each.name == model)
+    return any(
+        isinstance(each.value, cst.Call)
+        and not each.is_one_of
+        and text_of(each.value.func).split(".")[-1][:1].isupper()
+        and any(text_of(arg.value) == text for arg in each.value.args)
+        for each in made
+    )
+
+
+def is_used_after(source: Source, made: Made, call: cst.Call) -> bool:
+    """Tell whether a name is used after a call, for more than a count, and with the value from before it."""
+    index, name = source.index, made.name
+    inside = set(map(id, walk(call)))
+    if any(dotted(arg.value) == name for arg in call.args):
+        return False
+    is_named = made.is_one_of or not shares(index, made.value)
+    is_named = is_named and named_as_parameters(made.value, name) is not None
+    for node in readers(source, made.assign, name):
+        if id(node) in inside or is_only_counted(index, node) or index.order[node] < index.order[call]:
+            continue
+        if index.excludes(node, call) or _is_set_between(source, node, name, call):
+            continue
+        if not is_named or is_taken_for_parameters(source, node):
+            return True
+    return False
+
+
+def _is_set_between(source: Source, node: cst.CSTNode, name: str, call: cst.CSTNode) -> bool:
+    """Tell whether a name is given another value behind a call, or by it, and above a place."""
+    order, line = source.index.order, source.index.statement(call)
+    return any(
+        (order[call] < order[each] < order[node] or source.index.statement(each) is line)
+        and any(dotted(part) == name for target in each.targets for part in walk(target))
+        and source.index.function(each) is source.index.function(node)
+        and node not in set(walk(each.value))
+        for each in source.assignments
+    )
+
+
+def readers(source: Source, assign: cst.CSTNode, name: str) -> Iterator[cst.CSTNode]:
+    """Yield where what an assignment sets is read: a name in its function, an attribute in its class."""
+    function, owner = source.index.function(assign), source.index.class_of(assign)
+    kind = cst.Attribute if "." in name else cst.Name
+    for node in source.index.by_kind.get(kind, ()):
+        if dotted(node) != name or isinstance(source.index.parents[node], cst.AssignTarget):
+            continue
+        if isinstance(source.index.parents[node], (cst.Arg,)) and _is_keyword(source, node):
+            continue
+        is_same = (
+            owner is not None and source.index.class_of(node) is owner
+            if "." in name
+            else _is_within(source, node, function)
+        )
+        if is_same:
+            yield node
+
+
+def _is_keyword(source: Source, node: cst.CSTNode) -> bool:
+    above = source.index.parents[node]
+    return isinstance(above, cst.Arg) and above.keyword is node
+
+
+def _is_within(source: Source, node: cst.CSTNode, function: cst.FunctionDef | None) -> bool:
+    """Tell whether a place is in a function, or in one within it that does not bind the name itself."""
+    here = source.index.function(node)
+    if here is function:
+        return True
+    is_inner = function is None or any(above is function for above in source.index.ancestors(node))
+    bound = source.index.bindings_of(node) if isinstance(node, cst.Name) else ()
+    return is_inner and bool(bound) and all(source.index.function(each.node) is function for each in bound)
+
+
+def is_taken_for_parameters(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a place shows that something holds parameters: it is clipped, or gone through."""
+    above = source.index.parents[node]
+    if isinstance(above, (cst.For, cst.CompFor)):
+        return True
+    call = source.index.parents[above] if isinstance(above, cst.Arg) else None
+    name = (dotted(call.func) or "").split(".")[-1] if isinstance(call, cst.Call) else ""
+    return name == "zip" or _CLIPS.search(name) is not None
+
+
+def _given_to_callbacks(source: Source, sharding: Sharding) -> Iterator[cst.CSTNode]:
+    """Yield what a Trainer's callbacks are given of the parameters before it trains."""
+    index, function = source.index, source.index.function(sharding.call)
+    for call in source.calls:
+        if index.function(call) is not function or index.order[call] >= index.order[sharding.call]:
+            continue
+        named = [arg.value for arg in call.args if arg.keyword and arg.keyword.value == "callbacks"]
+        is_adding = isinstance(call.func, cst.Attribute) and call.func.attr.value == "add_callback"
+        for given in [*named, *(arg.value for arg in call.args if is_adding)]:
+            for made in walk_for(given, cst.Call):
+                if (dotted(made.func) or "")[:1].isupper() and _is_made_of(source, made, sharding.models):
+                    yield made
+
+
+def _is_made_of(source: Source, call: cst.Call, models: tuple[str, ...]) -> bool:
+    held = [each.model for arg in call.args for each in shares(source.index, arg.value)]
+    return any(is_about(source, each, model) for each in held for model in models)

@@ -1,0 +1,128 @@
+"""Whose parameters a list holds: of which models, in whole or in part."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.containers import is_slice
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS, model_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.scopes import Index
+
+
+_VIEWS = frozenset({"items", "values"})
+_PARAMETERS = re.compile(r"(^|_)(trainable|params?|parameters)(_|$)")
+_COUNTS = re.compile(r"num|count|size|total|(^|_)n_|efficient|freeze")
+_MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Share:
+    """The parameters of one model in a list."""
+
+    model: cst.BaseExpression
+    is_filtered: bool = False
+    """Whether some may be left out."""
+
+
+def shares(index: Index, node: cst.BaseExpression) -> list[Share]:
+    """Return the models whose parameters an expression is, or holds, as they are and not as copies."""
+    return list(_shares(index, node, 0))
+
+
+def _shares(index: Index, node: cst.BaseExpression, depth: int) -> Iterator[Share]:
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(node, (cst.Name, cst.Attribute)):
+        yield from _of_name(index, node, depth)
+    elif isinstance(node, cst.Call):
+        yield from _of_call(index, node, depth)
+    elif isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
+        found = _shares(index, node.for_in.iter, depth + 1) if model_of(index, node) is not None else ()
+        yield from (_filtered(each) if node.for_in.ifs else each for each in found)
+    elif isinstance(node, cst.Subscript):
+        if is_slice(node):
+            yield from map(_filtered, _shares(index, node.value, depth + 1))
+    else:
+        for part in _parts(node):
+            yield from _shares(index, part, depth + 1)
+
+
+def _parts(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield what a list is put together of."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+        yield from (node.left, node.right)
+    elif isinstance(node, cst.IfExp):
+        yield from (node.body, node.orelse)
+    elif isinstance(node, (cst.List, cst.Tuple, cst.Set, cst.Dict)):
+        yield from (each.value for each in node.elements)
+
+
+def _of_name(index: Index, node: cst.Name | cst.Attribute, depth: int) -> Iterator[Share]:
+    if isinstance(node, cst.Name) and node not in index.scopes:
+        return
+    value = last_value(index, node)
+    found = [] if value is None else list(_shares(index, value, depth + 1))
+    if not found and isinstance(node, cst.Name) and (filled := model_of(index, node)) is not None:
+        found = [Share(filled, is_filtered=True)]  # by a loop, which may leave some out
+    yield from found
+
+
+def _of_call(index: Index, call: cst.Call, depth: int) -> Iterator[Share]:
+    func, name = call.func, (dotted(call.func) or "").split(".")[-1]
+    if isinstance(func, cst.Attribute) and func.attr.value in PARAMETERS:
+        yield Share(func.value)
+    elif isinstance(func, cst.Attribute) and func.attr.value in _VIEWS:
+        yield from _shares(index, func.value, depth + 1)
+    elif name in SAME_PARAMETERS:
+        for arg in call.args:
+            found = _shares(index, arg.value, depth + 1)
+            yield from map(_filtered, found) if name == "filter" else found
+
+
+def _filtered(share: Share) -> Share:
+    return replace(share, is_filtered=True)
+
+
+def named_as_parameters(node: cst.BaseExpression, target: str) -> cst.BaseExpression | None:
+    """Return the model of which a function gives parameters, as names tell: ``trainable_params(model)``."""
+    if not isinstance(node, cst.Call):
+        return None
+    name = (dotted(node.func) or "").split(".")[-1]
+    told = [each.lower() for each in (name, target.rpartition(".")[2])]
+    if name[:1].isupper() or any(map(_COUNTS.search, told)) or not any(map(_PARAMETERS.search, told)):
+        return None
+    if isinstance(node.func, cst.Attribute) and _PARAMETERS.search(name):
+        return node.func.value
+    given = [arg.value for arg in node.args if not arg.star]
+    return given[0] if given and isinstance(given[0], (cst.Name, cst.Attribute)) else None
+
+
+def is_only_counted(index: Index, node: cst.CSTNode) -> bool:
+    """Tell whether a list is asked how long it is, or its parameters for what sharding does not change."""
+    above = index.parents[node]
+    call = index.parents[above] if isinstance(above, cst.Arg) else None
+    if isinstance(call, cst.Call) and dotted(call.func) in {"bool", "len", "type"}:
+        return True
+    if isinstance(above, (cst.Comparison, cst.ComparisonTarget)):
+        return True
+    loop = above if isinstance(above, cst.CompFor) else None
+    made = index.parents[loop] if loop is not None else None
+    if loop is None or not isinstance(made, (cst.GeneratorExp, cst.ListComp, cst.SetComp)):
+        return False
+    names = [each for each in walk_for(made.elt, cst.Name) if dotted(loop.target) == each.value]
+    reads = (index.parents[each] for each in names)
+    return all(isinstance(each, cst.Attribute) and each.attr.value in _TOLD for each in reads)
+
+
+_TOLD = frozenset({"device", "dtype", "element_size", "is_leaf", "ndim", "numel", "requires_grad", "shape"})

@@ -1,0 +1,123 @@
+"""What an object keeps of a model's parameters from a method that runs before the model is sharded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import rewrite_paths, scan_source
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+ACCELERATE = (
+    "import torch\nfrom accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(activation_checkpointing=False))\n"
+)
+KEEPS = "class Runner:\n    def __init__(self):\n        self.kept = list(self.model.parameters())\n"
+SHARDS = "    def setup(self):\n        self.model, self.o = accelerator.prepare(self.model, self.o)\n"
+FSDP1 = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+CLIPS = "        clip_grad_norm_(self.kept, 1.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "is_said"),
+    [
+        (f"    def step(self):\n{CLIPS}", True),
+        ("    def step(self):\n        for p in self.kept:\n            p.mul_(2)\n", True),
+        (CLIPS, True),
+        (f"    def make_optimizer(self):\n{CLIPS}", False),
+        ("    def step(self):\n        print(len(self.kept))\n", False),
+        (f"class Other:\n    def step(self):\n{CLIPS}", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("by", ["accelerate", "torch"])
+def test_another_method_shards(method: str, by: str, *, is_said: bool) -> None:
+    shards = SHARDS if by == "accelerate" else "    def setup(self):\n        self.model = FSDP(self.model)\n"
+    header = ACCELERATE if by == "accelerate" else FSDP1
+    found = [use.becomes for use in scan_source(header + KEEPS + shards + method) if use.code == "FM446"]
+    assert len(found) == is_said
+    assert all(("Accelerate" in said) is (by == "accelerate") for said in found)
+    others = KEEPS.replace("self.model.parameters()", "self.other.parameters()")
+    assert "FM446" not in {use.code for use in scan_source(header + others + shards + method)}
+
+
+def said(folder: Path, files: dict[str, str]) -> dict[str, int]:
+    """Return how often files are told of what they keep."""
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    changed = {each.path.rpartition("/")[2]: each.after for each in rewrite_paths([folder]).changed}
+    counts = {name: text.count("fsdp-migrate: FM446") for name, text in changed.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+TRAINS = (
+    "from transformers import TrainingArguments\nfrom own import {0}\n"
+    "args = TrainingArguments('out', fsdp='full_shard')\nmade = {0}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "uses", "is_said"),
+    [
+        ("__init__(self)", "training_step(self, model, inputs)", True),
+        ("create_optimizer(self)", "training_step(self, model, inputs)", True),
+        ("create_optimizer(self)", "clip(self)", True),
+        ("__init__(self)", "create_optimizer(self)", False),
+        ("training_step(self, model, inputs)", "compute_loss(self, model, inputs)", False),
+    ],
+)
+def test_a_trainers_own_methods(tmp_path: Path, keeps: str, uses: str, *, is_said: bool) -> None:
+    own = (
+        "from transformers import Trainer\n\n\nclass OwnTrainer(Trainer):\n"
+        f"    def {keeps}:\n        self.kept = [p for p in self.model.parameters() if p.requires_grad]\n"
+        f"    def {uses}:\n        self.accelerator.clip_grad_norm_(self.kept, 1.0)\n"
+    )
+    files = {"own.py": own, "train.py": TRAINS.format("OwnTrainer")}
+    assert said(tmp_path, files) == ({"own.py": 1} if is_said else {})
+    files["own.py"] = own.replace("self.model.parameters", "self.ref_model.parameters")
+    assert said(tmp_path, files) == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "is_said"), [("__init__(self, model)", True), ("on_train_begin(self, model)", False)]
+)
+def test_a_trainers_callback(tmp_path: Path, method: str, *, is_said: bool) -> None:
+    own = (
+        "from transformers import TrainerCallback\n\n\nclass Average(TrainerCallback):\n"
+        f"    def {method}:\n        self.kept = list(model.parameters())\n"
+        "    def on_step_end(self, args, state, control, **kwargs):\n"
+        "        for p in self.kept:\n            use(p)\n"
+    )
+    trains = TRAINS.format("Average") + "import transformers\ntransformers.Trainer(callbacks=[made])\n"
+    assert said(tmp_path, {"own.py": own, "train.py": trains}) == ({"own.py": 1} if is_said else {})
+
+
+@pytest.mark.parametrize(
+    ("keeps", "uses", "is_said"),
+    [
+        ("__init__(self)", "on_before_optimizer_step(self, optimizer)", True),
+        # Lightning makes optimizers when it has sharded.
+        ("__init__(self)", "configure_optimizers(self)", True),
+        ("setup(self, stage)", "training_step(self, batch, index)", True),
+        ("on_fit_start(self)", "training_step(self, batch, index)", False),
+        ("__init__(self)", "setup(self, stage)", False),
+    ],
+)
+def test_a_lightning_module(tmp_path: Path, keeps: str, uses: str, *, is_said: bool) -> None:
+    own = (
+        "import lightning as L\nimport torch\n\n\nclass Own(L.LightningModule):\n"
+        f"    def {keeps}:\n        self.kept = list(self.net.parameters())\n"
+        f"    def {uses}:\n        use(self.kept)\n"
+    )
+    train = "import lightning as L\nfrom own import Own\nL.Trainer(strategy='{}', devices=2).fit(Own())\n"
+    assert said(tmp_path, {"own.py": own, "train.py": train.format("fsdp")}) == (
+        {"own.py": 1} if is_said else {}
+    )
+    assert said(tmp_path, {"own.py": own, "train.py": train.format("ddp")}) == {}

@@ -1,0 +1,142 @@
+"""What holds a model's parameters from before a framework shards it is said, and what is right is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import rewrite_paths, scan_source
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+ACCELERATE = (
+    "import itertools\nimport torch\nfrom accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(activation_checkpointing=False))\n"
+)
+PREPARE = (
+    "optimizer = torch.optim.AdamW(model.parameters())\n"
+    "model, optimizer = accelerator.prepare(model, optimizer)\n"
+)
+CLIP = "accelerator.clip_grad_norm_(kept, 1.0)\n"
+FABRIC = "import torch\nfrom lightning.fabric import Fabric\nfabric = Fabric(strategy='fsdp', devices=2)\n"
+
+
+def lines(code: str) -> list[int]:
+    return [use.line for use in scan_source(code) if use.code == "FM446"]
+
+
+@pytest.mark.parametrize(
+    ("made", "used", "is_said"),
+    [
+        ("kept = [p for p in model.parameters() if p.requires_grad]\n", CLIP, True),
+        ("kept = list(filter(lambda p: p.requires_grad, model.parameters()))\n", CLIP, True),
+        ("kept = itertools.chain(model.head.parameters(), model.body.parameters())\n", CLIP, True),
+        ("kept = list(model.head.parameters()) + list(model.body.parameters())\n", CLIP, True),
+        ("kept = dict(model.named_parameters())\n", "print(kept['x'].grad)\n", True),
+        ("kept = Averaging(model.parameters())\n", "kept.update()\n", True),
+        ("kept = trainable_params(model)\n", CLIP, True),
+        ("kept = model.trainable_parameters()\n", "for p in kept:\n    p.mul_(2)\n", True),
+        ("groups, kept = split_params(model)\n", CLIP, True),
+        ("kept = list(model.parameters())\n", f"def step():\n    {CLIP}", True),
+        # What is right: of a copy, of another model, made anew, counted, or not used any more.
+        ("kept = [p.detach().clone() for p in model.parameters()]\n", CLIP, False),
+        ("kept = list(other.parameters())\n", CLIP, False),
+        ("kept = list(model.parameters())\n", f"kept = list(model.parameters())\n{CLIP}", False),
+        ("kept = list(model.parameters())\n", "print(len(kept), sum(p.numel() for p in kept))\n", False),
+        ("kept = list(model.parameters())\n", "", False),
+        ("kept = num_trainable_params(model)\n", "print(kept)\n", False),
+        ("kept = trainable_params(model)\n", "print(kept)\n", False),
+        ("kept = torch.optim.SGD(model.parameters())\n", "kept.step()\n", False),
+        ("", "kept = list(model.parameters())\n" + CLIP, False),
+    ],
+)
+def test_lists_from_before_prepare(made: str, used: str, *, is_said: bool) -> None:
+    assert lines(ACCELERATE + made + PREPARE + used) == ([5] if is_said else [])
+    without = (
+        "import itertools\nimport torch\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
+    )
+    assert not lines(without + made + PREPARE + used)
+
+
+def test_what_a_model_was_made_of() -> None:
+    made = "kept = list(unet.parameters()) + list(encoder.parameters())\nmodel = Both(unet, encoder)\n"
+    assert lines(ACCELERATE + made + PREPARE + CLIP) == [5]
+    assert not lines(ACCELERATE + made.replace("Both(unet, encoder)", "Both()") + PREPARE + CLIP)
+
+
+def test_the_words_name_the_framework_and_what_it_has() -> None:
+    code = f"{ACCELERATE}kept = list(model.parameters())\n{PREPARE}{CLIP}"
+    (said,) = [use.becomes for use in scan_source(code) if use.code == "FM446"]
+    assert said.startswith("where Accelerate shards this model, ")
+    assert "accelerator.clip_grad_norm_(model.parameters(), max_norm)" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("kept = list(net.parameters())\nmodel = fabric.setup_module(net)\nclip(kept)\n", [4]),
+        # Fabric's FSDP2 puts nothing into an optimizer; both in one call it refuses, and says so.
+        (
+            (
+                "o = torch.optim.SGD(net.parameters())\nmodel = fabric.setup_module(net)\n"
+                "o = fabric.setup_optimizers(o)\n"
+            ),
+            [4],
+        ),
+        ("o = torch.optim.SGD(net.parameters())\nmodel, o = fabric.setup(net, o)\no.step()\n", []),
+        ("model = fabric.setup_module(net)\nkept = list(model.parameters())\nclip(kept)\n", []),
+    ],
+)
+def test_lists_from_before_fabric_shards(body: str, found: list[int]) -> None:
+    assert lines(FABRIC + body) == found
+
+
+@pytest.mark.parametrize(
+    ("made", "used", "found"),
+    [
+        ("kept = [p for p in model.parameters()]\n", "print([p.norm() for p in kept])\n", [2]),
+        ("kept = [p for p in model.parameters()]\n", "print(sum(p.numel() for p in kept))\n", []),
+        ("", "kept = list(model.parameters())\nprint(kept)\n", []),
+    ],
+)
+def test_lists_from_before_a_trainer_trains(made: str, used: str, found: list[int]) -> None:
+    header = "from transformers import Trainer, TrainingArguments\n"
+    train = (
+        "trainer = Trainer(model=model, args=TrainingArguments('out', fsdp='full_shard'))\ntrainer.train()\n"
+    )
+    assert lines(header + made + train + used) == found
+    assert not lines(header + made + train.replace(", fsdp='full_shard'", "") + used)
+
+
+def test_what_callbacks_are_given() -> None:
+    code = (
+        "from transformers import Trainer, TrainingArguments\n"
+        "args = TrainingArguments('out', fsdp='full_shard')\n"
+        "trainer = Trainer(model=model, args=args, callbacks=[Average(model.parameters())])\n"
+        "trainer.add_callback(Average(list(model.parameters())))\ntrainer.add_callback(Average(model))\n"
+        "trainer.train()\n"
+    )
+    assert lines(code) == [3, 4]
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_function_of_the_project_that_prepares(tmp_path: Path, *, is_elsewhere: bool) -> None:
+    prepares = "def wrap(accelerator, model, optimizer):\n    return accelerator.prepare(model, optimizer)\n"
+    body = (
+        "def main(model):\n    kept = list(model.parameters())\n    optimizer = torch.optim.SGD(kept)\n"
+        "    model, optimizer = wrap(accelerator, model, optimizer)\n"
+        "    accelerator.clip_grad_norm_(kept, 1.0)\n"
+    )
+    imports = "from wraps import wrap\n" if is_elsewhere else prepares
+    (tmp_path / "wraps.py").write_text(ACCELERATE + prepares)
+    (tmp_path / "main.py").write_text(ACCELERATE + imports + body)
+    changed = {each.path.rpartition("/")[2]: each.after for each in rewrite_paths([tmp_path]).changed}
+    assert changed["main.py"].count("fsdp-migrate: FM446") == 1
+    below = changed["main.py"].partition("fsdp-migrate: FM446")[2]
+    assert below.splitlines()[1] == "    kept = list(model.parameters())"
