@@ -44,8 +44,7 @@ def scan(
     configs, launches, is_prepared = find_configs(paths), find_launches(paths), call_prepare(paths)
     are_new = are_turned(report, configs, launches, is_prepared=is_prepared)
     checkpoints = _checkpoints(paths, are_turned=are_new)
-    frameworks = {config.framework for config in configs} | {launch.framework for launch in launches}
-    packages = packages_of(report, frameworks)
+    packages = packages_of(report, [*(c.framework for c in configs), *(each.framework for each in launches)])
     pins = find_pins(paths, packages)
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),

@@ -16,7 +16,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
-from fsdp_migrate import load_checkpoint
+from fsdp_migrate import load_checkpoint, prepare_fully_shard
 from tests.models import Net, batch
 
 
@@ -190,3 +190,54 @@ def hold_more(version: int) -> str:
         model, head = nn.Linear(2, 2), nn.Linear(2, 2)
         optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
         return _says(lambda: accelerator.prepare(model, optimizer))
+
+
+class Reader(nn.Module):
+    """Reads what all of its kind are given, in several places or in one, as a decoder's layer does."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.read = nn.ModuleList(nn.Linear(8, 8) for _ in range(places))
+
+    def forward(self, hidden: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        for read in self.read:
+            hidden = hidden + torch.tanh(read(memory))
+        return hidden
+
+
+class Readers(nn.Module):
+    """Makes one tensor, and gives it to every reader, as an encoder does."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.source = nn.Linear(8, 8)
+        self.readers = nn.ModuleList(Reader(places) for _ in range(3))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        memory = self.source(rows)
+        hidden = rows
+        for reader in self.readers:
+            hidden = reader(hidden, memory)
+        return hidden
+
+
+def add_up(how: str, places: int) -> torch.Tensor:
+    """Return the gradient of the weight before what all units are given."""
+    torch.manual_seed(1)
+    model: Any = Readers(places)
+    rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+    with _as_accelerators():
+        if how == "prepared":
+            model = prepare_fully_shard(model, {"auto_wrap_policy": "Reader"})
+        else:
+            names: dict[str, Any] = {"transformer_cls_names_to_wrap": ["Reader"]}
+            _, model, _ = _sharded(
+                2 if how == "fsdp2" else 1, model, auto_wrap_policy="transformer_based_wrap", **names
+            )
+        model(rows).square().mean().backward()
+        if how == "fsdp1":
+            with FSDP.summon_full_params(model, with_grads=True):
+                whole: torch.Tensor = model.source.weight.grad.clone()
+                return whole
+        full: torch.Tensor = model.source.weight.grad.full_tensor()
+        return full

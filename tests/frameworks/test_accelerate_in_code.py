@@ -67,3 +67,16 @@ def test_fsdp2_takes_no_optimizer_that_holds_more_than_the_model() -> None:
     for before, after in zip(*(run_ranks(accelerate_bodies.hold_more, each) for each in (1, 2)), strict=True):
         assert before == ""
         assert "couldn't be switched to its sharded version" in after
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_what_every_unit_uses_in_two_places_has_its_gradients_added_otherwise(places: int) -> None:
+    """As a decoder's layers use what the encoder gave: docs/frameworks.md says so, of float32 too."""
+    found = {
+        how: run_ranks(accelerate_bodies.add_up, how, places)[0] for how in ("fsdp1", "fsdp2", "prepared")
+    }
+    assert torch.equal(found["prepared"], found["fsdp1"])
+    # gloo sums in place of averaging in some versions of torch; a power of two changes no bit.
+    times = torch.round(found["fsdp2"].norm() / found["fsdp1"].norm())
+    assert torch.equal(found["fsdp2"] / times, found["fsdp1"]) is (places == 1)
+    torch.testing.assert_close(found["fsdp2"] / times, found["fsdp1"])
