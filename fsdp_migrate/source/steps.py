@@ -95,6 +95,7 @@ _NOT_LOADED = (
     "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
     "FSDP2 stops at what these models hold"
 )
+_UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
@@ -167,6 +168,8 @@ def next_steps(
         stops = what_they_stop((use.code for use in left), is_checked=is_checked or is_to_be)
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
+    if unclear := [use for use in uses if use.action == "unclear"]:
+        steps.append(Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}.", ()))
     steps += _steps_for_configs(converted, launches)
     steps += _steps_for_launches(launches, configs)
     if apart is not None:

@@ -180,6 +180,7 @@ def test_models_that_are_not_followed_are_shown_by_scan_and_rewrite(
     assert main(["scan", ".", "--html", "scan.html"]) == 0
     shown = capsys.readouterr().out
     assert "To be looked at: 1 place\n  A model or its optimizer comes here" in shown
+    assert "to which a model comes that could not be followed: 1 place in 1 file." in shown
     assert "tools.py:2:12: FM450 model.state_dict()\n    the sharded model's state" in shown
     assert "it is not seen whether the model there is the sharded one" in Path("scan.html").read_text()
     assert main(["rewrite", ".", "--write"]) == 0
