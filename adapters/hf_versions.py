@@ -24,7 +24,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     say_units_by_size,
 )
 from fsdp_migrate.errors import ConfigError
-from fsdp_migrate.versions import is_within
 
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.adapters.engine.base import Block, Draft, Key
     from fsdp_migrate.config import FSDP2Config
-    from fsdp_migrate.findings import Finding
 
 
 FORMER = {
@@ -47,26 +45,6 @@ PRESUMED = {
     False: " `reshard_after_forward: false` is its shard_grad_op: write true for full_shard.",
 }
 """What to say of ``fsdp`` that is not known, by whether units are freed after forward without it."""
-
-
-_ALL_SINCE = TRANSFORMERS["state_dict_type_read"].since
-_NOTHING_TO_DO = (
-    f"With transformers {_ALL_SINCE} or newer there is nothing to do: it does all that this says."
-)
-
-
-def is_done_by(finding: Finding, version: str) -> bool:
-    """Tell whether a version of transformers does all that a finding says of its versions.
-
-    Example:
-        >>> from fsdp_migrate.findings import make_finding
-        >>> told = make_finding("FM358", "fsdp_config", "Read by some.", _NOTHING_TO_DO)
-        >>> is_done_by(told, "5.24.0"), is_done_by(told, "5.9"), is_done_by(told, "")
-        (True, False, False)
-    """
-    return (
-        str(finding.hint).startswith(_NOTHING_TO_DO) and bool(version) and is_within(version, _ALL_SINCE, "")
-    )
 
 
 def take_version(value: Any, block: Block) -> Outcome:
@@ -149,7 +127,7 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
     offloads = {str(values.get(name)).lower() for name in ("cpu_offload", "offload_params")}
     if "true" in offloads and "offload" not in items:
         text += f" So is `cpu_offload`: give `offload` in `fsdp` to versions before {state.since}."
-    hint = _NOTHING_TO_DO
+    hint = f"With transformers {state.since} or newer there is nothing to do: it does all that this says."
     if items:
         gone = TRANSFORMERS["words_deprecated"]
         hint += f" {gone.versions} warn that words in `fsdp` will go: `fsdp: true` says the same to them."

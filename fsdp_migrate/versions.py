@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -55,19 +54,3 @@ def installed_versions() -> Iterator[tuple[str, str]]:
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             yield package, metadata.version(package)
-
-
-@functools.cache
-def installed_version(package: str) -> str:
-    """Return the version of a package that is installed; empty where it is not.
-
-    Example:
-        >>> installed_version("no-such-package-at-all")
-        ''
-    """
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""

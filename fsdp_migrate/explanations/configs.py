@@ -77,7 +77,7 @@ EXPLANATIONS = {
     "FM358": (
         "Versions of a framework read the same key in different ways, or do not read it. The finding names them.",
         "Look at the version that your run uses, which `fsdp-migrate doctor` shows. The written keys work in as many versions as possible. If it is one"
-        " that does all of it, delete the comment; `rewrite` sets none where it finds such a version of transformers installed.",
+        " that does all of it, delete the comment.",
     ),
     "FM359": (
         "The file has FSDP settings that could belong to several frameworks, or to the project itself.",

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.text import convert_text
-from fsdp_migrate.adapters.hf_versions import is_done_by
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 from fsdp_migrate.source.python.items import ItemChange
 from fsdp_migrate.source.uses import Found
-from fsdp_migrate.versions import installed_version
 
 
 if TYPE_CHECKING:
@@ -151,16 +149,13 @@ def said_of(
         place: Returns the node that a subject stands at.
     """
     comments: dict[str, list[Finding]] = {}
-    here = installed_version("transformers")
     for finding in findings:
         if finding.code not in SAID:
             continue
-        is_done = is_done_by(finding, here)
-        if finding.hint is not None and not is_done:
+        if finding.hint is not None:
             comments.setdefault(finding.code, []).append(finding)
         else:
-            done = f" transformers {here}, which is installed here, does all of it." if is_done else ""
-            text = values.shown(f"`{finding.subject}`: {finding.message}{done}")
+            text = values.shown(f"`{finding.subject}`: {finding.message}")
             yield Found(finding.code, place(finding.subject), text, "kept")
     for code, several in comments.items():
         texts = (f"`{each.subject}`: {each.message} {each.hint}" for each in several)

@@ -295,18 +295,3 @@ def test_the_class_of_the_arguments_itself_sets_what_it_was_given(field: str, *,
         "        self.fsdp = 'full_shard' if self.fsdp else ''\n"
     )
     assert ("FM327" in comments(body, HF)) is is_said
-
-
-@pytest.mark.parametrize(
-    ("installed", "is_left"), [("5.10.0", False), ("5.24.1", False), ("5.9.2", True), ("", True)]
-)
-def test_of_versions_nothing_is_left_to_do_where_a_later_one_is_installed(
-    installed: str, is_left: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was to be done by hand, and said itself that with such a version there is nothing to do."""
-    monkeypatch.setattr("fsdp_migrate.source.settings_in_python.installed_version", lambda _: installed)
-    text = 'a = TrainingArguments("out", fsdp="full_shard auto_wrap")\n'
-    assert ("FM358" in comments(text, HF)) is is_left
-    [use] = [use for use in scan_source(f"{HF}{text}") if use.code == "FM358"]
-    assert use.action == ("commented" if is_left else "kept")
-    assert ("which is installed here, does all of it" in use.becomes) is not is_left
