@@ -15,7 +15,7 @@ import libcst as cst
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
-from fsdp_migrate.source.python.parameters import is_torchs_optimizer
+from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
 
 
 if TYPE_CHECKING:
@@ -62,10 +62,22 @@ def kept_before(source: Source, sharding: Sharding) -> Iterator[cst.Assign]:
     """Yield the assignments before a call that shards, in its function, of what is used after it as well."""
     for made in made_before(source, sharding.call):
         is_its = any(holds(source, made, model, sharding.by) for model in sharding.models)
+        is_its = is_its or _is_filled(source, made, sharding)
         if (is_its or _is_stepped(source, made, sharding.call)) and is_used_after(
             source, made, sharding.call
         ):
             yield made.assign
+
+
+def _is_filled(source: Source, made: Made, sharding: Sharding) -> bool:
+    """Tell whether a loop before a call fills a list with the parameters of what that shards."""
+    is_empty = isinstance(made.value, (cst.Dict, cst.List)) and not made.value.elements
+    places = readers(source, made.assign, made.name) if is_empty else ()
+    before = (each for each in places if source.index.order[each] < source.index.order[sharding.call])
+    filled = (model_of(source.index, each) for each in before if isinstance(each, cst.Name))
+    return any(
+        is_about(source, found, model) for found in filled if found is not None for model in sharding.models
+    )
 
 
 def _is_stepped(source: Source, made: Made, call: cst.Call) -> bool:
