@@ -85,10 +85,10 @@ class ParameterValues:
         What a module's methods take of ``self`` may be gathered there.
         """
         root: cst.BaseExpression = node.value
-        while isinstance(root, (cst.Attribute, cst.Subscript)):
+        while isinstance(root, (cst.Attribute, cst.Call, cst.Subscript)):
             if self.source.models.certainty(root) is not None:
                 break
-            root = root.value
+            root = root.func if isinstance(root, cst.Call) else root.value
         if node.attr.value not in WEIGHTS or dotted(root) == "self":
             return False
         return _is_part(self.source, node.value) and not self.source.contexts.is_summoned(node)

@@ -49,8 +49,18 @@ def loop_of(index: Index, name: cst.Name) -> cst.For | None:
     return None
 
 
-def item_of(index: Index, node: cst.BaseExpression) -> cst.Attribute | None:
-    """Return the attribute that a part is an item of: ``model.layers[0]``, ``for layer in model.layers``."""
+_GIVES_A_PART = frozenset(
+    {"get_decoder", "get_encoder", "get_input_embeddings", "get_output_embeddings", "get_submodule"}
+)
+
+
+def item_of(index: Index, node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the attribute that a part is an item of: ``model.layers[0]``, ``for layer in model.layers``.
+
+    Of a part that a model gives by a method, ``model.get_input_embeddings()``, it is the model.
+    """
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        return node.func.value if node.func.attr.value in _GIVES_A_PART else None
     over: cst.BaseExpression | None = None
     if isinstance(node, cst.Subscript) and not is_slice(node):
         over = node.value

@@ -150,6 +150,8 @@ def test_the_gradient_of_one_weight(use: str, is_said: bool) -> None:
         ("x = m.layers[0].bias.detach().cpu().numpy()\n", True),
         ("x = m.blocks[1].attn.q.weight.norm().item()\n", True),
         ("w = m.layers[0].weight\nx = w.tolist()\n", True),
+        ("x = m.get_input_embeddings().weight.detach().cpu().numpy()\n", True),
+        ("x = other.get_input_embeddings().weight.numpy()\n", False),
         ("for layer in m.layers:\n    x = layer.weight.norm()\n", True),
         ("x = [layer.weight.norm() for _, layer in enumerate(m.layers[1:])]\n", True),
         ("for layer in m.layers:\n    for p in layer.parameters():\n        x = p.grad.norm()\n", True),
