@@ -71,7 +71,8 @@ def console(*, aside: bool = False) -> Screen:
     """
     stream = sys.stderr if aside else sys.stdout
     fixed = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
-    return Screen(stderr=aside, highlight=False, width=fixed)
+    # No `emoji`, as which rich shows the line of `train.py:100:7`.
+    return Screen(stderr=aside, highlight=False, emoji=False, width=fixed)
 
 
 def print_text(out: Console, text: str, *, indent: str = "", first: str | None = None) -> None:

@@ -28,6 +28,15 @@ def test_scan_shows_each_use_and_a_summary(scripts: Path, capsys: pytest.Capture
     assert "3 uses in 1 file of 2." in out
 
 
+def test_the_line_of_a_place_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "\n" * 98
+    (tmp_path / "a.py").write_text(
+        f"from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n{lines}FSDP(net)._handles\n"
+    )
+    assert main(["scan", str(tmp_path)]) == 0
+    assert "a.py:100:1" in capsys.readouterr().out
+
+
 def test_scan_writes_one_document(scripts: Path, run_json: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     code, document = run_json("scan", scripts)
     assert code == 0
