@@ -229,6 +229,7 @@ def _is_set_between(source: Source, node: cst.CSTNode, name: str, call: cst.CSTN
     return any(
         (order[call] < order[each] < order[node] or source.index.statement(each) is line)
         and any(dotted(part) == name for target in each.targets for part in walk(target))
+        and not source.index.excludes(each, call)
         and source.index.function(each) is source.index.function(node)
         and node not in set(walk(each.value))
         for each in source.assignments

@@ -143,3 +143,15 @@ def test_a_function_of_the_project_that_prepares(tmp_path: Path, *, is_elsewhere
     assert changed["main.py"].count("fsdp-migrate: FM446") == 1
     below = changed["main.py"].partition("fsdp-migrate: FM446")[2]
     assert below.splitlines()[1] == "    kept = list(model.parameters())"
+
+
+def test_another_branch_says_nothing_of_the_one_that_shards() -> None:
+    code = (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n\n\n"
+        "def wrap(model):\n    model = FSDP(model)\n    return model\n\n\n"
+        "def build(sharded, device):\n    model = make()\n    if sharded:\n"
+        "        optimizer = build_optimizer(model, 0.05)\n        active = wrap(model)\n"
+        "    else:\n        active = model.to(device)\n        optimizer = build_optimizer(active, 0.05)\n"
+        "    return active, optimizer\n"
+    )
+    assert lines(code) == [12]
