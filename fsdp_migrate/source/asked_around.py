@@ -22,7 +22,7 @@ _MOST: Final = 1_000_000
 """Larger files hold data."""
 ASKS_HF: Final = re.compile(
     r"\bfsdp\b['\"]?[\s:=,\[\-]+[^\n#]{0,60}?\b(?:full_shard|shard_grad_op|hybrid_shard)"
-    r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b"
+    r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|--fsdp[ =]+['\"]?\$"
 )
 """What asks Hugging Face's Trainer for FSDP: its own words, in any file, or those of Accelerate's launch."""
 ASKS_ACCELERATE: Final = re.compile(

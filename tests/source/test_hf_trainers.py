@@ -149,6 +149,7 @@ def test_what_a_trainer_was_given_and_holds_behind_its_training(
     [
         ("run.sh", 'torchrun train.py --fsdp "full_shard auto_wrap"\n', True),
         ("run.sh", "torchrun train.py --fsdp=shard_grad_op\n", True),
+        ("run.sh", 'F="full_shard auto_wrap"\ntorchrun train.py --fsdp "$F" --fsdp_config f.json\n', True),
         ("run.sh", '# torchrun train.py --fsdp "full_shard auto_wrap"\ntorchrun train.py\n', False),
         ("run.sh", "accelerate launch --use_fsdp train.py\n", True),
         ("args.json", '{"fsdp": "full_shard auto_wrap"}\n', True),

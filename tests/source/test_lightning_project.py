@@ -46,6 +46,7 @@ def said(folder: Path, own: str, train: str = TRAINS) -> dict[str, set[str]]:
             "x = [p.grad.norm() for p in pl_module.parameters()]",
             "FM423",
         ),
+        ("on_before_optimizer_step(self, t, m, o)", "L.pytorch.utilities.grad_norm(m, 2)", "FM423"),
         (
             "on_train_batch_end(self, t, m, outputs, batch, batch_idx)",
             "torch.nn.utils.clip_grad_norm_(m.model.parameters(), 1.0)",

@@ -138,6 +138,11 @@ _GATHERS = (
     "One rank alone comes here, and full_tensor() waits for all: call it above this branch, on every rank, "
     "or take .to_local(), which is that rank's part."
 )
+_LIGHTNINGS = re.compile(r"^(?:lightning|pytorch_lightning)\b.*\.grad_norm$")
+_GRAD_NORM = (
+    "Lightning's grad_norm makes one tensor of norms that are DTensors now, and raises: log "
+    "clip_grad_norm_(model, float('inf')) of fsdp_migrate.runtime, asked for on every rank."
+)
 _CLIPPED = (
     "the norm is that of the whole gradient now, the same on each rank: do not sum it over the ranks that "
     "share the gradient."
@@ -243,6 +248,8 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
             return ""
         is_summed = _is_norm(values, first) and not is_averaged(source.index, call)
         return _CLIPPED if is_summed or _is_of_gradients(source, call, first) else ""
+    if first is not None and any(map(_LIGHTNINGS.search, known)):
+        return _GRAD_NORM if source.models.certainty(first) is not None else ""
     if known & _ARRAYS:
         return _NO_MEMORY.format(name) if first is not None and values.is_one(first) else ""
     if known & _FUNCTIONS:

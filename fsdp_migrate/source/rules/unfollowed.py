@@ -12,7 +12,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.unknown_models import is_model, is_unknown, last_word
 from fsdp_migrate.source.uses import Found
 
@@ -72,7 +72,7 @@ _OF_FUNCTIONS: Final = {
 _OPTIMIZER_NAME: Final = re.compile(r"optim|(?:^|_)opt$")
 _MAY_FIND: Final = re.compile(
     r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\()"
-    r"|\bdeepcopy\(|\bget_peft_model_state_dict\("
+    r"|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
 )
 _NAMED: Final = re.compile(
     r"(?i)(?:actor|critic|controlnet|dit|coder|ema|tor|llm|model|module|net|network|policy|student|teacher|former|vae"
@@ -118,15 +118,21 @@ def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpress
         for node in source.index.by_kind.get(kind, ()):
             assert isinstance(node, (cst.For, cst.CompFor))
             models = [model for each in walk_for(node.iter, cst.Call) if (model := _whose_parameters(each))]
-            if not models or not is_model(last_word(models[0])):
+            if not models:
                 continue
             region = node.body if isinstance(node, cst.For) else source.index.parents[node]
-            calls = list(walk_for(region, cst.Call))
             if len(models) > 1:
-                yield from ((node.iter, model, _BESIDE) for model in models)
+                named = (each for each in models if is_model(last_word(each)))
+                yield from ((node.iter, model, _BESIDE) for model in named)
             elif any(each.attr.value == "grad" for each in walk_for(region, cst.Attribute)):
-                normed = (each for each in calls if _name(each) in _OF_GRADIENTS)
-                yield from ((each, models[0], _GRADIENTS) for each in normed)
+                made = (each for each in walk_for(region, cst.Call) if _is_of_gradients(each))
+                yield from ((each, models[0], _GRADIENTS) for each in made)
+
+
+def _is_of_gradients(call: cst.Call) -> bool:
+    """Tell whether a call makes one number of gradients, or gives them to the other ranks."""
+    name = _name(call)
+    return name in _OF_GRADIENTS or (name == "sum" and ".grad." in text_of(call.func))
 
 
 def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | None:

@@ -52,6 +52,7 @@ def found(folder: Path, tools: str, train: str = TRAIN) -> dict[str, str]:
         ("get_peft_model_state_dict(model)", "state_dict="),
         ("for p, e in zip(model.parameters(), x.parameters()): e.add_(p)", "DTensors"),
         ("sum(p.grad.detach().norm() for p in model.parameters())", "a norm or sum is that of the whole"),
+        ("for m in x:\n        for p in m.parameters(): y = p.grad.float().pow(2).sum()", "norm or sum is"),
         ("optimizer.state_dict()", "full_optimizer_state_dict"),
         ("optimizer.load_state_dict(x)", "optim_state_dict_to_load"),
     ],
