@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -53,6 +54,15 @@ _GRADIENTS = (
     "the sharded model's gradients are DTensors: a norm or sum is that of the whole, where FSDP1's was one "
     "rank's, and collectives take none. clip_grad_norm_(model, float('inf')) of fsdp_migrate.runtime gives "
     "the norm as a plain tensor."
+)
+_MAKES_STATES: Final = frozenset(
+    {
+        "flatten_sharded_optim_state_dict",
+        "load_sharded_optimizer_state_dict",
+        "optim_state_dict_to_load",
+        "scatter_full_optim_state_dict",
+        "shard_full_optim_state_dict",
+    }
 )
 _OF_GRADIENTS: Final = frozenset({"all_reduce", "norm", "vector_norm"})
 _SAID: Final = {
@@ -141,7 +151,8 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
     if isinstance(func, cst.Attribute) and name in _SAID and not source.index.qualified(func):
         last = last_word(func.value)
         if name in _OF_OPTIMIZERS and _OPTIMIZER_NAME.search(last):
-            return func.value, _OF_OPTIMIZERS[name]
+            is_done = name == "load_state_dict" and _is_made_for_loading(source, call)
+            return None if is_done else (func.value, _OF_OPTIMIZERS[name])
         is_whole = name == "save_pretrained" and _is_given(call, "state_dict")
         is_one = is_model(last) and not is_whole and not is_no_model(source.index, func.value)
         return (func.value, _SAID[name]) if is_one else None
@@ -149,6 +160,14 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
     if name == "clip_grad_norm_":
         given = _whose_parameters(given)
     return (given, _OF_FUNCTIONS[name]) if given is not None and is_model(last_word(given)) else None
+
+
+def _is_made_for_loading(source: Source, call: cst.Call) -> bool:
+    """Tell whether what an optimizer loads was made for it by FSDP1's functions, or by ours."""
+    given = call.args[0].value if call.args else None
+    if isinstance(given, cst.Name):
+        given = last_value(source.index, given)
+    return isinstance(given, cst.Call) and _name(given) in _MAKES_STATES
 
 
 def _name(call: cst.Call) -> str:

@@ -21,6 +21,10 @@ CLIP = (
     "class Clip:\n    def __init__(self, x):\n        self.model, self.size = clip(x)\n"
     "        self.model = self.model.eval()\n        self.model.load_state_dict(x)\n"
 )
+LOADED = (
+    "def run(model, optimizer, x):\n    state = optim_state_dict_to_load(model, optimizer, x)\n"
+    "    optimizer.load_state_dict(state)\n"
+)
 TRAIN = "from tools import TOOLS\nfrom wrap import wrap\n\n\ndef main(net):\n    TOOLS['save'](wrap(net))\n"
 
 
@@ -78,6 +82,7 @@ def test_it_says_what_to_know_if_the_model_is_sharded(tmp_path: Path, does: str,
         "def run(model, x):\n    if not isinstance(model, FSDP):\n        model.load_state_dict(x)\n",
         "def run(parameters):\n    torch.nn.utils.clip_grad_norm_(parameters, 1.0)\n",
         "def run(model):\n    return model(1)\n",
+        LOADED,
         "def run(model):\n    return [p.grad for p in model.parameters()], sum(p.norm() for p in [])\n",
         "def run(x):\n    for p, q in zip(x.parameters(), x.parameters()):\n        p.add_(q)\n",
     ],
