@@ -80,6 +80,13 @@ def _is_filled(source: Source, made: Made, sharding: Sharding) -> bool:
     )
 
 
+def comes_with(made: Made, model: str) -> bool:
+    """Tell whether an optimizer comes in one tuple with a model: ``model, optimizer = set_up(cfg)``."""
+    beside = (each.name for each in made_by(made.assign))
+    last = made.name.rpartition(".")[2]
+    return made.is_one_of and _OPTIMIZER.search(last) is not None and model in beside
+
+
 def _is_stepped(source: Source, made: Made, call: cst.Call) -> bool:
     """Tell whether an optimizer holds a list that is prepared by a call: what is sharded has these then."""
     if not shares(source.index, made.value):

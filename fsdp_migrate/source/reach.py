@@ -47,45 +47,71 @@ def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
     """Return the files that shard a model, those that import them, and what all these import; no tests."""
     sharding = {path for path, text in project.texts.items() if _SHARDS.search(text)}
     found = {path for path in sharding.union(by_frameworks) if not _is_a_test(path)}
-    for step in (_importing, _imported):
-        latest = found
-        for _ in range(_FARTHEST):
-            latest = {path for path in step(project, latest) if path not in found and not _is_a_test(path)}
-            found = found | latest
+    if not found:
+        return found
+    imports = {path: set(_imports(project, path)) for path in project.texts if not _is_a_test(path)}
+    latest = found
+    for _ in range(_FARTHEST):
+        latest = {path for path, those in imports.items() if path not in found and those & latest}
+        found = found | latest
+    latest = found
+    for _ in range(_FARTHEST):
+        latest = {each for path in latest for each in imports.get(path, ()) if each in imports} - found
+        found = found | latest
     return found
 
 
-def _imported(project: Project, paths: set[Path]) -> Iterator[Path]:
-    for path in paths:
-        yield from _imports(project, path)
-
-
-def _importing(project: Project, paths: set[Path]) -> Iterator[Path]:
-    names = {path.parent.name if path.stem == "__init__" else path.stem for path in paths}
-    if not names:
-        return
-    words = "|".join(map(re.escape, sorted(names)))
-    pattern = re.compile(
-        rf"\bimport\b[^#\n]*\b(?:{words})\b|\bfrom\b[^#\n]*\b(?:{words})\b|\bfrom \.+ import\b"
-    )
-    for path, text in project.texts.items():
-        if pattern.search(text) and not paths.isdisjoint(_imports(project, path)):
-            yield path
-
-
 def _imports(project: Project, path: Path) -> Iterator[Path]:
-    """Yield the files that a file imports, by its text: hundreds are asked, and parsing takes long."""
+    """Yield the files that a file imports, by its text: all are asked, and parsing takes long."""
+    for written, is_name in _written(project.texts[path]):
+        yield from _files(project, path, written, is_name=is_name)
+
+
+def _files(
+    project: Project, path: Path, written: str, depth: int = 0, *, is_name: bool = True
+) -> Iterator[Path]:
+    """Yield the file that an imported name is of; of a package that hands it on, the one behind it.
+
+    A whole package, ``import pkg``, leads nowhere: it imports all that it has.
+    """
     here = Module(path, parts_of(path), ast.Module([], []))
-    for written in _written(project.texts[path]):
-        yield from project.paths(here, written) or project.paths(here, written.rpartition(".")[0])
+    found = project.paths(here, written)
+    if is_name and found and found[0].stem == "__init__" and depth < _FARTHEST and found[0] != path:
+        # `from pkg import hooks`: whatever is handed on by it may be used.
+        for inner, is_one in _written(project.texts[found[0]]):
+            yield from _files(project, found[0], inner, depth + 1, is_name=is_one)
+    if found:
+        yield from (each for each in found if each.stem != "__init__")
+        return
+    start, _, name = written.rpartition(".")
+    for each in project.paths(here, start):
+        if each.stem != "__init__":
+            yield each
+            continue
+        for inner, _ in _written(project.texts[each]) if depth < _FARTHEST else ():
+            last = inner.rpartition(".")[2]
+            if last == name and each != path:
+                yield from _files(project, each, inner, depth + 1)
+            elif last == "*":
+                of_star = _files(project, each, inner, depth + 1)
+                yield from (file for file in of_star if _defines(project.texts[file], name))
 
 
-def _written(text: str) -> Iterator[str]:
+def _defines(text: str, name: str) -> bool:
+    return re.search(rf"^(?:(?:async )?def|class) {re.escape(name)}\b", text, re.MULTILINE) is not None
+
+
+def _written(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield what a text imports, as it is written, ``.wrap.shard`` for ``from .wrap import shard``.
+
+    Beside each stands whether it is a name of something, or the whole of it: ``import wrap``.
+    """
     for start, names, whole in _IMPORT.findall(text):
         if whole:
-            yield from (each.split()[0] for each in whole.split(",") if each.split())
+            yield from ((each.split()[0], False) for each in whole.split(",") if each.split())
         else:
-            yield from (f"{start}.{name}" for name in re.findall(r"\w+|\*", names))
+            listed = names.strip("() \t").split(",")
+            yield from ((f"{start}.{each.split()[0]}", True) for each in listed if each.split())
 
 
 def _is_a_test(path: Path) -> bool:

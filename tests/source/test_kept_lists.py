@@ -145,6 +145,16 @@ def test_a_function_of_the_project_that_prepares(tmp_path: Path, *, is_elsewhere
     assert below.splitlines()[1] == "    kept = list(model.parameters())"
 
 
+def test_an_optimizer_comes_with_its_model() -> None:
+    code = (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        "model, optimizer = set_up(cfg)\nmodel = FSDP(model)\ntrain(model, optimizer)\n"
+    )
+    assert lines(code) == [2]
+    assert not lines(code.replace("model, optimizer =", "other, optimizer ="))
+    assert not lines(code.replace("FSDP(model)", "FSDP(net)"))
+
+
 def test_another_branch_says_nothing_of_the_one_that_shards() -> None:
     code = (
         "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n\n\n"

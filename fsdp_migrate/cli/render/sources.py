@@ -90,6 +90,9 @@ def _show_what_is_left(uses: Sequence[Use]) -> None:
         out.print(f"`fsdp-migrate explain {by_hand[0].code}` says what a code means and what to do.\n")
     unclear = [use for use in uses if use.action == "unclear"]
     if unclear:
+        # Files that hold FSDP come first.
+        near = {use.path for use in uses if use.action != "unclear"}
+        unclear.sort(key=lambda use: use.path not in near)
         out.print(f"[bold]To be looked at: {counted(len(unclear), 'place')}[/]")
         print_text(out, _UNCLEAR, indent="  ")
         _show_groups(out, unclear, len(unclear))

@@ -11,7 +11,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import kept
 from fsdp_migrate.source.kept_in_classes import kept_in_classes
-from fsdp_migrate.source.kept_lists import holds, is_used_after, kept_in_functions, made_before
+from fsdp_migrate.source.kept_lists import comes_with, holds, is_used_after, kept_in_functions, made_before
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.held import has_model
@@ -364,6 +364,7 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
     optimizers = set(assigned_before(source, wrapping, [name for name in given if name not in told]))
     for made in made_before(source, wrapping):
         is_its = made.assign in optimizers or holds(source, made, text_of(first), "")
+        is_its = is_its or comes_with(made, text_of(first))
         if is_its and made.name not in told and is_used_after(source, made, wrapping):
             yield made.assign
 
