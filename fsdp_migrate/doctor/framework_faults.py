@@ -282,7 +282,7 @@ FRAMEWORK_FAULTS = (
         "accelerate-splits-modules",
         "A module that is registered at two places, one of them in a unit of the policy and one outside of "
         "it (experts that blocks hold too), stops Accelerate's FSDP2 in `prepare`: Invariant encountered: "
-        "value was None. FSDP1 trains it.",
+        "value was None, or on older torch: FSDP requires named DeviceMesh dims. FSDP1 trains it.",
         "measured",
         "model",
         lambda sight: _splits(sight, modules=True),

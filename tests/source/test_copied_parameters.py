@@ -91,10 +91,8 @@ def _works(way: Callable[[], object]) -> bool:
 
 
 def test_torch_copies_no_gradients_of_fsdp2s() -> None:
+    """Torch 2.7 still copied them; from which version on it does not was not looked for."""
+    is_old = torch.__version__.startswith("2.7.")
     for seen in run_ranks(copied):
-        assert {name for name, works in seen.items() if not works} == {
-            "list",
-            "gradients",
-            "optimizer",
-            "part",
-        }
+        fails = {name for name, works in seen.items() if not works}
+        assert fails == (set() if is_old else {"list", "gradients", "optimizer", "part"})
