@@ -60,6 +60,11 @@ def _local_norm(model: nn.Module) -> float:
     return float(torch.stack([part.norm() for part in parts]).norm())
 
 
+def _number(norm: torch.Tensor) -> float:
+    """Return a norm: on torch 2.7 ``float`` of a DTensor is one rank's part."""
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
 def by_accelerate(version: int) -> Seen:
     """Return what lists from before ``prepare`` are, and what clipping by them, and by a part, does."""
     environment()
@@ -86,10 +91,10 @@ def by_accelerate(version: int) -> Seen:
         seen = {
             "kept": _are_its(kept, model),
             "optimizer": _are_its(optimizer.param_groups[0]["params"], model),
-            "whole": float(accelerator.clip_grad_norm_(model.parameters(), 1e9)),
+            "whole": _number(accelerator.clip_grad_norm_(model.parameters(), 1e9)),
         }
         part = accelerator.clip_grad_norm_(model.head.parameters(), 1e9)
-        seen |= {"part": float(part), "is_dtensor": isinstance(part, DTensor)}
+        seen |= {"part": _number(part), "is_dtensor": isinstance(part, DTensor)}
         accelerator.clip_grad_norm_(kept, 1e-3)
         return {**seen, "clipped": _local_norm(model)}
 
