@@ -30,7 +30,8 @@ ASKS_ACCELERATE: Final = re.compile(
 )
 """What asks Accelerate for FSDP: its config, a launch line, or the environment."""
 ASKS_LIGHTNING: Final = re.compile(
-    r"\bFSDPStrategy\b|\bstrategy['\"]?\s*[:=]\s*['\"]?fsdp|--trainer\.strategy[= ]fsdp"
+    r"\bFSDPStrategy\b|\bDDPFullyShardedNativeStrategy\b|\bstrategy['\"]?\s*[:=]\s*['\"]?fsdp"
+    r"|--(?:trainer\.)?strategy[= ]+['\"]?fsdp"
 )
 _COMMENT: Final = re.compile(r"^\s*(?:#|//).*$", re.MULTILINE)
 _IS_NEW: Final = re.compile(

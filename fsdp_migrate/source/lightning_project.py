@@ -32,6 +32,12 @@ _CALLBACK = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*(?:Callb
 _CALLBACKS = re.compile(r"\bclass \w+\([^)]*(?:Callback|Checkpoint)\b")
 _MODULES = re.compile(r"\bclass \w+\([^)]*\bLightningModule\b")
 _READS_CONFIGS = re.compile(r"\bLightningCLI\(|\binstantiate\(")
+_TRAINER = re.compile(r"\bTrainer\(")
+# What a config says is handed on by a name: `strategy=cfg.trainer.strategy`, `Trainer(**cfg.trainer)`.
+_HANDS_ON = re.compile(
+    r"\bstrategy\s*=\s*(?!(?:None|True|False)\b)[A-Za-z_][\w.]*(?:\[[^\]\n]*\]|\.get\([^)\n]*\))*\s*[,)]"
+    r"|\bTrainer\([^()]*\*\*"
+)
 _DEEPEST = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # `self`, the Trainer, and the LightningModule.
@@ -41,11 +47,12 @@ _PLACE_OF_MODULE = 2
 def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]]) -> set[Path]:
     """Return the files with callbacks or LightningModules that a Trainer may run which shards by FSDP1.
 
-    Modules only where a config chooses them, as ``LightningCLI`` has it: others are followed from ``fit``.
+    Modules only where a config chooses them, as ``LightningCLI`` has it, or their strategy, which a Trainer is
+    handed: others are followed from ``fit``.
     ``around``: where those configs are.
     """
     users = {path: project.texts[path] for path in using_lightning(project.texts)}
-    reads = any(map(_READS_CONFIGS.search, users.values()))
+    reads = any(_READS_CONFIGS.search(text) or _hands_on(text) for text in users.values())
     asks = bool(asking_for_fsdp1(users)) or (reads and asked_around(around, ASKS_LIGHTNING))
     if not asks:
         return set()
@@ -54,6 +61,10 @@ def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]])
         for path, text in users.items()
         if _CALLBACKS.search(text) or (reads and _MODULES.search(text) is not None)
     }
+
+
+def _hands_on(text: str) -> bool:
+    return _TRAINER.search(text) is not None and _HANDS_ON.search(text) is not None
 
 
 @dataclass(eq=False)

@@ -90,6 +90,7 @@ def test_what_callbacks_and_modules_give_to_functions_of_other_files(tmp_path: P
         ("fsdp.yaml", "trainer:\n  strategy: fsdp_cpu_offload\n", True),
         ("run.sh", "python train.py fit --trainer.strategy fsdp\n", True),
         ("run.sh", "python train.py fit --trainer.strategy=FSDPStrategy\n", True),
+        ("run.sh", "python train.py --strategy fsdp\n", True),
         ("ddp.yaml", "trainer:\n  strategy: ddp\n", False),
         ("fsdp.yaml", "trainer:\n  # strategy: fsdp\n  strategy: ddp\n", False),
         ("fsdp.yaml", STRATEGY.replace("FSDPStrategy", "ModelParallelStrategy"), False),
@@ -102,6 +103,33 @@ def test_a_config_asks_for_the_strategy_of_modules_that_the_cli_trains(
     own = OWN.format("L.LightningModule", "on_train_end(self)", "torch.save(self.model.state_dict(), p)")
     assert said(tmp_path, own, CLI) == ({"own.py": {"FM333"}} if is_asked else {})
     assert said(tmp_path, own, CLI.replace("LightningCLI(Own)", "run()")) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "is_handed_on"),
+    [
+        ("strategy=cfg.trainer.strategy", True),
+        ("devices=2, strategy=cfg['trainer']['strategy'], max_epochs=1", True),
+        ("strategy=args.strategy, callbacks=[f(x)]", True),
+        ("strategy=cfg.get('strategy', 'auto')", True),
+        ("devices=2, **cfg.trainer", True),
+        ("strategy='ddp'", False),
+        ("strategy=None", False),
+        ("strategy=DDPStrategy()", False),
+        ("devices=cfg.devices", False),
+    ],
+)
+@pytest.mark.parametrize("config", ["strategy: fsdp\n", "_target_: p.DDPFullyShardedNativeStrategy\n"])
+def test_a_trainer_that_is_handed_the_strategy_of_a_config(
+    tmp_path: Path, given: str, config: str, *, is_handed_on: bool
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text(config)
+    train = f"import lightning as L\nfrom own import Own\nL.Trainer({given}).fit(Own())\n"
+    body = "torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)"
+    own = OWN.format("L.LightningModule", "on_before_optimizer_step(self, optimizer)", body)
+    assert said(tmp_path, own, train) == ({"own.py": {"FM326"}} if is_handed_on else {})
+    (tmp_path / "fsdp.yaml").write_text("strategy: ddp\n")
+    assert said(tmp_path, own, train) == {}
 
 
 def test_comments_of_a_callback_say_that_the_model_may_be_whole(tmp_path: Path) -> None:
