@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     only_infers,
     prepared,
 )
+from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
@@ -174,10 +175,24 @@ def _is_sharded(source: Source, call: cst.Call, node: cst.BaseExpression) -> boo
     for target in models.made.get(key, ()):
         line = source.index.statement(target)
         made = [each for each in walk_for(line, cst.Call) if "fsdp" in models.kinds(each)]
-        is_own = any(not prepared(each) for each in made) and call not in made
-        if is_own and source.index.order[target] < source.index.order[call]:
+        is_own = any(_shards_itself(source, each) for each in made)
+        if is_own and call not in made and source.index.order[target] < source.index.order[call]:
             return not source.index.excludes(target, call)
     return False
+
+
+def _shards_itself(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call that gives an FSDP1 model is the source's own, and hands on no framework's.
+
+    What Accelerate shards has the name that it had before: ``self.model = self.model.to(device)``.
+    """
+    models = source.models
+    if prepared(call):
+        return False
+    if not by_whom(models.kinds(call)):
+        return True
+    inner = (each for function in models.guards.functions(call.func) for each in walk_for(function, cst.Call))
+    return any(models.is_constructor(each.func) for each in inner)
 
 
 def _is_for_evaluation(call: cst.Call) -> bool:

@@ -138,6 +138,46 @@ def test_a_model_that_is_sharded_before_it_is_prepared(body: str, *, is_said: bo
     assert (("FM303", "commented") in codes(ACCELERATOR + body)) is is_said
 
 
+MOVED = """\
+class Work:
+    def load(self):
+        self.model = make()
+        {}
+        self.model = self.model.to(self.device)
+
+    def start(self):
+        self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+
+    def save(self):
+        if isinstance(self.model, FSDP):
+            return self.model.state_dict()
+
+    def turned(self, model):
+        model.tie_weights()
+        return model
+
+    def wrapped(self, model):
+        model = FSDP(model)
+        return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("pass", False),
+        ("self.model = torch.compile(self.model)", False),
+        ("self.model = self.turned(self.model)", False),
+        ("self.model = FSDP(self.model)", True),
+        ("self.model = self.wrapped(self.model)", True),
+    ],
+)
+def test_what_is_asked_of_a_model_later_does_not_shard_it_before(line: str, *, is_said: bool) -> None:
+    plugin = PLUGIN.replace("fsdp_version=2, ", "")
+    assert ("FM303" in dict(codes(MOVED.format(line), plugin + IMPORTS))) is is_said
+    assert ("FM303" in dict(codes(MOVED.format(line)))) is is_said
+
+
 SECOND = "FM449 Accelerate's FSDP2 looks for each class"
 
 
