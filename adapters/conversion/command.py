@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
+from fsdp_migrate.adapters.conversion.exported import exported_to_accelerate, with_strategy
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
@@ -82,7 +83,8 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
         >>> print(convert_command(command).text.partition("--use_fsdp ")[2])
         --fsdp_reshard_after_forward false --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT x.py --lr 1
     """
-    done = _changes_of(command, settings)
+    handed_on = exported_to_accelerate(command)
+    done = _changes_of(command, replace(settings or Settings(), environment=handed_on))
     return TextConversion(command, _changed(command, done.pieces), done.blocks, done.findings)
 
 
@@ -184,6 +186,7 @@ def settings_in_script(text: str) -> list[str]:
     script = Script(text)
     commands = (one.text for start, end in script.others() for one in script.variants(start, end))
     found: dict[str, None] = {}
+    handed_on = exported_to_accelerate(text)
     for command in commands:
         if not _FLAG.search(command):
             continue
@@ -191,6 +194,8 @@ def settings_in_script(text: str) -> list[str]:
         for framework in ("accelerate", "hf"):
             flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
             document = _document(framework, flags)
+            if framework == "hf" and document is not None:
+                document["fsdp"] = with_strategy(document["fsdp"], handed_on)
             if framework == runner == "accelerate" and "use_fsdp" in flags and "config_file" not in flags:
                 document = _accelerate_document(flags)  # without others: Accelerate's defaults
             if document is not None:
@@ -203,7 +208,11 @@ class _Script:
 
     def __init__(self, text: str, settings: Settings | None) -> None:
         self.text = text
-        self.settings = replace(settings or Settings(), number=partial(number_of, text=text))
+        self.settings = replace(
+            settings or Settings(),
+            number=partial(number_of, text=text),
+            environment=exported_to_accelerate(text),
+        )
         self.pieces: set[Piece] = set()
         self.blocks: list[BlockReport] = []
         self.findings: list[Finding] = []

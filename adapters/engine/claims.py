@@ -93,6 +93,10 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
         ),
         "forward_prefetch_refused": Claim("`forward_prefetch` is refused under FSDP2", since="1.6"),
         "local_refused": Claim("LOCAL_STATE_DICT is refused under FSDP2", since="1.6"),
+        "strategy_by_variable": Claim(
+            "without a strategy FSDP1 takes `FSDP_SHARDING_STRATEGY` of the environment; FSDP2 does not",
+            since="1.6",
+        ),
         "state_by_version": Claim(
             "without `fsdp_state_dict_type` FSDP1 saves FULL_STATE_DICT, and FSDP2 SHARDED_STATE_DICT",
             since="1.6",
