@@ -43,7 +43,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     drop_prefetch,
     frees_after_forward,
     keep_ram_loading,
-    keep_state_dict_type,
     keep_wrap_policy,
     kept_or_freed,
     lost_sync,
@@ -72,6 +71,7 @@ from fsdp_migrate.adapters.hf_versions import (
     say_mesh,
     say_no_words,
     say_versions,
+    state_type_as_it_ran,
     take_former,
     take_version,
 )
@@ -218,7 +218,11 @@ HF_KEYS: tuple[Key, ...] = (
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
     Key("offload_params", "`cpu_offload`", take_offload, is_read=False),
     Key("activation_checkpointing", "kept", keep_bool),
-    Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
+    Key(
+        "state_dict_type",
+        "FULL_STATE_DICT, which FSDP1 saves before 5.10; with `version: 1` kept",
+        state_type_as_it_ran,
+    ),
     Key("xla", "refused if true", refuse_xla),
     Key("xla_fsdp_v2", "refused if true", refuse_xla),
     *(

@@ -17,6 +17,7 @@ from fsdp_migrate.errors import NothingToConvertError
 pytestmark = pytest.mark.any_torch
 
 
+WORDS = "full_shard auto_wrap"
 HEAD = "output_dir: out\nlearning_rate: 1.0e-5\n"
 
 
@@ -277,8 +278,38 @@ def test_versions_of_transformers_are_named() -> None:
     assert "5.0 to 5.9 save SHARDED_STATE_DICT" in told.message
     assert "`offload` in `fsdp`" in told.message
     assert "5.10 and later warn that words in `fsdp` will go" in (told.hint or "")
-    sharded = convert(f"{HEAD}fsdp: full_shard\nfsdp_config: {{state_dict_type: SHARDED_STATE_DICT}}\n")
+    given = "{version: 1, state_dict_type: SHARDED_STATE_DICT}"
+    sharded = convert(f"{HEAD}fsdp: full_shard\nfsdp_config: {given}\n")
     assert not any("5.9" in f.message for f in sharded.findings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "after", "code"),
+    [
+        ("SHARDED_STATE_DICT", None, "FULL_STATE_DICT", "FM343"),
+        ("local", None, "FULL_STATE_DICT", "FM343"),
+        ("SHARDED_STATE_DICT", 1, "SHARDED_STATE_DICT", "FM358"),
+        ("LOCAL_STATE_DICT", 1, "SHARDED_STATE_DICT", "FM358"),
+        ("FULL_STATE_DICT", None, "FULL_STATE_DICT", "FM340"),
+    ],
+)
+def test_a_type_of_state_dicts_that_had_no_effect_does_not_empty_save_model(
+    kind: str, version: int | None, after: str, code: str
+) -> None:
+    given = {"transformer_layer_cls_to_wrap": ["Block"], "fsdp_state_dict_type": kind}
+    given |= {"version": version} if version else {}  # type: ignore[dict-item]
+    for key, document in (
+        ("", given),
+        ("fsdp_config.", {"output_dir": "x", "fsdp": WORDS, "fsdp_config": given}),
+    ):
+        done = convert(json.dumps(document, indent=1), framework="hf")
+        config = loaded(done)
+        assert config.get("fsdp_config", config)["fsdp_state_dict_type"] == after
+        [said] = [f for f in done.findings if f.subject == f"{key}fsdp_state_dict_type"]
+        assert said.code == code
+        assert ("`trainer.save_model` writes no weights" in f"{said.message} {said.hint}") is (
+            code != "FM340"
+        )
 
 
 def test_fsdp1_without_prefetching_is_told() -> None:
