@@ -204,7 +204,7 @@ class AxolotlAdapter:
 
 
 def _say_quantized_rl(block: Block, draft: Draft) -> None:
-    """Refuse what Axolotl refuses at its start: quantised base models in reinforcement learning.
+    """Say what Axolotl refuses at its start: quantised base models in reinforcement learning.
 
     ``check_fsdp2_base_model_quant_rl`` in ``utils/schemas/validation.py``: ``fsdp_version`` 2, one of
     ``load_in_8bit`` and ``load_in_4bit``, and ``rl`` of dpo, kto, orpo or ipo: "FSDP2 does not support
@@ -222,7 +222,7 @@ def _say_quantized_rl(block: Block, draft: Draft) -> None:
         return
     text = f"{trained} with `{quantised[0]}`: Axolotl refuses that with FSDP2, before the run starts."
     hint = "Stay with `fsdp_version: 1`, or train without quantisation, or with DeepSpeed, as Axolotl says."
-    draft.say("FM350", block.beside("rl"), text, hint)
+    draft.say("FM343", block.beside("rl"), text, hint)
 
 
 def _is_on(value: Any) -> bool:

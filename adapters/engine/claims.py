@@ -154,6 +154,10 @@ AXOLOTL_REFUSED_RL = frozenset({"dpo", "kto", "orpo", "ipo"})
 AXOLOTL: Mapping[str, Claim] = MappingProxyType(
     {
         "optimizers": Claim("FSDP2 with an 8-bit optimizer of bitsandbytes is refused", since="0.10"),
+        "quantised_rl": Claim(
+            "FSDP2 is refused where `rl` is dpo, kto, orpo or ipo beside `load_in_8bit` or `load_in_4bit`",
+            since="0.11",
+        ),
         "bare_keys": Claim("keys of `fsdp_config` have no prefix", since="0.11"),
     }
 )
