@@ -22,6 +22,7 @@ from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
 from fsdp_migrate.adapters.conversion.shell import (
+    is_printed,
     launch_of,
     number_of,
     words_of,
@@ -162,7 +163,7 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
         if _SHOWN.match(text[start:end]):  # a command in a variable that is printed is not run by that
             continue
         for one in script.variants(start, end):
-            done.take(start, one)
+            done.take(start, one, is_shown=is_printed(text, start, end))
     for start, end, given in script.unused():
         done.take(start, script.content(given) if given.is_quoted else script.whole(start, end))
     blocks, findings = done.blocks, done.findings
@@ -217,8 +218,11 @@ class _Script:
         self.blocks: list[BlockReport] = []
         self.findings: list[Finding] = []
 
-    def take(self, start: int, command: Expanded) -> None:
-        """Convert one command that starts at a place of the script, with what its variables hold."""
+    def take(self, start: int, command: Expanded, *, is_shown: bool = False) -> None:
+        """Convert one command that starts at a place of the script, with what its variables hold.
+
+        Of one that is only shown nothing is said where it cannot be converted: it may be a help text.
+        """
         if not _FLAG.search(command.text) and "--config" not in command.text:
             return
         place = f"line {self.text.count(chr(10), 0, start) + 1}"
@@ -226,7 +230,7 @@ class _Script:
             done = _changes_of(command.text, self.settings)
             pieces = self._placed(command, done.pieces)
         except ConfigError as error:
-            if _FLAG.search(command.text):
+            if _FLAG.search(command.text) and not is_shown:
                 hint = "Convert it by hand, or a command that has its flags with `--command`."
                 self.findings.append(make_finding("FM355", place, f"Left as it is. {error}", hint))
             return
