@@ -21,12 +21,7 @@ from fsdp_migrate.adapters.conversion.exported import exported_to_accelerate, wi
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
-from fsdp_migrate.adapters.conversion.shell import (
-    is_printed,
-    launch_of,
-    number_of,
-    words_of,
-)
+from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.conversion.variables import Expanded, Piece, Script
 from fsdp_migrate.adapters.document.nodes import REFERENCE
