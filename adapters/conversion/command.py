@@ -426,8 +426,9 @@ def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
     for name in ("bf16", "fp16"):
         if name in flags and is_on(flags[name]):
             document[name] = True
-    if "optim" in flags and flags["optim"].value:
-        document["optim"] = flags["optim"].value
+    for name in ("optim", "weight_decay"):
+        if name in flags and flags[name].value:
+            document[name] = flags[name].value
     return document
 
 

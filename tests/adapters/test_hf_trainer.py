@@ -439,3 +439,12 @@ def test_optimizers_that_stop_at_their_first_step_are_told(name: str, why: str |
     assert [f.code for f in found] == (["FM343"] if why else [])
     assert all(why is not None and why in f.message and "adamw_torch" in (f.hint or "") for f in found)
     assert loaded(done)["optim"] == name
+
+
+@pytest.mark.parametrize(
+    ("decay", "code"), [("0.1", "FM343"), ("1e-2", "FM343"), ("0.0", "FM342"), ("", "FM342")]
+)
+def test_flat_parameters_whose_decay_went_by_name_are_told(decay: str, code: str) -> None:
+    beside = f"weight_decay: {decay}\n" if decay else ""
+    text = f"{HEAD}{beside}fsdp: full_shard auto_wrap\nfsdp_config: {{use_orig_params: false}}\n"
+    assert codes(convert(text), "fsdp_config.use_orig_params") == {code}
