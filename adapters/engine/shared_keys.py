@@ -225,8 +225,8 @@ def _decays(block: Block) -> bool:
     if block.framework not in {"hf", "axolotl"} or not is_known(given):
         return False
     try:
-        return float(given) != 0
-    except (TypeError, ValueError):
+        return float(str(given)) != 0
+    except ValueError:
         return False
 
 
@@ -238,8 +238,8 @@ def drop_orig_params(value: Any, block: Block) -> Outcome:
             f"{shown(value)}: HF Trainer chose by name what `weight_decay` is for, and FSDP1's flat "
             "parameters have no such names: norms and biases were decayed too. Under FSDP2 they are not."
         )
-        hint = "To train as before give the Trainer an optimizer with one group of all parameters."
-        return Outcome("FM343", text, hint, remove=True)
+        how = "To train as before give the Trainer an optimizer with one group of all parameters."
+        return Outcome("FM343", text, how, remove=True)
     hint = (
         "Code that counts parameters, or groups them by `ndim`, now sees the original ones." if off else None
     )
