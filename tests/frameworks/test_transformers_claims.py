@@ -49,7 +49,7 @@ from transformers import Trainer
 saved = []
 plugin = SimpleNamespace(state_dict_type=f"StateDictType.{json.loads(sys.argv[1])}")
 trainer = SimpleNamespace(
-    args=SimpleNamespace(output_dir="x", should_save=True), is_fsdp_enabled=True,
+    args=SimpleNamespace(output_dir="x", should_save=True, push_to_hub=False), is_fsdp_enabled=True,
     model=None, model_wrapped=None,
     accelerator=SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin), get_state_dict=lambda model, **_: {}
