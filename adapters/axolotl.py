@@ -28,7 +28,7 @@ from fsdp_migrate.adapters.engine.base import (
     read_number,
     shown,
 )
-from fsdp_migrate.adapters.engine.claims import AXOLOTL_REFUSED_OPTIMIZERS
+from fsdp_migrate.adapters.engine.claims import AXOLOTL_REFUSED_OPTIMIZERS, AXOLOTL_REFUSED_RL
 from fsdp_migrate.adapters.engine.optimizer_names import say_optimizer
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
@@ -193,6 +193,7 @@ class AxolotlAdapter:
         say_mixed_precision(block, config, draft, flag)
         _emit_mesh(block, config, draft)
         say_no_prefetch(block, draft, AXOLOTL_KEYS, self.title)
+        _say_quantized_rl(block, draft)
         optimizer = plain_values(block.owner).get("optimizer")
         if optimizer in AXOLOTL_REFUSED_OPTIMIZERS:
             text = f"{optimizer}: Axolotl refuses it with FSDP2, before the run starts."
@@ -200,6 +201,36 @@ class AxolotlAdapter:
             draft.say("FM343", block.beside("optimizer"), text, hint)
         else:
             say_optimizer(block, draft, "optimizer")
+
+
+def _say_quantized_rl(block: Block, draft: Draft) -> None:
+    """Say what Axolotl refuses at its start: quantised base models in reinforcement learning.
+
+    ``check_fsdp2_base_model_quant_rl`` in ``utils/schemas/validation.py``: ``fsdp_version`` 2, one of
+    ``load_in_8bit`` and ``load_in_4bit``, and ``rl`` of dpo, kto, orpo or ipo: "FSDP2 does not support
+    load_in_8bit or load_in_4bit with {rl}. Please use DeepSpeed or set `fsdp_version` to 1."
+    """
+    beside = plain_values(block.owner)
+    quantised = [name for name in ("load_in_8bit", "load_in_4bit") if _is_on(beside.get(name))]
+    trained = beside.get("rl")
+    if not quantised or not (isinstance(trained, Reference) or _word(trained) in AXOLOTL_REFUSED_RL):
+        return
+    listed = ", ".join(sorted(AXOLOTL_REFUSED_RL))
+    if isinstance(trained, Reference):
+        text = f"{trained} is not set in this file. Axolotl refuses `{quantised[0]}` with FSDP2 for {listed}."
+        draft.say("FM346", block.beside("rl"), text, "If it is one of these, stay with `fsdp_version: 1`.")
+        return
+    text = f"{trained} with `{quantised[0]}`: Axolotl refuses that with FSDP2, before the run starts."
+    hint = "Stay with `fsdp_version: 1`, or train without quantisation, or with DeepSpeed, as Axolotl says."
+    draft.say("FM343", block.beside("rl"), text, hint)
+
+
+def _is_on(value: Any) -> bool:
+    return value is True or (isinstance(value, str) and _word(value) in {"true", "yes", "on"})
+
+
+def _word(value: Any) -> str:
+    return str(value).strip().lower()
 
 
 def _strip_prefixes(block: Block, draft: Draft) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.config_objects.composer import COMPOSER_FIELDS, composer_fsdp1_config
-from fsdp_migrate.adapters.document.nodes import Reference, effective
+from fsdp_migrate.adapters.document.nodes import Mapping, Reference, effective
 from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
@@ -43,7 +43,7 @@ from fsdp_migrate.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.adapters.document.nodes import Mapping, Node
+    from fsdp_migrate.adapters.document.nodes import Node
     from fsdp_migrate.config import FSDP2Config
 
 
@@ -298,8 +298,25 @@ class ComposerAdapter:
             "new YAML."
         )
         draft.say("FM355", block.name, text, hint)
+        _say_microbatches(block, draft)
         trainer = target_of(plain_values(block.owner)) or ""
         if block.path[-1] == "fsdp_config" and trainer.endswith("Trainer"):
             text = "Composer's Trainer with FSDP2 has no argument `fsdp_config`, and ends with an error."
             hint = "Move the block: `parallelism_config: {fsdp: ...}`."
             draft.say("FM355", block.beside("parallelism_config"), text, hint)
+
+
+def _say_microbatches(block: Block, draft: Draft) -> None:
+    """Say that Composer's FSDP2 looks for no size of microbatches: it stops in ``State._apply_fsdp``.
+
+    Its assertion says "auto_microbatching is not supported with FSDP2" (composer/core/state.py).
+    """
+    name = "device_train_microbatch_size"
+    around = [block.owner, *([block.root] if isinstance(block.root, Mapping) else [])]
+    given = next((value for each in around if (value := plain_values(each).get(name)) is not None), None)
+    if isinstance(given, str) and given.strip().lower() == "auto":
+        text = "auto: Composer's FSDP2 does not look for a size that fits, and stops before the first step."
+        hint = (
+            "Write a number, as the log of the FSDP1 run tells it, or use fsdp-migrate's Composer callback."
+        )
+        draft.say("FM343", block.beside(name) if around[0] is not block.root else name, text, hint)

@@ -43,7 +43,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     drop_prefetch,
     frees_after_forward,
     keep_ram_loading,
-    keep_state_dict_type,
     keep_wrap_policy,
     kept_or_freed,
     lost_sync,
@@ -53,6 +52,12 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     strategy_of,
 )
 from fsdp_migrate.adapters.engine.torch_objects import target_of
+from fsdp_migrate.adapters.hf_environment import (
+    STATE_DICT_TYPE,
+    say_environment,
+    state_type_in_environment,
+    strategy_in_environment,
+)
 from fsdp_migrate.adapters.hf_versions import (
     FORMER,
     add_wanted,
@@ -66,6 +71,7 @@ from fsdp_migrate.adapters.hf_versions import (
     say_mesh,
     say_no_words,
     say_versions,
+    state_type_as_it_ran,
     take_former,
     take_version,
 )
@@ -212,7 +218,11 @@ HF_KEYS: tuple[Key, ...] = (
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
     Key("offload_params", "`cpu_offload`", take_offload, is_read=False),
     Key("activation_checkpointing", "kept", keep_bool),
-    Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
+    Key(
+        "state_dict_type",
+        "FULL_STATE_DICT, which FSDP1 saves before 5.10; with `version: 1` kept",
+        state_type_as_it_ran,
+    ),
     Key("xla", "refused if true", refuse_xla),
     Key("xla_fsdp_v2", "refused if true", refuse_xla),
     *(
@@ -247,9 +257,12 @@ def items_of(block: Block) -> tuple[str, ...]:
 
 
 def strategy_in_fsdp(block: Block) -> str | None:
-    """Return the strategy that ``fsdp`` names, or None."""
+    """Return the strategy that ``fsdp`` names, or where it names none the environment, or None."""
     named = [STRATEGIES[word] for word in items_of(block) if word in STRATEGIES]
-    return named[-1] if named and plain_values(block.owner).get("fsdp") is not True else None
+    given = plain_values(block.owner).get("fsdp")
+    if named:
+        return named[-1] if given is not True else None
+    return strategy_in_environment(block) if is_known(given) and given else None
 
 
 def _fsdp_decides(block: Block) -> bool:
@@ -361,6 +374,7 @@ class HFTrainerAdapter:
             return
         if block.node is not block.owner and block.node is None and _elsewhere(block, items, draft):
             emit_fsdp(block, items, draft)
+            say_environment(block, items, draft)
             if not block.settings.is_converted(str(plain_values(block.owner).get("fsdp_config"))):
                 say_arguments(block, config, draft)
                 say_mesh(block, strategy_in_fsdp(block), config, draft)
@@ -375,6 +389,7 @@ class HFTrainerAdapter:
             add_wanted(block, wanted, draft)
         is_given = "reshard_after_forward" in bare_values(block.node, HF_KEYS)
         emit_fsdp(block, items, draft, None if is_given else config.reshard_after_forward is not False)
+        say_environment(block, items, draft)
         say_count(block, items, draft, HF_KEYS, wanted)
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
@@ -424,7 +439,10 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
         )
     if "offload" in items and not {"cpu_offload", "offload_params"} & set(values):
         wanted["cpu_offload"] = (True, "`offload`, where later versions read it.")
-    if "state_dict_type" not in values:
+    given = state_type_in_environment(block)
+    if "state_dict_type" not in values and given:
+        wanted["state_dict_type"] = (given, f"{given}, as {STATE_DICT_TYPE} says, which FSDP1 took.")
+    elif "state_dict_type" not in values:
         text = "FULL_STATE_DICT, the default of FSDP1; that of Accelerate's FSDP2 is SHARDED_STATE_DICT."
         wanted["state_dict_type"] = ("FULL_STATE_DICT", text)
     return wanted

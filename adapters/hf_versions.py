@@ -16,13 +16,17 @@ from fsdp_migrate.adapters.engine.base import (
     plain_values,
     read_number,
     shown,
+    written_key,
 )
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.adapters.engine.shared_keys import (
     frees_after_forward,
+    keep_state_dict_type,
+    read_state_dict_type,
     say_no_shard,
     say_units_by_size,
 )
+from fsdp_migrate.adapters.hf_environment import STATE_DICT_TYPE, state_type_in_environment
 from fsdp_migrate.errors import ConfigError
 
 
@@ -54,6 +58,29 @@ def take_version(value: Any, block: Block) -> Outcome:
         msg = f"`value` is {value!r}; expected 1 or 2."
         raise ConfigError(msg, field="version")
     return Outcome("FM341", f"{shown(value)}: becomes 2.", key="version", value=2, has_value=True)
+
+
+def state_type_as_it_ran(value: Any, block: Block) -> Outcome:
+    """Write the type of state dicts that FSDP1 saved: before 5.10 the key had no effect.
+
+    From 5.10 on FSDP1 runs only by ``version: 1``; ``Trainer.save_model`` writes weights for FULL alone.
+    """
+    outcome = keep_state_dict_type(value, block)
+    if value is None or read_state_dict_type(value) == "FULL_STATE_DICT":
+        return outcome
+    if state_type_in_environment(block) == "SHARDED_STATE_DICT":
+        return outcome
+    reads = TRANSFORMERS["state_dict_type_read"]
+    unread = f"{shown(value)}: transformers before {reads.since} do not read it, and save FULL_STATE_DICT"
+    none = "under SHARDED_STATE_DICT `trainer.save_model` writes no weights."
+    version = written_key(block.node, "version") if block.node is not None else None
+    if block.node is not None and version and read_number(plain_values(block.node)[version]) == 1:
+        text = f"{unread}; {reads.versions} read it under FSDP1 too. It stays."
+        hint = f"Write FULL_STATE_DICT if an older one ran FSDP1: {none}"
+        return Outcome("FM358", text, hint, value=outcome.value, has_value=outcome.has_value)
+    text = f"{unread}. It becomes FULL_STATE_DICT, as it ran: {none}"
+    hint = "Write SHARDED_STATE_DICT to save checkpoints in parts, and see to the final model yourself."
+    return Outcome("FM343", text, hint, value="FULL_STATE_DICT", has_value=True)
 
 
 def refuse_xla(value: Any, block: Block) -> Outcome:
@@ -119,7 +146,10 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
     )
     reads, state = TRANSFORMERS["version_read"], TRANSFORMERS["state_dict_type_read"]
     text = f"`version: 2` is read by transformers {reads.versions}; older ones stay with FSDP1."
-    if "SHARD" not in str(values.get("state_dict_type")).upper():
+    is_one = read_number(values.get("version")) == 1
+    if not (is_one or block.settings.environment.get(STATE_DICT_TYPE)) or (
+        "SHARD" not in str(values.get("state_dict_type")).upper()
+    ):
         text += (
             f" `state_dict_type` is read by {state.versions}: {reads.since} to {_before(state.since)} save "
             "SHARDED_STATE_DICT instead of FULL_STATE_DICT."

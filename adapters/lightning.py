@@ -66,35 +66,19 @@ MARKERS = STRONG | WEAK
 # With others beside them, `WEAK` is no sign of the Trainer: it takes no `lr`, no `batch_size`.
 TRAINER = MARKERS | frozenset(
     {
-        "barebones",
-        "benchmark",
-        "default_root_dir",
-        "detect_anomaly",
-        "deterministic",
-        "enable_autolog_hparams",
-        "enable_checkpointing",
-        "enable_model_summary",
-        "enable_progress_bar",
-        "fast_dev_run",
-        "gradient_clip_algorithm",
-        "inference_mode",
-        "limit_predict_batches",
-        "limit_test_batches",
-        "limit_train_batches",
-        "limit_val_batches",
-        "logger",
-        "max_time",
-        "min_epochs",
-        "min_steps",
-        "model_registry",
-        "num_sanity_val_steps",
-        "overfit_batches",
-        "plugins",
-        "profiler",
-        "reload_dataloaders_every_n_epochs",
-        "strategy",
-        "use_distributed_sampler",
-        "val_check_interval",
+        *(
+            "barebones",
+            "benchmark",
+            "default_root_dir",
+            "detect_anomaly",
+            "deterministic",
+            "enable_autolog_hparams",
+        ),
+        *("enable_checkpointing", "enable_model_summary", "enable_progress_bar", "fast_dev_run"),
+        *("gradient_clip_algorithm", "inference_mode", "limit_predict_batches", "limit_test_batches"),
+        *("limit_train_batches", "limit_val_batches", "logger", "max_time", "min_epochs", "min_steps"),
+        *("model_registry", "num_sanity_val_steps", "overfit_batches", "plugins", "profiler"),
+        *("reload_dataloaders_every_n_epochs", "strategy", "use_distributed_sampler", "val_check_interval"),
     }
 )
 """The arguments of Lightning's Trainer."""
@@ -252,7 +236,7 @@ class LightningAdapter:
         )
         shape = read_objects(_arguments(block).get("device_mesh"))
         shape = None if holds_reference(shape) else shape
-        is_fabric = block.node is not None and _is_fabric(_target(block.node))
+        is_fabric = _is_fabrics(block)
         if is_fabric:
             block.code = function_code(self.parse(block), checkpointing, shape)
         else:
@@ -356,18 +340,32 @@ def _is_fabric(target: str) -> bool:
     return "fabric" in target
 
 
+def _is_fabrics(block: Block) -> bool:
+    """Tell whether a strategy is Fabric's: by its class, or where a word stands by what it is given to."""
+    if block.node is not None:
+        return _is_fabric(_target(block.node))
+    return _is_fabric(_target(block.owner) or block.settings.lightning or "")
+
+
 def _emit_word(block: Block, size: Any, draft: Draft) -> None:
     entry = effective(block.owner)["strategy"]
     hydra = _is_hydra(block)
     here = next((name for name in PACKAGES if name in draft.edits.text), None)
     package = here or block.settings.lightning or "lightning.pytorch"
+    is_fabric = _is_fabrics(block)
+    if is_fabric and not _is_fabric(package):
+        package = _target(block.owner).rpartition(".Fabric")[0] or "lightning.fabric"
     target = f"{package}.strategies.ModelParallelStrategy"
-    arguments = {"data_parallel_size": size, "tensor_parallel_size": 1, "save_distributed_checkpoint": False}
+    arguments = {
+        "data_parallel_size": size,
+        "tensor_parallel_size": 1,
+        "save_distributed_checkpoint": is_fabric,
+    }
     value = {"_target_": target, **arguments} if hydra else {"class_path": target, "init_args": arguments}
     draft.edits.change(owner_of(block.owner, entry), Change(entry, value=value, has_value=True))
     text = (
-        f"{_word(block)}: FSDP2 over {size} ranks. `save_distributed_checkpoint: false` saves one file, as "
-        "FSDP1 did."
+        f"{_word(block)}: FSDP2 over {size} ranks. `save_distributed_checkpoint: {str(is_fabric).lower()}` "
+        f"saves {'a folder' if is_fabric else 'one file'}, as FSDP1 did."
     )
     draft.say("FM341", block.name, text)
     if _word(block) == "fsdp" and package == "pytorch_lightning":
@@ -475,9 +473,7 @@ def _say_precision(block: Block, draft: Draft) -> None:
             "dtypes of `bf16-mixed` and the like from it; the hook casts nothing."
         )
         hint = "Under `bf16-mixed` add `'mixed_precision': 'bfloat16'` to the hook's arguments."
-        if "sync_batchnorm" not in plain_values(trainer) and not (
-            block.node and _is_fabric(_target(block.node))
-        ):
+        if "sync_batchnorm" not in plain_values(trainer) and not _is_fabrics(block):
             hint += f" Under `sync_batchnorm: true` let it begin with `{SYNC_BATCHNORM}`."
         draft.say("FM356", place, text, hint)
         return

@@ -13,7 +13,7 @@ from fsdp_migrate import words
 from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.manifests import commands_become
-from fsdp_migrate.adapters.conversion.project_imports import lightning_package
+from fsdp_migrate.adapters.conversion.project_imports import fabric_of_group, lightning_package
 from fsdp_migrate.adapters.conversion.shell import is_script
 from fsdp_migrate.adapters.conversion.text import (
     TextConversion,
@@ -167,7 +167,8 @@ def convert_config_file(
     path = Path(src)
     _refuse_other_kinds(path)
     text = read_text(path)
-    package = lightning_package(path) if _names_lightning(text) else None
+    names_lightning = _names_lightning(text)
+    package = (fabric_of_group(path) or lightning_package(path)) if names_lightning else None
     settings = Settings(world_size, nodes, package, partial(holds_fsdp2, path.parent))
     try:
         if is_script(path.suffix or path.name, text):

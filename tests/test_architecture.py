@@ -57,7 +57,12 @@ HOUSE: House = (
                 "adapters.composer",
                 "adapters.lightning",
                 "adapters.torch_kwargs",
-                ("adapters.hf_versions", "adapters.hf_trainer", "adapters.axolotl"),
+                (
+                    "adapters.hf_environment",
+                    "adapters.hf_versions",
+                    "adapters.hf_trainer",
+                    "adapters.axolotl",
+                ),
             ],
             "adapters.conversion",
             "config_files",

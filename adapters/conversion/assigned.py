@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.findings import Finding
 
 
-_FILE = re.compile(r"[\w./-]+\.(?:json|ya?ml)\b")
+_FILE = re.compile(r"(?!-)[\w./-]+\.(?:json|ya?ml)\b")
 _FOLDER = re.compile(r"\$\{?\w+\}?/")
 _DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}\Z")
 

@@ -17,14 +17,11 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
+from fsdp_migrate.adapters.conversion.exported import exported_to_accelerate, with_strategy
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
-from fsdp_migrate.adapters.conversion.shell import (
-    launch_of,
-    number_of,
-    words_of,
-)
+from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.conversion.variables import Expanded, Piece, Script
 from fsdp_migrate.adapters.document.nodes import REFERENCE
@@ -82,7 +79,8 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
         >>> print(convert_command(command).text.partition("--use_fsdp ")[2])
         --fsdp_reshard_after_forward false --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT x.py --lr 1
     """
-    done = _changes_of(command, settings)
+    handed_on = exported_to_accelerate(command)
+    done = _changes_of(command, replace(settings or Settings(), environment=handed_on))
     return TextConversion(command, _changed(command, done.pieces), done.blocks, done.findings)
 
 
@@ -160,7 +158,7 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
         if _SHOWN.match(text[start:end]):  # a command in a variable that is printed is not run by that
             continue
         for one in script.variants(start, end):
-            done.take(start, one)
+            done.take(start, one, is_shown=is_printed(text, start, end))
     for start, end, given in script.unused():
         done.take(start, script.content(given) if given.is_quoted else script.whole(start, end))
     blocks, findings = done.blocks, done.findings
@@ -184,6 +182,7 @@ def settings_in_script(text: str) -> list[str]:
     script = Script(text)
     commands = (one.text for start, end in script.others() for one in script.variants(start, end))
     found: dict[str, None] = {}
+    handed_on = exported_to_accelerate(text)
     for command in commands:
         if not _FLAG.search(command):
             continue
@@ -191,6 +190,8 @@ def settings_in_script(text: str) -> list[str]:
         for framework in ("accelerate", "hf"):
             flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
             document = _document(framework, flags)
+            if framework == "hf" and document is not None:
+                document["fsdp"] = with_strategy(document["fsdp"], handed_on)
             if framework == runner == "accelerate" and "use_fsdp" in flags and "config_file" not in flags:
                 document = _accelerate_document(flags)  # without others: Accelerate's defaults
             if document is not None:
@@ -203,13 +204,20 @@ class _Script:
 
     def __init__(self, text: str, settings: Settings | None) -> None:
         self.text = text
-        self.settings = replace(settings or Settings(), number=partial(number_of, text=text))
+        self.settings = replace(
+            settings or Settings(),
+            number=partial(number_of, text=text),
+            environment=exported_to_accelerate(text),
+        )
         self.pieces: set[Piece] = set()
         self.blocks: list[BlockReport] = []
         self.findings: list[Finding] = []
 
-    def take(self, start: int, command: Expanded) -> None:
-        """Convert one command that starts at a place of the script, with what its variables hold."""
+    def take(self, start: int, command: Expanded, *, is_shown: bool = False) -> None:
+        """Convert one command that starts at a place of the script, with what its variables hold.
+
+        Of one that is only shown nothing is said where it cannot be converted: it may be a help text.
+        """
         if not _FLAG.search(command.text) and "--config" not in command.text:
             return
         place = f"line {self.text.count(chr(10), 0, start) + 1}"
@@ -217,7 +225,7 @@ class _Script:
             done = _changes_of(command.text, self.settings)
             pieces = self._placed(command, done.pieces)
         except ConfigError as error:
-            if _FLAG.search(command.text):
+            if _FLAG.search(command.text) and not is_shown:
                 hint = "Convert it by hand, or a command that has its flags with `--command`."
                 self.findings.append(make_finding("FM355", place, f"Left as it is. {error}", hint))
             return
@@ -418,8 +426,9 @@ def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
     for name in ("bf16", "fp16"):
         if name in flags and is_on(flags[name]):
             document[name] = True
-    if "optim" in flags and flags["optim"].value:
-        document["optim"] = flags["optim"].value
+    for name in ("optim", "weight_decay"):
+        if name in flags and flags[name].value:
+            document[name] = flags[name].value
     return document
 
 

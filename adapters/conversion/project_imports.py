@@ -18,6 +18,9 @@ _LIGHTNING = re.compile(r"^\s*(?:import|from)\s+(pytorch_lightning|lightning)\b"
 _MOST_LEVELS = 6
 _MOST_FILES = 400
 _MOST_BYTES = 1 << 20
+_FABRICS = frozenset({"lightning.fabric", "lightning_fabric"})
+_TARGET = re.compile(r"^_target_:[ \t]*[\"']?([\w.]+)\.\w+", re.MULTILINE)
+_DEFAULTS = re.compile(r"^defaults:[ \t]*(\[[^\]]*\]|(?:\n[ \t]*-[^\n]*)+)", re.MULTILINE)
 
 
 def lightning_package(config: Path) -> str | None:
@@ -38,6 +41,26 @@ def lightning_package(config: Path) -> str | None:
         return None
     [(package, _)] = counts.most_common(1)
     return "lightning.pytorch" if package == "lightning" else package
+
+
+def fabric_of_group(config: Path, depth: int = 4) -> str | None:
+    """Return Fabric's package where the files that a file of a Hydra group begins with make a Fabric.
+
+    Example:
+        >>> fabric_of_group(Path("/absent.yaml")) is None
+        True
+    """
+    try:
+        text = config.read_text(encoding="utf-8") if config.stat().st_size <= _MOST_BYTES else ""
+    except (OSError, UnicodeDecodeError):
+        return None
+    made = _TARGET.search(text)
+    if made is not None:
+        return made[1] if made[1] in _FABRICS else None
+    given = _DEFAULTS.search(text)
+    names = re.findall(r"[\w./-]*\w", given[1]) if given and depth else []
+    parents = (config.parent / f"{name.removesuffix('.yaml')}.yaml" for name in reversed(names))
+    return next((found for each in parents if (found := fabric_of_group(each, depth - 1))), None)
 
 
 def project_root(path: Path) -> Path | None:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.shell import heredocs_of
-from fsdp_migrate.adapters.conversion.unknown import FOREIGN, named_files
+from fsdp_migrate.adapters.conversion.unknown import FOREIGN, named_files, with_stand_ins
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.findings import named
 
@@ -31,8 +31,9 @@ _CHOICE = re.compile(
     r"(?=[\s;|&)]|$)",
     re.IGNORECASE,
 )
-_SCRIPT = re.compile(r"[\w./${}-]*fsdp[\w./-]*\.(?:sh|bash|slurm|sbatch|pbs)\b", re.IGNORECASE)
-_SOURCE = re.compile(r"[\w./${}-]*fsdp[\w./-]*\.py\b|(?<=\s-m )[\w.-]*fsdp[\w.-]*", re.IGNORECASE)
+# The dash of a default, as in `${2:-run_fsdp.sh}`, begins no name.
+_SCRIPT = re.compile(r"(?!-)[\w./${}-]*fsdp[\w./-]*\.(?:sh|bash|slurm|sbatch|pbs)\b", re.IGNORECASE)
+_SOURCE = re.compile(r"(?!-)[\w./${}-]*fsdp[\w./-]*\.py\b|(?<=\s-m )[\w.-]*fsdp[\w.-]*", re.IGNORECASE)
 _FAIRSEQ = re.compile(r"--ddp[-_]backend(?:[ =]|\s*\\\n\s*)[\"']?fully_sharded|\bddp_backend=fully_sharded")
 _STRATEGY = re.compile(r"\bstrategy=[\"']?(fsdp\w*)", re.IGNORECASE)
 _SETTINGS = re.compile(r"^\s*[\"']?fsdp(?:_\w+)?[\"']?\s*:", re.MULTILINE)
@@ -58,7 +59,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
         shown = ", ".join(f"`{flag}`" for flag in own)
         parts.append(f"{shown} must be a script's own: `fsdp-migrate scan` tells what it does.")
     parts.append(named_files(bare))
-    sources = list(dict.fromkeys(_SOURCE.findall(bare)))
+    sources = list(dict.fromkeys(_SOURCE.findall(with_stand_ins(bare))))
     if sources and not own and not foreign and not said:
         parts.append(f"It starts {named(sources, 3)}: `fsdp-migrate scan` looks into sources.")
     if not own and not foreign and not said:
@@ -119,7 +120,7 @@ def _is_idle(said: str, bare: str) -> bool:
 
 def _scripts(bare: str) -> str:
     """Say which other scripts that FSDP is in the name of a script starts or names."""
-    found = list(dict.fromkeys(_SCRIPT.findall(bare)))
+    found = list(dict.fromkeys(_SCRIPT.findall(with_stand_ins(bare))))
     commands = " and ".join(f"`fsdp-migrate config {name}`" for name in found[:3])
     return f"It starts {named(found, 3)}: {commands}." if found else ""
 

@@ -25,6 +25,7 @@ _PRODUCT = re.compile(
     r"\$\(\(\s*((?:\$?\{?\w+\}?\s*\*\s*)+\$?\{?\w+\}?)\s*\)\)\Z|\$\(expr\s+((?:\$?\{?\w+\}?\s*\\?\*\s*)+\$?\{?\w+\}?)\s*\)\Z"
 )
 _SBATCH_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]\s*|-N\s*)(\d+)\s*$", re.MULTILINE)
+_PRINTED = re.compile(r"(?:echo|printf)\b(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|[^>'\"])*\Z", re.DOTALL)
 _DEEPEST = 5
 _SUFFIXES = frozenset(
     {
@@ -91,6 +92,17 @@ def words_of(command: str) -> list[Word]:
     except (ValueError, IndexError) as error:
         msg = f"The command cannot be read: {error}."
         raise ConfigError(msg) from error
+
+
+def is_printed(text: str, start: int, end: int) -> bool:
+    """Tell whether a command prints to the terminal, and not into a file or another command.
+
+    Example:
+        >>> is_printed("echo '--a'", 0, 10), is_printed("echo a > b", 0, 10), is_printed("echo a | sh", 0, 6)
+        (True, False, False)
+    """
+    piped = text[end:].lstrip(" \t").startswith("|")
+    return _PRINTED.match(text[start:end]) is not None and not piped
 
 
 def launch_of(words: list[Word]) -> Launch:

@@ -46,8 +46,9 @@ _ARGUMENT_FLAG = re.compile(
 _MOST_SHOWN = 60
 _HYDRA_GROUP = re.compile(r"(?:\A|\.)defaults\.\d+\.(?:override )?/?(?P<group>[\w/-]+)(?:@[\w.]+)?\Z")
 _NAMED_FILE = re.compile(
-    r"(?:--config_file[ =]\"?|(?=[\w./-]*(?i:fsdp)))([\w./-]+\.(?:json|ya?ml))\b",
+    r"(?:--config_file[ =]\"?|(?=[\w./-]*(?i:fsdp)))((?!-)[\w./-]+\.(?:json|ya?ml))\b",
 )
+_STAND_IN = re.compile(r"\$\{\w+:?[-=]([^{}]*)\}")
 SWITCH = "ACCELERATE_USE_FSDP"
 _SWITCHED_OFF = re.compile(rf"{SWITCH}=[\"']?(?:0|false|no|off|)[\"']?", re.IGNORECASE)
 _FAIRSCALE = re.compile(r"(?:\A|\.)(?:ddp_fully_sharded|DDPFullyShardedStrategy)\Z")
@@ -345,9 +346,19 @@ def _values_naming(documents: list[Node]) -> list[str]:
     return [path for path, value in texts if _telling(value) and not _is_label(path, value)]
 
 
+def with_stand_ins(text: str) -> str:
+    """Return a text with what stands in for a variable that is not set in place of it.
+
+    Example:
+        >>> with_stand_ins("${2:-c.yaml} ${D-.}/t.py $E")
+        'c.yaml ./t.py $E'
+    """
+    return _STAND_IN.sub(r"\1", text)
+
+
 def named_files(text: str) -> str:
     """Say which files that may hold FSDP settings a command names, with the commands that convert them."""
-    files = list(dict.fromkeys(_NAMED_FILE.findall(text)))
+    files = list(dict.fromkeys(_NAMED_FILE.findall(with_stand_ins(text))))
     if not files:
         return ""
     commands = " or ".join(f"`fsdp-migrate config {name}`" for name in files[:3])

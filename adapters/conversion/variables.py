@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fsdp_migrate.adapters.conversion.shell import commands_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 _ASSIGNMENT = re.compile(
@@ -29,6 +33,10 @@ _TOKEN = re.compile(
     r"|\"\$\{(?P<all>\w+)\[[@*]\]\}\"|\$\{(?P<braced>\w+)(?:\[[@*]\])?\}|\$(?P<bare>[A-Za-z_]\w*)"
     r"|(?P<kept>\"(?:\\.|[^\"\\])*\"|'[^']*'|\\.)",
     re.DOTALL,
+)
+_FLAG_PATTERN = r"[\"']?-[\w*=-]+[\"']?\*?"
+_PATTERN = re.compile(
+    rf"(?:case[ \t]+\S+[ \t]+in\s+)?\(?\s*(?:{_FLAG_PATTERN}\s*\|\s*)*{_FLAG_PATTERN}\s*\)\s*"
 )
 _UNSAFE = re.compile(r"[\"'$`\\\n]")
 _DEEPEST = 5
@@ -116,7 +124,7 @@ class Script:
     def __init__(self, text: str) -> None:
         self.text = text
         self.used: set[Assignment] = set()
-        self._commands = list(commands_of(text))
+        self._commands = list(_without_patterns(text))
         self._assignments: dict[int, Assignment] = {}
         self._groups: dict[str, list[list[Assignment]]] = {}
         for start, end in self._commands:
@@ -233,6 +241,15 @@ class Script:
             for group in self._groups.get(name, [])
             for given in group
         )
+
+
+def _without_patterns(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where commands begin and end; a pattern of ``case`` before one is no part of it."""
+    for start, end in commands_of(text):
+        pattern = _PATTERN.match(text, start)
+        begin = pattern.end() if pattern else start
+        if begin < end:
+            yield begin, end
 
 
 def _may_go_on(to: Expanded, depth: int) -> bool:

@@ -35,7 +35,8 @@ class Settings:
     """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
 
     ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it, ``number``
-    which number a word of a command is, or None; ``is_command`` that the keys are flags of a command.
+    which number a word of a command is, or None; ``is_command`` that the keys are flags of a command, and
+    ``environment`` what is handed on to Accelerate beside it.
     """
 
     world_size: int | None = None
@@ -44,6 +45,7 @@ class Settings:
     is_converted: Callable[[str], bool] = lambda name: False
     number: Callable[[str], int | None] | None = None
     is_command: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

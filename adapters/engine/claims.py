@@ -55,6 +55,7 @@ TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
             before="5.4",
         ),
         "state_dict_type_read": Claim("`state_dict_type` in `fsdp_config` is read", since="5.10"),
+        "save_model_full_only": Claim("`save_model` under FSDP writes weights for FULL_STATE_DICT alone"),
         "cpu_offload_read": Claim("`cpu_offload` in `fsdp_config` is read", since="5.10"),
         "auto_wrap_policy_read": Claim("`auto_wrap_policy` in `fsdp_config` is read", since="5.10"),
         "size_needs_policy": Claim(
@@ -93,6 +94,10 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
         ),
         "forward_prefetch_refused": Claim("`forward_prefetch` is refused under FSDP2", since="1.6"),
         "local_refused": Claim("LOCAL_STATE_DICT is refused under FSDP2", since="1.6"),
+        "strategy_by_variable": Claim(
+            "without a strategy FSDP1 takes `FSDP_SHARDING_STRATEGY` of the environment; FSDP2 does not",
+            since="1.6",
+        ),
         "state_by_version": Claim(
             "without `fsdp_state_dict_type` FSDP1 saves FULL_STATE_DICT, and FSDP2 SHARDED_STATE_DICT",
             since="1.6",
@@ -144,9 +149,15 @@ COMPOSER: Mapping[str, Claim] = MappingProxyType(
 )
 AXOLOTL_REFUSED_OPTIMIZERS = frozenset({"adamw_8bit", "adamw_bnb_8bit"})
 """What Axolotl refuses under FSDP2; other 8-bit optimizers it lets pass."""
+AXOLOTL_REFUSED_RL = frozenset({"dpo", "kto", "orpo", "ipo"})
+"""Kinds of ``rl`` that Axolotl refuses under FSDP2 beside ``load_in_8bit`` or ``load_in_4bit``."""
 AXOLOTL: Mapping[str, Claim] = MappingProxyType(
     {
         "optimizers": Claim("FSDP2 with an 8-bit optimizer of bitsandbytes is refused", since="0.10"),
+        "quantised_rl": Claim(
+            "FSDP2 is refused where `rl` is dpo, kto, orpo or ipo beside `load_in_8bit` or `load_in_4bit`",
+            since="0.11",
+        ),
         "bare_keys": Claim("keys of `fsdp_config` have no prefix", since="0.11"),
     }
 )

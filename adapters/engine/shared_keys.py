@@ -17,6 +17,7 @@ from fsdp_migrate.adapters.engine.base import (
     keep_bool,
     lost,
     obsolete,
+    plain_values,
     shown,
     written_key,
 )
@@ -218,10 +219,27 @@ def keep_classes(value: Any, block: Block) -> Outcome:
     return Outcome("FM341", f"Written as {joined}, as Accelerate reads it.", value=joined, has_value=True)
 
 
+def _decays(block: Block) -> bool:
+    """Tell whether HF Trainer, or Axolotl that is one, decays parameters that it picks by name."""
+    given = plain_values(block.owner).get("weight_decay")
+    if block.framework not in {"hf", "axolotl"} or not is_known(given):
+        return False
+    try:
+        return float(str(given)) != 0
+    except ValueError:
+        return False
+
+
 def drop_orig_params(value: Any, block: Block) -> Outcome:
     """Take out ``use_orig_params``: FSDP2 always shows the original parameters."""
-    del block
     off = value is not None and not words.read_bool(value, "value")
+    if off and _decays(block):
+        text = (
+            f"{shown(value)}: HF Trainer chose by name what `weight_decay` is for, and FSDP1's flat "
+            "parameters have no such names: norms and biases were decayed too. Under FSDP2 they are not."
+        )
+        how = "To train as before give the Trainer an optimizer with one group of all parameters."
+        return Outcome("FM343", text, how, remove=True)
     hint = (
         "Code that counts parameters, or groups them by `ndim`, now sees the original ones." if off else None
     )

@@ -141,3 +141,23 @@ def test_fsdp2_is_left_alone() -> None:
 
 def test_no_shard_is_told() -> None:
     assert "FM353" in {f.code for f in convert("fsdp: [no_shard]\n").findings}
+
+
+@pytest.mark.parametrize(
+    ("beside", "code"),
+    [
+        ("load_in_4bit: true\nrl: dpo\n", "FM343"),
+        ("load_in_8bit: true\nrl: kto\n", "FM343"),
+        ("load_in_4bit: true\nrl: ${RL}\n", "FM346"),
+        ("load_in_4bit: true\nrl: grpo\n", None),
+        ("load_in_4bit: true\n", None),
+        ("load_in_4bit: false\nrl: dpo\n", None),
+    ],
+)
+def test_quantised_base_models_that_axolotl_refuses_in_preference_training_are_told(
+    beside: str, code: str | None
+) -> None:
+    done = convert(f"{beside}fsdp: [full_shard, auto_wrap]\nfsdp_config:\n  fsdp_use_orig_params: true\n")
+    found = [finding for finding in done.findings if finding.subject == "rl"]
+    assert [finding.code for finding in found] == ([code] if code else [])
+    assert all("fsdp_version: 1" in (finding.hint or "") for finding in found)

@@ -145,3 +145,14 @@ def test_an_argument_that_the_trainer_has_no_more_is_told(text: str, is_told: bo
 def test_fsdp2_is_left_alone() -> None:
     done = convert(f"{HEAD}fsdp_config:\n  reshard_after_forward: true\n  mixed_precision: PURE\n")
     assert [f.code for f in done.findings] == ["FM347"]
+
+
+@pytest.mark.parametrize(("size", "told"), [("auto", True), ("4", False), ("${size}", False)])
+@pytest.mark.parametrize("block", ["fsdp_config: {}", "parallelism_config:\n  fsdp: {}"])
+def test_automatic_microbatches_that_composers_fsdp2_refuses_are_told(
+    size: str, told: bool, block: str
+) -> None:
+    block = block.replace("{}", "{sharding_strategy: FULL_SHARD}")
+    done = convert(f"{HEAD}device_train_microbatch_size: {size}\n{block}\n")
+    found = {f.code for f in done.findings if f.subject.endswith("device_train_microbatch_size")}
+    assert found == ({"FM343"} if told else set())

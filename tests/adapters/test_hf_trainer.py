@@ -17,6 +17,7 @@ from fsdp_migrate.errors import NothingToConvertError
 pytestmark = pytest.mark.any_torch
 
 
+WORDS = "full_shard auto_wrap"
 HEAD = "output_dir: out\nlearning_rate: 1.0e-5\n"
 
 
@@ -277,8 +278,38 @@ def test_versions_of_transformers_are_named() -> None:
     assert "5.0 to 5.9 save SHARDED_STATE_DICT" in told.message
     assert "`offload` in `fsdp`" in told.message
     assert "5.10 and later warn that words in `fsdp` will go" in (told.hint or "")
-    sharded = convert(f"{HEAD}fsdp: full_shard\nfsdp_config: {{state_dict_type: SHARDED_STATE_DICT}}\n")
+    given = "{version: 1, state_dict_type: SHARDED_STATE_DICT}"
+    sharded = convert(f"{HEAD}fsdp: full_shard\nfsdp_config: {given}\n")
     assert not any("5.9" in f.message for f in sharded.findings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "after", "code"),
+    [
+        ("SHARDED_STATE_DICT", None, "FULL_STATE_DICT", "FM343"),
+        ("local", None, "FULL_STATE_DICT", "FM343"),
+        ("SHARDED_STATE_DICT", 1, "SHARDED_STATE_DICT", "FM358"),
+        ("LOCAL_STATE_DICT", 1, "SHARDED_STATE_DICT", "FM358"),
+        ("FULL_STATE_DICT", None, "FULL_STATE_DICT", "FM340"),
+    ],
+)
+def test_a_type_of_state_dicts_that_had_no_effect_does_not_empty_save_model(
+    kind: str, version: int | None, after: str, code: str
+) -> None:
+    given = {"transformer_layer_cls_to_wrap": ["Block"], "fsdp_state_dict_type": kind}
+    given |= {"version": version} if version else {}  # type: ignore[dict-item]
+    for key, document in (
+        ("", given),
+        ("fsdp_config.", {"output_dir": "x", "fsdp": WORDS, "fsdp_config": given}),
+    ):
+        done = convert(json.dumps(document, indent=1), framework="hf")
+        config = loaded(done)
+        assert config.get("fsdp_config", config)["fsdp_state_dict_type"] == after
+        [said] = [f for f in done.findings if f.subject == f"{key}fsdp_state_dict_type"]
+        assert said.code == code
+        assert ("`trainer.save_model` writes no weights" in f"{said.message} {said.hint}") is (
+            code != "FM340"
+        )
 
 
 def test_fsdp1_without_prefetching_is_told() -> None:
@@ -408,3 +439,12 @@ def test_optimizers_that_stop_at_their_first_step_are_told(name: str, why: str |
     assert [f.code for f in found] == (["FM343"] if why else [])
     assert all(why is not None and why in f.message and "adamw_torch" in (f.hint or "") for f in found)
     assert loaded(done)["optim"] == name
+
+
+@pytest.mark.parametrize(
+    ("decay", "code"), [("0.1", "FM343"), ("1e-2", "FM343"), ("0.0", "FM342"), ("", "FM342")]
+)
+def test_flat_parameters_whose_decay_went_by_name_are_told(decay: str, code: str) -> None:
+    beside = f"weight_decay: {decay}\n" if decay else ""
+    text = f"{HEAD}{beside}fsdp: full_shard auto_wrap\nfsdp_config: {{use_orig_params: false}}\n"
+    assert codes(convert(text), "fsdp_config.use_orig_params") == {code}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -12,6 +12,11 @@ from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
 from fsdp_migrate.adapters.engine.base import Settings
 from fsdp_migrate.adapters.engine.lightning_hook import hook_code
 from fsdp_migrate.adapters.lightning import LIGHTNING_KEYS
+from fsdp_migrate.config_files import convert_config_file
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -256,3 +261,23 @@ def test_hydras_getters_name_torchs_policies(getter: str) -> None:
 def test_the_word_was_fairscales_before_lightning_2(word: str, told: bool) -> None:
     text = f"_target_: pytorch_lightning.Trainer\nstrategy: {word}\naccelerator: gpu\ndevices: 2\n"
     assert ("FM358" in {finding.code for finding in convert(text).findings}) is told
+
+
+@pytest.mark.parametrize("defaults", ["[gpu.yaml]", "[/default, _self_]", "\n  - gpu\n  - _self_"])
+def test_the_word_in_a_group_of_fabrics_becomes_fabrics_strategy(defaults: str, tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").write_text("_target_: lightning.fabric.Fabric\naccelerator: auto\n")
+    (tmp_path / "gpu.yaml").write_text("defaults: [default.yaml]\naccelerator: gpu\n")
+    config = tmp_path / "fsdp.yaml"
+    config.write_text(f"defaults: {defaults}\ndevices: 4\nstrategy: fsdp\n".replace("[/", "["))
+    done = convert_config_file(config).conversion
+    strategy = loaded(done)["strategy"]
+    assert strategy["_target_"] == "lightning.fabric.strategies.ModelParallelStrategy"
+    assert strategy["save_distributed_checkpoint"] is True  # Fabric's FSDPStrategy saves a part for each rank
+    assert "LightningModule" not in " ".join(f"{f.message} {f.hint}" for f in done.findings)
+    assert [block.code for block in done.blocks if "def parallelize(model" in (block.code or "")]
+
+
+@pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
+def test_the_word_beside_fabrics_class_becomes_fabrics_strategy(package: str) -> None:
+    done = convert(f"_target_: {package}.Fabric\naccelerator: auto\ndevices: 4\nstrategy: fsdp\n")
+    assert loaded(done)["strategy"]["_target_"] == f"{package}.strategies.ModelParallelStrategy"

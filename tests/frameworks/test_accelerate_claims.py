@@ -24,7 +24,8 @@ for environment in json.loads(sys.argv[1]):
         plugin = FullyShardedDataParallelPlugin()
         found.append({"version": getattr(plugin, "fsdp_version", 1), "state": plugin.state_dict_type.name,
                       "prefetch": plugin.backward_prefetch is not None,
-                      "strategy": str(plugin.sharding_strategy)})
+                      "strategy": str(plugin.sharding_strategy),
+                      "reshard": getattr(plugin, "reshard_after_forward", None)})
     except ValueError as error:
         found.append({"error": str(error)})
 print(json.dumps(found))
@@ -147,7 +148,7 @@ print(json.dumps(found))
 
 def test_what_is_claimed_of_accelerate() -> None:
     two = {"FSDP_VERSION": "2"}
-    one, alone, sharded, full, local = run(
+    one, alone, sharded, full, local, fifth, unread = run(
         PLUGIN,
         [
             {"FSDP_VERSION": "1", "FSDP_RESHARD_AFTER_FORWARD": "SHARD_GRAD_OP"},
@@ -155,11 +156,15 @@ def test_what_is_claimed_of_accelerate() -> None:
             {**two, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"},
             {**two, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"},
             {**two, "FSDP_STATE_DICT_TYPE": "LOCAL_STATE_DICT"},
+            {"FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "5"},
+            {**two, "FSDP_SHARDING_STRATEGY": "5"},
         ],
     )
     flags = set(run(FLAGS)["flags"])
     found = {
         "state_by_version": (one["state"], alone.get("state")) == ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
+        "strategy_by_variable": fifth["strategy"].endswith("_HYBRID_SHARD_ZERO2")
+        and unread.get("reshard") is True,
         "fsdp2": sharded.get("version") == 2,
         "full_state_dict": full.get("state") == "FULL_STATE_DICT",
         "prefetch_policy_unread": "fsdp_backward_prefetch_policy" not in flags,

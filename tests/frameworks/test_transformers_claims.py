@@ -42,6 +42,23 @@ for case in json.loads(sys.argv[1]):
     found[-1]["warned"] = any("`fsdp` as a string is deprecated" in text for text in told)
 print(json.dumps(found))
 """
+SAVES = """
+import json, sys
+from types import SimpleNamespace
+from transformers import Trainer
+saved = []
+plugin = SimpleNamespace(state_dict_type=f"StateDictType.{json.loads(sys.argv[1])}")
+trainer = SimpleNamespace(
+    args=SimpleNamespace(output_dir="x", should_save=True, push_to_hub=False), is_fsdp_enabled=True,
+    model=None, model_wrapped=None,
+    accelerator=SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin), get_state_dict=lambda model, **_: {}
+    ),
+    _save=lambda *_, **__: saved.append(1),
+)
+Trainer.save_model(trainer, "x", _internal_call=True)
+print(json.dumps(bool(saved)))
+"""
 WORDS = "full_shard auto_wrap"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"fsdp": WORDS},
@@ -56,6 +73,11 @@ CASES: dict[str, dict[str, Any]] = {
     "given": {"fsdp": "shard_grad_op", "fsdp_config": {"version": 2, "reshard_after_forward": True}},
     "one": {"fsdp": WORDS, "fsdp_config": {"version": 1}},
 }
+
+
+def saved_for(kind: str) -> bool:
+    """Tell whether ``save_model`` under FSDP writes anything with this type of state dicts."""
+    return bool(run(SAVES, kind))
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +100,7 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "hybrid_refused": "error" in did["hybrid"],
         "wrap_arguments": did["class"].get("transformer_cls_names_to_wrap") == "Block",
         "words_deprecated": did["plain"]["warned"],
+        "save_model_full_only": saved_for("FULL_STATE_DICT") and not saved_for("SHARDED_STATE_DICT"),
         "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
     }
 
