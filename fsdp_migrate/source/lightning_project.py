@@ -47,8 +47,8 @@ _PLACE_OF_MODULE = 2
 def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]]) -> set[Path]:
     """Return the files with callbacks or LightningModules that a Trainer may run which shards by FSDP1.
 
-    Modules only where a config chooses them, as ``LightningCLI`` has it, or their strategy, which a Trainer is
-    handed: others are followed from ``fit``.
+    Modules only where a config chooses them, as ``LightningCLI`` has it, or their strategy, which a Trainer
+    is handed: others are followed from ``fit``.
     ``around``: where those configs are.
     """
     users = {path: project.texts[path] for path in using_lightning(project.texts)}

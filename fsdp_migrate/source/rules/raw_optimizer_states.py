@@ -27,16 +27,18 @@ CODES = ("FM333", "FM425")
 
 _SAVED = (
     "this is one rank's part of the state, keyed by numbers, now as DTensors: save "
-    "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict."
+    "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict, "
+    "asked for on every rank."
 )
 _MAYBE = (
     "where this optimizer has a sharded model, this is one rank's part of the state, keyed by numbers: save "
-    "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict."
+    "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict, "
+    "asked for on every rank."
 )
 _AMONG = (
     "where an optimizer of a sharded model is among these, this is one rank's part of its state, keyed by "
     "numbers: save full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime in its place, or "
-    "sharded_state_dict."
+    "sharded_state_dict, asked for on every rank."
 )
 _CHECKPOINTABLES = "checkpointables"
 """What fvcore's Checkpointer, and what derives from it, calls all that it was given beside the model."""

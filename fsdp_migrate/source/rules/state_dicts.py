@@ -65,13 +65,14 @@ _ELSEWHERE = (
     f"load_model_state_dict: {_HINT}"
 )
 _FILE = (
-    " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads it in place of "
-    "all this, as FSDP1 saved it and as the new code saves it; leave the optimizer out if the file has none."
+    " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads the "
+    "model's state and the optimizer's of it, as FSDP1 saved them and as the new code saves them; leave the "
+    "optimizer out if the file has none. What else it holds (a schedule, an average) is loaded as before."
 )
 _FOLDER = (
     " The files of all ranks that are read here: load_checkpoint(FOLDER, {}, optimizer) of fsdp_migrate "
-    "loads them in place of all this, with the folder where they lie, and the optimizer's files there; "
-    "without these leave the optimizer out."
+    "loads the model's state and the optimizer's of them, with the folder where they lie; without files of "
+    "the optimizer leave that out. What else they hold (a schedule, an average) is loaded as before."
 )
 _ASKS_ITSELF = (
     "`save_pretrained` asks the model for its state, which is sharded now: on every rank take state = "
