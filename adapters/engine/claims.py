@@ -145,6 +145,7 @@ COMPOSER: Mapping[str, Claim] = MappingProxyType(
         "buffers_cast": Claim("FSDP1 casts buffers under DEFAULT and PURE"),
         "buffers_kept": Claim("FSDP2 leaves buffers in their own dtype", since="0.32"),
         "inputs_of_every_unit": Claim("FSDP2 casts the inputs of every unit", since="0.32"),
+        "asks_for_fsdp1": Claim("`composer.utils.is_model_fsdp` asks for FSDP1's class alone"),
     }
 )
 AXOLOTL_REFUSED_OPTIMIZERS = frozenset({"adamw_8bit", "adamw_bnb_8bit"})

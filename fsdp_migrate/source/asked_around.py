@@ -29,6 +29,12 @@ ASKS_ACCELERATE: Final = re.compile(
     r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:1|true)"
 )
 """What asks Accelerate for FSDP: its config, a launch line, or the environment."""
+ASKS_FABRIC: Final = re.compile(
+    r"\b(?:lightning\.fabric|lightning_fabric)\.strategies\.(?:\w+\.)*FSDPStrategy\b"
+    r"|_target_['\"]?\s*:\s*['\"]?(?:lightning|lightning_fabric)\.(?:\w+\.)*Fabric\b"
+    r"[\s\S]{0,400}?\bstrategy['\"]?\s*:\s*['\"]?fsdp\b"
+)
+"""What asks Fabric for FSDP, in a config from which hydra makes it."""
 ASKS_LIGHTNING: Final = re.compile(
     r"\bFSDPStrategy\b|\bDDPFullyShardedNativeStrategy\b|\bstrategy['\"]?\s*[:=]\s*['\"]?fsdp"
     r"|--(?:trainer\.)?strategy[= ]+['\"]?fsdp"

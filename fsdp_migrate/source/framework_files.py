@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_HF, asked_around, asks
+from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_FABRIC, ASKS_HF, asked_around, asks
 from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
@@ -96,7 +96,8 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     texts = project.texts
     users: dict[str, set[Path]] = {}
     told = {name: set(_given(texts, name)) for name in _WORDS}
-    told["accelerate"] |= _prepared_by_launch(texts, around)
+    for name, pattern in (("accelerate", ASKS_ACCELERATE), ("fabric", ASKS_FABRIC)):
+        told[name] |= _asked_by_configs(texts, name, around, pattern)
     for name, (_, takes, _, is_new) in _WORDS.items():
         own = {
             path
@@ -117,11 +118,13 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     )
 
 
-def _prepared_by_launch(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
-    """Return the files that have Accelerate prepare models, in a project that launches it with FSDP1."""
-    _, takes, _, is_new = _WORDS["accelerate"]
+def _asked_by_configs(
+    texts: Mapping[Path, str], name: str, around: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]
+) -> set[Path]:
+    """Return the files that give a framework models, in a project whose configs or launches ask for FSDP1."""
+    _, takes, _, is_new = _WORDS[name]
     found = {path for path, text in texts.items() if takes.search(text) and not is_new.search(text)}
-    return found if found and asked_around(around, ASKS_ACCELERATE) else set()
+    return found if found and asked_around(around, pattern) else set()
 
 
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:

@@ -69,3 +69,24 @@ def test_a_config_or_a_launch_line_asks_accelerate_as_well(
         "torch.save(model.state_dict(), 'model.pt')\n"
     )
     assert codes(tmp_path, "x = 1\n", prepares) == ({"FM333"} if is_asked else set())
+
+
+@pytest.mark.parametrize(
+    ("config", "is_asked"),
+    [
+        ("_target_: lightning.Fabric\ndevices: 8\nstrategy: fsdp\n", True),
+        ("strategy: {_target_: lightning.fabric.strategies.FSDPStrategy, state_dict_type: full}\n", True),
+        ("_target_: lightning.Fabric\nstrategy: ddp\n", False),
+        ("_target_: lightning.Trainer\nstrategy: fsdp\n", False),
+    ],
+)
+def test_a_config_from_which_hydra_makes_a_fabric_asks_as_well(
+    tmp_path: Path, config: str, is_asked: bool
+) -> None:
+    (tmp_path / "fabric.yaml").write_text(config)
+    tune = (
+        "class Tune(FabricMixin):\n    def run(self, make):\n        self.model = make()\n"
+        "        self.model = self.fabric.setup_module(self.model)\n"
+        "        torch.save(self.model.state_dict(), 'model.pt')\n"
+    )
+    assert codes(tmp_path, "x = 1\n", tune) == ({"FM333"} if is_asked else set())

@@ -37,6 +37,11 @@ _OF_PARAMETERS = (
     "FSDP1 marked the parameters that it had flattened by this: FSDP2 marks none, so that it is never true. "
     "A parameter of a unit is a DTensor: ask isinstance(param, torch.distributed.tensor.DTensor)."
 )
+_COMPOSERS = re.compile(r"^composer\.utils\.(?:misc\.)?is_model_fsdp$")
+_ASKS_FSDP1 = (
+    "Composer's is_model_fsdp asks for FSDP1's class, and is false of FSDP2's models: what is done where it "
+    "is true is passed over. Ask any(isinstance(m, torch.distributed.fsdp.FSDPModule) for m in model.modules())."
+)
 _MARK = "_fsdp_flattened"
 _NOT_THERE = "stays: it is asked for first, and not there"
 _NAMES = frozenset({"_flat_param", "_fsdp_wrapped_module", "_handle", "_handles", "flat_param"})
@@ -83,6 +88,9 @@ _WITH_DEFAULT = {"getattr": 3}
 
 def find(source: Source) -> Iterator[Found]:
     """Find names of torch's private modules, and FSDP1's private attributes."""
+    for call in source.calls:
+        if any(map(_COMPOSERS.search, source.index.qualified(call.func))):
+            yield Found("FM317", call, _ASKS_FSDP1, "commented")
     for node, name in source.references.items():
         if catalog.is_private(name) or name.split(".")[0] == "FlatParameter":
             yield Found("FM317", node, _MEANT, "commented", covers=(node,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_migrate.source import scan_source
 from tests.source.samples import MODEL, assert_commented, codes, found_comments, turned
 
 
@@ -23,6 +24,18 @@ COMMENTED = [
 @pytest.mark.parametrize(("body", "code"), COMMENTED)
 def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
     assert_commented(body, code)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_said"),
+    [
+        ("from composer.utils import misc\nx = misc.is_model_fsdp(model)\n", True),
+        ("from composer.utils import is_model_fsdp\nx = is_model_fsdp(model)\n", True),
+        ("from own.utils import is_model_fsdp\nx = is_model_fsdp(model)\n", False),
+    ],
+)
+def test_a_question_of_composers_is_false_of_fsdp2s_models(code: str, *, is_said: bool) -> None:
+    assert ("FM317" in {use.code for use in scan_source(code)}) is is_said
 
 
 def test_what_the_wrapper_alone_shows_is_said() -> None:
