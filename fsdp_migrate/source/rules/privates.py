@@ -40,7 +40,8 @@ _OF_PARAMETERS = (
 _COMPOSERS = re.compile(r"^composer\.utils\.(?:misc\.)?is_model_fsdp$")
 _ASKS_FSDP1 = (
     "Composer's is_model_fsdp asks for FSDP1's class, and is false of FSDP2's models: what is done where it "
-    "is true is passed over. Ask any(isinstance(m, torch.distributed.fsdp.FSDPModule) for m in model.modules())."
+    "is true is passed over. Ask any(isinstance(m, torch.distributed.fsdp.FSDPModule) for m in "
+    "model.modules())."
 )
 _MARK = "_fsdp_flattened"
 _NOT_THERE = "stays: it is asked for first, and not there"
