@@ -26,7 +26,7 @@ ASKS_HF: Final = re.compile(
 )
 """What asks Hugging Face's Trainer for FSDP: its own words, in any file, or those of Accelerate's launch."""
 ASKS_ACCELERATE: Final = re.compile(
-    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:1|true)"
+    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:true)"
 )
 """What asks Accelerate for FSDP: its config, a launch line, or the environment."""
 ASKS_FABRIC: Final = re.compile(

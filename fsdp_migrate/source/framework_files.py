@@ -54,7 +54,7 @@ _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", r
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
-        r"|\benviron\[.ACCELERATE_USE_FSDP.\]\s*=\s*['\"](?i:1|true|yes)['\"]"
+        r"|\benviron\[.ACCELERATE_USE_FSDP.\]\s*=\s*['\"](?i:true)['\"]"
     ),
     "fabric": re.compile(r"\bFSDPStrategy\(|\bFabric\([^()]*strategy\s*=\s*['\"]fsdp"),
 }

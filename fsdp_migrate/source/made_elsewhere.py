@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.project import is_a_test
 from fsdp_migrate.source.python.links import NOTHING, Links
 from fsdp_migrate.source.python.made_by_others import is_made_by_others
 
@@ -19,7 +20,7 @@ def with_texts(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path
     """Tell the files that hold FSDP1 whether another package makes such models, and who keeps names."""
     keeps = any(map(catalog.MAY_KEEP_NAMES.search, texts.values()))
     told = {path for path, text in texts.items() if is_made_by_others([text])}
-    tests = set(filter(_is_a_test, told))
+    tests = set(filter(is_a_test, told))
     # What a test makes is for itself: it does not say what the package's own functions are given.
     others = [text for path, text in texts.items() if path not in tests]
     makes = bool(told - tests) and is_made_by_others(others)
@@ -31,7 +32,3 @@ def with_texts(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path
         path: replace(each, keeps_names=keeps, made_by_others=makes or path in in_tests)
         for path, each in known.items()
     }
-
-
-def _is_a_test(path: Path) -> bool:
-    return path.name.startswith("test_") or path.name.endswith("_test.py") or path.parent.name == "tests"

@@ -356,6 +356,11 @@ def _tree(text: str) -> ast.Module:
         return parse_newer(text)
 
 
+def is_a_test(path: Path) -> bool:
+    """Tell whether a file holds tests, by its own name and its folder's: not by where the project lies."""
+    return path.name.startswith("test_") or path.name.endswith("_test.py") or path.parent.name == "tests"
+
+
 def parts_of(path: Path) -> tuple[str, ...]:
     """Return the dotted name of a file, as far up as there are folders: ``src.package.module``."""
     parts = path.absolute().with_suffix("").parts[1:]

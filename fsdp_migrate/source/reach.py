@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.project import Module, parts_of
+from fsdp_migrate.source.project import Module, is_a_test, parts_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.rules.unfollowed import may_find
 
@@ -46,10 +46,10 @@ def with_reach(
 def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
     """Return the files that shard a model, those that import them, and what all these import; no tests."""
     sharding = {path for path, text in project.texts.items() if _SHARDS.search(text)}
-    found = {path for path in sharding.union(by_frameworks) if not _is_a_test(path)}
+    found = {path for path in sharding.union(by_frameworks) if not is_a_test(path)}
     if not found:
         return found
-    imports = {path: set(_imports(project, path)) for path in project.texts if not _is_a_test(path)}
+    imports = {path: set(_imports(project, path)) for path in project.texts if not is_a_test(path)}
     latest = found
     for _ in range(_FARTHEST):
         latest = {path for path, those in imports.items() if path not in found and those & latest}
@@ -112,7 +112,3 @@ def _written(text: str) -> Iterator[tuple[str, bool]]:
         else:
             listed = names.strip("() \t").split(",")
             yield from ((f"{start}.{each.split()[0]}", True) for each in listed if each.split())
-
-
-def _is_a_test(path: Path) -> bool:
-    return path.name.startswith("test_") or path.name.endswith("_test.py") or "tests" in path.parts

@@ -55,6 +55,8 @@ def test_the_fabric_of_another_file_shards_what_it_sets_up(tmp_path: Path) -> No
         ("accelerate.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: false\n", True),
         ("run.sh", "accelerate launch --use_fsdp train.py\n", True),
         ("job.slurm", "export ACCELERATE_USE_FSDP=true\npython train.py\n", True),
+        # Accelerate asks for "true" alone.
+        ("job.slurm", "export ACCELERATE_USE_FSDP=1\npython train.py\n", False),
         ("ddp.yaml", "distributed_type: MULTI_GPU\n", False),
         ("new.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n", False),
     ],

@@ -63,6 +63,9 @@ def test_frameworks_and_rewritten_sources_shard_as_well(tmp_path: Path, train: s
     assert near(tmp_path, files) == ({"tools.py"} if is_near else set())
 
 
-def test_tests_are_left_out(tmp_path: Path) -> None:
+def test_tests_are_left_out_wherever_the_project_lies(tmp_path: Path) -> None:
     tested = f"from tools import save\n{WRAP}\n\n{SAVES}"
     assert near(tmp_path, {"tests/test_it.py": tested, "tools.py": SAVES}) == set()
+    inside = tmp_path / "tests" / "project"
+    inside.mkdir()
+    assert near(inside, {"train.py": tested, "tools.py": SAVES}) == {"train.py", "tools.py"}

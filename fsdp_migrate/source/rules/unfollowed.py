@@ -84,10 +84,7 @@ _MAY_FIND: Final = re.compile(
     r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\()"
     r"|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
 )
-_NAMED: Final = re.compile(
-    r"(?i)(?:actor|critic|controlnet|dit|coder|ema|tor|llm|model|module|net|network|policy|student|teacher|former|vae"
-    r"|vit|optim|optimizer|opt)(?:_\w+)?(?:['\"]\])?$"
-)
+_LAST: Final = re.compile(r"(\w+)(?:['\"]\])?\s*$")
 _LONGEST: Final = 60
 
 
@@ -99,8 +96,9 @@ def may_find(text: str) -> bool:
         (True, False)
     """
     for match in _MAY_FIND.finditer(text):
-        before = text[max(0, match.start() - _LONGEST) : match.start()]
-        if match["method"] is None or _NAMED.search(before):
+        last = _LAST.search(text[max(0, match.start() - _LONGEST) : match.start()])
+        word = last[1].lower() if last is not None else ""
+        if match["method"] is None or is_model(word) or _OPTIMIZER_NAME.search(word):
             return True
     return False
 
