@@ -51,7 +51,7 @@ def _is_set(index: Index) -> bool:
     for node in index.by_kind.get(cst.Assign, ()):
         assign = cst.ensure_type(node, cst.Assign)
         if any("ACCELERATE_USE_FSDP" in text_of(each.target) for each in assign.targets):
-            return text_of(assign.value).strip("'\"").lower() in {"1", "true", "yes"}
+            return text_of(assign.value).strip("'\"").lower() == "true"
     return False
 
 

@@ -58,6 +58,8 @@ def test_each_way_to_ask_for_fsdp_is_enough(asks: str) -> None:
     body = "model, optimizer = accelerator.prepare(model, optimizer)\nw = model.module.weight\n"
     assert "FM333" in comments(body, header)
     assert "FM333" not in comments(body, "from accelerate import Accelerator\naccelerator = Accelerator()\n")
+    # Accelerate compares with "true", and takes 1 for no.
+    assert "FM333" not in comments(body, header.replace("= 'true'", "= '1'")) or "= 'true'" not in header
 
 
 @pytest.mark.parametrize(
