@@ -58,8 +58,13 @@ def test_each_way_to_ask_for_fsdp_is_enough(asks: str) -> None:
     body = "model, optimizer = accelerator.prepare(model, optimizer)\nw = model.module.weight\n"
     assert "FM333" in comments(body, header)
     assert "FM333" not in comments(body, "from accelerate import Accelerator\naccelerator = Accelerator()\n")
-    # Accelerate compares with "true", and takes 1 for no.
-    assert "FM333" not in comments(body, header.replace("= 'true'", "= '1'")) or "= 'true'" not in header
+
+
+def test_accelerates_switch_is_on_by_true_alone() -> None:
+    header = "import os\nfrom accelerate import Accelerator\nos.environ['ACCELERATE_USE_FSDP'] = {}\n"
+    body = "accelerator = Accelerator()\nmodel, o = accelerator.prepare(model, o)\nw = model.module.weight\n"
+    assert "FM333" in comments(body, header.format("'True'"))
+    assert "FM333" not in comments(body, header.format("'1'"))
 
 
 @pytest.mark.parametrize(
