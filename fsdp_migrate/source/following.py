@@ -7,19 +7,17 @@ here: that ``build_model`` of another file returns an FSDP1 model, and that ``tr
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asked_methods import asked_for, methods_by_file, of_the_whole
+from fsdp_migrate.source.asked_methods import asked_for
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
-from fsdp_migrate.source.optimizer_classes import made_beside_models, methods_by_file as optimizer_methods
-from fsdp_migrate.source.own_wrapping import sharding_parts
 from fsdp_migrate.source.project import (
     Definition,
     Module,
@@ -38,19 +36,18 @@ from fsdp_migrate.source.project_kinds import (
     ProjectKinds,
     is_about,
     makes_attribute,
-    node_of,
     step_of,
     targets_of,
 )
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
 from fsdp_migrate.source.reach import with_reach
-from fsdp_migrate.source.wrapper_classes import wrapper_classes
+from fsdp_migrate.source.told import Told
 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
     from pathlib import Path
     from typing import TypeVar
 
@@ -77,7 +74,7 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
     if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
         following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
-        links = following.links()
+        links = Told(following).links()
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))
     return with_reach(project, links, frameworks.files)
@@ -421,70 +418,3 @@ class _Following(ProjectKinds):
             found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")
         if found and written:
             self.gives.setdefault((place.module.path, written), set()).update(found)
-
-    def links(self) -> dict[Path, Links]:
-        """Return what each file should be told of by the others."""
-        self.seen.clear()
-        gives: dict[Path, dict[str, frozenset[str]]] = {}
-        given: dict[Path, dict[tuple[str, str], frozenset[str]]] = {}
-        for (path, written), kinds in self.gives.items():
-            told = self.told(kinds)
-            if told:
-                gives.setdefault(path, {})[written] = told
-        for (key, text), kinds in self.from_others.items():
-            path, name = self.project.split(key)
-            told = self.told(kinds)
-            if told:
-                given.setdefault(path, {})[name, text] = told
-        for module in self.looked_at:
-            for (name, text), kinds in self._inherited(module):
-                given.setdefault(module.path, {})[name, text] = frozenset(kinds)
-        setters = {path for path, text in self.project.texts.items() if "set_state_dict_type" in text}
-        types = setters | self.types_from
-        whole_project = of_the_whole(self.project)
-        names, taken = self.handed_on.names, self.handed_on.taken
-        owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if is_about(kinds)}
-        optimizers = made_beside_models(self.looked_at, owners, self.called)
-        methods = methods_by_file(self.project, self.methods)
-        makers = optimizer_methods(self.project, self.looked_at, self.models_of)
-        paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, methods, makers)
-        parts = sharding_parts(self, self.looked_at)
-        paths.update(optimizers.classes, optimizers.names, parts)
-        wrappers = {module.path: wrapper_classes(self.project, module) for module in self.looked_at}
-        return {
-            p: replace(
-                whole_project,
-                gives=gives.get(p, {}),
-                is_given=given.get(p, {}),
-                names=names.get(p, {}),
-                taken=frozenset(taken.get(p, ())),
-                optimizers=frozenset(optimizers.classes.get(p, ())),
-                methods=methods.get(p, frozenset()),
-                wrappers=wrappers.get(p, frozenset()),
-                own_optimizers=frozenset(optimizers.names.get(p, ())),
-                optimizer_methods=makers.get(p, frozenset()),
-                fields=self.fields_told.get(p, {}),
-                shards_parts=parts.get(p, frozenset()),
-                types_elsewhere=bool(types - {p}),
-                not_run=frozenset(
-                    name for key, names in self.not_run.items() if key.startswith(f"{p}:") for name in names
-                ),
-            )
-            for p in paths
-        }
-
-    def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:
-        """Yield the attributes that classes have by classes of other files, or objects have at all."""
-        scopes = [("", module.tree), *((each.name, each.node) for each in module.definitions.values())]
-        for name, scope in scopes:
-            place, key = Place(module, name), f"{module.path}:{name}"
-            is_class = isinstance(scope, ast.ClassDef)
-            texts = {dotted(each) or "" for each in ast.walk(scope) if isinstance(each, ast.Attribute)}
-            for text in texts - {""}:
-                is_own = text.startswith("self.")
-                if is_class is not is_own or not (is_own or self.lookup(text[: text.rindex(".")], place)):
-                    continue
-                own = self.facts.get((key, text), set())
-                told = self.told(self.text_kinds(text, node_of(text), place) - own)
-                if told:
-                    yield (name, text), set(told)

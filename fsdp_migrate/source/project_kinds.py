@@ -18,13 +18,11 @@ from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
-    BY_ANY,
     EACH,
     FLAT,
     ITEM,
     LONGEST,
     VALUE,
-    WRAPS,
     alike,
     attribute,
     has_model,
@@ -38,7 +36,7 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.switched_off import is_switched_off
-from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL, made_by
+from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL, made_by
 from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
 
@@ -56,12 +54,10 @@ ANY = "any:"
 BARE = "bare:"
 """The same, of an object whose call gave the constructor none of the models that other calls give it."""
 _MAKES = "makes:"
-_MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
-_TOLD = _MODELS | {MAKES, "other", FLAT} | BY_ANY
+MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
 _DEEPEST = 3
 # What modules call the one that they wrap, and whose parameters are theirs.
 _HELD = ("module", "model")
-_WRAPPED = ".module>fsdp"
 
 Fact = tuple[str, str]
 Key = str | Fact
@@ -96,7 +92,6 @@ class ProjectKinds:
     askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
     _given_back: dict[str, str | None] = field(default_factory=dict, repr=False)
-    _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
     _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
 
     def kinds(self, node: ast.expr, place: Place) -> set[str]:
@@ -172,7 +167,7 @@ class ProjectKinds:
         found |= {f"{_MAKES}{kind}" for kind in made_by(known)}
         for definition in self.called(node, place):
             returned = self.returned(definition)
-            found |= {f"{_MAKES}{kind}" for kind in returned if kind in _MODELS}
+            found |= {f"{_MAKES}{kind}" for kind in returned if kind in MODELS}
             if isinstance(definition.node, ast.ClassDef) and self.project.is_subclass(definition):
                 found.add(f"{_MAKES}fsdp")
         return found
@@ -393,55 +388,6 @@ class ProjectKinds:
         return {
             text for (key, text), kinds in self.facts.items() if key.startswith(start) and "fsdp" in kinds
         }
-
-    def told(self, kinds: Collection[str]) -> frozenset[str]:
-        """Return kinds as a source can be told them: objects in lists by what their attributes are.
-
-        What an object itself holds is told with the attributes that are asked for; that it wraps a model,
-        whose parameters are its own then, at once. Only where all facts are known: what objects hold is
-        looked for once.
-        """
-        found: set[str] = set()
-        for kind in kinds:
-            before, mark, last = kind.rpartition(">")
-            if last in _TOLD or kind.startswith(ARGUMENT):
-                found.add(kind)
-            elif last.startswith((IS, ANY, BARE)):
-                inside = self._inside.get(last)
-                if inside is None:
-                    inside = self._inside[last] = self._in_object(last)
-                if mark:
-                    found |= {f"{before}>{each}" for each in inside}
-                elif _WRAPPED in inside:
-                    found.add(WRAPS)
-        return frozenset(found)
-
-    def _in_object(self, kind: str) -> set[str]:
-        found: set[str] = set()
-        for owner, start in self.objects_in({kind}):
-            without = {*fields_of(self.project, owner)[0]} if start != ANY else set()
-            names = (text.removeprefix("self.") for text, _ in self._by_owner.get(owner.key, ()))
-            without.update(name for name in names if start == BARE and is_owed(self, owner, name))
-            found |= self._attributes(owner, without)
-        return found
-
-    def _attributes(self, owner: Definition, without: Collection[str], depth: int = 0) -> set[str]:
-        found: set[str] = set()
-        for text, kinds in self._by_owner.get(owner.key, ()):
-            name = text.removeprefix("self.")
-            if "." not in name and not name.startswith("_") and name not in without:
-                found |= put(attribute(name), whole(kinds) & _TOLD)
-        for base in self.project.bases(owner) if depth < _DEEPEST else ():
-            found |= self._attributes(base, without, depth + 1)
-        return found
-
-    @functools.cached_property
-    def _by_owner(self) -> dict[str, list[tuple[str, set[str]]]]:
-        found: dict[str, list[tuple[str, set[str]]]] = {}
-        for (key, text), kinds in self.facts.items():
-            if text.startswith("self."):
-                found.setdefault(key, []).append((text, kinds))
-        return found
 
 
 def cast_attribute(node: ast.expr) -> ast.Attribute:

@@ -25,6 +25,7 @@ from fsdp_migrate.source.python.bound_anew import (
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
+from fsdp_migrate.source.python.fsdp2_branches import ShardedByFSDP2
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
@@ -217,15 +218,8 @@ class ModelKinds:
         return False
 
     @functools.cached_property
-    def _shards_by_fsdp2(self) -> list[cst.Call]:
-        calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
-        return [call for call in calls if call.args and self._is_fsdp2s(call.func)]
-
-    def _is_fsdp2s(self, func: cst.BaseExpression) -> bool:
-        """Tell whether a function shards by FSDP2: torch's, a partial of it, a project's ``apply_fsdp2``."""
-        if (dotted(func) or "").split(".")[-1] in catalog.FSDP2_FUNCTIONS:
-            return True
-        return bool(self.index.qualified(func) & FSDP2) or is_partial_of(self.index, func, FSDP2)
+    def _fsdp2(self) -> ShardedByFSDP2:
+        return ShardedByFSDP2(self.index)
 
     @functools.cached_property
     def frameworks(self) -> Frameworks:
@@ -242,17 +236,6 @@ class ModelKinds:
         known = [kinds for kinds in self.facts.values() if "fsdp" in kinds]
         return all(map(by_whom, known)) and not self._wrappings and (bool(known) or self.frameworks.are_used)
 
-    def _is_sharded_by_fsdp2(self, node: cst.CSTNode) -> bool:
-        """Tell whether FSDP2 is given the same model in a branch around, where it is plain until then."""
-        for call in self._shards_by_fsdp2:
-            if text_of(call.args[0].value) == text_of(node):
-                blocks = (a for a in self.index.ancestors(call) if isinstance(a, cst.IndentedBlock))
-                block = next(blocks, None)
-                is_branch = block is not None and isinstance(self.index.parents[block], (cst.If, cst.Else))
-                if is_branch and block in set(self.index.ancestors(node)):
-                    return True
-        return False
-
     def _is_not_run(self, node: cst.CSTNode) -> bool:
         """Tell whether it is an attribute in a method in whose place a class that shards it has its own."""
         if not self.links.not_run or not (dotted(node) or "").startswith("self."):
@@ -263,7 +246,7 @@ class ModelKinds:
 
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
-        if self._is_sharded_by_fsdp2(node) or self._is_not_run(node):
+        if self._fsdp2.is_given(node) or self._is_not_run(node):
             return True
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True

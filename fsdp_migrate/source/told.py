@@ -1,0 +1,163 @@
+"""What each file of a project is told by the others, of all that was found by following models."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
+from fsdp_migrate.source.optimizer_classes import made_beside_models, methods_by_file as optimizer_methods
+from fsdp_migrate.source.own_wrapping import sharding_parts
+from fsdp_migrate.source.project import Definition, Module, Place, dotted
+from fsdp_migrate.source.project_arguments import is_owed
+from fsdp_migrate.source.project_fields import fields_of
+from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about, node_of
+from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attribute, put, whole
+from fsdp_migrate.source.python.wrappers import MAKES
+from fsdp_migrate.source.wrapper_classes import wrapper_classes
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.following import _Following
+    from fsdp_migrate.source.python.links import Links
+
+
+_TOLD = MODELS | {MAKES, "other", FLAT} | BY_ANY
+_WRAPPED = ".module>fsdp"
+_DEEPEST = 3
+
+
+@dataclass(eq=False)
+class Told:
+    """Tells the files. Only where all facts are known: what objects hold is looked for once."""
+
+    known: _Following
+    _inside: dict[str, set[str]] = field(default_factory=dict, repr=False)
+
+    def links(self) -> dict[Path, Links]:
+        """Return what each file should be told of by the others."""
+        self.known.seen.clear()
+        gives: dict[Path, dict[str, frozenset[str]]] = {}
+        given: dict[Path, dict[tuple[str, str], frozenset[str]]] = {}
+        for (path, written), kinds in self.known.gives.items():
+            told = self.told(kinds)
+            if told:
+                gives.setdefault(path, {})[written] = told
+        for (key, text), kinds in self.known.from_others.items():
+            path, name = self.known.project.split(key)
+            told = self.told(kinds)
+            if told:
+                given.setdefault(path, {})[name, text] = told
+        for module in self.known.looked_at:
+            for (name, text), kinds in self._inherited(module):
+                given.setdefault(module.path, {})[name, text] = frozenset(kinds)
+        setters = {path for path, text in self.known.project.texts.items() if "set_state_dict_type" in text}
+        types = setters | self.known.types_from
+        whole_project = of_the_whole(self.known.project)
+        names, taken = self.known.handed_on.names, self.known.handed_on.taken
+        owners = {key.rpartition(":")[0] for (key, _), kinds in self.known.facts.items() if is_about(kinds)}
+        optimizers = made_beside_models(self.known.looked_at, owners, self.known.called)
+        methods = methods_by_file(self.known.project, self.known.methods)
+        makers = optimizer_methods(self.known.project, self.known.looked_at, self.known.models_of)
+        paths = {m.path for m in self.known.looked_at}.union(gives, given, names, taken, methods, makers)
+        parts = sharding_parts(self.known, self.known.looked_at)
+        paths.update(optimizers.classes, optimizers.names, parts)
+        wrappers = {
+            module.path: wrapper_classes(self.known.project, module) for module in self.known.looked_at
+        }
+        return {
+            p: replace(
+                whole_project,
+                gives=gives.get(p, {}),
+                is_given=given.get(p, {}),
+                names=names.get(p, {}),
+                taken=frozenset(taken.get(p, ())),
+                optimizers=frozenset(optimizers.classes.get(p, ())),
+                methods=methods.get(p, frozenset()),
+                wrappers=wrappers.get(p, frozenset()),
+                own_optimizers=frozenset(optimizers.names.get(p, ())),
+                optimizer_methods=makers.get(p, frozenset()),
+                fields=self.known.fields_told.get(p, {}),
+                shards_parts=parts.get(p, frozenset()),
+                types_elsewhere=bool(types - {p}),
+                not_run=frozenset(
+                    name
+                    for key, names in self.known.not_run.items()
+                    if key.startswith(f"{p}:")
+                    for name in names
+                ),
+            )
+            for p in paths
+        }
+
+    def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:
+        """Yield the attributes that classes have by classes of other files, or objects have at all."""
+        scopes = [("", module.tree), *((each.name, each.node) for each in module.definitions.values())]
+        for name, scope in scopes:
+            place, key = Place(module, name), f"{module.path}:{name}"
+            is_class = isinstance(scope, ast.ClassDef)
+            texts = {dotted(each) or "" for each in ast.walk(scope) if isinstance(each, ast.Attribute)}
+            for text in texts - {""}:
+                is_own = text.startswith("self.")
+                if is_class is not is_own or not (
+                    is_own or self.known.lookup(text[: text.rindex(".")], place)
+                ):
+                    continue
+                own = self.known.facts.get((key, text), set())
+                told = self.told(self.known.text_kinds(text, node_of(text), place) - own)
+                if told:
+                    yield (name, text), set(told)
+
+    def told(self, kinds: Collection[str]) -> frozenset[str]:
+        """Return kinds as a source can be told them: objects in lists by what their attributes are.
+
+        What an object itself holds is told with the attributes that are asked for; that it wraps a model,
+        whose parameters are its own then, at once. Only where all facts are known: what objects hold is
+        looked for once.
+        """
+        found: set[str] = set()
+        for kind in kinds:
+            before, mark, last = kind.rpartition(">")
+            if last in _TOLD or kind.startswith(ARGUMENT):
+                found.add(kind)
+            elif last.startswith((IS, ANY, BARE)):
+                inside = self._inside.get(last)
+                if inside is None:
+                    inside = self._inside[last] = self._in_object(last)
+                if mark:
+                    found |= {f"{before}>{each}" for each in inside}
+                elif _WRAPPED in inside:
+                    found.add(WRAPS)
+        return frozenset(found)
+
+    def _in_object(self, kind: str) -> set[str]:
+        found: set[str] = set()
+        for owner, start in self.known.objects_in({kind}):
+            without = {*fields_of(self.known.project, owner)[0]} if start != ANY else set()
+            names = (text.removeprefix("self.") for text, _ in self._by_owner.get(owner.key, ()))
+            without.update(name for name in names if start == BARE and is_owed(self.known, owner, name))
+            found |= self._attributes(owner, without)
+        return found
+
+    def _attributes(self, owner: Definition, without: Collection[str], depth: int = 0) -> set[str]:
+        found: set[str] = set()
+        for text, kinds in self._by_owner.get(owner.key, ()):
+            name = text.removeprefix("self.")
+            if "." not in name and not name.startswith("_") and name not in without:
+                found |= put(attribute(name), whole(kinds) & _TOLD)
+        for base in self.known.project.bases(owner) if depth < _DEEPEST else ():
+            found |= self._attributes(base, without, depth + 1)
+        return found
+
+    @functools.cached_property
+    def _by_owner(self) -> dict[str, list[tuple[str, set[str]]]]:
+        found: dict[str, list[tuple[str, set[str]]]] = {}
+        for (key, text), kinds in self.known.facts.items():
+            if text.startswith("self."):
+                found.setdefault(key, []).append((text, kinds))
+        return found
