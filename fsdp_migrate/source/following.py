@@ -39,6 +39,7 @@ from fsdp_migrate.source.project_kinds import (
     step_of,
     targets_of,
 )
+from fsdp_migrate.source.project_names import is_property, set_by_name
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
 from fsdp_migrate.source.reach import with_reach
@@ -285,10 +286,17 @@ class _Following(ProjectKinds):
         kinds = self.kinds(value, place) - inside_of(given)
         kinds |= {"fsdp", "other"} if is_found(self.project, node, value, place) else set()
         if kinds:
-            self._update(self.returns, f"{place.module.path}:{place.scope}", kinds)
+            self._update(self.returns, scope, kinds)
+            owner = self.project.class_of(place)
+            if isinstance(node, _FUNCTIONS) and owner is not None and is_property(node):
+                self._add((owner.key, f"self.{node.name}"), kinds, from_others=True)
+                self._note_holder(owner.key)
 
     def _adds(self, call: ast.Call, place: Place) -> None:
-        """Note what a call puts into a list or a dict: ``models.append(FSDP(net))``."""
+        """Note what a call puts into a list, a dict or an object: ``models.append(FSDP(net))``."""
+        named = set_by_name(call)
+        if named is not None and named.value is not None:
+            self._assign_name(named.text, self.kinds(named.value, place), place)
         where = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
         name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         if where is None:

@@ -16,6 +16,7 @@ from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_fields import fields_of
+from fsdp_migrate.source.project_names import read_by_name
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
@@ -106,7 +107,10 @@ class ProjectKinds:
             return self._call_kinds(node, place)
         if isinstance(node, ast.IfExp):
             return either([(each, self.kinds(each, place)) for each in (node.body, node.orelse)])
-        if isinstance(node, ast.NamedExpr):
+        if isinstance(node, ast.BoolOp):
+            parts = node.values if isinstance(node.op, ast.Or) else node.values[-1:]
+            return either([(each, self.kinds(each, place)) for each in parts])
+        if isinstance(node, (ast.Await, ast.NamedExpr)):
             return self.kinds(node.value, place)
         if isinstance(node, ast.Subscript):
             kinds = self.kinds(node.value, place)
@@ -160,8 +164,9 @@ class ProjectKinds:
         found = self._of_names(text, place)
         if "fsdp" in found and self._is_before(text, node, place):
             found.discard("fsdp")
-        if isinstance(node, ast.Attribute) and node.attr == "module" and dotted(node.value):
-            inner = whole(self.text_kinds(dotted(node.value) or "", node.value, place))
+        start, _, last = text.rpartition(".")
+        if last == "module" and start:
+            inner = whole(self.text_kinds(start, node, place))
             found |= inner if "fsdp" in inner else set()  # of FSDP1's wrapper
         known = self.project.qualified(text, place)
         found |= {f"{_MAKES}{kind}" for kind in made_by(known)}
@@ -280,6 +285,10 @@ class ProjectKinds:
             self.askers.setdefault(key, set()).add(self.asker)
 
     def _call_kinds(self, call: ast.Call, place: Place) -> set[str]:
+        named = read_by_name(call)
+        if named is not None:
+            found = self.text_kinds(named.text, call, place)
+            return found | (self.kinds(named.value, place) if named.value is not None else set())
         text = dotted(call.func)
         known = self.project.qualified(text, place) if text is not None else ""
         if known in {"functools.partial", "partial"} and call.args:

@@ -22,6 +22,7 @@ from fsdp_migrate.source.python.bound_anew import (
     was_just_wrapped_by_ddp,
     was_put_there,
 )
+from fsdp_migrate.source.python.by_name import Named, dotted_or_named, read_by_name
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
@@ -282,11 +283,16 @@ class ModelKinds:
 
     def _find_kinds(self, node: cst.BaseExpression) -> set[str]:
         if isinstance(node, cst.Call):
-            return self._kinds_of_call(node) or self._kinds_of_parameters(node)
+            named = read_by_name(node)
+            found = self._kinds_of_call(node) if named is None else self._kinds_by_name(node, named)
+            return found or self._kinds_of_parameters(node)
         if isinstance(node, cst.IfExp):
             return chosen([(part, self.kinds(part)) for part in (node.body, node.orelse)])
-        if isinstance(node, cst.NamedExpr):
-            return self.kinds(node.value)
+        if isinstance(node, cst.BooleanOperation):
+            parts = (node.left, node.right) if isinstance(node.operator, cst.Or) else (node.right,)
+            return chosen([(part, self.kinds(part)) for part in parts])
+        if isinstance(node, (cst.Await, cst.NamedExpr)):
+            return self.kinds(node.expression if isinstance(node, cst.Await) else node.value)
         if isinstance(node, cst.Subscript):
             return self._kinds_of_item(node)
         if isinstance(node, (cst.Name, cst.Attribute)):
@@ -318,6 +324,16 @@ class ModelKinds:
             found = without_models(found)
         return found
 
+    def _kinds_by_name(self, call: cst.Call, named: Named) -> set[str]:
+        """Return what ``getattr(self, "model", None)`` is, as ``self.model``, or what stands for it."""
+        inner, key = self.kinds(named.owner), self.key_of(call)
+        found = set(self.facts.get(key, ())) if key is not None else set()
+        found |= taken(attribute(named.name), inner)
+        found |= whole(inner) if named.name in {"module", "_orig_mod"} and "fsdp" in inner else set()
+        if has_model(found) and self._is_not_here(found, call):
+            found = without_models(found)
+        return found | (self.kinds(named.value) if named.value is not None else set())
+
     def _of_its_wrapper(self, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
         """Return what a name is above ``m = m.module``, which takes out what ``m = Wrapper(...)`` held."""
         is_both = (
@@ -327,7 +343,7 @@ class ModelKinds:
         kinds = self.kinds(made) if isinstance(made, cst.Call) else {"fsdp"}
         return found if "fsdp" in kinds else kinds
 
-    def _is_not_here(self, found: set[str], node: cst.Name | cst.Attribute) -> bool:
+    def _is_not_here(self, found: set[str], node: cst.BaseExpression) -> bool:
         if self.is_before_wrapping(node) or self.is_other_branch(node):
             return True
         return self.frameworks.is_elsewhere(found, node)
@@ -463,7 +479,7 @@ class ModelKinds:
 
     def key_of(self, node: cst.CSTNode) -> Key | None:
         """Return under what facts about a name are kept: where it, or its object, is bound, and its text."""
-        text = dotted(node)
+        text = dotted_or_named(node)
         if text is None:
             return None
         root = text.split(".")[0]

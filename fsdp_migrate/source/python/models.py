@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.annotations import annotated, objects
+from fsdp_migrate.source.python.by_name import is_property, set_by_name
 from fsdp_migrate.source.python.containers import added_to, public_owner, step_of
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.guards import Guards
@@ -25,6 +26,7 @@ from fsdp_migrate.source.python.held import (
 )
 from fsdp_migrate.source.python.makers import put_into
 from fsdp_migrate.source.python.model_kinds import ModelKinds
+from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
 from fsdp_migrate.source.python.switches import Switches
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
@@ -126,13 +128,10 @@ class Models(ModelKinds):
                     element.value, put(EACH, taken(EACH, kinds)) if is_rest else taken(str(place), kinds)
                 )
         elif isinstance(target, (cst.Name, cst.Attribute)):
-            key = self.key_of(target)
-            self._add(key, kinds)
+            self._assign_key(target, kinds)
             owner = public_owner(target)
             if owner is not None:  # `state.model = FSDP(net)`: whoever is given `state` is given its model
                 self._add(self.key_of(owner[0]), put(attribute(owner[1]), kinds))
-            if key is not None and has_model(kinds) and target not in self.made.setdefault(key, []):
-                self.made[key].append(target)
         elif isinstance(target, cst.Subscript):
             key = self.key_of(target.value)
             step = step_of(target)
@@ -144,6 +143,12 @@ class Models(ModelKinds):
             items = None if key is None else (key[0], f"{key[1]}[]")
             if items is not None and "fsdp" in kinds and target not in self.made.setdefault(items, []):
                 self.made[items].append(target)
+
+    def _assign_key(self, target: cst.CSTNode, kinds: set[str]) -> None:
+        key = self.key_of(target)
+        self._add(key, kinds)
+        if key is not None and has_model(kinds) and target not in self.made.setdefault(key, []):
+            self.made[key].append(target)
 
     def _follow_loop(self, node: cst.CSTNode) -> None:
         """Note what ``for m in FSDP.fsdp_modules(model)``, or ``in models.values()``, goes through."""
@@ -164,6 +169,9 @@ class Models(ModelKinds):
             kinds |= {"fsdp", "other"} if self._is_found(node.value) else set()
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
+                owner = self.index.parents.get(self.index.parents[function])
+                if isinstance(owner, cst.ClassDef) and is_property(function):
+                    self._add_given((owner, f"self.{function.name.value}"), kinds)
 
     def _is_found(self, node: cst.BaseExpression) -> bool:
         """Tell whether it is what a function looked for, by FSDP1's class, in what it is given."""
@@ -182,6 +190,10 @@ class Models(ModelKinds):
 
     def _follow_call(self, node: cst.CSTNode) -> None:
         assert isinstance(node, cst.Call)
+        named = set_by_name(node)
+        if named is not None and named.value is not None and dotted(named.owner) == "self":
+            self._assign_key(node, self.kinds(named.value))
+            return
         whole, part = put_into(node)
         if whole is not None and part is not None and "fsdp" in self.kinds(part):
             self._note_whole(whole)
