@@ -7,6 +7,7 @@ here: that ``build_model`` of another file returns an FSDP1 model, and that ``tr
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
 _MAX_PASSES = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_WRAPS = re.compile(r"\w*DataParallel\b")
 _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
 
 
@@ -101,7 +103,8 @@ class _Following(ProjectKinds):
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
-        self._look_at(path for path, text in self.project.texts.items() if catalog.FSDP in text)
+        # Files of DistributedDataParallel's own are looked at too: they may give theirs to the same functions.
+        self._look_at(path for path, text in self.project.texts.items() if _WRAPS.search(text))
         self._look_at(self.frameworks.files)
         for key, name, kinds in self.frameworks.given():
             self._add((key, name), kinds, from_others=True)
@@ -141,7 +144,9 @@ class _Following(ProjectKinds):
 
     def _makers(self) -> set[str]:
         """Return what the functions that give models, and the classes that hold them, are called."""
-        gives = {key.rpartition(":")[2] for key, kinds in self.returns.items() if is_about(kinds)}
+        gives = {
+            key.rpartition(":")[2] for key, kinds in self.returns.items() if is_about(kinds) or "ddp" in kinds
+        }
         holds = {
             key.rpartition(":")[2]
             for (key, text), kinds in self.facts.items()
@@ -324,15 +329,17 @@ class _Following(ProjectKinds):
         """Note what a call gives to the parameters of what it calls."""
         given, named = given_to(call, lambda node: self.kinds(node, place))
         is_about = any(map(self._is_about, (*given, *named.values())))
+        is_others = any("ddp" in kinds for kinds in (*given, *named.values()))
         self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
         for definition in self.called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)
-            if not is_about:
+            if not is_about and not is_others:
                 continue
-            self._look_at([definition.module.path])
-            if place.is_typed and definition.module is not place.module:
-                self.types_from.add(place.module.path)
+            if is_about:
+                self._look_at([definition.module.path])
+                if place.is_typed and definition.module is not place.module:
+                    self.types_from.add(place.module.path)
             made = (
                 self.project.method(definition, "__init__")
                 if isinstance(definition.node, ast.ClassDef)

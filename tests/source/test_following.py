@@ -19,6 +19,31 @@ pytestmark = pytest.mark.any_torch
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        {"ddp.py": "import torch\nfrom saving import save\nsave(torch.nn.DataParallel(net))\n"},
+        {
+            "wrap.py": "from torch.nn.parallel import DistributedDataParallel\ndef both(net):\n"
+            "    net = DistributedDataParallel(net)\n    return net\n",
+            "ddp.py": "from saving import save\nfrom wrap import both\nsave(both(net))\n",
+        },
+    ],
+)
+def test_a_file_without_fsdp_gives_the_same_function_ddps_model(
+    tmp_path: Path, other: dict[str, str]
+) -> None:
+    saving = "import torch\ndef save(model):\n    torch.save(model.module.state_dict(), 'a.pt')\n"
+    files = {
+        "saving.py": saving,
+        "main.py": f"{FSDP}from saving import save\nmodel = FSDP(net)\nsave(model)\n",
+    }
+    assert "(get_model_state_dict(model, " in after(tmp_path / "alone", files, "saving.py")
+    found = after(tmp_path / "both", {**files, **other}, "saving.py")
+    assert "    torch.save(model.module.state_dict(), 'a.pt')\n" in found
+    assert "# fsdp-migrate: FM333 this may be a DistributedDataParallel model as well" in found
+
+
+@pytest.mark.parametrize(
     "caller",
     [
         "from loop import train\nfrom dist import wrap\nmodel = wrap(net)\ntrain(model)\n",

@@ -59,7 +59,7 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
     sure = sureness(source, node.value)
     if is_in_a_module(source, node.value):
         return
-    if was_asked_for(source, node):
+    if was_asked_for(source, node) or _is_tried(source, node):
         if sure in {"sure", "mixed"}:
             yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
     elif sure == "sure" and _goes_round(source, node):
@@ -74,6 +74,17 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM333", node, f"{mixed(source, node.value)}there is no `.module`.", "commented")
     elif sure != "no" and (source.models.is_asked(node.value) or source.models.is_guarded(node.value)):
         yield Found("FM333", node, _MAYBE, "commented")
+
+
+def _is_tried(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether ``inner = model.module`` stands alone in a ``try`` that catches what FSDP2 raises."""
+    assign = source.index.parents[node]
+    block = source.index.parents[source.index.parents[assign]]
+    above = source.index.parents.get(block)
+    if not isinstance(assign, cst.Assign) or not isinstance(above, cst.Try) or block is not above.body:
+        return False
+    caught = {dotted(each.type) if each.type is not None else "Exception" for each in above.handlers}
+    return len(above.body.body) == 1 and bool(caught & {"AttributeError", "Exception"})
 
 
 def _keeps_names(source: Source, node: cst.Attribute) -> bool:
@@ -121,9 +132,11 @@ def _goes_round(source: Source, node: cst.Attribute) -> bool:
         if isinstance(above, cst.While) and below is above.body:
             asked = (*walk_for(above.test, cst.Name), *walk_for(above.test, cst.Attribute))
             return any(text_of(part) == text_of(node.value) for part in asked)
-        called = dotted(above.func) if isinstance(above, cst.Call) and above.func is not below else None
-        if called and function is not None and called.split(".")[-1] == function.name.value:
-            return True
+        if isinstance(above, cst.Call) and isinstance(below, cst.Arg) and below.value is node:
+            # `torch.save(model.module)` in a function `save` is no call of itself.
+            called = dotted(above.func) if not source.index.qualified(above.func) else None
+            if called and function is not None and called.split(".")[-1] == function.name.value:
+                return True
         below = above
     return False
 

@@ -19,6 +19,10 @@ pytestmark = pytest.mark.any_torch
 
 TURNED = [
     ("print(model.module.config)\n", "# fsdp-migrate: FM315\nprint(model.config)\n"),
+    (
+        "def save():\n    torch.save(model.module, 'a.pt')\n",
+        "def save():\n    # fsdp-migrate: FM315\n    torch.save(model, 'a.pt')\n",
+    ),
 ]
 
 
@@ -40,6 +44,8 @@ def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
 KEPT = [
     ("inner = model.module if hasattr(model, 'module') else model\n", "FM315"),
     ("inner = getattr(model, 'module', model)\n", "FM315"),
+    ("try:\n    inner = model.module\nexcept AttributeError:\n    inner = model\n", "FM315"),
+    ("try:\n    inner = model.module\nexcept:\n    pass\n", "FM315"),
 ]
 
 
