@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import adds_keys
+from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.project import Module, Project
@@ -24,6 +25,7 @@ _LOOKS = re.compile(
 )
 
 
+_DEEPEST = 2
 _SETS_CLIPPING = re.compile(r"^\s+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
 
 
@@ -34,7 +36,46 @@ def of_the_whole(project: Project) -> Links:
         own_groups=has_own_groups(project),
         no_shard=has_no_shard(project),
         state_hooks=any(map(adds_keys, project.texts.values())),
+        runners=frozenset(runners(project)),
     )
+
+
+def runners(project: Project) -> Iterator[tuple[str, str | int]]:
+    """Yield the functions that run what they are given, of those called where parameters are summoned."""
+    paths = [path for path, text in project.texts.items() if "summon_full_params" in text]
+    asking = filter(None, map(project.module, paths))
+    calls = (node.func for module in asking for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+    called = {(dotted(func) or "").rpartition(".")[2] for func in calls} - {""}
+    for path in project.holding(called) if called else ():
+        module = project.module(path)
+        for definition in module.definitions.values() if module is not None else ():
+            node = definition.node
+            if isinstance(node, ast.FunctionDef) and node.name in called:
+                names = [arg.arg for arg in node.args.args if arg.arg not in {"self", "cls"}]
+                for place, name in enumerate(names):
+                    if _calls(definition.module, node, name):
+                        yield node.name, name
+                        yield node.name, place
+
+
+def _calls(module: Module, function: ast.FunctionDef, name: str, depth: int = 0) -> bool:
+    """Tell whether a function calls what it is given as a parameter, or has it generate; also by others."""
+    wanted = {name, f"{name}.forward", f"{name}.generate"}
+    for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+        called = dotted(call.func)
+        if called in wanted:
+            return True
+        inner = module.definitions.get(called or "")
+        if depth < _DEEPEST and inner is not None and isinstance(inner.node, ast.FunctionDef):
+            names = [arg.arg for arg in inner.node.args.args]
+            given = [
+                *zip(names, call.args, strict=False),
+                *((each.arg, each.value) for each in call.keywords),
+            ]
+            for known, value in given:
+                if known and dotted(value) == name and _calls(module, inner.node, known, depth + 1):
+                    return True
+    return False
 
 
 def clips_itself(project: Project) -> bool:

@@ -103,7 +103,7 @@ class _Following(ProjectKinds):
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
-        # Files of DistributedDataParallel's own are looked at too: they may give theirs to the same functions.
+        # Files of DistributedDataParallel's too: they may give their models to the same functions.
         self._look_at(path for path, text in self.project.texts.items() if _WRAPS.search(text))
         self._look_at(self.frameworks.files)
         for key, name, kinds in self.frameworks.given():
@@ -329,38 +329,46 @@ class _Following(ProjectKinds):
         """Note what a call gives to the parameters of what it calls."""
         given, named = given_to(call, lambda node: self.kinds(node, place))
         is_about = any(map(self._is_about, (*given, *named.values())))
-        is_others = any("ddp" in kinds for kinds in (*given, *named.values()))
+        is_known = is_about or any("ddp" in kinds for kinds in (*given, *named.values()))
         self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
         for definition in self.called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)
-            if not is_about and not is_others:
-                continue
             if is_about:
                 self._look_at([definition.module.path])
                 if place.is_typed and definition.module is not place.module:
                     self.types_from.add(place.module.path)
-            made = (
-                self.project.method(definition, "__init__")
-                if isinstance(definition.node, ast.ClassDef)
-                else None
-            )
-            is_class = made is None and isinstance(definition.node, ast.ClassDef)
-            order = fields_of(self.project, definition) if is_class else ((), False)
-            if is_class and order[0] and definition.module is not place.module:
-                written = self._written(call.func, place)
-                self.fields_told.setdefault(place.module.path, {})[written] = order
-            for name, kinds in bound(made or definition, call, given, named, order[0]):
-                if not kinds:
-                    continue
-                if made is None and isinstance(definition.node, ast.ClassDef) and self._is_about(kinds):
-                    self._note_holder(definition.key)  # a dataclass
-                # What a file shows by itself counts there by its place, above or below the wrapping; what it
-                # is told of counts everywhere.
-                is_told = not is_seen_alone(definition, call, place)
-                self._add(self._parameter(made or definition, name), kinds, from_others=is_told)
+            if is_known:
+                self._give_to(definition, call, place, given, named)
         if is_about and "fsdp" in set().union(*given) and not any(self.called(call.func, place)):
             self._call_held(call, place, given, named)
+
+    def _give_to(
+        self,
+        definition: Definition,
+        call: ast.Call,
+        place: Place,
+        given: list[set[str]],
+        named: dict[str, set[str]],
+    ) -> None:
+        """Note what the parameters of a function, or of a class, are given by a call."""
+        made = (
+            self.project.method(definition, "__init__") if isinstance(definition.node, ast.ClassDef) else None
+        )
+        is_class = made is None and isinstance(definition.node, ast.ClassDef)
+        order = fields_of(self.project, definition) if is_class else ((), False)
+        if is_class and order[0] and definition.module is not place.module:
+            written = self._written(call.func, place)
+            self.fields_told.setdefault(place.module.path, {})[written] = order
+        for name, kinds in bound(made or definition, call, given, named, order[0]):
+            if not kinds:
+                continue
+            if is_class and self._is_about(kinds):
+                self._note_holder(definition.key)  # a dataclass
+            # What a file shows by itself counts there by its place, above or below the wrapping; what it
+            # is told of counts everywhere.
+            is_told = not is_seen_alone(definition, call, place)
+            self._add(self._parameter(made or definition, name), kinds, from_others=is_told)
 
     def _call_held(
         self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]

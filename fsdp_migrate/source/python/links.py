@@ -67,6 +67,8 @@ class Links:
     """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
     state_hooks: bool = False
     """Whether hooks of the project may put keys into the states of models."""
+    runners: frozenset[tuple[str, str | int]] = frozenset()
+    """Functions of the project that call what they are given, with the parameter's name, and its place."""
     shards_parts: frozenset[str] = frozenset()
     """Modules of this file that shard parts of themselves, and that nothing in the project shards."""
     types_elsewhere: bool = False

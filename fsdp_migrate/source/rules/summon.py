@@ -209,7 +209,7 @@ def _said_of(source: Source, body: cst.CSTNode, model: str) -> str:
     method = _runs_the_model(source, body, model)
     if method is not None:
         return _FORWARD_RUNS if method == "forward" else _RUNS.format(method) if method else _PARTS_RUN
-    return _may_run_the_model(body, model)
+    return _may_run_the_model(source, body, model)
 
 
 def _runs_the_model(source: Source, body: cst.CSTNode, model: str) -> str | None:
@@ -259,7 +259,7 @@ def _is_made_new(value: cst.BaseExpression | None, model: str) -> bool:
     return False
 
 
-def _may_run_the_model(body: cst.CSTNode, model: str) -> str:
+def _may_run_the_model(source: Source, body: cst.CSTNode, model: str) -> str:
     """Return what is said where a pipeline, or a function that is given the model or one, seems to run it."""
     for inner in walk_for(body, cst.Call):
         last = (dotted(inner.func) or "").split(".")[-1]
@@ -270,6 +270,12 @@ def _may_run_the_model(body: cst.CSTNode, model: str) -> str:
         given = [dotted(arg.value) or "" for arg in inner.args]
         if any(_PIPE.fullmatch(each.split(".")[-1]) for each in given):
             return _PIPE_RUNS
-        if model in given and _RUN_IT.search(last):
+        if model in given and (_RUN_IT.search(last) or _is_run_elsewhere(source, inner, last, model)):
             return _MAY_RUN
     return ""
+
+
+def _is_run_elsewhere(source: Source, call: cst.Call, name: str, model: str) -> bool:
+    """Tell whether a function of another file calls what it is given here as the model."""
+    places = ((arg.keyword.value if arg.keyword else at, arg.value) for at, arg in enumerate(call.args))
+    return any((name, place) in source.links.runners for place, value in places if dotted(value) == model)

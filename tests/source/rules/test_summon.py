@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from tests.source.projects import FSDP, after
 from tests.source.samples import MODEL, assert_commented, assert_turned, codes, turned
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -143,3 +150,22 @@ def test_a_function_that_is_given_may_run_the_model(body: str, is_said: bool) ->
     found = codes(body.format("with FSDP.summon_full_params(model):"))
     assert (("FM313", "commented") in found) is is_said
     assert (("FM313", "rewritten") in found) is not is_said
+
+
+@pytest.mark.parametrize(
+    ("function", "is_run"),
+    [
+        ("def embed(net, x):\n    return net(x)\n", True),
+        ("def embed(net, x):\n    return inner(x, net=net)\ndef inner(x, net):\n    return net(x)\n", True),
+        ("class A:\n    def embed(self, net, x):\n        return net.forward(x)\nembed = A().embed\n", True),
+        ("def embed(net, x):\n    return net.weight + x\n", False),
+        ("def embed(net, x):\n    return x(net)\n", False),
+    ],
+)
+@pytest.mark.parametrize("call", ["embed(model, x)", "embed(x=x, net=model)"])
+def test_a_function_of_another_file_that_runs_the_model(
+    tmp_path: Path, function: str, call: str, *, is_run: bool
+) -> None:
+    main = f"from other import embed\n{FSDP}with FSDP.summon_full_params(model):\n    y = {call}\n"
+    found = after(tmp_path, {"main.py": main, "other.py": function}, "main.py")
+    assert ("# fsdp-migrate: FM332 the model seems to run in this context" in found) is is_run
