@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import prepared_by
+from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.fabric_models import set_up_by
 
 
@@ -80,7 +81,8 @@ class FrameworkModels:
         owner = dotted(func.value) or ""
         found: set[str] = set()
         if self._uses("accelerate", place) and not any(isinstance(arg, ast.Starred) for arg in call.args):
-            found = prepared_by(owner, func.attr, [dotted(arg) or "" for arg in call.args])
+            given = [dotted(arg) or "" for arg in call.args]
+            found = prepared_by(owner, func.attr, given, asked_in(place.module.tree))
         if not found and self._uses("fabric", place):
             found = set_up_by(owner, func.attr, has_optimizers=len(call.args) > 1)
         return found

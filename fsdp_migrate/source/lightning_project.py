@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.lightning_models import (
     MODULE,
     SHARDED,
@@ -92,7 +93,9 @@ class LightningProject:
         if is_trainers_model(text):
             return {"fsdp", "other"}
         owner, _, method = place.scope.rpartition(".")
-        if not is_named_as_part(text) or not is_run_sharded(method):
+        if not is_run_sharded(method) or not is_named_as_part(
+            text, asked_in(place.module.tree, or_called=False)
+        ):
             return set()
         return set(SHARDED) if self._is(place.module, owner, MODULE) else set()
 

@@ -1,16 +1,19 @@
-"""Where a script hands Accelerate a model without its optimizer, which its FSDP2 refuses."""
+"""Where a script hands Accelerate a model without its optimizer, or several, which its FSDP2 refuses."""
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.errors import FSDPMigrateError
-from fsdp_migrate.source.catalog import MODEL_ALONE
+from fsdp_migrate.source.catalog import MODEL_ALONE, PREPARED_WITH
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
+from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import only_infers
+from fsdp_migrate.source.python.asked_as_models import asked_in, is_model
 
 
 if TYPE_CHECKING:
@@ -58,10 +61,32 @@ def find_prepared_apart(
             code = read_source(path)
         except FSDPMigrateError:
             continue
-        found = [f"{path}:{number}" for number, line in enumerate(code.splitlines(), 1) if _is_meant(line)]
+        found = [f"{path}:{number}" for number in _lines(code)]
         (untrained if only_infers(code) else trained).extend(place for place in found if place not in told)
     return PreparedApart(tuple(trained), tuple(untrained), tuple(find_not_loaded(every)))
 
 
-def _is_meant(line: str) -> bool:
-    return re.search(MODEL_ALONE, line) is not None and not line.lstrip().startswith("#")
+def _lines(code: str) -> list[int]:
+    """Return the lines at which a source gives Accelerate models without one optimizer each."""
+    if "accelerator.prepare" not in code:
+        return []
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):  # Python 2, or none
+        lines = enumerate(code.splitlines(), 1)
+        return [n for n, line in lines if re.search(MODEL_ALONE, line) and not line.lstrip().startswith("#")]
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    asked = asked_in(tree)
+    return sorted(call.lineno for call in calls if _is_meant(call, asked))
+
+
+def _is_meant(call: ast.Call, asked: frozenset[str]) -> bool:
+    func = dotted(call.func) or ""
+    is_whole = any(each.arg == "evaluation_mode" for each in call.keywords)
+    if not func.endswith(("accelerator.prepare", "accelerator.prepare_model")) or is_whole:
+        return False
+    names = [(dotted(arg) or "?").rpartition(".")[2].lower() for arg in call.args]
+    models = [name for name in names if is_model(name, asked)]
+    beside = [name for name in names if re.search(PREPARED_WITH, name)]
+    is_alone = len(models) + len(beside) == len(names) and not any("opt" in name for name in beside)
+    return len(models) > 1 or (bool(models) and is_alone)

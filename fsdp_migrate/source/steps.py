@@ -82,7 +82,7 @@ _ELSEWHERE = (
     "mixed precision that they ask for"
 )
 _TOGETHER = (
-    "Let Accelerate prepare the model and its optimizer in one call, as its FSDP2 asks for: make the "
+    "Let Accelerate prepare each model and its optimizer in one call, as its FSDP2 asks for: make the "
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
 )
 _LEFT_OUT = (

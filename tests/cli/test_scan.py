@@ -396,6 +396,12 @@ def test_a_repository_of_the_trainer_is_seen(
     Path("own.py").write_text("# accelerator.prepare(model)\nmodel = accelerator.prepare(model)\n")
     _, document = run_json("scan", ".")
     assert [step["text"].endswith("(own.py:2).") for step in document["steps"]].count(True) == 1
+    pair = "opt = SGD([*dit.parameters()])\nvae.eval()\ndit, vae = accelerator.prepare(\n    dit, vae\n)\n"
+    for text in (pair, pair.replace("prepare(\n", "prepare(opt,\n")):
+        Path("own.py").write_text(text)
+        assert "(own.py:3)" in str(run_json("scan", ".")[1]["steps"])
+    Path("own.py").write_text("dit.train()\ndit, opt = accelerator.prepare(dit, opt)\n")
+    assert "(own.py:2)" not in str(run_json("scan", ".")[1]["steps"])
     Path("own.py").write_text("model = accelerator.prepare_model(model)\nmodel.eval()\n")
     _, document = run_json("scan", ".")
     (step,) = (step["text"] for step in document["steps"] if "own.py:1" in step["text"])

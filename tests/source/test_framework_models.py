@@ -122,3 +122,24 @@ def test_names_of_parameters_are_those_that_the_framework_gives_them(
 def test_what_is_said_stays_as_it_is_at_a_second_rewriting(tmp_path: Path) -> None:
     files = {"train.py": f"{ACCELERATE}save(model, p)\n", "helpers.py": f"import torch\n\n\n{SAVE}"}
     assert after(tmp_path, files, "helpers.py").count("# fsdp-migrate: FM333") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_said"),
+    [
+        ("optimizer = AdamW(vlm.parameters())", True),
+        ("vlm.gradient_checkpointing_enable()", True),
+        ("loss = vlm(x)", True),
+        ("vlm.close()", False),
+    ],
+)
+def test_what_accelerate_prepares_is_known_by_what_is_asked_of_it(
+    tmp_path: Path, asked: str, *, is_said: bool
+) -> None:
+    main = (
+        f"{ACCELERATE.replace('helpers import Ema, save', 'saving import save')}{asked}\n"
+        "vlm, optimizer = accelerator.prepare(vlm, optimizer)\nsave(vlm)\nvlm.save_pretrained('a')\n"
+    )
+    files = {"main.py": main, "saving.py": "def save(m):\n    m.save_pretrained('b')\n"}
+    assert ("FM333" in after(tmp_path, files, "main.py")) is is_said
+    assert ("FM333" in (tmp_path / "saving.py").read_text()) is is_said

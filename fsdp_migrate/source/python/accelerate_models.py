@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.catalog import PREPARED_MODEL, PREPARED_WITH
+from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fsdp_migrate.source.python.scopes import Index
 
@@ -24,7 +24,6 @@ _TYPE = re.compile(
     r"\bDistributedType\.FSDP\b|\bdistributed_type(?:[!=]=|in|notin).*['\"]FSDP['\"]"
     r"|\.is_fsdp(?:_enabled)?\b(?!\()"
 )
-_OTHERS = re.compile(PREPARED_WITH)
 _TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
 _INFERS = re.compile(
     r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("
@@ -133,18 +132,21 @@ def is_list_of_models(node: cst.Attribute) -> bool:
     return node.attr.value == "_models" and "accelerator" in text_of(node.value).lower()
 
 
-def prepared(call: cst.Call) -> set[str]:
+def prepared(index: Index, call: cst.Call) -> set[str]:
     """Return what a call of Accelerate's ``prepare`` gives."""
     func = call.func
-    if not isinstance(func, cst.Attribute) or any(arg.star for arg in call.args):
+    if not isinstance(func, cst.Attribute) or func.attr.value not in _METHODS:
         return set()
-    return prepared_by(text_of(func.value), func.attr.value, [dotted(arg.value) or "" for arg in call.args])
+    if any(arg.star for arg in call.args):
+        return set()
+    given = [dotted(arg.value) or "" for arg in call.args]
+    return prepared_by(text_of(func.value), func.attr.value, given, asked_as_models(index))
 
 
-def prepared_by(owner: str, method: str, given: Sequence[str]) -> set[str]:
+def prepared_by(owner: str, method: str, given: Sequence[str], asked: Collection[str] = ()) -> set[str]:
     """Return what a method gives, if it is an Accelerator's ``prepare``, by what its arguments are called.
 
-    Accelerate may run with DDP as well, if it is launched so.
+    Accelerate may run with DDP as well, if it is launched so. ``asked``: what the source uses as models.
 
     Example:
         >>> prepared_by("accelerator", "prepare", ["net"]) == {"fsdp", "other", "by:accelerate"}
@@ -154,8 +156,7 @@ def prepared_by(owner: str, method: str, given: Sequence[str]) -> set[str]:
         return set()
     found: set[str] = set()
     for place, text in enumerate(given):
-        name = text.split(".")[-1].lower()
-        if re.search(PREPARED_MODEL, name) and not _OTHERS.search(name):
+        if is_model(text, asked):
             kinds = {"fsdp", "other", ACCELERATE}
             found |= kinds if len(given) == 1 else put(str(place), kinds)
     return found

@@ -111,7 +111,7 @@ class Frameworks:
         """Return what a call of a framework's function gives."""
         if not isinstance(call.func, cst.Attribute):
             return set()
-        found = prepared(call) if self._accelerate or self._asks_accelerate else set()
+        found = prepared(self.index, call) if self._accelerate or self._asks_accelerate else set()
         return found or (set_up(call) if self._fabric else set())
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.catalog import PREPARED_MODEL
+from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.held import BY
 from fsdp_migrate.source.python.nodes import text_of, walk_for
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.python.scopes import Index
@@ -33,7 +33,6 @@ _HOOKS = re.compile(
     r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
     r"|on_(fit_end|fit_start|save_checkpoint))$"
 )
-_PART = re.compile(PREPARED_MODEL)
 _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
@@ -52,15 +51,15 @@ def is_trainers_model(text: str) -> bool:
     return _MODEL.search(text) is not None
 
 
-def is_named_as_part(text: str) -> bool:
-    """Tell whether a dotted name is ``self``, or an attribute of it that is called as models are.
+def is_named_as_part(text: str, asked: Collection[str] = ()) -> bool:
+    """Tell whether a dotted name is ``self``, or an attribute of it that is a model, as far as is seen.
 
     Example:
         >>> is_named_as_part("self.model"), is_named_as_part("self.loss")
         (True, False)
     """
     start, _, rest = text.partition(".")
-    return start == "self" and (not rest or _PART.search(rest) is not None)
+    return start == "self" and (not rest or ("." not in rest and is_model(rest, asked)))
 
 
 def is_run_sharded(hook: str) -> bool:
@@ -75,7 +74,7 @@ def is_run_sharded(hook: str) -> bool:
 
 def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
     """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
-    if not is_named_as_part(text_of(node)):
+    if not is_named_as_part(text_of(node), asked_as_models(index, or_called=False)):
         return False
     if not isinstance(index.parents[node], (cst.Arg, cst.Attribute)):
         return False

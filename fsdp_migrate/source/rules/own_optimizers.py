@@ -343,7 +343,7 @@ def _last(func: cst.BaseExpression) -> str:
 
 def _is_wrapping(source: Source, call: cst.Call) -> bool:
     """Tell whether a call of a function, of this file or of another, gives back sharded what it is given."""
-    if prepared(call) or source.models.sharded_by(call):
+    if prepared(source.index, call) or source.models.sharded_by(call):
         return False  # a framework's, of which more is known
     first = call.args[0].value if call.args and not call.args[0].star else None
     if not isinstance(first, (cst.Name, cst.Attribute)) or "fsdp" not in source.models.kinds(call):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.findings import named
-from fsdp_migrate.source.catalog import FSDP, MODEL_ALONE, PREPARED_MODEL, PREPARED_WITH
+from fsdp_migrate.source.catalog import FSDP, MODEL_ALONE, PREPARED_WITH
 from fsdp_migrate.source.python.accelerate_models import (
     asks_for_fsdp,
     asks_for_plugin,
@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     only_infers,
     prepared,
 )
+from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -79,7 +80,7 @@ def find(source: Source) -> Iterator[Found]:
     if not _knows_of_fsdp(source):
         return
     for call in calls:
-        meant = "" if call in again or _is_elsewhere(source, call) else _refused(call)
+        meant = "" if call in again or _is_elsewhere(source, call) else _refused(source, call)
         if meant == _MEANT and only_infers(source.code):
             meant = _UNTRAINED
         if call not in again and not meant and (others := _held_besides(source, call)):
@@ -102,7 +103,7 @@ def _is_elsewhere(source: Source, call: cst.Call) -> bool:
     return any(fsdp_said(test, truth=truth) is False for test, truth in facts)
 
 
-def _refused(call: cst.Call) -> str:
+def _refused(source: Source, call: cst.Call) -> str:
     """Return what is said of a call that Accelerate's FSDP2 refuses, by what its arguments are called."""
     if (dotted(call.func) or "").endswith("accelerator.prepare_model"):
         return "" if _is_for_evaluation(call) else _MEANT  # it takes no optimizer, and refuses FSDP2
@@ -112,8 +113,11 @@ def _refused(call: cst.Call) -> str:
         return ""
     names = _names(call)
     others = [name for name in names if _OTHERS.search(name)]
-    if len(_models(call)) > 1:
+    models = _models(source, call)
+    if len(models) > 1:
         return _SEVERAL
+    if models and len(models) + len(others) == len(names) and not any("opt" in name for name in names):
+        return _MEANT  # on several lines, or by a name that says nothing
     return _MEANT if others == names and any("opt" in name for name in names) else ""
 
 
@@ -147,18 +151,19 @@ def _names(call: cst.Call) -> list[str]:
     return [(dotted(arg.value) or "?").split(".")[-1].lower() for arg in call.args]
 
 
-def _models(call: cst.Call) -> list[str]:
+def _models(source: Source, call: cst.Call) -> list[str]:
     """Return what the models are called that a call is given."""
-    return [name for name in _names(call) if not _OTHERS.search(name) and re.search(PREPARED_MODEL, name)]
+    asked = asked_as_models(source.index)
+    return [name for name in _names(call) if is_model(name, asked)]
 
 
 def _is_second(source: Source, call: cst.Call, calls: list[cst.Call]) -> bool:
     """Tell whether another model was prepared before, by whose layers' class FSDP1 wrapped this one too."""
-    models, home = _models(call), source.index.function(call)
+    models, home = _models(source, call), source.index.function(call)
     if not models or _is_for_evaluation(call) or not names_layers(source.index):
         return False
     return any(
-        _models(other) not in ([], models)
+        _models(source, other) not in ([], models)
         and source.index.function(other) is home
         and source.index.order[other] < source.index.order[call]
         and not source.index.excludes(other, call)
@@ -187,7 +192,7 @@ def _shards_itself(source: Source, call: cst.Call) -> bool:
     What Accelerate shards has the name that it had before: ``self.model = self.model.to(device)``.
     """
     models = source.models
-    if prepared(call):
+    if prepared(source.index, call):
         return False
     if not by_whom(models.kinds(call)):
         return True

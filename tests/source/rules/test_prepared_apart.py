@@ -49,6 +49,22 @@ def test_several_models_and_an_optimizer_alone_get_a_comment(call: str, said: st
 
 
 @pytest.mark.parametrize(
+    ("before", "call", "said"),
+    [
+        ("opt = AdamW(dit.parameters())\n", "dit = accelerator.prepare(dit)\n", "passed together"),
+        ("vae.requires_grad_(False)\ngpt.train()\n", "accelerator.prepare(vae, gpt)\n", "takes one model"),
+        ("y = gpt(x)\n", "gpt, loader = accelerator.prepare(gpt, loader)\n", "passed together"),
+        ("y = gpt(x)\n", "gpt, opt = accelerator.prepare(gpt, opt)\n", ""),
+        ("def train(x):\n    train(x)\n", "train = accelerator.prepare(train)\n", ""),
+        ("loss = loss_fn(x)\n", "loss_fn = accelerator.prepare(loss_fn)\n", ""),
+    ],
+)
+def test_a_model_is_known_by_what_is_asked_of_it(before: str, call: str, said: str) -> None:
+    found = comments(f"{before}{call}", PLUGIN)
+    assert (said in found) if said else ("FM449" not in found)
+
+
+@pytest.mark.parametrize(
     ("asks", "is_said"),
     [
         ("accelerator.state.fsdp_plugin.auto_wrap_policy = policy\n", True),

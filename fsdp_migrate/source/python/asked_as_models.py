@@ -1,0 +1,88 @@
+"""Which names a source uses as models, whatever they are called: ``vlm.parameters()``, ``dit(x)``."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source.catalog import PREPARED_MODEL, PREPARED_WITH
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from fsdp_migrate.source.python.scopes import Index
+
+
+ASKS_A_MODEL: Final = frozenset(
+    {
+        "children",
+        "eval",
+        "get_input_embeddings",
+        "gradient_checkpointing_enable",
+        "modules",
+        "named_children",
+        "named_modules",
+        "named_parameters",
+        "parameters",
+        "requires_grad_",
+        "train",
+    }
+)
+"""Methods of models that nothing else which ``prepare`` is given has."""
+_NAMED = re.compile(PREPARED_MODEL)
+_OTHERS = re.compile(PREPARED_WITH)
+_FUNCTION = re.compile(r"collat|criteri|fn$|func|loss|metric|process|token|transform$")
+
+
+def is_model(name: str, asked: Collection[str]) -> bool:
+    """Tell whether what a name stands for is a model: by what it is called, or what the source asks of it.
+
+    Example:
+        >>> is_model("self.unet", ()), is_model("dit", {"dit"}), is_model("dit_loader", {"dit_loader"})
+        (True, True, False)
+    """
+    last = name.rpartition(".")[2].lower()
+    return _OTHERS.search(last) is None and (_NAMED.search(last) is not None or last in asked)
+
+
+@functools.lru_cache(maxsize=8)
+def asked_as_models(index: Index, *, or_called: bool = True) -> frozenset[str]:
+    """Return the last parts of the names that a source uses as models, in small letters.
+
+    ``or_called``: also of those that it calls, which only what ``prepare`` is given needs to be.
+    """
+    calls = [cst.ensure_type(node, cst.Call).func for node in index.by_kind.get(cst.Call, ())]
+    asked = [f.value for f in calls if isinstance(f, cst.Attribute) and f.attr.value in ASKS_A_MODEL]
+    nodes = (*index.by_kind.get(cst.FunctionDef, ()), *index.by_kind.get(cst.ClassDef, ()))
+    made = [node.name.value for node in nodes if isinstance(node, (cst.FunctionDef, cst.ClassDef))]
+    return _names(map(_last, asked), map(_last, calls) if or_called else (), made)
+
+
+@functools.lru_cache(maxsize=64)
+def asked_in(tree: ast.Module, *, or_called: bool = True) -> frozenset[str]:
+    """Return what :func:`asked_as_models` does, of a source that the standard library has parsed."""
+    nodes = list(ast.walk(tree))
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    asked = [func.value for func in calls if isinstance(func, ast.Attribute) and func.attr in ASKS_A_MODEL]
+    made = [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return _names(map(_last_of, asked), map(_last_of, calls) if or_called else (), made)
+
+
+def _names(asked: Iterable[str], called: Iterable[str], made: Iterable[str]) -> frozenset[str]:
+    # What is defined here is called as a function: `train(...)` says nothing of a loader of that name.
+    called = {name for name in set(called) - set(made) if _FUNCTION.search(name.lower()) is None}
+    return frozenset(name.lower() for name in called.union(asked) if name)
+
+
+def _last(node: cst.BaseExpression) -> str:
+    name = node.attr if isinstance(node, cst.Attribute) else node
+    return name.value if isinstance(name, cst.Name) else ""
+
+
+def _last_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
