@@ -27,17 +27,17 @@ from fsdp_migrate.source.project import (
     dotted,
     is_seen_alone,
 )
-from fsdp_migrate.source.project_arguments import given_to, is_made_there
+from fsdp_migrate.source.project_arguments import given_to, is_by_class, is_made_there, rest_of
+from fsdp_migrate.source.project_containers import step_of, targets_of
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
     ANY,
     BARE,
+    DERIVED,
     Fact,
     ProjectKinds,
     is_about,
     makes_attribute,
-    step_of,
-    targets_of,
 )
 from fsdp_migrate.source.project_names import is_property, set_by_name
 from fsdp_migrate.source.project_scopes import scopes_of
@@ -48,7 +48,7 @@ from fsdp_migrate.source.told import Told
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
     from typing import TypeVar
 
@@ -93,6 +93,8 @@ class _Following(ProjectKinds):
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
+    _of_modules: set[Fact] = field(default_factory=set, repr=False)
+    """The names of files' top levels that are known to be models, and whose users were looked for."""
     _scopes: dict[Module, list[Scope]] = field(default_factory=dict, repr=False)
     _callables: dict[Fact, list[tuple[ast.expr, Place]]] = field(default_factory=dict, repr=False)
     """What parameters that are called are given, by their function or class and their name."""
@@ -114,6 +116,7 @@ class _Following(ProjectKinds):
             self._names |= self._makers()
             # By imports alone: a function called `train` returns a Trainer in many projects.
             self._look_at(self.project.importing(self._givers() - self._names))
+            self._look_at(self._importers())
             if len(self.looked_at) == before and not self._news:
                 break
 
@@ -149,6 +152,15 @@ class _Following(ProjectKinds):
         }
         return {name.split(".")[-1] for name in gives | holds} - {"", "__init__", "main", "forward"}
 
+    def _importers(self) -> Iterator[Path]:
+        """Yield the files that use models of other files' top levels: ``state.model``."""
+        new = {fact for fact, kinds in self.facts.items() if fact[0].endswith(":") and is_about(kinds)}
+        new -= self._of_modules
+        self._of_modules |= new
+        names = {text.split(".")[0] for _, text in new}
+        files = {f"{self.project.split(key)[0].stem}.{text}" for key, text in new}
+        yield from (*self.project.importing(names), *self.project.holding(files))
+
     def _givers(self) -> set[str]:
         """Return what the functions that give objects which hold models are called."""
         held = {key for key, kinds in self.returns.items() if self._is_about(kinds)}
@@ -158,6 +170,7 @@ class _Following(ProjectKinds):
         if module not in self._scopes:
             self._scopes[module] = scopes_of(module)
             self._news.update(self._scopes[module])
+            self._note_derived(module)
         for scope in self._scopes[module]:
             if scope not in self._news:
                 continue
@@ -167,6 +180,13 @@ class _Following(ProjectKinds):
                 self._parameters(function, place)
             for statement in scope.statements:
                 self._statement(statement)
+
+    def _note_derived(self, module: Module) -> None:
+        """Note the classes that a module derives from others."""
+        for definition in module.definitions.values():
+            for base in self.project.bases(definition) if isinstance(definition.node, ast.ClassDef) else ():
+                self.derived.setdefault(base.key, []).append(definition)
+                self._found_more(f"{DERIVED}{base.key}")
 
     def _statement(self, statement: Statement) -> None:
         node, place = statement.node, statement.place
@@ -195,16 +215,16 @@ class _Following(ProjectKinds):
                 # `models[name] = FSDP(net)`
                 step = step_of(part)
                 inside = put(ITEM if step.isdigit() else step, held_here)
-                self._assign_name(dotted(part.value), inside, place)
+                self._assign_name(dotted(part.value), inside, place, is_part=True)
             else:
                 self._assign_name(dotted(part), held_here, place)
 
-    def _assign_name(self, text: str | None, kinds: set[str], place: Place) -> None:
+    def _assign_name(self, text: str | None, kinds: set[str], place: Place, *, is_part: bool = False) -> None:
         if text is None or not kinds:
             return
         self._set_on_object(text, kinds, place)
-        key = self._key(text, place)
-        self._add(key, kinds)
+        key = self._key(text, place, is_part=is_part)
+        self._add(key, kinds, from_others=not key[0].startswith(f"{place.module.path}:"))
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_holder(key[0])
             self._note_above(self.project.class_of(place), key[1], kinds)
@@ -240,7 +260,10 @@ class _Following(ProjectKinds):
         if not last.startswith("_"):
             self._add(self._key(start, place), put(attribute(last), kinds))
         is_own = is_made_there(self.project, start, place)
-        for owner, _ in tuple(self.objects_in(self.lookup(start, place))):
+        named = self.project.named(start, place) if start[:1].isupper() else None
+        is_class = named is not None and isinstance(named.node, ast.ClassDef)
+        owners = [owner for owner, _ in self.objects_in(self.lookup(start, place))]
+        for owner in (*owners, *([named] if named is not None and is_class else [])):
             fact = (owner.key, f"self.{last}")
             was_own = self.set_on_own.get(fact)
             if was_own is None or (was_own and not is_own):
@@ -269,12 +292,16 @@ class _Following(ProjectKinds):
             if text is not None:
                 self._add(self._key(text, place), each)
 
-    def _key(self, text: str, place: Place) -> Fact:
+    def _key(self, text: str, place: Place, *, is_part: bool = False) -> Fact:
         if text.startswith(("self.", "cls.")):
             owner = self.project.class_of(place)
             if owner is not None:
                 return owner.key, f"self.{text.partition('.')[2]}"
-        return f"{place.module.path}:{place.scope}", text
+        if place.scope and self.globals.is_said(text.partition(".")[0], place):
+            return f"{place.module.path}:", text
+        # `STATE["model"] = model`, `state.model = model`: of what another file has at its top level.
+        origin = self.globals.origin(text, place) if is_part or "." in text else None
+        return origin or (f"{place.module.path}:{place.scope}", text)
 
     def _return(self, value: ast.expr, place: Place) -> None:
         scope = f"{place.module.path}:{place.scope}"
@@ -308,7 +335,8 @@ class _Following(ProjectKinds):
             kinds = held(self.kinds(call.args[0], place)) if call.args else set()
             for each in call.keywords:
                 kinds |= put(item(each.arg), self.kinds(each.value, place)) if each.arg else set()
-        self._add(self._key(where, place), kinds)
+        if kinds:
+            self._add(self._key(where, place, is_part=True), kinds)
 
     def _parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         """Note the parameters that are objects of the project's classes, as their annotations say."""
@@ -325,35 +353,59 @@ class _Following(ProjectKinds):
         given, named = given_to(call, lambda node: self.kinds(node, place))
         is_about = any(map(self._is_about, (*given, *named.values())))
         self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
+        if is_about and isinstance(call.func, ast.Attribute):
+            objects = self.objects_in(self.kinds(call.func.value, place))
+            self._look_at([owner.module.path for owner, _ in objects])
+            self._look_at(self._made_at(call.func.value, place))
         for definition in self.called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)
-            if not is_about:
-                continue
-            self._look_at([definition.module.path])
-            if place.is_typed and definition.module is not place.module:
-                self.types_from.add(place.module.path)
-            made = (
-                self.project.method(definition, "__init__")
-                if isinstance(definition.node, ast.ClassDef)
-                else None
-            )
-            is_class = made is None and isinstance(definition.node, ast.ClassDef)
-            order = fields_of(self.project, definition) if is_class else ((), False)
-            if is_class and order[0] and definition.module is not place.module:
-                written = self._written(call.func, place)
-                self.fields_told.setdefault(place.module.path, {})[written] = order
-            for name, kinds in bound(made or definition, call, given, named, order[0]):
-                if not kinds:
-                    continue
-                if made is None and isinstance(definition.node, ast.ClassDef) and self._is_about(kinds):
-                    self._note_holder(definition.key)  # a dataclass
-                # What a file shows by itself counts there by its place, above or below the wrapping; what it
-                # is told of counts everywhere.
-                is_told = not is_seen_alone(definition, call, place)
-                self._add(self._parameter(made or definition, name), kinds, from_others=is_told)
+            if is_about:
+                self._give_all(definition, call, place, given, named)
+        for definition in self.overriding(call.func, place):
+            self._note_gives(call.func, place, definition, {"other"})
+            if is_about:
+                self._give(definition, call, given, named)
         if is_about and "fsdp" in set().union(*given) and not any(self.called(call.func, place)):
             self._call_held(call, place, given, named)
+
+    def _give_all(
+        self,
+        definition: Definition,
+        call: ast.Call,
+        place: Place,
+        given: list[set[str]],
+        named: dict[str, set[str]],
+    ) -> None:
+        """Note what a call gives to a function, or to a class and its constructor."""
+        self._look_at([definition.module.path])
+        if place.is_typed and definition.module is not place.module:
+            self.types_from.add(place.module.path)
+        is_class = isinstance(definition.node, ast.ClassDef)
+        made = self.project.method(definition, "__init__") if is_class else None
+        if made is not None:
+            self._look_at([made.module.path])
+        order = fields_of(self.project, definition) if is_class and made is None else ((), False)
+        if order[0] and definition.module is not place.module:
+            written = self._written(call.func, place)
+            self.fields_told.setdefault(place.module.path, {})[written] = order
+        # What a file shows by itself counts there by its place, above or below the wrapping; what it is told
+        # of counts everywhere.
+        is_told = not is_seen_alone(definition, call, place)
+        given = given[1:] if is_by_class(call) else given
+        bound_here = bound(made or definition, call, given, named, order[0])
+        for name, kinds in (*bound_here, *rest_of(made or definition, given, named)):
+            if kinds and made is None and is_class and self._is_about(kinds):
+                self._note_holder(definition.key)  # a dataclass
+            if kinds:
+                self._add(self._parameter(made or definition, name), kinds, from_others=is_told)
+
+    def _made_at(self, node: ast.expr, place: Place) -> Iterator[Path]:
+        """Yield the files of what makes the object whose method is given a model: ``saver = get_saver()``."""
+        root = (dotted(node) or "").partition(".")[0]
+        for value in self.renamed.at(root, place) if root not in {"", "self", "cls"} else ():
+            makers = self.called(value.node.func, value.place) if isinstance(value.node, ast.Call) else ()
+            yield from (each.module.path for each in makers)
 
     def _call_held(
         self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]
@@ -373,20 +425,27 @@ class _Following(ProjectKinds):
                     here = [
                         names.get(arg.id, set()) if isinstance(arg, ast.Name) else set() for arg in inner.args
                     ]
-                    self._give(inner.func, where, inner, here, {})
+                    self._give_named(inner.func, where, inner, here, {})
             else:
-                self._give(value, where, call, given, named)
+                self._give_named(value, where, call, given, named)
 
-    def _give(
+    def _give_named(
         self, func: ast.expr, where: Place, call: ast.Call, given: list[set[str]], named: dict[str, set[str]]
     ) -> None:
         for definition in self.called(func, where):
-            is_class = isinstance(definition.node, ast.ClassDef)
-            made = self.project.method(definition, "__init__") if is_class else definition
-            for name, kinds in bound(made, call, given, named) if made is not None else ():
-                if kinds and made is not None:
-                    self._look_at([made.module.path])
-                    self._add((made.key, name), kinds, from_others=True)
+            self._give(definition, call, given, named)
+
+    def _give(
+        self, definition: Definition, call: ast.Call, given: list[set[str]], named: dict[str, set[str]]
+    ) -> None:
+        is_class = isinstance(definition.node, ast.ClassDef)
+        made = self.project.method(definition, "__init__") if is_class else definition
+        if made is None:
+            return
+        for name, kinds in (*bound(made, call, given, named), *rest_of(made, given, named)):
+            if kinds:
+                self._look_at([made.module.path])
+                self._add((made.key, name), kinds, from_others=True)
 
     def _is_about(self, kinds: set[str]) -> bool:
         """Tell whether FSDP1's models, or objects that hold some, are among what an expression may be."""
@@ -418,10 +477,13 @@ class _Following(ProjectKinds):
             return self.project.qualified(text, place)
         return text if not rest else ""  # by `from module import *`
 
-    def _note_gives(self, func: ast.expr, place: Place, definition: Definition) -> None:
+    def _note_gives(
+        self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()
+    ) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
         written = self._written(func, place)
         found = set(self.returned(definition))
+        found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):
             found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")
         if found and written:

@@ -27,7 +27,7 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.makers import put_into
 from fsdp_migrate.source.python.model_kinds import ModelKinds
 from fsdp_migrate.source.python.nodes import dotted
-from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
+from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
 from fsdp_migrate.source.python.switches import Switches
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
 
@@ -224,6 +224,8 @@ class Models(ModelKinds):
             name = arg.keyword.value if arg.keyword else (params[place] if place < len(params) else "")
             if name in keywords:
                 self._add_given((function, name), self.kinds(arg.value))
+            elif (rest := rest_of(function, arg, place - len(params))) is not None:
+                self._add_given((function, rest[0]), put(rest[1], self.kinds(arg.value)))
 
     def _follow_starred(
         self, arg: cst.Arg, function: cst.FunctionDef, params: list[str], keywords: set[str]
