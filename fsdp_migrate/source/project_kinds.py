@@ -151,10 +151,10 @@ class ProjectKinds:
 
     def _of_names(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name, and of an attribute by the object that it is one of."""
+        found = self.lookup(text, place) | self.frameworks.of_name(text, place)
         if text == "self" and (owner := self.project.class_of(place)) is not None:
             self.known[owner.key] = owner
-            return {f"{ANY}{owner.key}"}
-        found = self.lookup(text, place) | self.frameworks.of_name(text, place)
+            found.add(f"{ANY}{owner.key}")
         start, _, last = text.rpartition(".")
         if start and start not in {"self", "cls"}:
             found |= self.attribute_kinds(self._of_names(start, place), last)
