@@ -71,10 +71,11 @@ def item_of(index: Index, node: cst.BaseExpression) -> cst.BaseExpression | None
         over = next((loop.iter for loop in loops_around(index, node) if binds(loop, node.value)), None)
         if over is None:
             return _renamed_part(index, node)
-        # Where it goes through a slice, each is an item of the same list.
-        over = over.value if isinstance(over, cst.Subscript) and is_slice(over) else over
     while isinstance(over, cst.Call) and dotted(over.func) in {"dict", "enumerate", "list", "reversed"}:
         over = over.args[0].value if over.args else None
+    # Where a loop goes through a slice, each is an item of the same list.
+    if isinstance(node, cst.Name) and isinstance(over, cst.Subscript) and is_slice(over):
+        over = over.value
     if isinstance(over, cst.Call) and isinstance(over.func, cst.Attribute):
         return over.func.value if over.func.attr.value in _GIVES_PARTS else None
     return over if isinstance(over, cst.Attribute) else None
