@@ -14,10 +14,12 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
+from fsdp_migrate.source.handed_functions import handed_over
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
+from fsdp_migrate.source.picked_functions import PickedFunctions
 from fsdp_migrate.source.project import (
     Definition,
     Module,
@@ -39,8 +41,9 @@ from fsdp_migrate.source.project_kinds import (
 )
 from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
-from fsdp_migrate.source.python.held import EACH, held, inside_of, put
+from fsdp_migrate.source.python.held import EACH, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
+from fsdp_migrate.source.renamed_functions import Value
 from fsdp_migrate.source.told import Told
 
 
@@ -85,9 +88,13 @@ class _Following(ProjectFacts):
     _names: set[str] = field(default_factory=set)
     _of_modules: set[Fact] = field(default_factory=set, repr=False)
     """The names of files' top levels that are known to be models, and whose users were looked for."""
+    _picked: PickedFunctions = field(init=False, repr=False)
     _scopes: dict[Module, list[Scope]] = field(default_factory=dict, repr=False)
     _callables: dict[Fact, list[tuple[ast.expr, Place]]] = field(default_factory=dict, repr=False)
     """What parameters that are called are given, by their function or class and their name."""
+
+    def __post_init__(self) -> None:
+        self._picked = PickedFunctions(self.project, self.globals)
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
@@ -219,8 +226,8 @@ class _Following(ProjectFacts):
             self._note_gives(call.func, place, definition, {"other"})
             if is_about:
                 self._give(definition, call, given, named)
-        if is_about and "fsdp" in set().union(*given) and not any(self.called(call.func, place)):
-            self._call_held(call, place, given, named)
+        if is_about:
+            self._give_otherwise(call, place, given, named)
 
     def _give_all(
         self,
@@ -260,6 +267,29 @@ class _Following(ProjectFacts):
             makers = self.called(value.node.func, value.place) if isinstance(value.node, ast.Call) else ()
             yield from (each.module.path for each in makers)
 
+    def _give_otherwise(
+        self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]
+    ) -> None:
+        """Note what a call gives to functions that it hands over, or that are picked out of a dict."""
+        handed = handed_over(call, lambda node: self.kinds(node, place))
+        if handed is not None:
+            self._give_named(handed.func, place, call, handed.given, handed.named)
+        elif not any(self.called(call.func, place)):
+            values = [each.node for each in self.renamed.at(dotted(call.func) or "", place)]
+            for node in (call.func, *values):
+                for value, where in self._picked.of(node, place):
+                    self._give_named(value, where, call, given, named)
+                made = Value(node, place) if isinstance(node, ast.Call) else None
+                for each in (
+                    *self._picked.registered(node, place),
+                    *(self.renamed.given_by(made) if made is not None else ()),
+                ):
+                    self._give(each, call, given, named)
+                if isinstance(node, ast.Lambda):
+                    self._give_lambda(node, place, given)
+            if has_model(set().union(*given)):
+                self._call_held(call, place, given, named)
+
     def _call_held(
         self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]
     ) -> None:
@@ -272,15 +302,17 @@ class _Following(ProjectFacts):
             self._callables[owner.key, name] = [*given_callables(self.project, self.called, owner, name)]
         for value, where in self._callables[owner.key, name]:
             if isinstance(value, ast.Lambda):
-                names = dict(zip([arg.arg for arg in value.args.args], given, strict=False))
-                inner = value.body
-                if isinstance(inner, ast.Call):
-                    here = [
-                        names.get(arg.id, set()) if isinstance(arg, ast.Name) else set() for arg in inner.args
-                    ]
-                    self._give_named(inner.func, where, inner, here, {})
+                self._give_lambda(value, where, given)
             else:
                 self._give_named(value, where, call, given, named)
+
+    def _give_lambda(self, value: ast.Lambda, where: Place, given: list[set[str]]) -> None:
+        """Note what a function without a name gives on: ``lambda m: train(m, config)``."""
+        names = dict(zip([arg.arg for arg in value.args.args], given, strict=False))
+        inner = value.body
+        if isinstance(inner, ast.Call):
+            here = [names.get(arg.id, set()) if isinstance(arg, ast.Name) else set() for arg in inner.args]
+            self._give_named(inner.func, where, inner, here, {})
 
     def _give_named(
         self, func: ast.expr, where: Place, call: ast.Call, given: list[set[str]], named: dict[str, set[str]]

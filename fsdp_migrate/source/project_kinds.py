@@ -388,10 +388,11 @@ class ProjectKinds:
             yield from () if method is None else (method,)
 
     def overriding(self, func: ast.expr, place: Place) -> Iterator[Definition]:
-        """Yield the methods that classes below the one around have in place of ``self.build``."""
-        name = func.attr if isinstance(func, ast.Attribute) else ""
-        owner = self.project.class_of(place) if name and dotted(func) == f"self.{name}" else None
-        todo = [] if owner is None else [(owner, 0)]
+        """Yield the methods that classes below the one around, or an object's, have for ``self.build``."""
+        if not isinstance(func, ast.Attribute):
+            return
+        name = func.attr
+        todo = [(owner, 0) for owner, start in self.objects_in(self.kinds(func.value, place)) if start == ANY]
         while todo:
             above, depth = todo.pop()
             self.ask(f"{DERIVED}{above.key}")
