@@ -13,6 +13,7 @@ import libcst as cst
 
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.unknown_models import last_word
 
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _is_of_values(node: cst.BaseExpression) -> bool:
 
 def _is_part(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether it is a part of a sharded model that has parameters, as its name says."""
-    last = node.attr.value.lower() if isinstance(node, cst.Attribute) else ""
+    last = last_word(node)
     part: cst.BaseExpression | None = node if _PARTS.search(last) else None
     while part is not None:
         part = source.models.sharded_with(part)

@@ -15,10 +15,12 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
+from fsdp_migrate.source.handed_functions import handed_over
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
+from fsdp_migrate.source.picked_functions import PickedFunctions
 from fsdp_migrate.source.project import (
     Definition,
     Module,
@@ -28,42 +30,36 @@ from fsdp_migrate.source.project import (
     dotted,
     is_seen_alone,
 )
-from fsdp_migrate.source.project_arguments import given_to, is_made_there
+from fsdp_migrate.source.project_arguments import given_to, is_by_class, rest_of
+from fsdp_migrate.source.project_facts import ProjectFacts
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
     ANY,
     BARE,
+    DERIVED,
     Fact,
-    ProjectKinds,
     is_about,
-    makes_attribute,
-    step_of,
-    targets_of,
 )
-from fsdp_migrate.source.project_names import is_property, set_by_name
+from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
-from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
+from fsdp_migrate.source.python.held import EACH, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
+from fsdp_migrate.source.renamed_functions import Value
 from fsdp_migrate.source.told import Told
 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
-    from typing import TypeVar
 
-    from fsdp_migrate.source.project_kinds import Key
     from fsdp_migrate.source.project_scopes import Scope, Statement
     from fsdp_migrate.source.python.links import Fields, Links
-
-    _Key = TypeVar("_Key", str, Fact)
 
 
 _MAX_PASSES = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _WRAPS = re.compile(r"\w*DataParallel\b")
-_ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
 
 
 def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = ()) -> dict[Path, Links]:
@@ -84,22 +80,23 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
 
 
 @dataclass(eq=False)
-class _Following(ProjectKinds):
+class _Following(ProjectFacts):
     handed_on: HandedOn = field(kw_only=True)
     gives: dict[tuple[Path, str], set[str]] = field(default_factory=dict)
     fields_told: dict[Path, dict[str, Fields]] = field(default_factory=dict)
-    looked_at: list[Module] = field(default_factory=list)
-    holders: set[str] = field(default_factory=set)
-    """The classes whose objects hold models, by their keys."""
     types_from: set[Path] = field(default_factory=set)
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
+    _of_modules: set[Fact] = field(default_factory=set, repr=False)
+    """The names of files' top levels that are known to be models, and whose users were looked for."""
+    _picked: PickedFunctions = field(init=False, repr=False)
     _scopes: dict[Module, list[Scope]] = field(default_factory=dict, repr=False)
     _callables: dict[Fact, list[tuple[ast.expr, Place]]] = field(default_factory=dict, repr=False)
     """What parameters that are called are given, by their function or class and their name."""
-    _news: set[Scope] = field(default_factory=set, repr=False)
-    """The scopes to go through: they are new, or asked for something of which more was found since."""
+
+    def __post_init__(self) -> None:
+        self._picked = PickedFunctions(self.project, self.globals)
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
@@ -117,30 +114,9 @@ class _Following(ProjectKinds):
             self._names |= self._makers()
             # By imports alone: a function called `train` returns a Trainer in many projects.
             self._look_at(self.project.importing(self._givers() - self._names))
+            self._look_at(self._importers())
             if len(self.looked_at) == before and not self._news:
                 break
-
-    def _found_more(self, key: Key) -> None:
-        """Note that more is known of something: the scopes that asked for it are gone through again."""
-        self._news |= self.askers.get(key, set())
-
-    def _update(self, table: dict[_Key, set[str]], key: _Key, kinds: Collection[str]) -> None:
-        found = table.setdefault(key, set())
-        if not found.issuperset(kinds):
-            found.update(kinds)
-            self._found_more(key)
-
-    def _note_holder(self, key: str) -> None:
-        if key not in self.holders:
-            self.holders.add(key)
-            self._found_more(key)
-
-    def _look_at(self, paths: Iterable[Path]) -> None:
-        seen = {module.path for module in self.looked_at}
-        for path in paths:
-            module = self.project.module(path) if path not in seen else None
-            if module is not None:
-                self.looked_at.append(module)
 
     def _makers(self) -> set[str]:
         """Return what the functions that give models, and the classes that hold them, are called."""
@@ -154,6 +130,15 @@ class _Following(ProjectKinds):
         }
         return {name.split(".")[-1] for name in gives | holds} - {"", "__init__", "main", "forward"}
 
+    def _importers(self) -> Iterator[Path]:
+        """Yield the files that use models of other files' top levels: ``state.model``."""
+        new = {fact for fact, kinds in self.facts.items() if fact[0].endswith(":") and is_about(kinds)}
+        new -= self._of_modules
+        self._of_modules |= new
+        names = {text.split(".")[0] for _, text in new}
+        files = {f"{self.project.split(key)[0].stem}.{text}" for key, text in new}
+        yield from (*self.project.importing(names), *self.project.holding(files))
+
     def _givers(self) -> set[str]:
         """Return what the functions that give objects which hold models are called."""
         held = {key for key, kinds in self.returns.items() if self._is_about(kinds)}
@@ -163,6 +148,7 @@ class _Following(ProjectKinds):
         if module not in self._scopes:
             self._scopes[module] = scopes_of(module)
             self._news.update(self._scopes[module])
+            self._note_derived(module)
         for scope in self._scopes[module]:
             if scope not in self._news:
                 continue
@@ -173,13 +159,19 @@ class _Following(ProjectKinds):
             for statement in scope.statements:
                 self._statement(statement)
 
+    def _note_derived(self, module: Module) -> None:
+        """Note the classes that a module derives from others."""
+        for definition in module.definitions.values():
+            for base in self.project.bases(definition) if isinstance(definition.node, ast.ClassDef) else ():
+                self.derived.setdefault(base.key, []).append(definition)
+                self._found_more(f"{DERIVED}{base.key}")
+
     def _statement(self, statement: Statement) -> None:
         node, place = statement.node, statement.place
         for call in statement.calls:
             self._call(call, place)
             self._adds(call, place)
-        if isinstance(node, (ast.For, ast.AsyncFor)):
-            self._loop(node, place)
+        self._block(node, place)
         if isinstance(node, ast.Assign):
             kinds = self.kinds(node.value, place)
             for target in node.targets:
@@ -191,97 +183,10 @@ class _Following(ProjectKinds):
             self._assign(node.target, self.kinds(node.value, place), place)
         elif isinstance(node, ast.AugAssign):
             self._assign(node.target, held(self.kinds(node.value, place)), place)
-        elif isinstance(node, ast.Return) and node.value is not None and place.scope:
-            self._return(node.value, place)
+        elif place.scope and (given := given_by(node)) is not None:
+            self._return(given, place, is_yielded=not isinstance(node, ast.Return))
 
-    def _assign(self, target: ast.expr, kinds: set[str], place: Place) -> None:
-        for part, held_here in targets_of(target, kinds) if kinds else ():
-            if isinstance(part, ast.Subscript):
-                # `models[name] = FSDP(net)`
-                step = step_of(part)
-                inside = put(ITEM if step.isdigit() else step, held_here)
-                self._assign_name(dotted(part.value), inside, place)
-            else:
-                self._assign_name(dotted(part), held_here, place)
-
-    def _assign_name(self, text: str | None, kinds: set[str], place: Place) -> None:
-        if text is None or not kinds:
-            return
-        self._set_on_object(text, kinds, place)
-        key = self._key(text, place)
-        self._add(key, kinds)
-        if text.startswith(("self.", "cls.")) and self._is_about(kinds):
-            self._note_holder(key[0])
-            self._note_above(self.project.class_of(place), key[1], kinds)
-        mark, here = (place.line, place.loops), (f"{place.module.path}:{place.scope}", text)
-        if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
-            self.made[here].append(mark)
-            self._found_more(here)
-
-    def _note_above(self, owner: Definition | None, text: str, kinds: set[str], depth: int = 0) -> None:
-        """Note what an attribute of a class may be in the methods of those that it derives from.
-
-        Another class that derives from them may hold a plain model there.
-        """
-        for base in self.project.bases(owner) if owner is not None and "fsdp" in kinds and depth < 4 else ():
-            if not makes_attribute(base, text):
-                own = self.project.overridden(base, owner) if owner is not None else set()
-                self.not_run[base.key] = self.not_run.get(base.key, own) & own
-                self._update(self.below, (base.key, text), {"fsdp", "other"})
-                self._look_at([base.module.path])
-                self._note_above(base, text, kinds, depth + 1)
-
-    def _add(self, fact: Fact, kinds: Collection[str], *, from_others: bool = False) -> None:
-        if kinds:
-            self._update(self.facts, fact, kinds)
-            if from_others:
-                self._update(self.from_others, fact, kinds)
-
-    def _set_on_object(self, text: str, kinds: set[str], place: Place) -> None:
-        """Note what is set on an object from outside of its class: ``trainer.model = FSDP(net)``."""
-        start, _, last = text.rpartition(".")
-        if not start or start in {"self", "cls"} or not self._is_about(kinds):
-            return
-        if not last.startswith("_"):
-            self._add(self._key(start, place), put(attribute(last), kinds))
-        is_own = is_made_there(self.project, start, place)
-        for owner, _ in tuple(self.objects_in(self.lookup(start, place))):
-            fact = (owner.key, f"self.{last}")
-            was_own = self.set_on_own.get(fact)
-            if was_own is None or (was_own and not is_own):
-                self.set_on_own[fact] = is_own
-                self._found_more(fact)
-            self._add(fact, kinds, from_others=True)
-            self._note_holder(owner.key)
-            self._look_at([owner.module.path])
-
-    def _loop(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
-        """Note what a loop goes through: ``for model in models.values()``."""
-        kinds = taken(EACH, self.kinds(node.iter, place))
-        over = dotted(node.iter)
-        is_of_names = (
-            over is not None
-            and isinstance(node.target, ast.Name)
-            and any(
-                isinstance(each, ast.Subscript)
-                and dotted(each.value) == over
-                and dotted(each.slice) == node.target.id
-                for each in ast.walk(node)
-            )
-        )
-        for target, each in targets_of(node.target, kinds) if kinds and not is_of_names else ():
-            text = dotted(target)
-            if text is not None:
-                self._add(self._key(text, place), each)
-
-    def _key(self, text: str, place: Place) -> Fact:
-        if text.startswith(("self.", "cls.")):
-            owner = self.project.class_of(place)
-            if owner is not None:
-                return owner.key, f"self.{text.partition('.')[2]}"
-        return f"{place.module.path}:{place.scope}", text
-
-    def _return(self, value: ast.expr, place: Place) -> None:
+    def _return(self, value: ast.expr, place: Place, *, is_yielded: bool = False) -> None:
         scope = f"{place.module.path}:{place.scope}"
         node = self.project.node(place.module, place.scope)
         names = [arg.arg for arg in node.args.args] if isinstance(node, _FUNCTIONS) else []
@@ -291,29 +196,12 @@ class _Following(ProjectKinds):
         kinds = self.kinds(value, place) - inside_of(given)
         kinds |= {"fsdp", "other"} if is_found(self.project, node, value, place) else set()
         if kinds:
+            kinds = put(EACH, kinds) if is_yielded else kinds
             self._update(self.returns, scope, kinds)
             owner = self.project.class_of(place)
             if isinstance(node, _FUNCTIONS) and owner is not None and is_property(node):
                 self._add((owner.key, f"self.{node.name}"), kinds, from_others=True)
                 self._note_holder(owner.key)
-
-    def _adds(self, call: ast.Call, place: Place) -> None:
-        """Note what a call puts into a list, a dict or an object: ``models.append(FSDP(net))``."""
-        named = set_by_name(call)
-        if named is not None and named.value is not None:
-            self._assign_name(named.text, self.kinds(named.value, place), place)
-        where = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if where is None:
-            return
-        kinds: set[str] = set()
-        if name in _ADDS and len(call.args) == _ADDS[name] + 1:
-            kinds = put(EACH, self.kinds(call.args[-1], place))
-        elif name in {"extend", "update"}:
-            kinds = held(self.kinds(call.args[0], place)) if call.args else set()
-            for each in call.keywords:
-                kinds |= put(item(each.arg), self.kinds(each.value, place)) if each.arg else set()
-        self._add(self._key(where, place), kinds)
 
     def _parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         """Note the parameters that are objects of the project's classes, as their annotations say."""
@@ -331,6 +219,10 @@ class _Following(ProjectKinds):
         is_about = any(map(self._is_about, (*given, *named.values())))
         is_known = is_about or any("ddp" in kinds for kinds in (*given, *named.values()))
         self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
+        if is_about and isinstance(call.func, ast.Attribute):
+            objects = self.objects_in(self.kinds(call.func.value, place))
+            self._look_at([owner.module.path for owner, _ in objects])
+            self._look_at(self._made_at(call.func.value, place))
         for definition in self.called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)
@@ -339,11 +231,15 @@ class _Following(ProjectKinds):
                 if place.is_typed and definition.module is not place.module:
                     self.types_from.add(place.module.path)
             if is_known:
-                self._give_to(definition, call, place, given, named)
-        if is_about and "fsdp" in set().union(*given) and not any(self.called(call.func, place)):
-            self._call_held(call, place, given, named)
+                self._give_all(definition, call, place, given, named)
+        for definition in self.overriding(call.func, place):
+            self._note_gives(call.func, place, definition, {"other"})
+            if is_about:
+                self._give(definition, call, given, named)
+        if is_about:
+            self._give_otherwise(call, place, given, named)
 
-    def _give_to(
+    def _give_all(
         self,
         definition: Definition,
         call: ast.Call,
@@ -351,24 +247,55 @@ class _Following(ProjectKinds):
         given: list[set[str]],
         named: dict[str, set[str]],
     ) -> None:
-        """Note what the parameters of a function, or of a class, are given by a call."""
-        made = (
-            self.project.method(definition, "__init__") if isinstance(definition.node, ast.ClassDef) else None
-        )
-        is_class = made is None and isinstance(definition.node, ast.ClassDef)
-        order = fields_of(self.project, definition) if is_class else ((), False)
-        if is_class and order[0] and definition.module is not place.module:
+        """Note what a call gives to a function, or to a class and its constructor."""
+        is_class = isinstance(definition.node, ast.ClassDef)
+        made = self.project.method(definition, "__init__") if is_class else None
+        if made is not None and any(map(self._is_about, (*given, *named.values()))):
+            self._look_at([made.module.path])
+        order = fields_of(self.project, definition) if is_class and made is None else ((), False)
+        if order[0] and definition.module is not place.module:
             written = self._written(call.func, place)
             self.fields_told.setdefault(place.module.path, {})[written] = order
-        for name, kinds in bound(made or definition, call, given, named, order[0]):
-            if not kinds:
-                continue
-            if is_class and self._is_about(kinds):
+        # What a file shows by itself counts there by its place, above or below the wrapping; what it is told
+        # of counts everywhere.
+        is_told = not is_seen_alone(definition, call, place)
+        given = given[1:] if is_by_class(call) else given
+        bound_here = bound(made or definition, call, given, named, order[0])
+        for name, kinds in (*bound_here, *rest_of(made or definition, given, named)):
+            if kinds and made is None and is_class and self._is_about(kinds):
                 self._note_holder(definition.key)  # a dataclass
-            # What a file shows by itself counts there by its place, above or below the wrapping; what it
-            # is told of counts everywhere.
-            is_told = not is_seen_alone(definition, call, place)
-            self._add(self._parameter(made or definition, name), kinds, from_others=is_told)
+            if kinds:
+                self._add(self._parameter(made or definition, name), kinds, from_others=is_told)
+
+    def _made_at(self, node: ast.expr, place: Place) -> Iterator[Path]:
+        """Yield the files of what makes the object whose method is given a model: ``saver = get_saver()``."""
+        root = (dotted(node) or "").partition(".")[0]
+        for value in self.renamed.at(root, place) if root not in {"", "self", "cls"} else ():
+            makers = self.called(value.node.func, value.place) if isinstance(value.node, ast.Call) else ()
+            yield from (each.module.path for each in makers)
+
+    def _give_otherwise(
+        self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]
+    ) -> None:
+        """Note what a call gives to functions that it hands over, or that are picked out of a dict."""
+        handed = handed_over(call, lambda node: self.kinds(node, place))
+        if handed is not None:
+            self._give_named(handed.func, place, call, handed.given, handed.named)
+        elif not any(self.called(call.func, place)):
+            values = [each.node for each in self.renamed.at(dotted(call.func) or "", place)]
+            for node in (call.func, *values):
+                for value, where in self._picked.of(node, place):
+                    self._give_named(value, where, call, given, named)
+                made = Value(node, place) if isinstance(node, ast.Call) else None
+                for each in (
+                    *self._picked.registered(node, place),
+                    *(self.renamed.given_by(made) if made is not None else ()),
+                ):
+                    self._give(each, call, given, named)
+                if isinstance(node, ast.Lambda):
+                    self._give_lambda(node, place, given)
+            if has_model(set().union(*given)):
+                self._call_held(call, place, given, named)
 
     def _call_held(
         self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]
@@ -382,37 +309,35 @@ class _Following(ProjectKinds):
             self._callables[owner.key, name] = [*given_callables(self.project, self.called, owner, name)]
         for value, where in self._callables[owner.key, name]:
             if isinstance(value, ast.Lambda):
-                names = dict(zip([arg.arg for arg in value.args.args], given, strict=False))
-                inner = value.body
-                if isinstance(inner, ast.Call):
-                    here = [
-                        names.get(arg.id, set()) if isinstance(arg, ast.Name) else set() for arg in inner.args
-                    ]
-                    self._give(inner.func, where, inner, here, {})
+                self._give_lambda(value, where, given)
             else:
-                self._give(value, where, call, given, named)
+                self._give_named(value, where, call, given, named)
 
-    def _give(
+    def _give_lambda(self, value: ast.Lambda, where: Place, given: list[set[str]]) -> None:
+        """Note what a function without a name gives on: ``lambda m: train(m, config)``."""
+        names = dict(zip([arg.arg for arg in value.args.args], given, strict=False))
+        inner = value.body
+        if isinstance(inner, ast.Call):
+            here = [names.get(arg.id, set()) if isinstance(arg, ast.Name) else set() for arg in inner.args]
+            self._give_named(inner.func, where, inner, here, {})
+
+    def _give_named(
         self, func: ast.expr, where: Place, call: ast.Call, given: list[set[str]], named: dict[str, set[str]]
     ) -> None:
         for definition in self.called(func, where):
-            is_class = isinstance(definition.node, ast.ClassDef)
-            made = self.project.method(definition, "__init__") if is_class else definition
-            for name, kinds in bound(made, call, given, named) if made is not None else ():
-                if kinds and made is not None:
-                    self._look_at([made.module.path])
-                    self._add((made.key, name), kinds, from_others=True)
+            self._give(definition, call, given, named)
 
-    def _is_about(self, kinds: set[str]) -> bool:
-        """Tell whether FSDP1's models, or objects that hold some, are among what an expression may be."""
-        return is_about(kinds) or any(self._holds(owner) for owner, _ in self.objects_in(kinds))
-
-    def _holds(self, owner: Definition, depth: int = 0) -> bool:
-        """Tell whether objects of a class, or of one that it derives from, hold models."""
-        self.ask(owner.key)
-        if owner.key in self.holders:
-            return True
-        return depth < 4 and any(self._holds(base, depth + 1) for base in self.project.bases(owner))
+    def _give(
+        self, definition: Definition, call: ast.Call, given: list[set[str]], named: dict[str, set[str]]
+    ) -> None:
+        is_class = isinstance(definition.node, ast.ClassDef)
+        made = self.project.method(definition, "__init__") if is_class else definition
+        if made is None:
+            return
+        for name, kinds in (*bound(made, call, given, named), *rest_of(made, given, named)):
+            if kinds:
+                self._look_at([made.module.path])
+                self._add((made.key, name), kinds, from_others=True)
 
     def _parameter(self, definition: Definition, name: str) -> Fact:
         """Return what a parameter is called: of a class without a constructor of its own, the attribute."""
@@ -433,10 +358,13 @@ class _Following(ProjectKinds):
             return self.project.qualified(text, place)
         return text if not rest else ""  # by `from module import *`
 
-    def _note_gives(self, func: ast.expr, place: Place, definition: Definition) -> None:
+    def _note_gives(
+        self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()
+    ) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
         written = self._written(func, place)
         found = set(self.returned(definition))
+        found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):
             found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")
         if found and written:

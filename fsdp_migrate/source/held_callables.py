@@ -31,13 +31,17 @@ def given_callables(
         owner: The function, or the class, whose parameter it is.
         name: What that is called.
     """
-    keyword = re.compile(rf"\b{re.escape(name)}\s*=(?!=)")
+    last = owner.name.removesuffix(".__init__").rpartition(".")[2]
+    keyword = re.compile(rf"\b{re.escape(name)}\s*=(?!=)|\b{re.escape(last)}\s*\(")
+    place = _place(project, owner, name)
     for path in (path for path, text in project.texts.items() if keyword.search(text)):
         module = project.module(path)
         for scope in scopes_of(module) if module is not None else ():
             for statement in scope.statements:
                 for call in statement.calls:
                     value = next((each.value for each in call.keywords if each.arg == name), None)
+                    if value is None and place is not None and len(call.args) > place:
+                        value = call.args[place] if _is_called(call, last) else None
                     if value is not None and _takes(project, called, (call, statement.place), owner, name):
                         yield value, statement.place
 
@@ -57,6 +61,22 @@ def called_parameter(project: Project, func: ast.expr, place: Place) -> tuple[De
             if owner is not None and made is not None and held and held[0] in _names(made):
                 return owner, held[0]
     return None
+
+
+def _place(project: Project, owner: Definition, name: str) -> int | None:
+    """Return the place of a parameter among those that are given by it."""
+    is_class = isinstance(owner.node, ast.ClassDef)
+    made = project.method(owner, "__init__") if is_class else owner
+    if made is None or isinstance(made.node, ast.ClassDef):
+        return None
+    order = [each.arg for each in (*made.node.args.posonlyargs, *made.node.args.args)]
+    order = order[1:] if order[:1] in (["self"], ["cls"]) else order
+    return order.index(name) if name in order else None
+
+
+def _is_called(call: ast.Call, last: str) -> bool:
+    is_starred = any(isinstance(each, ast.Starred) for each in call.args)
+    return (dotted(call.func) or "").rpartition(".")[2] == last and not is_starred
 
 
 def _takes(

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Protocol
 
 from fsdp_migrate.source.project import Definition, Place, bound, dotted
-from fsdp_migrate.source.python.held import has_model, item, taken
+from fsdp_migrate.source.python.held import has_model, item, put, taken
 
 
 if TYPE_CHECKING:
@@ -61,6 +61,32 @@ def given_to(
         for name in names:
             named.setdefault(name, set()).update(inside if each.arg else taken(item(name), inside))
     return placed, named
+
+
+def rest_of(
+    definition: Definition, given: list[set[str]], named: dict[str, set[str]]
+) -> Iterator[tuple[str, set[str]]]:
+    """Yield what ``*args`` and ``**kwargs`` of a function hold of what a call gives it."""
+    node = definition.node
+    if isinstance(node, ast.ClassDef):
+        return
+    order = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+    if definition.owner is not None and order[:1] in (["self"], ["cls"]):
+        order = order[1:]
+    if node.args.vararg is not None:
+        behind = enumerate(given[len(order) :])
+        yield node.args.vararg.arg, {kind for place, kinds in behind for kind in put(str(place), kinds)}
+    if node.args.kwarg is not None:
+        known = {*order, *(arg.arg for arg in node.args.kwonlyargs)}
+        others = ((name, kinds) for name, kinds in named.items() if name not in known)
+        yield node.args.kwarg.arg, {kind for name, kinds in others for kind in put(item(name), kinds)}
+
+
+def is_by_class(call: ast.Call) -> bool:
+    """Tell whether a method is called by its class, with the object: ``Base.__init__(self, model)``."""
+    first = dotted(call.args[0]) if call.args else None
+    owner = (dotted(call.func) or "").rpartition(".")[0]
+    return first == "self" and owner.rpartition(".")[2][:1].isupper()
 
 
 def is_bare(known: Facts, definition: Definition, call: ast.Call) -> bool:

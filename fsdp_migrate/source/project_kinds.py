@@ -15,20 +15,16 @@ from fsdp_migrate.source.given_back import argument, given_back
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
+from fsdp_migrate.source.project_containers import held_by, step_of, text_of
 from fsdp_migrate.source.project_fields import fields_of
-from fsdp_migrate.source.project_names import read_by_name
+from fsdp_migrate.source.project_globals import Globals
+from fsdp_migrate.source.project_names import Named, read_by_name
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
     FLAT,
-    ITEM,
-    LONGEST,
-    VALUE,
-    alike,
     attribute,
     has_model,
-    held,
-    item,
     put,
     taken,
     whole,
@@ -54,6 +50,8 @@ ANY = "any:"
 """The same, of an object that is made elsewhere."""
 BARE = "bare:"
 """The same, of an object whose call gave the constructor none of the models that other calls give it."""
+DERIVED = "derived:"
+"""Before the key of a class: the scopes that ask for what derives from it."""
 _MAKES = "makes:"
 MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
 _DEEPEST = 3
@@ -83,6 +81,8 @@ class ProjectKinds:
     """The methods of those classes that all these have their own of, by the key of the class."""
     returns: dict[str, set[str]] = field(default_factory=dict)
     """What a function gives, by its key."""
+    derived: dict[str, list[Definition]] = field(default_factory=dict)
+    """The classes that derive from one, by its key."""
     known: dict[str, Definition] = field(default_factory=dict)
     """The classes that objects are known of, by their keys."""
     seen: dict[ast.expr, set[str]] = field(default_factory=dict, repr=False)
@@ -104,7 +104,8 @@ class ProjectKinds:
 
     def _find_kinds(self, node: ast.expr, place: Place) -> set[str]:
         if isinstance(node, ast.Call):
-            return self._call_kinds(node, place)
+            named = read_by_name(node)
+            return self._call_kinds(node, place) if named is None else self._named_kinds(named, node, place)
         if isinstance(node, ast.IfExp):
             return either([(each, self.kinds(each, place)) for each in (node.body, node.orelse)])
         if isinstance(node, ast.BoolOp):
@@ -123,41 +124,12 @@ class ProjectKinds:
                 return self.text_kinds(text, node, place)
             value = cast_attribute(node)
             return self.attribute_kinds(self.kinds(value.value, place), value.attr)
-        return self._held_by(node, place)
+        return held_by(lambda each: self.kinds(each, place), node)
 
-    def _held_by(self, node: ast.expr, place: Place) -> set[str]:
-        """Return what a literal or a comprehension holds."""
-        found: set[str] = set()
-        if isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) <= LONGEST:
-            is_placed = True
-            for number, each in enumerate(node.elts):
-                if isinstance(each, ast.Starred):
-                    is_placed = False
-                    found |= put(EACH, taken(EACH, self.kinds(each.value, place)))
-                else:
-                    found |= put(str(number) if is_placed else EACH, self.kinds(each, place))
-        elif isinstance(node, ast.Dict) and len(node.values) <= LONGEST:
-            for key, value in zip(node.keys, node.values, strict=True):
-                name = _text(key)
-                kinds = self.kinds(value, place)
-                found |= held(kinds) if key is None else put(VALUE if name is None else item(name), kinds)
-        elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
-            return put(EACH, alike(self._comprehended(node, node.elt, place)))
-        elif isinstance(node, ast.DictComp):
-            return put(VALUE, alike(self._comprehended(node, node.value, place)))
-        return found
-
-    def _comprehended(
-        self,
-        node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp,
-        gives: ast.expr,
-        place: Place,
-    ) -> set[str]:
-        first = node.generators[0]
-        for target, kinds in targets_of(first.target, taken(EACH, self.kinds(first.iter, place))):
-            if dotted(target) == dotted(gives) and isinstance(gives, ast.Name):
-                return kinds
-        return self.kinds(gives, place)
+    def _named_kinds(self, named: Named, node: ast.expr, place: Place) -> set[str]:
+        """Return what ``getattr(self, "model", None)`` is, or what stands for it."""
+        found = self.text_kinds(named.text, node, place)
+        return found | (self.kinds(named.value, place) if named.value is not None else set())
 
     def text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
         """Return what a name, or an attribute of one, may be."""
@@ -180,6 +152,9 @@ class ProjectKinds:
     def _of_names(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name, and of an attribute by the object that it is one of."""
         found = self.lookup(text, place) | self.frameworks.of_name(text, place)
+        if text == "self" and (owner := self.project.class_of(place)) is not None:
+            self.known[owner.key] = owner
+            found.add(f"{ANY}{owner.key}")
         start, _, last = text.rpartition(".")
         if start and start not in {"self", "cls"}:
             found |= self.attribute_kinds(self._of_names(start, place), last)
@@ -246,8 +221,18 @@ class ProjectKinds:
             if found:
                 return found
             if not scope:
-                return set()
+                return self._imported(text, place)
             scope = scope.rpartition(".")[0]
+
+    def _imported(self, text: str, place: Place) -> set[str]:
+        """Return what is known of a name of another file's top level, or of an attribute of a class."""
+        origin = self.globals.origin(text, place)
+        if origin is not None:
+            self.ask(origin)
+            return set(self.facts.get(origin, ()))
+        start, _, last = text.rpartition(".")
+        owner = self.project.named(start, place) if start[:1].isupper() else None
+        return self.of_class(owner, f"self.{last}") if owner is not None else set()
 
     def of_class(self, owner: Definition | None, text: str, depth: int = 0) -> set[str]:
         """Return what an attribute of a class, or of one that it derives from, may be."""
@@ -285,10 +270,6 @@ class ProjectKinds:
             self.askers.setdefault(key, set()).add(self.asker)
 
     def _call_kinds(self, call: ast.Call, place: Place) -> set[str]:
-        named = read_by_name(call)
-        if named is not None:
-            found = self.text_kinds(named.text, call, place)
-            return found | (self.kinds(named.value, place) if named.value is not None else set())
         text = dotted(call.func)
         known = self.project.qualified(text, place) if text is not None else ""
         if known in {"functools.partial", "partial"} and call.args:
@@ -305,6 +286,9 @@ class ProjectKinds:
                     start = BARE if is_bare(self, definition, call) else IS
                     found |= {f"{start}{definition.key}"} | self._fields(definition, call, place)
             found |= self._returned_to(call, definition, place)
+        for definition in self.overriding(call.func, place):
+            returned = self.returned(definition)
+            found |= returned | {"other"} if returned else set()
         made = (kind for kind in self.kinds(call.func, place) if kind.startswith(_MAKES))
         found |= {kind.removeprefix(_MAKES) for kind in made}
         if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_MODEL:
@@ -328,7 +312,7 @@ class ProjectKinds:
         given = Given(
             [self.kinds(arg, place) for arg in call.args if not isinstance(arg, ast.Starred)],
             [(each.arg, self.kinds(each.value, place)) for each in call.keywords if each.arg],
-            {number: text for number, text in enumerate(map(_text, call.args)) if text is not None},
+            {number: text for number, text in enumerate(map(text_of, call.args)) if text is not None},
         )
         if isinstance(call.func, ast.Attribute):
             found = of_method(method, self.kinds(call.func.value, place), given)
@@ -357,16 +341,14 @@ class ProjectKinds:
         """Yield the functions and classes of the project that an expression names."""
         text = dotted(func)
         if text is None:
+            yield from self._methods_of(func, place)
             return
         root, _, rest = text.partition(".")
         if root == "super()":
-            owner = self.project.class_of(place)
-            above = (
-                (self.project.method(base, rest) for base in self.project.bases(owner))
-                if owner is not None
-                else ()
-            )
-            yield from (each for each in above if each is not None)
+            yield from self._above(rest, place)
+            return
+        if text == "cls" and (owner := self.project.class_of(place)) is not None:
+            yield owner
             return
         if root in {"self", "cls"} and rest:
             own = self.project.own(rest, place)
@@ -377,18 +359,56 @@ class ProjectKinds:
         if definition is not None:
             yield definition
             return
-        for value in self._renamed.at(text, place) if depth < _DEEPEST else ():
+        for value in self.renamed.at(text, place) if depth < _DEEPEST else ():
             if dotted(value.node) != text:
-                yield from self._renamed.given_by(value)
+                yield from self.renamed.given_by(value)
                 yield from self.called(value.node, value.place, depth + 1)
+        yield from self._by_objects(text, place)
+
+    def _by_objects(self, text: str, place: Place) -> Iterator[Definition]:
+        """Yield the method that a name stands for by the object that it is one of, or is."""
         start, _, last = text.rpartition(".")
         for holder, name in ((start, last), (text, "__call__")):
             for owner, _ in tuple(self.objects_in(self._of_names(holder, place))) if holder else ():
                 method = self.project.method(owner, name)
                 yield from (each for each in (method,) if each is not None)
 
+    def _methods_of(self, func: ast.expr, place: Place) -> Iterator[Definition]:
+        """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``."""
+        if isinstance(func, ast.Attribute):
+            for owner, _ in tuple(self.objects_in(self.kinds(func.value, place))):
+                method = self.project.method(owner, func.attr)
+                yield from () if method is None else (method,)
+
+    def _above(self, name: str, place: Place) -> Iterator[Definition]:
+        """Yield the methods that ``super()`` stands for."""
+        owner = self.project.class_of(place)
+        for base in self.project.bases(owner) if owner is not None else ():
+            method = self.project.method(base, name)
+            yield from () if method is None else (method,)
+
+    def overriding(self, func: ast.expr, place: Place) -> Iterator[Definition]:
+        """Yield the methods that classes below the one around, or an object's, have for ``self.build``."""
+        if not isinstance(func, ast.Attribute):
+            return
+        name = func.attr
+        todo = [(owner, 0) for owner, start in self.objects_in(self.kinds(func.value, place)) if start == ANY]
+        while todo:
+            above, depth = todo.pop()
+            self.ask(f"{DERIVED}{above.key}")
+            for below in self.derived.get(above.key, ()) if depth < _DEEPEST else ():
+                own = below.module.definitions.get(f"{below.name}.{name}")
+                yield from () if own is None else (own,)
+                todo.append((below, depth + 1))
+
     @functools.cached_property
-    def _renamed(self) -> RenamedFunctions:
+    def globals(self) -> Globals:
+        """The names of files' top levels."""
+        return Globals(self.project)
+
+    @functools.cached_property
+    def renamed(self) -> RenamedFunctions:
+        """The other names that functions have."""
         return RenamedFunctions(self.project)
 
     def models_of(self, module: Module) -> set[str]:
@@ -403,30 +423,6 @@ def cast_attribute(node: ast.expr) -> ast.Attribute:
     """Return an attribute of what is no name."""
     assert isinstance(node, ast.Attribute)
     return node
-
-
-def step_of(node: ast.Subscript) -> str:
-    """Return the step that a subscript takes: to an item by its name, by its place, or to any."""
-    value = node.slice.value if isinstance(node.slice, ast.Constant) else None
-    if isinstance(value, str):
-        return item(value)
-    return str(value) if type(value) is int else ITEM
-
-
-def targets_of(target: ast.expr, kinds: set[str]) -> Iterator[tuple[ast.expr, set[str]]]:
-    """Yield the names that a target binds, with what each is given: ``(name, (model, optimizer))``."""
-    if isinstance(target, (ast.Tuple, ast.List)):
-        for place, element in enumerate(target.elts):
-            if isinstance(element, ast.Starred):
-                yield from targets_of(element.value, put(EACH, taken(EACH, kinds)))
-            else:
-                yield from targets_of(element, taken(str(place), kinds))
-    else:
-        yield target, kinds
-
-
-def _text(node: ast.expr | None) -> str | None:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def is_about(kinds: Collection[str]) -> bool:

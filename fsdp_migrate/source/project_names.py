@@ -1,9 +1,9 @@
-"""Attributes that a project's files read and set by their names, and those that are methods."""
+"""Attributes that are read and set by their names, those that are methods, and what statements give."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.by_name import PROPERTIES
@@ -45,3 +45,11 @@ def _named(call: ast.Call) -> Named | None:
 def is_property(function: Function) -> bool:
     """Tell whether a method is read as an attribute."""
     return any((dotted(each) or "").split(".")[-1] in PROPERTIES for each in function.decorator_list)
+
+
+def given_by(node: ast.stmt) -> ast.expr | None:
+    """Return what a statement gives to who called its function, or goes through it."""
+    if isinstance(node, ast.Return):
+        return node.value
+    is_yield = isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield)
+    return cast("ast.Yield", cast("ast.Expr", node).value).value if is_yield else None

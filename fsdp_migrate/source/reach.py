@@ -29,6 +29,7 @@ _IMPORT: Final = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)|import[ \t]+([^\n#]+))",
     re.MULTILINE,
 )
+_BY_NAME: Final = re.compile(r"\bimport_module\(\s*f?['\"]([\w.]+?)(\.\{|['\"])")
 _FARTHEST: Final = 4
 
 
@@ -63,8 +64,15 @@ def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
 
 def _imports(project: Project, path: Path) -> Iterator[Path]:
     """Yield the files that a file imports, by its text: all are asked, and parsing takes long."""
-    for written, is_name in _written(project.texts[path]):
+    text = project.texts[path]
+    for written, is_name in _written(text):
         yield from _files(project, path, written, is_name=is_name)
+    for name, end in _BY_NAME.findall(text):
+        if end == ".{":  # `import_module(f"tasks.{name}")`: whatever stands in that folder
+            names = tuple(name.split("."))
+            yield from (each for each in project.texts if parts_of(each)[:-1][-len(names) :] == names)
+        else:
+            yield from _files(project, path, name, is_name=False)
 
 
 def _files(

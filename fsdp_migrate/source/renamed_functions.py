@@ -130,7 +130,7 @@ def _bound(target: ast.expr, value: Value) -> Iterator[tuple[str, Value]]:
     """Yield the names that an assignment binds to what may be a function, or may give one."""
     if isinstance(target, ast.Name):
         for choice in _parts(value.node):
-            if isinstance(choice, (ast.Attribute, ast.Call, ast.Name)):
+            if isinstance(choice, (ast.Attribute, ast.Call, ast.Lambda, ast.Name, ast.Subscript)):
                 yield target.id, Value(choice, value.place)
     elif isinstance(target, (ast.List, ast.Tuple)):
         for number, each in enumerate(target.elts):

@@ -54,7 +54,7 @@ class Told:
             if told:
                 given.setdefault(path, {})[name, text] = told
         for module in self.known.looked_at:
-            for (name, text), kinds in self._inherited(module):
+            for (name, text), kinds in (*self._imported(module), *self._inherited(module)):
                 given.setdefault(module.path, {})[name, text] = frozenset(kinds)
         setters = {path for path, text in self.known.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.known.types_from
@@ -104,14 +104,24 @@ class Told:
             texts = {dotted(each) or "" for each in ast.walk(scope) if isinstance(each, ast.Attribute)}
             for text in texts - {""}:
                 is_own = text.startswith("self.")
-                if is_class is not is_own or not (
-                    is_own or self.known.lookup(text[: text.rindex(".")], place)
-                ):
+                if is_class is not is_own or not (is_own or self._is_known(text, place)):
                     continue
                 own = self.known.facts.get((key, text), set())
                 told = self.told(self.known.text_kinds(text, node_of(text), place) - own)
                 if told:
                     yield (name, text), set(told)
+
+    def _is_known(self, text: str, place: Place) -> bool:
+        """Tell whether anything is known of an attribute's object, or of a name of another file."""
+        root = text.partition(".")[0]
+        return root in place.module.imports or bool(self.known.lookup(root, place))
+
+    def _imported(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:
+        """Yield the models that a file imports from the top level of another."""
+        for name in module.imports:
+            told = self.told(self.known.lookup(name, Place(module, "")))
+            if told:
+                yield ("", name), set(told)
 
     def told(self, kinds: Collection[str]) -> frozenset[str]:
         """Return kinds as a source can be told them: objects in lists by what their attributes are.

@@ -65,6 +65,16 @@ def taken(step: str, kinds: Collection[str]) -> set[str]:
     return {rest for first, _, rest in parted if first == step or _may_be(first, step)}
 
 
+def entered(kinds: Collection[str]) -> set[str]:
+    """Return what ``with`` gives of a context: what a generator yields, or the object itself.
+
+    Example:
+        >>> entered({"each>fsdp"}), entered({".model>fsdp"})
+        ({'fsdp'}, {'.model>fsdp'})
+    """
+    return taken(EACH, kinds) if any(kind.startswith(f"{EACH}>") for kind in kinds) else set(kinds)
+
+
 def _may_be(first: str, step: str) -> bool:
     """Tell whether two steps may lead to the same part of a list or of a dict."""
     if "." in {first[:1], step[:1]}:

@@ -8,6 +8,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.held import taken
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
@@ -49,6 +50,7 @@ def loop_of(index: Index, name: cst.Name) -> cst.For | None:
     return None
 
 
+_GIVES_PARTS = frozenset({"children", "modules", "named_children", "named_modules"})
 _GIVES_A_PART = frozenset(
     {"get_decoder", "get_encoder", "get_input_embeddings", "get_output_embeddings", "get_submodule"}
 )
@@ -57,20 +59,41 @@ _GIVES_A_PART = frozenset(
 def item_of(index: Index, node: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return the attribute that a part is an item of: ``model.layers[0]``, ``for layer in model.layers``.
 
-    Of a part that a model gives by a method, ``model.get_input_embeddings()``, it is the model.
+    Of a part that a model gives by a method or by its name, ``model.get_submodule("head")``, ``for part in
+    model.children()``, ``getattr(model, name)``, it is the model; of another name of a part it is the part.
     """
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-        return node.func.value if node.func.attr.value in _GIVES_A_PART else None
+    if isinstance(node, cst.Call):
+        return _asked_for(node)
     over: cst.BaseExpression | None = None
     if isinstance(node, cst.Subscript) and not is_slice(node):
         over = node.value
     elif isinstance(node, cst.Name):
         over = next((loop.iter for loop in loops_around(index, node) if binds(loop, node.value)), None)
-        if isinstance(over, cst.Call) and dotted(over.func) in {"enumerate", "reversed"} and over.args:
-            over = over.args[0].value
-        # Where it goes through a slice, each is an item of the same list.
-        over = over.value if isinstance(over, cst.Subscript) and is_slice(over) else over
+        if over is None:
+            return _renamed_part(index, node)
+    while isinstance(over, cst.Call) and dotted(over.func) in {"dict", "enumerate", "list", "reversed"}:
+        over = over.args[0].value if over.args else None
+    # Where a loop goes through a slice, each is an item of the same list.
+    if isinstance(node, cst.Name) and isinstance(over, cst.Subscript) and is_slice(over):
+        over = over.value
+    if isinstance(over, cst.Call) and isinstance(over.func, cst.Attribute):
+        return over.func.value if over.func.attr.value in _GIVES_PARTS else None
     return over if isinstance(over, cst.Attribute) else None
+
+
+def _asked_for(call: cst.Call) -> cst.BaseExpression | None:
+    """Return what a call asks for a part: ``model.get_submodule("head")``, ``getattr(model, "head")``."""
+    if isinstance(call.func, cst.Attribute):
+        return call.func.value if call.func.attr.value in _GIVES_A_PART else None
+    return call.args[0].value if dotted(call.func) == "getattr" and len(call.args) > 1 else None
+
+
+def _renamed_part(index: Index, name: cst.Name) -> cst.BaseExpression | None:
+    """Return the part that a name stands for: ``encoder = model.encoder``."""
+    value = last_value(index, name) if name in index.scopes else None
+    if isinstance(value, (cst.Call, cst.Subscript)):
+        return value if item_of(index, value) is not None else None
+    return value if isinstance(value, cst.Attribute) else None
 
 
 def loops_around(index: Index, node: cst.CSTNode) -> Iterator[cst.For | cst.CompFor]:

@@ -17,6 +17,7 @@ from fsdp_migrate.source.python.held import (
     EACH,
     ITEM,
     attribute,
+    entered,
     has_model,
     held,
     inside_of,
@@ -27,7 +28,7 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.makers import put_into
 from fsdp_migrate.source.python.model_kinds import ModelKinds
 from fsdp_migrate.source.python.nodes import dotted
-from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
+from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
 from fsdp_migrate.source.python.switches import Switches
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
 
@@ -103,7 +104,9 @@ class Models(ModelKinds):
                 self._follow_assignment(node)
         for node in (*self.index.by_kind.get(cst.For, ()), *self.index.by_kind.get(cst.CompFor, ())):
             self._follow_loop(node)
-        for node in self.index.by_kind.get(cst.Return, ()):
+        for node in self.index.by_kind.get(cst.WithItem, ()):
+            self._follow_with(node)
+        for node in (*self.index.by_kind.get(cst.Return, ()), *self.index.by_kind.get(cst.Yield, ())):
             self._follow_return(node)
         for node in self.index.by_kind.get(cst.Call, ()):
             self._follow_call(node)
@@ -156,6 +159,12 @@ class Models(ModelKinds):
         for target, kinds in self._kinds_of_targets(node):
             self._add_given(self.key_of(target), kinds)
 
+    def _follow_with(self, node: cst.CSTNode) -> None:
+        """Note what ``with unwrapped(model) as inner`` gives: what a generator yields, or the object."""
+        assert isinstance(node, cst.WithItem)
+        if node.asname is not None and isinstance(node.asname.name, cst.BaseExpression):
+            self._assign(node.asname.name, entered(self.kinds(node.item)))
+
     def _add_given(self, key: Key | None, kinds: set[str]) -> None:
         self._add(key, kinds)
         if key is not None and has_model(kinds):
@@ -163,10 +172,12 @@ class Models(ModelKinds):
 
     def _follow_return(self, node: cst.CSTNode) -> None:
         function = self.index.function(node)
-        if function is not None and isinstance(node, cst.Return) and node.value is not None:
+        value = node.value if isinstance(node, (cst.Return, cst.Yield)) else None
+        if function is not None and isinstance(value, cst.BaseExpression):
             given = (self.facts.get((function, each.name.value), ()) for each in function.params.params)
-            kinds = self.kinds(node.value) - inside_of({kind for kinds in given for kind in kinds})
-            kinds |= {"fsdp", "other"} if self._is_found(node.value) else set()
+            kinds = self.kinds(value) - inside_of({kind for kinds in given for kind in kinds})
+            kinds |= {"fsdp", "other"} if self._is_found(value) else set()
+            kinds = put(EACH, kinds) if isinstance(node, cst.Yield) else kinds
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
                 owner = self.index.parents.get(self.index.parents[function])
@@ -224,6 +235,8 @@ class Models(ModelKinds):
             name = arg.keyword.value if arg.keyword else (params[place] if place < len(params) else "")
             if name in keywords:
                 self._add_given((function, name), self.kinds(arg.value))
+            elif (rest := rest_of(function, arg, place - len(params))) is not None:
+                self._add_given((function, rest[0]), put(rest[1], self.kinds(arg.value)))
 
     def _follow_starred(
         self, arg: cst.Arg, function: cst.FunctionDef, params: list[str], keywords: set[str]

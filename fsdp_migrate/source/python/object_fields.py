@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.held import attribute, put
+from fsdp_migrate.source.python.held import attribute, item, put
 from fsdp_migrate.source.python.nodes import dotted
 
 
@@ -39,6 +39,16 @@ def init_of(node: cst.ClassDef) -> cst.FunctionDef | None:
     """Return the constructor that a class has itself."""
     own = (item for item in node.body.body if isinstance(item, cst.FunctionDef))
     return next((item for item in own if item.name.value == "__init__"), None)
+
+
+def rest_of(function: cst.FunctionDef, arg: cst.Arg, place: int) -> tuple[str, str] | None:
+    """Return ``args``, or ``kwargs``, of a function, and the step there, where that takes an argument."""
+    params = function.params
+    if arg.keyword is not None:
+        kwarg = params.star_kwarg
+        return (kwarg.name.value, item(arg.keyword.value)) if kwarg is not None else None
+    rest = params.star_arg
+    return (rest.name.value, str(place)) if isinstance(rest, cst.Param) and place >= 0 else None
 
 
 def attributes_of(models: ModelKinds, node: cst.ClassDef, without: Collection[str] = ()) -> set[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.evidence import is_off
+from fsdp_migrate.source.python.held import has_model, held
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import model_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fsdp_migrate.source.python.model_kinds import Certainty
+    from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
 
 
@@ -47,6 +49,7 @@ _MODELS = (
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) on every "
     "rank."
 )
+_DEEPEST = 2
 _MODEL = re.compile(r"model|module|net", re.IGNORECASE)
 _LOADED = (
     "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit: take "
@@ -66,10 +69,11 @@ def find(source: Source) -> Iterator[Found]:
     for call in _of_optimizers(source, "state_dict"):
         func = cst.ensure_type(call.func, cst.Attribute)
         saves = _saves_a_model(source, call) if not call.args else None
-        if not saves and not call.args and _is_saved(source, call) and _is_of_a_model(source, func.value):
+        is_saved = _is_saved(source, call) or _is_saved_by_name(source, call)
+        if not saves and not call.args and is_saved and _is_of_a_model(source, func.value):
             saves = "certain"
         if not saves and not call.args and _is_of_another_place(source, func.value):
-            saves = "mixed" if _is_saved(source, call) or _is_saved_by_name(source, call) else None
+            saves = "mixed" if is_saved else None
         if saves and not _is_given_to_fsdp1(source, call):
             saved.add(text_of(func.value))
             yield Found("FM425", call, _SAVED if saves == "certain" else _MAYBE, "commented")
@@ -144,20 +148,49 @@ def _is_of_another_place(source: Source, optimizer: cst.BaseExpression) -> bool:
     Where FSDP1's functions take the states of optimizers, what is not given to them is of another branch.
     """
     root: cst.BaseExpression = optimizer
+    is_beside = _is_beside_a_model(source, optimizer)
     while isinstance(root, (cst.Attribute, cst.Subscript)):
         root = root.value
     scope = source.index.scopes.get(root)
-    given = scope.lookup(root.value) if scope is not None and isinstance(root, cst.Name) else ()
-    text = text_of(optimizer)
-    if not any(binding.kind == "param" for binding in given) or any(
-        text_of(target.target) == text for assign in source.assignments for target in assign.targets
-    ):
+    bindings = scope.lookup(root.value) if scope is not None and isinstance(root, cst.Name) else ()
+    if not is_beside and not any(_is_from_elsewhere(source, each) for each in bindings):
+        return False
+    if not all(_are_given(source, optimizer)):
         return False
     if any("fsdp" in text_of(test).lower() for test, _ in source.models.guards.facts(optimizer)):
         return False
     if not _has_a_model(source):
         return False
     return not any("optim_state_dict" in source.class_function(call) for call in source.calls)
+
+
+def _is_from_elsewhere(source: Source, binding: Binding) -> bool:
+    """Tell whether a name is a parameter, or of another file, or comes together with a sharded model."""
+    if binding.kind == "param" or isinstance(binding.node, cst.ImportFrom):
+        return True
+    value = binding.value if isinstance(binding.value, cst.BaseExpression) else None
+    if value is None or binding.index is None:
+        return value is not None and _is_beside_a_model(source, value)
+    return has_model(source.models.kinds(value))  # `model, optimizer = build(config)`
+
+
+def _is_beside_a_model(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is held by what holds a sharded model, too: ``parts["optimizer"]``."""
+    if not isinstance(node, (cst.Attribute, cst.Subscript)):
+        return False
+    return has_model(held(source.models.kinds(node.value)))
+
+
+def _are_given(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:
+    """Yield, for each value that an optimizer has here, whether others gave that to this place."""
+    text = text_of(optimizer)
+    for assign in source.assignments:
+        if any(text_of(each.target) == text for each in assign.targets):
+            value = assign.value
+            scope = source.index.scopes.get(value) if isinstance(value, cst.Name) else None
+            bindings = scope.lookup(text_of(value)) if scope is not None else ()
+            is_given = any(_is_from_elsewhere(source, each) for each in bindings)
+            yield is_given or text_of(value) == "None" or _is_beside_a_model(source, value)
 
 
 def _is_of_a_checkpoint(source: Source, call: cst.Call) -> bool:
@@ -178,7 +211,7 @@ def _is_of_a_checkpoint(source: Source, call: cst.Call) -> bool:
 
 def _has_a_model(source: Source) -> bool:
     """Tell whether anything in this source is known to be a sharded model, or to be given one."""
-    return any("fsdp" in kinds for kinds in source.models.facts.values())
+    return any(map(has_model, source.models.facts.values()))
 
 
 def _is_saved_by_name(source: Source, call: cst.Call) -> bool:
@@ -242,14 +275,25 @@ def _is_of_plain_models(source: Source, optimizer: cst.BaseExpression) -> bool:
 
 def _are_plain(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:
     """Yield, for each model that an optimizer is made of here, whether it is plain where that stands."""
-    text = text_of(optimizer)
-    for assign in source.assignments:
-        value = assign.value
-        is_its = any(text_of(each.target) == text for each in assign.targets)
-        for arg in value.args if isinstance(value, cst.Call) and is_its else ():
+    for value in _makers(source, optimizer):
+        for arg in value.args:
             if source.models.is_parameters(arg.value):
                 model = model_of(source.index, arg.value)
                 yield model is not None and source.models.is_plain_at(model, optimizer)
+
+
+def _makers(source: Source, optimizer: cst.BaseExpression, depth: int = 0) -> Iterator[cst.Call]:
+    """Yield the calls that make an optimizer here, also by another name: ``self.optimizer = optimizer``."""
+    text = text_of(optimizer)
+    is_its = (a for a in source.assignments if any(text_of(each.target) == text for each in a.targets))
+    values = [each.value for each in is_its]
+    if not values and isinstance(optimizer, cst.Name):
+        values = [each for each in (last_value(source.index, optimizer),) if each is not None]
+    for value in values:
+        if isinstance(value, cst.Call):
+            yield value
+        elif isinstance(value, (cst.Name, cst.Attribute)) and depth < _DEEPEST:
+            yield from _makers(source, value, depth + 1)
 
 
 def _is_optimizer(node: cst.BaseExpression) -> bool:

@@ -95,6 +95,7 @@ _GIVEN_A_MODEL = {
     "safetensors.torch.save_model": _SAVES.format("give it to safetensors' save_file"),
 }
 _NOT_MODELS = frozenset({"config", "feature_extractor", "generation_config", "image_processor", "processor"})
+_DEEPEST = 6
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ONE_RANK = (
     "one rank alone comes here, and every rank must ask for the state now: FSDP1's `.module.state_dict()` "
@@ -104,6 +105,11 @@ _ONE_RANK = (
 _HOLDS = (
     "it holds sharded models, and its state is theirs, of DTensors: where they are sharded, take torch's "
     "get_model_state_dict, given it, with options=StateDictOptions(full_state_dict=True), or "
+    "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
+)
+_PART = (
+    "it is a part of the sharded model, and its state is of DTensors: take torch's get_model_state_dict, "
+    "given it, with options=StateDictOptions(full_state_dict=True, cpu_offload=True), or "
     "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
 )
 _ASKED = (
@@ -234,8 +240,20 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield turned(source, call, settings)
     elif certainty is None and _holds_models(source, func.value):
         yield Found("FM308", call, _HOLDS, "commented")
-    elif certainty is None and is_asked_elsewhere(source.models, func.value):
+    elif certainty is None:
+        yield from _of_part(source, call, func.value)
+
+
+def _of_part(source: Source, call: cst.Call, node: cst.BaseExpression) -> Iterator[Found]:
+    """Find the state of what may be a sharded model, or is a part of one: ``model.encoder.state_dict()``."""
+    if is_asked_elsewhere(source.models, node):
         yield Found("FM333", call, _ASKED, "commented")
+        return
+    whole, certainty = _whole_of(source, call, node) or (None, None)
+    if whole is not None and certainty == "certain":
+        yield Found("FM308", call, _PART, "commented")
+    elif whole is not None:
+        yield Found("FM333", call, f"where {short(whole)} is sharded, {_PART}", "commented")
 
 
 def _decided_elsewhere(source: Source, call: cst.Call, settings: Settings | None) -> Found:
@@ -309,11 +327,8 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
         return
     certainty = _certainty(source, call, asked)
     # A part of a sharded model has a sharded state, too.
-    while certainty is None and isinstance(asked, cst.Attribute) and asked.attr.value != "module":
-        if source.models.sharded_with(asked) is None:
-            return
-        asked = asked.value
-        certainty = _certainty(source, call, asked)
+    if certainty is None and (of := _whole_of(source, call, asked)) is not None:
+        asked, certainty = of
     if certainty is None or source.contexts.is_summoned(call):
         return
     if certainty == "mixed":
@@ -321,6 +336,21 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM333", call, said, "commented")
     else:
         yield Found("FM308", call, _ASKS_ITSELF, "commented")
+
+
+def _whole_of(
+    source: Source, call: cst.Call, part: cst.BaseExpression
+) -> tuple[cst.BaseExpression, Certainty] | None:
+    """Return the sharded model that something is a part of: ``model`` of ``model.encoder``."""
+    whole: cst.BaseExpression | None = part
+    for _ in range(_DEEPEST):
+        if whole is None or (isinstance(whole, cst.Attribute) and whole.attr.value == "module"):
+            return None
+        whole = source.models.sharded_with(whole)
+        certainty = _certainty(source, call, whole) if whole is not None else None
+        if whole is not None and certainty is not None:
+            return None if source.contexts.is_summoned(call) else (whole, certainty)
+    return None
 
 
 def _of_functions(source: Source, call: cst.Call) -> Iterator[Found]:

@@ -1,0 +1,55 @@
+"""Functions that are handed over with what they are called with: partials, threads, pools, processes."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.held import item, taken
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_PARTIALS: Final = frozenset({"partial", "partialmethod"})
+_BY_PLACE: Final = {"submit": 0, "to_thread": 0, "run_in_executor": 1}
+"""What is given a function at a place, and behind it what that is called with."""
+_IN_A_TUPLE: Final = {"Process": 0, "Thread": 0, "apply_async": 0, "spawn": 1, "start_processes": 1}
+"""What is given a function and ``args=(...)``, and how many arguments come before these."""
+_MOST: Final = 12
+
+
+class Handed(NamedTuple):
+    """A function, and what it will be called with, by place and by name."""
+
+    func: ast.expr
+    given: list[set[str]]
+    named: dict[str, set[str]]
+
+
+def handed_over(call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Handed | None:
+    """Return the function that a call hands over, and what that will be called with."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else (dotted(call.func) or "")
+    place = 0 if name in _PARTIALS else _BY_PLACE.get(name)
+    if place is not None and len(call.args) > place:
+        given = [kinds(each) for each in call.args[place + 1 :] if not isinstance(each, ast.Starred)]
+        return Handed(call.args[place], given, {e.arg: kinds(e.value) for e in call.keywords if e.arg})
+    if name not in _IN_A_TUPLE:
+        return None
+    by_name = {each.arg: each.value for each in call.keywords if each.arg}
+    func = by_name.get("target") or by_name.get("fn") or by_name.get("func") or next(iter(call.args), None)
+    args, others = by_name.get("args", next(iter(call.args[1:2]), None)), by_name.get("kwds")
+    others = others or by_name.get("kwargs")
+    if func is None or (args is None and others is None):
+        return None
+    held = kinds(args) if args is not None else set()
+    given = [set[str]() for _ in range(_IN_A_TUPLE[name])]
+    given += [taken(str(number), held) for number in range(_MOST)]
+    named = {}
+    for each in others.keys if isinstance(others, ast.Dict) else ():
+        text = each.value if isinstance(each, ast.Constant) and isinstance(each.value, str) else None
+        if text is not None and others is not None:
+            named[text] = taken(item(text), kinds(others))
+    return Handed(func, given, named)

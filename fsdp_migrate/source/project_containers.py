@@ -1,0 +1,75 @@
+"""What literals and comprehensions of a project's files hold, and what targets and subscripts take of it."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.held import EACH, ITEM, LONGEST, VALUE, alike, held, item, put, taken
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Kinds = Callable[[ast.expr], set[str]]
+
+
+def held_by(kinds: Kinds, node: ast.expr) -> set[str]:
+    """Return what a literal or a comprehension holds."""
+    found: set[str] = set()
+    if isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) <= LONGEST:
+        is_placed = True
+        for number, each in enumerate(node.elts):
+            if isinstance(each, ast.Starred):
+                is_placed = False
+                found |= put(EACH, taken(EACH, kinds(each.value)))
+            else:
+                found |= put(str(number) if is_placed else EACH, kinds(each))
+    elif isinstance(node, ast.Dict) and len(node.values) <= LONGEST:
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = text_of(key)
+            inside = kinds(value)
+            found |= held(inside) if key is None else put(VALUE if name is None else item(name), inside)
+    elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
+        return put(EACH, alike(_comprehended(kinds, node, node.elt)))
+    elif isinstance(node, ast.DictComp):
+        return put(VALUE, alike(_comprehended(kinds, node, node.value)))
+    return found
+
+
+def _comprehended(
+    kinds: Kinds,
+    node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp,
+    gives: ast.expr,
+) -> set[str]:
+    first = node.generators[0]
+    for target, inside in targets_of(first.target, taken(EACH, kinds(first.iter))):
+        if dotted(target) == dotted(gives) and isinstance(gives, ast.Name):
+            return inside
+    return kinds(gives)
+
+
+def step_of(node: ast.Subscript) -> str:
+    """Return the step that a subscript takes: to an item by its name, by its place, or to any."""
+    value = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    if isinstance(value, str):
+        return item(value)
+    return str(value) if type(value) is int else ITEM
+
+
+def targets_of(target: ast.expr, kinds: set[str]) -> Iterator[tuple[ast.expr, set[str]]]:
+    """Yield the names that a target binds, with what each is given: ``(name, (model, optimizer))``."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for place, element in enumerate(target.elts):
+            if isinstance(element, ast.Starred):
+                yield from targets_of(element.value, put(EACH, taken(EACH, kinds)))
+            else:
+                yield from targets_of(element, taken(str(place), kinds))
+    else:
+        yield target, kinds
+
+
+def text_of(node: ast.expr | None) -> str | None:
+    """Return the text that an expression is."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

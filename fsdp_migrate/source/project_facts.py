@@ -1,0 +1,193 @@
+"""What assignments, loops, contexts and lists of a project's files say of names."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.project import Definition, Module, Place, dotted
+from fsdp_migrate.source.project_arguments import is_made_there
+from fsdp_migrate.source.project_containers import step_of, targets_of
+from fsdp_migrate.source.project_kinds import Fact, ProjectKinds, is_about, makes_attribute
+from fsdp_migrate.source.project_names import set_by_name
+from fsdp_migrate.source.python.held import EACH, ITEM, attribute, entered, held, item, put, taken
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from pathlib import Path
+    from typing import TypeVar
+
+    from fsdp_migrate.source.project_kinds import Key
+    from fsdp_migrate.source.project_scopes import Scope
+
+    _Key = TypeVar("_Key", str, Fact)
+
+
+_ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
+
+
+@dataclass(eq=False)
+class ProjectFacts(ProjectKinds):
+    """Notes what is known of names, and which scopes are to be gone through again for it."""
+
+    looked_at: list[Module] = field(default_factory=list)
+    holders: set[str] = field(default_factory=set)
+    """The classes whose objects hold models, by their keys."""
+    _news: set[Scope] = field(default_factory=set, repr=False)
+    """The scopes to go through: they are new, or asked for something of which more was found since."""
+
+    def _found_more(self, key: Key) -> None:
+        """Note that more is known of something: the scopes that asked for it are gone through again."""
+        self._news |= self.askers.get(key, set())
+
+    def _update(self, table: dict[_Key, set[str]], key: _Key, kinds: Collection[str]) -> None:
+        found = table.setdefault(key, set())
+        if not found.issuperset(kinds):
+            found.update(kinds)
+            self._found_more(key)
+
+    def _note_holder(self, key: str) -> None:
+        if key not in self.holders:
+            self.holders.add(key)
+            self._found_more(key)
+
+    def _look_at(self, paths: Iterable[Path]) -> None:
+        seen = {module.path for module in self.looked_at}
+        for path in paths:
+            module = self.project.module(path) if path not in seen else None
+            if module is not None:
+                self.looked_at.append(module)
+
+    def _assign(self, target: ast.expr, kinds: set[str], place: Place) -> None:
+        for part, held_here in targets_of(target, kinds) if kinds else ():
+            if isinstance(part, ast.Subscript):
+                # `models[name] = FSDP(net)`
+                step = step_of(part)
+                inside = put(ITEM if step.isdigit() else step, held_here)
+                self._assign_name(dotted(part.value), inside, place, is_part=True)
+            else:
+                self._assign_name(dotted(part), held_here, place)
+
+    def _assign_name(self, text: str | None, kinds: set[str], place: Place, *, is_part: bool = False) -> None:
+        if text is None or not kinds:
+            return
+        self._set_on_object(text, kinds, place)
+        key = self._key(text, place, is_part=is_part)
+        self._add(key, kinds, from_others=not key[0].startswith(f"{place.module.path}:"))
+        if text.startswith(("self.", "cls.")) and self._is_about(kinds):
+            self._note_holder(key[0])
+            self._note_above(self.project.class_of(place), key[1], kinds)
+        mark, here = (place.line, place.loops), (f"{place.module.path}:{place.scope}", text)
+        if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
+            self.made[here].append(mark)
+            self._found_more(here)
+
+    def _note_above(self, owner: Definition | None, text: str, kinds: set[str], depth: int = 0) -> None:
+        """Note what an attribute of a class may be in the methods of those that it derives from.
+
+        Another class that derives from them may hold a plain model there.
+        """
+        for base in self.project.bases(owner) if owner is not None and "fsdp" in kinds and depth < 4 else ():
+            if not makes_attribute(base, text):
+                own = self.project.overridden(base, owner) if owner is not None else set()
+                self.not_run[base.key] = self.not_run.get(base.key, own) & own
+                self._update(self.below, (base.key, text), {"fsdp", "other"})
+                self._look_at([base.module.path])
+                self._note_above(base, text, kinds, depth + 1)
+
+    def _add(self, fact: Fact, kinds: Collection[str], *, from_others: bool = False) -> None:
+        if kinds:
+            self._update(self.facts, fact, kinds)
+            if from_others:
+                self._update(self.from_others, fact, kinds)
+
+    def _set_on_object(self, text: str, kinds: set[str], place: Place) -> None:
+        """Note what is set on an object from outside of its class: ``trainer.model = FSDP(net)``."""
+        start, _, last = text.rpartition(".")
+        if not start or start in {"self", "cls"} or not self._is_about(kinds):
+            return
+        if not last.startswith("_"):
+            self._add(self._key(start, place), put(attribute(last), kinds))
+        is_own = is_made_there(self.project, start, place)
+        named = self.project.named(start, place) if start[:1].isupper() else None
+        is_class = named is not None and isinstance(named.node, ast.ClassDef)
+        owners = [owner for owner, _ in self.objects_in(self.lookup(start, place))]
+        for owner in (*owners, *([named] if named is not None and is_class else [])):
+            fact = (owner.key, f"self.{last}")
+            was_own = self.set_on_own.get(fact)
+            if was_own is None or (was_own and not is_own):
+                self.set_on_own[fact] = is_own
+                self._found_more(fact)
+            self._add(fact, kinds, from_others=True)
+            self._note_holder(owner.key)
+            self._look_at([owner.module.path])
+
+    def _loop(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
+        """Note what a loop goes through: ``for model in models.values()``."""
+        kinds = taken(EACH, self.kinds(node.iter, place))
+        over = dotted(node.iter)
+        is_of_names = (
+            over is not None
+            and isinstance(node.target, ast.Name)
+            and any(
+                isinstance(each, ast.Subscript)
+                and dotted(each.value) == over
+                and dotted(each.slice) == node.target.id
+                for each in ast.walk(node)
+            )
+        )
+        for target, each in targets_of(node.target, kinds) if kinds and not is_of_names else ():
+            text = dotted(target)
+            if text is not None:
+                self._add(self._key(text, place), each)
+
+    def _key(self, text: str, place: Place, *, is_part: bool = False) -> Fact:
+        if text.startswith(("self.", "cls.")):
+            owner = self.project.class_of(place)
+            if owner is not None:
+                return owner.key, f"self.{text.partition('.')[2]}"
+        if place.scope and self.globals.is_said(text.partition(".")[0], place):
+            return f"{place.module.path}:", text
+        # `STATE["model"] = model`, `state.model = model`: of what another file has at its top level.
+        origin = self.globals.origin(text, place) if is_part or "." in text else None
+        return origin or (f"{place.module.path}:{place.scope}", text)
+
+    def _adds(self, call: ast.Call, place: Place) -> None:
+        """Note what a call puts into a list, a dict or an object: ``models.append(FSDP(net))``."""
+        named = set_by_name(call)
+        if named is not None and named.value is not None:
+            self._assign_name(named.text, self.kinds(named.value, place), place)
+        where = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if where is None:
+            return
+        kinds: set[str] = set()
+        if name in _ADDS and len(call.args) == _ADDS[name] + 1:
+            kinds = put(EACH, self.kinds(call.args[-1], place))
+        elif name in {"extend", "update"}:
+            kinds = held(self.kinds(call.args[0], place)) if call.args else set()
+            for each in call.keywords:
+                kinds |= put(item(each.arg), self.kinds(each.value, place)) if each.arg else set()
+        if kinds:
+            self._add(self._key(where, place, is_part=True), kinds)
+
+    def _is_about(self, kinds: set[str]) -> bool:
+        """Tell whether FSDP1's models, or objects that hold some, are among what an expression may be."""
+        return is_about(kinds) or any(self._holds(owner) for owner, _ in self.objects_in(kinds))
+
+    def _holds(self, owner: Definition, depth: int = 0) -> bool:
+        """Tell whether objects of a class, or of one that it derives from, hold models."""
+        self.ask(owner.key)
+        if owner.key in self.holders:
+            return True
+        return depth < 4 and any(self._holds(base, depth + 1) for base in self.project.bases(owner))
+
+    def _block(self, node: ast.stmt, place: Place) -> None:
+        """Note what a loop goes through, and what ``with unwrapped(model) as inner`` gives."""
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            self._loop(node, place)
+        for each in node.items if isinstance(node, (ast.With, ast.AsyncWith)) else ():
+            if each.optional_vars is not None:
+                self._assign(each.optional_vars, entered(self.kinds(each.context_expr, place)), place)
