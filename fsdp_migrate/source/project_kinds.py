@@ -36,6 +36,7 @@ from fsdp_migrate.source.python.held import (
     without_models,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
+from fsdp_migrate.source.python.optimizers import STATE, has_groups, of_optimizer
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, MAKES, SAME_MODEL, made_by
@@ -57,7 +58,7 @@ BARE = "bare:"
 """The same, of an object whose call gave the constructor none of the models that other calls give it."""
 _MAKES = "makes:"
 _MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
-_TOLD = _MODELS | {MAKES, "other", FLAT} | BY_ANY
+_TOLD = _MODELS | {STATE, MAKES, "other", FLAT} | BY_ANY
 _DEEPEST = 3
 # What modules call the one that they wrap, and whose parameters are theirs.
 _HELD = ("module", "model")
@@ -311,7 +312,9 @@ class ProjectKinds:
             found |= {"params"} if "fsdp" in kinds.union(*inside) else set()
         elif text in SAME_PARAMETERS:
             found |= {kind for arg in call.args for kind in self.kinds(arg, place) if kind == "params"}
-        return found or self._given_by(call, place)
+        found = found or self._given_by(call, place)
+        stepped = [*call.args[:1], *(each.value for each in call.keywords if each.arg == "params")]
+        return found or of_optimizer(text or "", (self.kinds(each, place) for each in stepped))
 
     def _given_by(self, call: ast.Call, place: Place) -> set[str]:
         """Return what a call of Python's own functions gives of what holds models."""
@@ -476,7 +479,7 @@ def _text(node: ast.expr | None) -> str | None:
 
 def is_about(kinds: Collection[str]) -> bool:
     """Tell whether FSDP1's models are among what an expression may be or hold."""
-    return bool({"params", f"{_MAKES}fsdp", FLAT} & set(kinds)) or has_model(kinds)
+    return bool({"params", f"{_MAKES}fsdp", FLAT} & set(kinds)) or has_model(kinds) or has_groups(kinds)
 
 
 def makes_attribute(owner: Definition, text: str) -> bool:

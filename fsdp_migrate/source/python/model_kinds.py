@@ -47,6 +47,7 @@ from fsdp_migrate.source.python.makers import (
     makes_fsdp,
 )
 from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
+from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
@@ -299,7 +300,8 @@ class ModelKinds:
 
     def _find_kinds(self, node: cst.BaseExpression) -> set[str]:
         if isinstance(node, cst.Call):
-            return self._kinds_of_call(node) or self._kinds_of_parameters(node)
+            found = self._kinds_of_call(node) or self._kinds_of_parameters(node)
+            return found or of_optimizer(dotted(node.func) or "", map(self.kinds, stepped(node)))
         if isinstance(node, cst.IfExp):
             return chosen([(part, self.kinds(part)) for part in (node.body, node.orelse)])
         if isinstance(node, cst.NamedExpr):
