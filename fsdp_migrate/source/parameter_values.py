@@ -13,37 +13,31 @@ from fsdp_migrate.source.python.containers import added_to, is_slice
 from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
+from fsdp_migrate.source.python.tensor_words import OF_FUNCTIONS, OF_METHODS, SAME
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.model_kinds import Key
     from fsdp_migrate.source.python.text import Source
 
 
 WEIGHTS = frozenset({"bias", "weight"})
-_VALUES = frozenset({"data", "grad"})
-_SAME = frozenset(
-    {
-        "abs",
-        "bfloat16",
-        "clone",
-        "cpu",
-        "cuda",
-        "detach",
-        "double",
-        "float",
-        "half",
-        "pow",
-        "square",
-        "to",
-        "view",
-    }
+_COMPARES = (
+    cst.Equal,
+    cst.GreaterThan,
+    cst.GreaterThanEqual,
+    cst.LessThan,
+    cst.LessThanEqual,
+    cst.NotEqual,
 )
 _MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _ITEMS = frozenset({"items", "values"})
+# `torch.abs(p)` is no method of what is called torch.
+_LIBRARIES = frozenset({"F", "np", "numpy", "torch", "torch.nn.functional"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
 _DEEPEST = 8
 
@@ -60,16 +54,17 @@ class ParameterValues:
         """Tell whether an expression is a parameter of a sharded model, its gradient, or its values."""
         while (inner := _inner(node)) is not None:
             node = inner
-        if isinstance(node, cst.BinaryOperation):  # `p ** 2`, `p - before`
-            return self.is_one(node.left) or self.is_one(node.right)
+        if isinstance(node, (cst.BinaryOperation, cst.Comparison, cst.Call)):
+            return any(map(self.is_one, _parts(self.source, node)))
         if isinstance(node, cst.Subscript):
-            is_named = isinstance(node.value, (cst.Name, cst.Attribute)) and not is_slice(node)
-            return is_named and self._once(node.value, self.is_many)
+            return self._is_item(node)
         if isinstance(node, cst.Attribute):
             return self._is_weight(node)
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
         loops = [loop for loop in loops_around(self.source.index, node) if binds(loop, node.value)]
+        if loops and STATE in self.source.models.kinds(node):
+            return True
         if loops:
             is_of_one = any(
                 (self._goes_through(loop) and _is_value_of(loop, node.value))
@@ -78,6 +73,15 @@ class ParameterValues:
             )
             return is_of_one and not self.source.contexts.is_summoned(node)
         return self._is_held(node)
+
+    def _is_item(self, node: cst.Subscript) -> bool:
+        """Tell whether it is one of many, a part of one, or what an optimizer keeps for one."""
+        if STATE in self.source.models.kinds(node):
+            return text_of(node.slice[0]).strip("'\"") != "step"  # a plain number
+        if not isinstance(node.value, (cst.Name, cst.Attribute, cst.Subscript)):
+            return self.is_one(node.value)
+        is_item = not is_slice(node) and self._once(node.value, self.is_many)
+        return is_item or self._once(node.value, self.is_one)
 
     def _is_weight(self, node: cst.Attribute) -> bool:
         """Tell whether it is a weight of a part of a sharded model: ``model.layers[0].weight``.
@@ -124,8 +128,7 @@ class ParameterValues:
         index, models = self.source.index, self.source.models
         held = last_value(index, name)
         if held is not None:
-            kinds = (cst.Attribute, cst.Call, cst.Name, cst.BinaryOperation)
-            return isinstance(held, kinds) and self._once(held, self.is_one)
+            return self._once(held, self.is_one)
         bindings = index.scopes[name].lookup(name.value)
         is_given = len(bindings) == 1 and bindings[0].kind == "param"
         given = stands_for(index, models.guards, name) if is_given else ()
@@ -169,7 +172,9 @@ class ParameterValues:
         return found
 
     def _goes_through(self, loop: cst.For | cst.CompFor) -> bool:
-        if any(self.is_list(call) for call in walk_for(loop.iter, cst.Call)):
+        if any(
+            self.is_list(each) for kind in (cst.Call, cst.Subscript) for each in walk_for(loop.iter, kind)
+        ):
             return True
         names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(loop.iter, kind))
         known = [each for each in names if each in self.source.index.scopes]
@@ -198,7 +203,7 @@ class ParameterValues:
         """Tell whether an expression is ``model.parameters()`` of a sharded model."""
         if isinstance(node, cst.Attribute) and node.attr.value == "_parameters":
             return self._is_sharded(node.value) or self._is_module_of_one(node.value)
-        if isinstance(node, (cst.Name, cst.Attribute)):
+        if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)):
             return self.source.models.is_parameters(node)
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             return False
@@ -232,11 +237,27 @@ class ParameterValues:
 
 def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return what ``.grad``, ``.data``, ``.detach()`` and the like are taken of."""
-    if isinstance(node, cst.Attribute) and node.attr.value in _VALUES:
+    if isinstance(node, cst.Attribute) and node.attr.value in SAME:
         return node.value
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME:
+    if isinstance(node, cst.UnaryOperation) and not isinstance(node.operator, cst.Not):
+        return node.expression
+    is_method = isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)
+    if is_method and node.func.attr.value in OF_METHODS and dotted(node.func.value) not in _LIBRARIES:
         return node.func.value
     return None
+
+
+def _parts(
+    source: Source, node: cst.BinaryOperation | cst.Comparison | cst.Call
+) -> Iterator[cst.BaseExpression]:
+    """Yield what a tensor is made of, value by value: ``p ** 2``, ``p - before``, ``p == 0``, ``torch.abs(p)``."""
+    if isinstance(node, cst.BinaryOperation):
+        yield from (node.left, node.right)
+    elif isinstance(node, cst.Comparison):
+        compared = [each.comparator for each in node.comparisons if isinstance(each.operator, _COMPARES)]
+        yield from (node.left, *compared) if compared else ()
+    elif source.index.qualified(node.func) & OF_FUNCTIONS:
+        yield from (arg.value for arg in node.args if not arg.star)
 
 
 def _is_value_of(loop: cst.For | cst.CompFor, name: str) -> bool:

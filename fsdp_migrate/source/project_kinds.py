@@ -31,6 +31,7 @@ from fsdp_migrate.source.python.held import (
     without_models,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
+from fsdp_migrate.source.python.optimizers import has_groups, of_optimizer
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL, made_by
@@ -299,7 +300,9 @@ class ProjectKinds:
             found |= {"params"} if "fsdp" in kinds.union(*inside) else set()
         elif text in SAME_PARAMETERS:
             found |= {kind for arg in call.args for kind in self.kinds(arg, place) if kind == "params"}
-        return found or self._given_by(call, place)
+        found = found or self._given_by(call, place)
+        stepped = [*call.args[:1], *(each.value for each in call.keywords if each.arg == "params")]
+        return found or of_optimizer(text or "", (self.kinds(each, place) for each in stepped))
 
     def _given_by(self, call: ast.Call, place: Place) -> set[str]:
         """Return what a call of Python's own functions gives of what holds models."""
@@ -427,7 +430,7 @@ def cast_attribute(node: ast.expr) -> ast.Attribute:
 
 def is_about(kinds: Collection[str]) -> bool:
     """Tell whether FSDP1's models are among what an expression may be or hold."""
-    return bool({"params", f"{_MAKES}fsdp", FLAT} & set(kinds)) or has_model(kinds)
+    return bool({"params", f"{_MAKES}fsdp", FLAT} & set(kinds)) or has_model(kinds) or has_groups(kinds)
 
 
 def makes_attribute(owner: Definition, text: str) -> bool:

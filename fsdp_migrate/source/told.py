@@ -15,6 +15,7 @@ from fsdp_migrate.source.project_arguments import is_owed
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about, node_of
 from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attribute, put, whole
+from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.wrappers import MAKES
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.links import Links
 
 
-_TOLD = MODELS | {MAKES, "other", FLAT} | BY_ANY
+_TOLD = MODELS | {STATE, MAKES, "other", FLAT} | BY_ANY
 _WRAPPED = ".module>fsdp"
 _DEEPEST = 3
 

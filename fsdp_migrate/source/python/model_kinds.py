@@ -49,6 +49,7 @@ from fsdp_migrate.source.python.makers import (
     makes_fsdp,
 )
 from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
+from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
@@ -285,7 +286,8 @@ class ModelKinds:
         if isinstance(node, cst.Call):
             named = read_by_name(node)
             found = self._kinds_of_call(node) if named is None else self._kinds_by_name(node, named)
-            return found or self._kinds_of_parameters(node)
+            found = found or self._kinds_of_parameters(node)
+            return found or of_optimizer(dotted(node.func) or "", map(self.kinds, stepped(node)))
         if isinstance(node, cst.IfExp):
             return chosen([(part, self.kinds(part)) for part in (node.body, node.orelse)])
         if isinstance(node, cst.BooleanOperation):

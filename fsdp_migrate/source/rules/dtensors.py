@@ -13,11 +13,13 @@ import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
+from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.averages import is_averaged
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
+from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.uses import Found
 
 
@@ -32,55 +34,47 @@ CODES = ("FM423",)
 
 _COLLECTIVES = frozenset(
     {
+        "P2POp",
+        "_broadcast_coalesced",
         "all_gather",
+        "all_gather_coalesced",
         "all_gather_into_tensor",
         "all_reduce",
+        "all_reduce_coalesced",
         "all_reduce_multigpu",
+        "all_to_all",
+        "all_to_all_single",
         "broadcast",
         "gather",
+        "irecv",
+        "isend",
+        "recv",
         "reduce",
         "reduce_scatter",
         "reduce_scatter_tensor",
         "scatter",
+        "send",
     }
 )
 _GATHERED = _COLLECTIVES | {"gather_for_metrics", "pad_across_processes"}
-_STATISTICS = frozenset(
-    {
-        "all",
-        "allclose",
-        "any",
-        "equal",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "item",
-        "max",
-        "mean",
-        "min",
-        "norm",
-        "std",
-        "sum",
-        "var",
-    }
-)
-_FUNCTIONS = frozenset(
-    {
-        "torch._foreach_norm",
-        "torch.nn.utils.clip_grad.get_total_norm",
-        "torch.nn.utils.get_total_norm",
-        "torch.nn.utils.parameters_to_vector",
-        "torch.nn.utils.vector_to_parameters",
-        *(f"torch.{name}" for name in _STATISTICS),
-        "torch.cat",
-        "torch.linalg.norm",
-        "torch.linalg.vector_norm",
-        "torch.stack",
-    }
-)
 _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm"})
 _VALUES = frozenset({"data", "grad"})
 _MEMORY = frozenset({"data_ptr", "numpy", "tolist"})
+# What DTensors refuse, though torch's tensors have it.
+_REFUSED = frozenset(
+    {
+        "index_add_",
+        "index_copy_",
+        "index_fill_",
+        "index_put_",
+        "masked_scatter_",
+        "resize_",
+        "scatter_",
+        "scatter_add_",
+        "set_",
+        "share_memory_",
+    }
+)
 _ARRAYS = frozenset({"numpy.array", "numpy.asarray"})
 
 _COLLECTIVE = (
@@ -113,6 +107,15 @@ _RANKS = re.compile(
 _ONE = (
     "this is a DTensor now, of which this rank holds a part: index it, and give it to what takes plain "
     "tensors, as .full_tensor() or .to_local(), and put back what is a DTensor."
+)
+_BESIDE = (
+    "a plain tensor meets a DTensor here, which torch refuses: make it like the parameter, such as "
+    "torch.zeros_like(p) or torch.randn_like(p), or give .to_local() of the parameter and take this rank's "
+    "rows of the other."
+)
+_COPIED = (
+    "torch._foreach_copy_ takes no DTensors: copy each, a.copy_(b), or give it .to_local() of each, where both "
+    "lists are sharded alike."
 )
 _PUT = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it. Copy into "
@@ -164,6 +167,15 @@ def find(source: Source) -> Iterator[Found]:
         if said and not any(_is_other_class(call)):
             named.add(call)
             yield Found("FM423", call, _on_one_rank(source, call, said), "commented")
+    for node in met(values):
+        inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
+        if named.isdisjoint(inside) and not source.contexts.is_summoned(node):
+            named.add(node)
+            yield Found("FM423", node, _BESIDE, "commented")
+    for target in _items_set(source):
+        if values.is_one(target.value) and not source.contexts.is_summoned(target):
+            named.add(target)
+            yield Found("FM423", target, _ONE, "commented")
     for node in source.attributes:
         above = source.index.parents[node]
         if node.attr.value == "data" and isinstance(above, cst.AssignTarget):
@@ -171,6 +183,17 @@ def find(source: Source) -> Iterator[Found]:
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
         elif named.isdisjoint(source.index.ancestors(node)) and _is_one_parameters(source, node):
             yield Found("FM423", node, _on_one_rank(source, node, _ONE), "commented")
+
+
+def _items_set(source: Source) -> Iterator[cst.Subscript]:
+    """Yield the items that are set: ``p.grad[mask] = 0``, and not those of dicts by a name."""
+    targets = [each.target for assign in source.assignments for each in assign.targets]
+    targets += [
+        cst.ensure_type(node, cst.AugAssign).target for node in source.index.by_kind.get(cst.AugAssign, ())
+    ]
+    for each in targets:
+        if isinstance(each, cst.Subscript):
+            yield each
 
 
 def _on_one_rank(source: Source, node: cst.CSTNode, said: str) -> str:
@@ -242,7 +265,7 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
     first = call.args[0].value if call.args and not call.args[0].star else None
     if name in _COLLECTIVES and any(each.startswith("torch.distributed.") for each in known):
         given = [arg.value for arg in call.args if not arg.star]
-        if any(map(values.is_one, given)):
+        if any(values.is_one(each) or values.is_many(each) for each in given):
             return _COLLECTIVE
         if first is None or name != "all_reduce":
             return ""
@@ -250,11 +273,15 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
         return _CLIPPED if is_summed or _is_of_gradients(source, call, first) else ""
     if first is not None and any(map(_LIGHTNINGS.search, known)):
         return _GRAD_NORM if source.models.certainty(first) is not None else ""
+    if "torch._foreach_copy_" in known:
+        return _COPIED if any(values.is_many(arg.value) for arg in call.args) else ""
     if known & _ARRAYS:
         return _NO_MEMORY.format(name) if first is not None and values.is_one(first) else ""
-    if known & _FUNCTIONS:
-        is_theirs = first is not None and (values.is_one(first) or values.is_many(first))
-        return _statistic(source) if is_theirs else ""
+    if known & OF_THE_WHOLE:
+        given = [arg.value for arg in call.args if not arg.star]
+        return (
+            _statistic(source) if any(values.is_one(each) or values.is_many(each) for each in given) else ""
+        )
     if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
         return _of_method(source, call, call.func.attr.value)
     return ""
@@ -267,9 +294,11 @@ def _statistic(source: Source) -> str:
 
 def _of_method(source: Source, call: cst.Call, name: str) -> str:
     """Return what is said of a method that is called on a parameter."""
+    if name in _REFUSED:
+        return _ONE
     if name in _MEMORY:
         return _NO_ADDRESS if name == "data_ptr" else _NO_MEMORY.format(name)
-    if name in _STATISTICS:
+    if name in STATISTICS:
         return _statistic(source)
     if name in _SHAPES:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""

@@ -50,6 +50,19 @@ _KEPT = (
     "this holds the parameters from before sharding, in whose place FSDP2 puts new ones: make it of the "
     "sharded model, or give the optimizers in it to prepare_fully_shard as optimizers=."
 )
+_REFUSE = (
+    "of a sharded model this raises, or steps otherwise, where its parameters are DTensors: {}. Take another "
+    "optimizer, such as AdamW, or give each its part: prepare_fully_shard(..., optimizers=) tells of it when "
+    "it runs."
+)
+_TORCHS = {
+    "torch.optim.Adafactor": "it changes the norms of rows in place, of which each rank has a part",
+    "torch.optim.LBFGS": "it makes one vector of all gradients, which DTensor cannot flatten",
+    "torch.optim.Rprop": "it sets masked items of gradients, which DTensors refuse before torch 2.15",
+    "torch.distributed.optim.ZeroRedundancyOptimizer": (
+        "it sends parameters to other ranks, which collectives refuse; FSDP2 shards the optimizer's state itself"
+    ),
+}
 _ADAMW = frozenset({"transformers.AdamW", "transformers.optimization.AdamW"})
 # What a step may call without looking at a parameter as a whole.
 _ARITHMETIC = frozenset(
@@ -149,6 +162,8 @@ def find(source: Source) -> Iterator[Found]:
     for call in dict.fromkeys([*_given_parameters(source), *_made_by_methods(source)]):
         if source.index.qualified(call.func) & _ADAMW:
             yield Found("FM445", call, _TRANSFORMERS, "kept")
+        elif refused := source.index.qualified(call.func) & set(_TORCHS):
+            yield Found("FM445", call, _REFUSE.format(_TORCHS[refused.pop()]), "commented")
         elif _is_foreign_optimizer(source, call):
             yield Found("FM445", call, _FOREIGN, "commented")
     for held, by in dict.fromkeys([*kept_in_functions(source), *kept_in_classes(source)]):

@@ -68,6 +68,52 @@ def test_what_was_of_one_rank_is_said(body: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("x += (p == 0).sum().item()", True),
+        ("x += torch.count_nonzero(p.grad)", True),
+        ("x += p.grad.abs().flatten().topk(3).values[0]", True),
+        ("x = torch.quantile(p.grad.float().flatten(), 0.5)", True),
+        ("x = torch.histc(p.detach().float(), bins=4)", True),
+        ("x = F.cosine_similarity(old[n], p.flatten(), dim=0)", True),
+        ("x = torch.sort(p.grad.view(-1))[0]", True),
+        ("x = torch.where(p > 0, p, -p).mean()", True),
+        ("x = p[p > 0].sum()", True),
+        ("x = p.grad.reshape(-1)[0].item()", True),
+        ("x = torch.linalg.svdvals(p.detach())", True),
+        ("x = (-p.grad).max()", True),
+        ("g = p.grad.sign()\n    x = g.sum()", True),
+        ("p.grad[p.grad > 1] = 0", True),
+        ("p.data[0] += 1", True),
+        ("p.index_fill_(0, rows, 0.0)", True),
+        ("dist.send(p.data, 1)", True),
+        ("dist.all_reduce_coalesced([p.grad])", True),
+        ("dist.all_gather_into_tensor(out, p.detach().flatten())", True),
+        ("ops = [dist.P2POp(dist.isend, p.data, 1)]", True),
+        ("x = torch.abs(p)", False),
+        ("x = p.grad is None or p.grad.numel() == 0", False),
+        ("p.grad = p.grad.clamp(-1, 1)", False),
+        ("p.grad.masked_fill_(p.grad > 1, 1)", False),
+        ("x[n] = p.flatten()", False),
+        ("x = (p.shape[0] == 3) + sum(p.shape)", False),
+        ("x = n == 'bias' and n.count('x')", False),
+        ("x = torch.sort(other)[0]", False),
+    ],
+)
+def test_statistics_and_messages_of_what_is_made_of_a_parameter(use: str, is_said: bool) -> None:
+    header = f"import torch.nn.functional as F\n{HEADER}"
+    body = f"{MODEL}for n, p in m.named_parameters():\n    {use}\n"
+    assert codes(body, header).count(("FM423", "commented")) == is_said
+
+
+def test_copies_of_many_at_once() -> None:
+    body = f"{MODEL}torch._foreach_copy_({{}}, [p.detach() for p in m.parameters()])\n"
+    assert ("FM423", "commented") in codes(body.format("ema"), HEADER)
+    assert "FM423" not in dict(codes(body.replace("m.p", "other.p"), HEADER))
+    assert "FM423" not in dict(codes(body.format("ema").replace("_copy_", "_zero_"), HEADER))
+
+
+@pytest.mark.parametrize(
     "body",
     [
         "for p in net2.parameters():\n    dist.all_reduce(p.grad)\n",

@@ -265,3 +265,19 @@ def test_parameters_that_the_wrapping_leaves_alone_stay_what_they_are(ignored: s
     wrapping = f"model = FSDP(net, ignored_states={ignored.replace('ignored', 'kept')})\n"
     assert "FM446" not in dict(codes(f"{made}{wrapping}{uses}"))
     assert "FM446" in dict(codes(f"{made}model = FSDP(net)\n{uses}"))
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("torch.optim.Adafactor(model.parameters())", True),
+        ("torch.optim.Rprop(model.parameters())", True),
+        ("torch.optim.LBFGS(model.parameters(), lr=1)", True),
+        ("torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), optimizer_class=x)", True),
+        ("torch.optim.LBFGS([scale], lr=1)", False),
+        ("torch.optim.Adamax(model.parameters())", False),
+        ("torch.optim.ASGD([{'params': model.parameters()}])", False),
+    ],
+)
+def test_optimizers_of_torch_that_take_no_dtensors(made: str, is_said: bool) -> None:
+    assert (("FM445", "commented") in codes(f"model = FSDP(net)\nopt = {made}\n")) is is_said

@@ -1,0 +1,127 @@
+"""Plain tensors that are made here, beside a sharded model's parameters and gradients: torch refuses the two.
+
+Under FSDP1 both were plain: ``p.grad.add_(torch.randn(p.grad.shape))``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.loops import binds, loops_around
+from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.tensor_words import OF_METHODS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.parameter_values import ParameterValues
+    from fsdp_migrate.source.python.text import Source
+
+
+_MAKERS = frozenset(
+    {
+        "torch.arange",
+        "torch.empty",
+        "torch.eye",
+        "torch.from_numpy",
+        "torch.full",
+        "torch.linspace",
+        "torch.normal",
+        "torch.ones",
+        "torch.rand",
+        "torch.randint",
+        "torch.randn",
+        "torch.randperm",
+        "torch.zeros",
+    }
+)
+_BY_VALUE = frozenset(
+    {"add", "copy_", "div", "fmod", "lerp", "maximum", "minimum", "mul", "multiply", "sub", "subtract"}
+)
+_DEEPEST = 4
+
+
+def met(values: ParameterValues) -> Iterator[cst.CSTNode]:
+    """Yield where a plain tensor that is made here meets a parameter of a sharded model, or becomes one's."""
+    source = values.source
+    for call in source.calls:
+        if isinstance(call.func, cst.Attribute) and _is_arithmetic(call.func.attr.value):
+            yield from _of_sides(values, call, [call.func.value, *(a.value for a in call.args if not a.star)])
+    for kind in (cst.AugAssign, cst.BinaryOperation):
+        for node in source.index.by_kind.get(kind, ()):
+            if isinstance(node, cst.AugAssign):
+                yield from _of_sides(values, node, [node.target, node.value])
+            elif isinstance(node, cst.BinaryOperation):
+                yield from _of_sides(values, node, [node.left, node.right])
+    for assign in source.assignments:
+        targets = [each.target for each in assign.targets]
+        is_its = any(_is_put(each) and values.is_one(each) for each in targets)
+        if is_its and is_made_plain(source, assign.value):
+            yield assign
+
+
+def _is_put(target: cst.BaseExpression) -> bool:
+    """Tell whether a target is a gradient, or what an optimizer keeps; ``.data`` is told of elsewhere."""
+    if isinstance(target, cst.Attribute):
+        return target.attr.value == "grad"
+    return isinstance(target, cst.Subscript)
+
+
+def _is_arithmetic(name: str) -> bool:
+    return name in _BY_VALUE or name.removesuffix("_") in _BY_VALUE
+
+
+def _of_sides(
+    values: ParameterValues, node: cst.CSTNode, sides: list[cst.BaseExpression]
+) -> Iterator[cst.CSTNode]:
+    if any(is_made_plain(values.source, each) for each in sides) and any(map(values.is_one, sides)):
+        yield node
+
+
+def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
+    """Tell whether an expression is a plain tensor of this source: ``torch.randn(p.shape) * 0.1``."""
+    if depth > _DEEPEST:
+        return False
+    if isinstance(node, cst.BinaryOperation):
+        sides = (node.left, node.right)
+        is_plain = any(is_made_plain(source, each, depth + 1) for each in sides)
+        return is_plain and any(isinstance(each, (cst.Float, cst.Integer, cst.Name)) for each in sides)
+    if isinstance(node, cst.Call):
+        if source.index.qualified(node.func) & _MAKERS:
+            return True
+        is_method = isinstance(node.func, cst.Attribute) and node.func.attr.value in OF_METHODS
+        return is_method and is_made_plain(source, node.func.value, depth + 1)
+    if isinstance(node, cst.Name) and node in source.index.scopes:
+        loops = [loop for loop in loops_around(source.index, node) if binds(loop, node.value)]
+        if loops:
+            return any(_is_of_plain(source, loop, node.value, depth) for loop in loops)
+        held = last_value(source.index, node)
+        return held is not None and is_made_plain(source, held, depth + 1)
+    if isinstance(node, cst.Subscript):
+        return _holds_plain(source, node.value, depth)
+    return False
+
+
+def _is_of_plain(source: Source, loop: cst.For | cst.CompFor, name: str, depth: int) -> bool:
+    """Tell whether a loop goes through tensors that are made here: ``for a, p in zip(sums, params)``."""
+    over = loop.iter
+    if not isinstance(over, cst.Call) or dotted(over.func) != "zip" or not isinstance(loop.target, cst.Tuple):
+        return _holds_plain(source, over, depth)
+    names = [text_of(each.value) for each in loop.target.elements]
+    if name not in names or names.index(name) >= len(over.args):
+        return False
+    return _holds_plain(source, over.args[names.index(name)].value, depth)
+
+
+def _holds_plain(source: Source, node: cst.BaseExpression, depth: int) -> bool:
+    """Tell whether a name holds a list or a dict of tensors that are made here, in one piece."""
+    if isinstance(node, cst.Name) and node in source.index.scopes:
+        held = last_value(source.index, node)
+        return held is not None and depth <= _DEEPEST and _holds_plain(source, held, depth + 1)
+    if isinstance(node, (cst.ListComp, cst.GeneratorExp)):
+        return is_made_plain(source, node.elt, depth + 1)
+    return isinstance(node, cst.DictComp) and is_made_plain(source, node.value, depth + 1)

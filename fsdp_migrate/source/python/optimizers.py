@@ -1,0 +1,53 @@
+"""What an optimizer of a sharded model holds: its parameters in groups, and their state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.python.held import EACH, VALUE, attribute, item, put, taken
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import libcst as cst
+
+
+PARAMETERS = "params"
+"""What a list of a sharded model's parameters is."""
+STATE = "state"
+"""What an optimizer keeps for one parameter: ``optimizer.state[p]["exp_avg"]``."""
+
+
+def of_optimizer(name: str, given: Iterable[set[str]]) -> set[str]:
+    """Return what the object holds that a class makes of a sharded model's parameters, or of groups of them.
+
+    A class of which more is not known keeps them under these names, or not at all.
+
+    Args:
+        name: What is called.
+        given: What its first argument is, and what it is given as ``params``.
+
+    Example:
+        >>> sorted(of_optimizer("optim.SGD", [{"params"}]))
+        [".param_groups>each>['params']>params", '.state>value>value>state']
+        >>> of_optimizer("count", [{"params"}])
+        set()
+    """
+    if not name.rsplit(".", maxsplit=1)[-1][:1].isupper():
+        return set()
+    if not any(PARAMETERS in known | taken(item("params"), taken(EACH, known)) for known in given):
+        return set()
+    groups = put(EACH, put(item("params"), {PARAMETERS}))
+    return put(attribute("param_groups"), groups) | put(attribute("state"), put(VALUE, put(VALUE, {STATE})))
+
+
+def has_groups(kinds: Iterable[str]) -> bool:
+    """Tell whether something holds the groups of an optimizer of a sharded model."""
+    return any(kind.endswith(f"{item('params')}>{PARAMETERS}") for kind in kinds)
+
+
+def stepped(call: cst.Call) -> list[cst.BaseExpression]:
+    """Return the arguments of a call that are what an optimizer steps, where it makes one."""
+    named = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "params"]
+    return named + [arg.value for arg in call.args[:1] if arg.keyword is None and not arg.star]

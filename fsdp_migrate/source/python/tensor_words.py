@@ -1,0 +1,226 @@
+"""What functions and methods of tensors give: a tensor as before, value by value, or something of the whole."""
+
+from __future__ import annotations
+
+
+SAME = frozenset(
+    {
+        "H",
+        "T",
+        "mH",
+        "mT",
+        "data",
+        "grad",
+        "imag",
+        "real",
+    }
+)
+"""Attributes of a tensor that are one of its kind."""
+
+_BY_VALUE = frozenset(
+    {
+        "abs",
+        "add",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "clip",
+        "clone",
+        "conj",
+        "div",
+        "eq",
+        "exp",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "heaviside",
+        "isclose",
+        "le",
+        "lerp",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "lt",
+        "masked_fill",
+        "maximum",
+        "minimum",
+        "mul",
+        "multiply",
+        "nan_to_num",
+        "ne",
+        "neg",
+        "pow",
+        "reciprocal",
+        "relu",
+        "round",
+        "rsqrt",
+        "sigmoid",
+        "sign",
+        "sgn",
+        "sqrt",
+        "square",
+        "sub",
+        "subtract",
+        "tanh",
+        "where",
+    }
+)
+_SHAPED = frozenset(
+    {
+        "flatten",
+        "flip",
+        "movedim",
+        "narrow",
+        "permute",
+        "ravel",
+        "reshape",
+        "roll",
+        "select",
+        "squeeze",
+        "swapaxes",
+        "t",
+        "take",
+        "masked_select",
+        "tile",
+        "transpose",
+        "tril",
+        "triu",
+        "unsqueeze",
+    }
+)
+OF_METHODS = (
+    _BY_VALUE
+    | _SHAPED
+    | {
+        "bfloat16",
+        "bool",
+        "contiguous",
+        "cpu",
+        "cuda",
+        "detach",
+        "detach_",
+        "double",
+        "expand",
+        "expand_as",
+        "float",
+        "half",
+        "int",
+        "long",
+        "repeat",
+        "requires_grad_",
+        "to",
+        "type",
+        "type_as",
+        "view",
+    }
+)
+"""Methods of a tensor that give one of its kind."""
+
+OF_FUNCTIONS = frozenset(
+    {f"torch.{name}" for name in _BY_VALUE | _SHAPED} | {"torch.nn.functional.normalize"}
+)
+"""Functions that give a tensor of the kind that they are given."""
+
+STATISTICS = frozenset(
+    {
+        "all",
+        "allclose",
+        "amax",
+        "amin",
+        "aminmax",
+        "any",
+        "argmax",
+        "argmin",
+        "argsort",
+        "bincount",
+        "count_nonzero",
+        "cumprod",
+        "cumsum",
+        "dist",
+        "dot",
+        "equal",
+        "histc",
+        "histogram",
+        "isfinite",
+        "isinf",
+        "isnan",
+        "item",
+        "kthvalue",
+        "logsumexp",
+        "max",
+        "mean",
+        "median",
+        "min",
+        "nanmean",
+        "nanmedian",
+        "nanquantile",
+        "nansum",
+        "nonzero",
+        "norm",
+        "prod",
+        "quantile",
+        "sort",
+        "std",
+        "std_mean",
+        "sum",
+        "topk",
+        "unique",
+        "unique_consecutive",
+        "var",
+        "var_mean",
+        "vdot",
+    }
+)
+"""What is of all values of a tensor, as a function of ``torch`` and as a method."""
+
+_LINEAR = frozenset(
+    {
+        "cond",
+        "det",
+        "eig",
+        "eigh",
+        "eigvals",
+        "eigvalsh",
+        "inv",
+        "lstsq",
+        "matrix_norm",
+        "matrix_rank",
+        "norm",
+        "pinv",
+        "qr",
+        "slogdet",
+        "svd",
+        "svdvals",
+        "vector_norm",
+    }
+)
+_COMPARED = frozenset({"cosine_similarity", "l1_loss", "mse_loss", "pairwise_distance", "smooth_l1_loss"})
+OF_THE_WHOLE = frozenset(
+    {
+        *(f"torch.{name}" for name in STATISTICS),
+        *(f"torch.linalg.{name}" for name in _LINEAR),
+        *(f"torch.nn.functional.{name}" for name in _COMPARED),
+        "torch._foreach_norm",
+        "torch._utils._flatten_dense_tensors",
+        "torch.cat",
+        "torch.concat",
+        "torch.einsum",
+        "torch.hstack",
+        "torch.nn.utils.clip_grad.get_total_norm",
+        "torch.nn.utils.get_total_norm",
+        "torch.nn.utils.parameters_to_vector",
+        "torch.nn.utils.vector_to_parameters",
+        "torch.pca_lowrank",
+        "torch.qr",
+        "torch.stack",
+        "torch.svd",
+        "torch.svd_lowrank",
+        "torch.vstack",
+    }
+)
+"""Functions of which what they give is of all values of the tensors that they are given."""

@@ -1,0 +1,66 @@
+"""Plain tensors that a source makes, beside the DTensors that parameters and gradients are now."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import codes
+
+
+pytestmark = pytest.mark.any_torch
+
+LOOP = "m = FSDP(net)\nfor n, p in m.named_parameters():\n    "
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("p.data.add_(torch.randn(p.shape) * 0.01)", True),
+        ("p.grad.add_(torch.normal(0, 0.1, size=p.grad.shape, device=p.device))", True),
+        ("p.grad += 0.01 * torch.randn(p.grad.shape)", True),
+        ("p.grad = torch.zeros(p.shape)", True),
+        ("p.grad.copy_(torch.zeros(p.grad.shape).to(p.device))", True),
+        ("noise = torch.randn(p.size())\n    p.data.add_(noise, alpha=0.1)", True),
+        ("x = p - torch.zeros(p.shape)", True),
+        ("p.data.add_(torch.randn_like(p) * 0.01)", False),
+        ("p.grad = torch.zeros_like(p)", False),
+        ("p.grad.mul_(torch.tensor(0.5))", False),
+        ("p.grad.mul_(scale)", False),
+        ("p.requires_grad = bool(torch.ones(1))", False),
+        ("p.to_local().add_(torch.randn(p.to_local().shape))", False),
+        ("x = torch.zeros(p.shape)", False),
+        ("x = p.numel() * torch.ones(3)", False),
+    ],
+)
+def test_a_plain_tensor_beside_a_parameter(use: str, is_said: bool) -> None:
+    assert codes(f"{LOOP}{use}\n").count(("FM423", "commented")) == is_said
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("[torch.zeros(p.shape) for p in m.parameters()]", True),
+        ("[torch.zeros(p.numel()) for p in m.parameters()]", True),
+        ("[torch.zeros_like(p) for p in m.parameters()]", False),
+        ("other", False),
+    ],
+)
+def test_a_plain_sum_of_gradients(made: str, is_said: bool) -> None:
+    body = f"m = FSDP(net)\nsums = {made}\nfor s, p in zip(sums, m.parameters()):\n    s.add_(p.grad)\n"
+    assert codes(body).count(("FM423", "commented")) == is_said
+
+
+def test_what_an_optimizer_keeps_is_made_like_the_parameter() -> None:
+    made = "m = FSDP(net)\nopt = torch.optim.AdamW(m.parameters())\nfor p in m.parameters():\n"
+    put = "    opt.state[p]['exp_avg'] = {}\n"
+    assert ("FM423", "commented") in codes(made + put.format("torch.zeros(p.shape)"))
+    assert "FM423" not in dict(codes(made + put.format("torch.zeros_like(p)")))
+    assert "FM423" not in dict(codes(made + put.format("torch.zeros(p.shape)").replace("exp_avg", "step")))
+
+
+def test_in_whole_parameters_both_are_plain() -> None:
+    body = (
+        "m = FSDP(net)\nwith FSDP.summon_full_params(m):\n    for p in m.parameters():\n"
+        "        p.add_(torch.randn(p.shape))\n        p[0] = 1\n"
+    )
+    assert "FM423" not in dict(codes(body))
