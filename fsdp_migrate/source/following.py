@@ -18,7 +18,11 @@ from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
-from fsdp_migrate.source.optimizer_classes import made_beside_models, methods_by_file as optimizer_methods
+from fsdp_migrate.source.optimizer_classes import (
+    made_beside_models,
+    makers_beside,
+    methods_by_file as optimizer_methods,
+)
 from fsdp_migrate.source.own_wrapping import sharding_parts
 from fsdp_migrate.source.project import (
     Definition,
@@ -43,6 +47,7 @@ from fsdp_migrate.source.project_kinds import (
     targets_of,
 )
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.project_switches import Mark, chosen
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, held, inside_of, item, put, taken
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
@@ -179,8 +184,9 @@ class _Following(ProjectKinds):
             self._loop(node, place)
         if isinstance(node, ast.Assign):
             kinds = self.kinds(node.value, place)
+            here = replace(place, asked=(*place.asked, *chosen(node.value)))
             for target in node.targets:
-                self._assign(target, kinds, place)
+                self._assign(target, kinds, here)
             for definition in self.called(node.value, place):
                 if definition.module is not place.module:
                     self._note_gives(node.value, place, definition)
@@ -210,7 +216,7 @@ class _Following(ProjectKinds):
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_holder(key[0])
             self._note_above(self.project.class_of(place), key[1], kinds)
-        mark, here = (place.line, place.loops), (f"{place.module.path}:{place.scope}", text)
+        mark, here = Mark(place.line, place.loops, place.asked), (f"{place.module.path}:{place.scope}", text)
         if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
             self.made[here].append(mark)
             self._found_more(here)
@@ -444,7 +450,9 @@ class _Following(ProjectKinds):
         whole_project = of_the_whole(self.project)
         names, taken = self.handed_on.names, self.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.facts.items() if is_about(kinds)}
-        optimizers = made_beside_models(self.looked_at, owners, self.called)
+        beside = makers_beside(self.looked_at, {key for key, _ in self.made}, self.called)
+        self._look_at(beside)
+        optimizers = made_beside_models(self.looked_at, owners.union(map(str, beside)), self.called)
         methods = methods_by_file(self.project, self.methods)
         makers = optimizer_methods(self.project, self.looked_at, self.models_of)
         paths = {m.path for m in self.looked_at}.union(gives, given, names, taken, methods, makers)

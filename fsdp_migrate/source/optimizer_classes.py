@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import makes_its_own
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.project import Definition, Module, Project
@@ -68,6 +69,25 @@ class Made:
     """Their names by their file, and of those that they derive from."""
     names: dict[Path, set[str]] = field(default_factory=dict)
     """What other files call them, as imports write it."""
+
+
+def makers_beside(modules: Iterable[Module], scopes: Collection[str], called: Called) -> set[Path]:
+    """Return the files of functions that make optimizers and are called where a model is made FSDP1's.
+
+    Such a one may be called above the wrapping, or in another branch: its optimizer steps the sharded model.
+
+    Args:
+        modules: The files that FSDP1's models reach.
+        scopes: The functions that make models, by their keys.
+        called: What of the project an expression of a file names.
+    """
+    found: set[Path] = set()
+    for module in modules:
+        for each in (statement for scope in scopes_of(module) for statement in scope.statements):
+            for call in each.calls if f"{module.path}:{each.place.scope}" in scopes else ():
+                if makes_optimizers((dotted(call.func) or "").split(".")[-1]):
+                    found.update(definition.module.path for definition in called(call.func, each.place))
+    return found
 
 
 def made_beside_models(modules: Iterable[Module], owners: set[str], called: Called) -> Made:
