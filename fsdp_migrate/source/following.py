@@ -467,6 +467,7 @@ class _Following(ProjectKinds):
                 names=names.get(p, {}),
                 taken=frozenset(taken.get(p, ())),
                 optimizers=frozenset(optimizers.classes.get(p, ())),
+                whole_optimizers=optimizers.of_wholes(p),
                 methods=methods.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),

@@ -11,6 +11,8 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import makes_its_own
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.accelerate_models import prepared_by
+from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
 
 
@@ -69,6 +71,12 @@ class Made:
     """Their names by their file, and of those that they derive from."""
     names: dict[Path, set[str]] = field(default_factory=dict)
     """What other files call them, as imports write it."""
+    of_parts: dict[Path, set[str]] = field(default_factory=dict)
+    """Those of the classes that may be made of a model that is sharded already."""
+
+    def of_wholes(self, path: Path) -> frozenset[str]:
+        """Return the classes of a file that are made of plain models alone, which are sharded below."""
+        return frozenset(self.classes.get(path, set()) - self.of_parts.get(path, set()))
 
 
 def makers_beside(modules: Iterable[Module], scopes: Collection[str], called: Called) -> set[Path]:
@@ -100,15 +108,35 @@ def made_beside_models(modules: Iterable[Module], owners: set[str], called: Call
     """
     made = Made()
     for module in (each for each in modules if str(each.path) in owners):
+        prepared = set(map(id, _prepared_below(module)))
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call):
                 for definition in called(node.func, Place(module, "")):
                     is_class = isinstance(definition.node, ast.ClassDef)
                     if is_class and _note(definition, called, made.classes):
+                        if id(node) not in prepared:
+                            _note(definition, called, made.of_parts)
                         made.names.setdefault(module.path, set()).add(
                             _written(module, dotted(node.func) or "")
                         )
     return made
+
+
+def _prepared_below(module: Module) -> Iterator[ast.Call]:
+    """Yield the calls that make what Accelerate's ``prepare`` is given below them, beside a model."""
+    for scope in scopes_of(module):
+        made: dict[tuple[str, str], list[ast.Call]] = {}
+        for each in scope.statements:
+            for call in each.calls:
+                owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
+                given = [dotted(arg) or "" for arg in call.args]
+                method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+                if len(given) > 1 and has_model(prepared_by(owner or "", method, given)):
+                    yield from (one for text in given for one in made.get((each.place.scope, text), ()))
+            value = each.node.value if isinstance(each.node, ast.Assign) else None
+            for target in each.node.targets if isinstance(each.node, ast.Assign) else ():
+                if isinstance(value, ast.Call) and (text := dotted(target)) is not None:
+                    made.setdefault((each.place.scope, text), []).append(value)
 
 
 def _written(module: Module, text: str) -> str:
