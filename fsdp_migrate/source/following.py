@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
@@ -42,6 +42,7 @@ from fsdp_migrate.source.project_kinds import (
 )
 from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.project_switches import chosen
 from fsdp_migrate.source.python.held import EACH, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.renamed_functions import Value
@@ -101,8 +102,8 @@ class _Following(ProjectFacts):
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
         # Files of DistributedDataParallel's too: they may give their models to the same functions.
-        self._look_at(path for path, text in self.project.texts.items() if _WRAPS.search(text))
-        self._look_at(self.frameworks.files)
+        self.look_at(path for path, text in self.project.texts.items() if _WRAPS.search(text))
+        self.look_at(self.frameworks.files)
         for key, name, kinds in self.frameworks.given():
             self._add((key, name), kinds, from_others=True)
         for _ in range(_MAX_PASSES):
@@ -110,11 +111,11 @@ class _Following(ProjectFacts):
             self.seen.clear()
             for module in tuple(self.looked_at):
                 self._module(module)
-            self._look_at(self.project.holding(self._makers() - self._names))
+            self.look_at(self.project.holding(self._makers() - self._names))
             self._names |= self._makers()
             # By imports alone: a function called `train` returns a Trainer in many projects.
-            self._look_at(self.project.importing(self._givers() - self._names))
-            self._look_at(self._importers())
+            self.look_at(self.project.importing(self._givers() - self._names))
+            self.look_at(self._importers())
             if len(self.looked_at) == before and not self._news:
                 break
 
@@ -174,8 +175,9 @@ class _Following(ProjectFacts):
         self._block(node, place)
         if isinstance(node, ast.Assign):
             kinds = self.kinds(node.value, place)
+            here = replace(place, asked=(*place.asked, *chosen(node.value)))
             for target in node.targets:
-                self._assign(target, kinds, place)
+                self._assign(target, kinds, here)
             for definition in self.called(node.value, place):
                 if definition.module is not place.module:
                     self._note_gives(node.value, place, definition)
@@ -221,13 +223,13 @@ class _Following(ProjectFacts):
         self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
         if is_about and isinstance(call.func, ast.Attribute):
             objects = self.objects_in(self.kinds(call.func.value, place))
-            self._look_at([owner.module.path for owner, _ in objects])
-            self._look_at(self._made_at(call.func.value, place))
+            self.look_at([owner.module.path for owner, _ in objects])
+            self.look_at(self._made_at(call.func.value, place))
         for definition in self.called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)
             if is_about:
-                self._look_at([definition.module.path])
+                self.look_at([definition.module.path])
                 if place.is_typed and definition.module is not place.module:
                     self.types_from.add(place.module.path)
             if is_known:
@@ -251,7 +253,7 @@ class _Following(ProjectFacts):
         is_class = isinstance(definition.node, ast.ClassDef)
         made = self.project.method(definition, "__init__") if is_class else None
         if made is not None and any(map(self._is_about, (*given, *named.values()))):
-            self._look_at([made.module.path])
+            self.look_at([made.module.path])
         order = fields_of(self.project, definition) if is_class and made is None else ((), False)
         if order[0] and definition.module is not place.module:
             written = self._written(call.func, place)
@@ -336,7 +338,7 @@ class _Following(ProjectFacts):
             return
         for name, kinds in (*bound(made, call, given, named), *rest_of(made, given, named)):
             if kinds:
-                self._look_at([made.module.path])
+                self.look_at([made.module.path])
                 self._add((made.key, name), kinds, from_others=True)
 
     def _parameter(self, definition: Definition, name: str) -> Fact:

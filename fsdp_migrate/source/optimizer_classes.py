@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import makes_its_own
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.accelerate_models import prepared_by
+from fsdp_migrate.source.python.asked_as_models import asked_in
+from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.project import Definition, Module, Project
@@ -68,6 +72,31 @@ class Made:
     """Their names by their file, and of those that they derive from."""
     names: dict[Path, set[str]] = field(default_factory=dict)
     """What other files call them, as imports write it."""
+    of_parts: dict[Path, set[str]] = field(default_factory=dict)
+    """Those of the classes that may be made of a model that is sharded already."""
+
+    def of_wholes(self, path: Path) -> frozenset[str]:
+        """Return the classes of a file that are made of plain models alone, which are sharded below."""
+        return frozenset(self.classes.get(path, set()) - self.of_parts.get(path, set()))
+
+
+def makers_beside(modules: Iterable[Module], scopes: Collection[str], called: Called) -> set[Path]:
+    """Return the files of functions that make optimizers and are called where a model is made FSDP1's.
+
+    Such a one may be called above the wrapping, or in another branch: its optimizer steps the sharded model.
+
+    Args:
+        modules: The files that FSDP1's models reach.
+        scopes: The functions that make models, by their keys.
+        called: What of the project an expression of a file names.
+    """
+    found: set[Path] = set()
+    for module in modules:
+        for each in (statement for scope in scopes_of(module) for statement in scope.statements):
+            for call in each.calls if f"{module.path}:{each.place.scope}" in scopes else ():
+                if makes_optimizers((dotted(call.func) or "").split(".")[-1]):
+                    found.update(definition.module.path for definition in called(call.func, each.place))
+    return found
 
 
 def made_beside_models(modules: Iterable[Module], owners: set[str], called: Called) -> Made:
@@ -80,15 +109,37 @@ def made_beside_models(modules: Iterable[Module], owners: set[str], called: Call
     """
     made = Made()
     for module in (each for each in modules if str(each.path) in owners):
+        prepared = set(map(id, _prepared_below(module)))
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call):
                 for definition in called(node.func, Place(module, "")):
                     is_class = isinstance(definition.node, ast.ClassDef)
                     if is_class and _note(definition, called, made.classes):
+                        if id(node) not in prepared:
+                            _note(definition, called, made.of_parts)
                         made.names.setdefault(module.path, set()).add(
                             _written(module, dotted(node.func) or "")
                         )
     return made
+
+
+def _prepared_below(module: Module) -> Iterator[ast.Call]:
+    """Yield the calls that make what Accelerate's ``prepare`` is given below them, beside a model."""
+    for scope in scopes_of(module):
+        made: dict[tuple[str, str], list[ast.Call]] = {}
+        for each in scope.statements:
+            for call in each.calls:
+                owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
+                given = [dotted(arg) or "" for arg in call.args]
+                method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+                if len(given) > 1 and has_model(
+                    prepared_by(owner or "", method, given, asked_in(module.tree))
+                ):
+                    yield from (one for text in given for one in made.get((each.place.scope, text), ()))
+            value = each.node.value if isinstance(each.node, ast.Assign) else None
+            for target in each.node.targets if isinstance(each.node, ast.Assign) else ():
+                if isinstance(value, ast.Call) and (text := dotted(target)) is not None:
+                    made.setdefault((each.place.scope, text), []).append(value)
 
 
 def _written(module: Module, text: str) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import re
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source import catalog
@@ -99,6 +99,16 @@ class Module:
                     self._note_definitions(handler.body, before)
 
 
+class Asked(NamedTuple):
+    """A choice around a statement, and how it came out there."""
+
+    test: ast.expr
+    truth: bool
+    choice: ast.AST
+    is_in_loop: bool
+    """Whether it may come out otherwise in another round."""
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
     """Where an expression stands: its module, and the function or class around it by name."""
@@ -111,6 +121,8 @@ class Place:
     """The blocks around it in its scope, from the outside in."""
     is_typed: bool = False
     """Whether it stands in a state dict context."""
+    asked: tuple[Asked, ...] = ()
+    """The choices around it in its scope, and those above it that else leave its block."""
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from fsdp_migrate.source.project_arguments import is_made_there
 from fsdp_migrate.source.project_containers import step_of, targets_of
 from fsdp_migrate.source.project_kinds import Fact, ProjectKinds, is_about, makes_attribute
 from fsdp_migrate.source.project_names import set_by_name
+from fsdp_migrate.source.project_switches import Mark
 from fsdp_migrate.source.python.held import EACH, ITEM, attribute, entered, held, item, put, taken
 
 
@@ -53,7 +54,8 @@ class ProjectFacts(ProjectKinds):
             self.holders.add(key)
             self._found_more(key)
 
-    def _look_at(self, paths: Iterable[Path]) -> None:
+    def look_at(self, paths: Iterable[Path]) -> None:
+        """Add files to those that are gone through."""
         seen = {module.path for module in self.looked_at}
         for path in paths:
             module = self.project.module(path) if path not in seen else None
@@ -79,7 +81,7 @@ class ProjectFacts(ProjectKinds):
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_holder(key[0])
             self._note_above(self.project.class_of(place), key[1], kinds)
-        mark, here = (place.line, place.loops), (f"{place.module.path}:{place.scope}", text)
+        mark, here = Mark(place.line, place.loops, place.asked), (f"{place.module.path}:{place.scope}", text)
         if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
             self.made[here].append(mark)
             self._found_more(here)
@@ -94,7 +96,7 @@ class ProjectFacts(ProjectKinds):
                 own = self.project.overridden(base, owner) if owner is not None else set()
                 self.not_run[base.key] = self.not_run.get(base.key, own) & own
                 self._update(self.below, (base.key, text), {"fsdp", "other"})
-                self._look_at([base.module.path])
+                self.look_at([base.module.path])
                 self._note_above(base, text, kinds, depth + 1)
 
     def _add(self, fact: Fact, kinds: Collection[str], *, from_others: bool = False) -> None:
@@ -122,7 +124,7 @@ class ProjectFacts(ProjectKinds):
                 self._found_more(fact)
             self._add(fact, kinds, from_others=True)
             self._note_holder(owner.key)
-            self._look_at([owner.module.path])
+            self.look_at([owner.module.path])
 
     def _loop(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
         """Note what a loop goes through: ``for model in models.values()``."""

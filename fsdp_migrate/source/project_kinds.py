@@ -19,6 +19,7 @@ from fsdp_migrate.source.project_containers import held_by, step_of, text_of
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_names import Named, read_by_name
+from fsdp_migrate.source.project_switches import Mark, comes_to
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
@@ -70,8 +71,8 @@ class ProjectKinds:
     project: Project
     facts: dict[Fact, set[str]] = field(default_factory=dict)
     """What a name of a scope may be, by the scope's key and the name."""
-    made: dict[Fact, list[tuple[int, tuple[ast.AST, ...]]]] = field(default_factory=dict)
-    """The lines at which a name is made a model, and the loops around them."""
+    made: dict[Fact, list[Mark]] = field(default_factory=dict)
+    """Where a name is made a model."""
     from_others: dict[Fact, set[str]] = field(default_factory=dict)
     """The part of the facts about parameters and attributes that calls of other files tell."""
     set_on_own: dict[Fact, bool] = field(default_factory=dict)
@@ -180,15 +181,14 @@ class ProjectKinds:
                     yield owner, start
 
     def _is_before(self, text: str, node: ast.expr, place: Place) -> bool:
-        """Tell whether a name is used above the lines of its function that make it a model."""
+        """Tell whether a name is used above the lines of its function that make it one, or without them."""
         scope = f"{place.module.path}:{place.scope}"
         made = self.made.get((scope, text))
         if not made and text.startswith("self."):
             return self._runs_before(text, place)
         if not made or self.from_others.get((scope, text)):
             return False
-        around = set(map(id, place.loops))
-        return not any(line < node.lineno or around & set(map(id, loops)) for line, loops in made)
+        return not any(comes_to(self.project, mark, node.lineno, place, text) for mark in made)
 
     def _runs_before(self, text: str, place: Place) -> bool:
         """Tell whether a class's constructor runs a method before those that make an attribute a model."""

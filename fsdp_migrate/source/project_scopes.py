@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.project import Function, Module, Place, calls_of
+from fsdp_migrate.source.project import Asked, Function, Module, Place, calls_of
 
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ class Scope:
     statements: list[Statement] = field(default_factory=list)
     functions: list[tuple[Function, Place]] = field(default_factory=list)
     """The functions that are defined here."""
+
+
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 def scopes_of(module: Module) -> list[Scope]:
@@ -57,6 +60,16 @@ def _collect(body: Iterable[ast.stmt], place: Place, scope: Scope | None, found:
             here = replace(here, is_typed=True)
         scope.statements.append(Statement(node, here, list(calls_of(node))))
         for inner in ("body", "orelse", "finalbody"):
-            _collect(getattr(node, inner, ()), here, scope, found)
+            _collect(getattr(node, inner, ()), _chosen(here, node, inner), scope, found)
+        if isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], _LEAVES):
+            place = _chosen(place, node, "orelse")
         for handler in getattr(node, "handlers", ()):
             _collect(handler.body, here, scope, found)
+
+
+def _chosen(place: Place, node: ast.stmt, inner: str) -> Place:
+    """Return the place of a branch, with what the choice of it says."""
+    if not isinstance(node, ast.If):
+        return place
+    asked = Asked(node.test, inner == "body", node, is_in_loop=bool(place.loops))
+    return replace(place, asked=(*place.asked, asked))

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
-from fsdp_migrate.source.optimizer_classes import made_beside_models, methods_by_file as optimizer_methods
+from fsdp_migrate.source.optimizer_classes import (
+    made_beside_models,
+    makers_beside,
+    methods_by_file as optimizer_methods,
+)
 from fsdp_migrate.source.own_wrapping import sharding_parts
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_owed
@@ -62,7 +66,11 @@ class Told:
         whole_project = of_the_whole(self.known.project)
         names, taken = self.known.handed_on.names, self.known.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.known.facts.items() if is_about(kinds)}
-        optimizers = made_beside_models(self.known.looked_at, owners, self.known.called)
+        beside = makers_beside(self.known.looked_at, {key for key, _ in self.known.made}, self.known.called)
+        self.known.look_at(beside)
+        optimizers = made_beside_models(
+            self.known.looked_at, owners.union(map(str, beside)), self.known.called
+        )
         methods = methods_by_file(self.known.project, self.known.methods)
         makers = optimizer_methods(self.known.project, self.known.looked_at, self.known.models_of)
         paths = {m.path for m in self.known.looked_at}.union(gives, given, names, taken, methods, makers)
@@ -79,6 +87,7 @@ class Told:
                 names=names.get(p, {}),
                 taken=frozenset(taken.get(p, ())),
                 optimizers=frozenset(optimizers.classes.get(p, ())),
+                whole_optimizers=optimizers.of_wholes(p),
                 methods=methods.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),

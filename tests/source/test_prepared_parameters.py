@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
 from tests.source.samples import comments
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -78,3 +84,44 @@ def test_the_norm_of_a_part_gets_a_comment(given: str, *, is_said: bool) -> None
     assert ("FM326 where Accelerate shards this model, the norm" in comments(body, FSDP1)) is is_said
     named = f"{PREPARE}chosen = {given}\naccelerator.clip_grad_norm_(chosen, 1.0)\n"
     assert ("FM326" in comments(named, FSDP1)) is is_said
+
+
+_MUON = (
+    "import torch\nclass Muon(torch.optim.Optimizer):\n    def __init__(self, params):\n"
+    "        for p in params:\n            assert p.ndim == 2\n"
+)
+_STEP = "    def step(self):\n        for p in self.params:\n            x = p.ndim == 2\n"
+_TOGETHER = "optimizer = Muon(model.parameters())\nmodel, optimizer = accelerator.prepare(model, optimizer)\n"
+_APART = (
+    "model = accelerator.prepare(model)\noptimizer = Muon(model.parameters())\n"
+    "optimizer = accelerator.prepare(optimizer)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "use", "is_said"),
+    [("", _TOGETHER, False), ("", _APART, True), ("", _TOGETHER + _APART, True), (_STEP, _TOGETHER, True)],
+)
+def test_an_optimizers_constructor_sees_whole_shapes_above_prepare(
+    tmp_path: Path, step: str, use: str, *, is_said: bool
+) -> None:
+    assert ("FM318" in comments(f"{_MUON}{step}{use}", FSDP1)) is is_said
+    (tmp_path / "muon.py").write_text(f"{_MUON}{step}")
+    (tmp_path / "train.py").write_text(f"{FSDP1}from muon import Muon\n{use}")
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("muon.py")}
+    assert ("FM318" in found) is is_said
+
+
+@pytest.mark.parametrize(
+    ("prepare", "is_said"),
+    [
+        ("model, optimizer = accelerator.prepare(model, optimizer)\n", True),
+        ("optimizer = accelerator.prepare(optimizer)\n", False),
+        ("other, model = accelerator.prepare(other, model)\n", False),
+    ],
+)
+def test_an_optimizer_of_another_package_that_is_prepared_with_its_model(
+    prepare: str, *, is_said: bool
+) -> None:
+    made = "import bitsandbytes\noptimizer = bitsandbytes.optim.AdamW8bit(model.parameters())\n"
+    assert ("FM445" in comments(f"{made}{prepare}", FSDP1)) is is_said

@@ -18,24 +18,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Binding, Index
 
 
-_DEEPEST = 4
 # What functions are called that may wrap a model themselves, and what they may be told.
 _MAY_WRAP = re.compile(r"accelerat|ddp|distribut|fsdp|parallel|prepare|setup|shard|wrap", re.IGNORECASE)
-
-
-def runs_at(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | None) -> cst.CSTNode | None:
-    """Return where a function runs a statement: the statement, or its call of the method that has it.
-
-    ``self.shard()`` in ``setup`` is where ``self.net = FSDP(self.net)`` of ``shard`` is run, if nothing else
-    calls that method.
-    """
-    own = index.function(statement)
-    if own is function or own is None or function is None:
-        return statement if own is function else None
-    calls = index.calls_of_method(own.name.value)
-    is_one = len(calls) == 1 and index.function(calls[0]) is function
-    is_of_self = is_one and (dotted(calls[0].func) or "") == f"self.{own.name.value}"
-    return calls[0] if is_of_self and index.class_of(own) is index.class_of(function) else None
 
 
 def is_in_value(index: Index, target: cst.CSTNode, node: cst.CSTNode) -> bool:
@@ -45,41 +29,6 @@ def is_in_value(index: Index, target: cst.CSTNode, node: cst.CSTNode) -> bool:
         above = index.parents.get(above)
     assign = index.parents.get(above) if above is not None else None
     return isinstance(assign, cst.Assign) and assign.value in {node, *index.ancestors(node)}
-
-
-def runs_later(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | None) -> bool:
-    """Tell whether a constructor runs the method that has a statement, by others even, below its call of one.
-
-    Nothing else may call that one, so it is a private one: with ``self._load()`` above ``self.shard()``,
-    ``_load`` has the plain model.
-    """
-    own = index.function(statement)
-    owner = index.class_of(function) if function is not None else None
-    if own is None or function is None or owner is None or index.class_of(own) is not owner:
-        return False
-    calls = index.calls_of_method(function.name.value) if function.name.value.startswith("_") else []
-    above = index.function(calls[0]) if len(calls) == 1 else None
-    if above is None or above.name.value != "__init__" or index.class_of(above) is not owner or above is own:
-        return False
-    if any(isinstance(each, (cst.For, cst.While)) for each in index.ancestors(calls[0])):
-        return False
-    reached = _calls_that_reach(index, own, above)
-    place = index.order[calls[0]]
-    return bool(reached) and all(index.order[each] > place for each in reached)
-
-
-def _calls_that_reach(
-    index: Index, own: cst.FunctionDef, above: cst.FunctionDef, depth: int = 0
-) -> list[cst.Call]:
-    """Return the calls in a constructor that run a method of the same object, by others even."""
-    found: list[cst.Call] = []
-    for call in index.calls_of_method(own.name.value):
-        caller = index.function(call)
-        if caller is above:
-            found.append(call)
-        elif caller is not None and caller is not own and depth < _DEEPEST:
-            found += _calls_that_reach(index, caller, above, depth + 1)
-    return found
 
 
 def was_just_wrapped_by_ddp(index: Index, node: cst.BaseExpression) -> bool:

@@ -35,6 +35,8 @@ class Links:
     """The imported names that other files import from this one."""
     optimizers: frozenset[str] = frozenset()
     """The classes of optimizers in this file that others, which shard models, make."""
+    whole_optimizers: frozenset[str] = frozenset()
+    """Those of them that are made of plain models alone, which a framework shards below."""
     beside_frameworks: bool = False
     """Whether frameworks shard models of the project, whose optimizers those may be."""
     wrappers: frozenset[str] = frozenset()

@@ -17,8 +17,6 @@ from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_in_value,
     is_wrapped_between,
-    runs_at,
-    runs_later,
     was_just_wrapped_by_ddp,
     was_put_there,
 )
@@ -51,6 +49,7 @@ from fsdp_migrate.source.python.makers import (
 from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
 from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.python.run_order import places_run, runs_at, runs_later
 from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
 
@@ -125,6 +124,10 @@ class ModelKinds:
         if not made:
             evidence = self.evidence.get(key, ())
             return bool(evidence) and all(self._is_other_case(each, node) for each in evidence)
+        return all(self._is_above(made, place) for place in places_run(self.index, node, key[0]))
+
+    def _is_above(self, made: list[cst.CSTNode], node: cst.CSTNode) -> bool:
+        """Tell whether a place runs before all statements that make a model, or without them."""
         made = [each for each in made if not self.index.excludes(each, node)]
         function, place = self.index.function(node), self.index.order[node]
         for statement in made:
@@ -277,8 +280,7 @@ class ModelKinds:
 
         Of models ``fsdp``, ``ddp`` and ``fsdp2``; ``params`` of a list of an FSDP1 model's parameters.
         """
-        known = self._known.get(node)
-        if known is None:
+        if (known := self._known.get(node)) is None:
             known = self._known[node] = self._find_kinds(node)
         return known
 
@@ -494,6 +496,5 @@ class ModelKinds:
 
     def _kinds_of_targets(self, loop: cst.For | cst.CompFor) -> list[tuple[cst.BaseExpression, set[str]]]:
         kinds = self.kinds(loop.iter)
-        if not kinds or names_items_of(loop):
-            return []
-        return list(targets_of(loop.target, taken(EACH, kinds)))
+        is_none = not kinds or names_items_of(loop)
+        return [] if is_none else list(targets_of(loop.target, taken(EACH, kinds)))

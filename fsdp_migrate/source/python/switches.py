@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
@@ -19,9 +20,30 @@ if TYPE_CHECKING:
 
 _FALSE = frozenset({"0", "False", "None"})
 _LOOPS = (cst.For, cst.While, cst.CompFor)
+_TESTS = (cst.Attribute, cst.BooleanOperation, cst.Comparison, cst.Name, cst.UnaryOperation)
+_DEEPEST = 2
 # Calls that say the same each time: what others say may change in between.
 _STEADY = frozenset({"bool", "get", "getattr", "hasattr", "int", "is_available", "is_initialized", "len"})
 _STEADY_NAMES = frozenset({"device_count", "get_world_size", "lower", "str", "strip", "upper"})
+STEADY = _STEADY | _STEADY_NAMES
+
+
+def contradict(one: tuple[str, str | None, bool], other: tuple[str, str | None, bool]) -> bool:
+    """Tell whether two facts cannot both hold: what is asked, the constant that it equals, and the truth.
+
+    Example:
+        >>> contradict(("mode", "'fsdp'", True), ("mode", "'ddp'", True))
+        True
+    """
+    (asked, constant, truth), (asked_too, constant_too, truth_too) = one, other
+    if asked != asked_too:
+        return False
+    if constant == constant_too:
+        return truth is not truth_too
+    if constant is None or constant_too is None:
+        plain, equal = (one, other) if constant is None else (other, one)
+        return equal[2] and plain[2] is (equal[1] in _FALSE)
+    return truth and truth_too
 
 
 class Fact(NamedTuple):
@@ -34,14 +56,7 @@ class Fact(NamedTuple):
 
     def rules_out(self, other: Fact) -> bool:
         """Tell whether both cannot hold of the same values."""
-        if self.asked != other.asked:
-            return False
-        if self.constant == other.constant:
-            return self.truth is not other.truth
-        if self.constant is None or other.constant is None:
-            plain, equal = (self, other) if self.constant is None else (other, self)
-            return equal.truth and plain.truth is (equal.constant in _FALSE)
-        return self.truth and other.truth
+        return contradict(self[:3], other[:3])
 
 
 @dataclass(eq=False)
@@ -72,7 +87,7 @@ class Switches:
         return any(
             one.rules_out(other)
             and self._is_same(one.test, other.test)
-            and self._lasts(one.test, target, node, owner)
+            and self._last((one.test, other.test), target, node, owner)
             for one in there
             for other in here
         )
@@ -80,9 +95,21 @@ class Switches:
     def _facts(self, node: cst.CSTNode) -> tuple[Fact, ...]:
         known = self._known.get(node)
         if known is None:
-            facts = [each for test, truth in self.guards.facts(node) for each in _split(test, truth=truth)]
+            facts = [
+                each for test, truth in self.guards.facts(node) for each in self._said(test, truth=truth)
+            ]
             known = self._known[node] = tuple(each for each in facts if _is_steady(each.test))
         return known
+
+    def _said(self, test: cst.BaseExpression, *, truth: bool, depth: int = 0) -> Iterator[Fact]:
+        """Yield what a test that is ``truth`` says, also by what a name in it holds: ``plain = not on``."""
+        for fact in _split(test, truth=truth):
+            yield fact
+            name = fact.test
+            is_known = isinstance(name, cst.Name) and name in self.index.scopes and depth < _DEEPEST
+            value = last_value(self.index, name) if is_known and isinstance(name, cst.Name) else None
+            if isinstance(value, _TESTS):
+                yield from self._said(value, truth=fact.truth, depth=depth + 1)
 
     def _of_value(self, target: cst.CSTNode) -> Iterator[Fact]:
         """Yield what decides in the value that makes a model: ``FSDP(m) if on else m``, ``wrap(m)``."""
@@ -110,12 +137,14 @@ class Switches:
                 return False
         return True
 
-    def _lasts(
-        self, test: cst.BaseExpression, target: cst.CSTNode, node: cst.CSTNode, owner: cst.CSTNode
+    def _last(
+        self, tests: Sequence[cst.BaseExpression], target: cst.CSTNode, node: cst.CSTNode, owner: cst.CSTNode
     ) -> bool:
         """Tell whether what is asked keeps its value for as long as a model's name does."""
         order, function = self.index.order, self.index.function(target)
-        first, last = sorted((order[target], order[node]))
+        test = tests[0]
+        is_here = [order[each] for each in tests if self.index.function(each) is function]
+        first, *_, last = sorted((order[target], order[node], *is_here))
         is_together = function is self.index.function(node)
         is_once = function is None or function.name.value == "__init__"
         is_one_run = is_together and (function is None or isinstance(owner, cst.FunctionDef))
@@ -172,7 +201,7 @@ def _is_steady(test: cst.BaseExpression) -> bool:
     """Tell whether a test gives the same each time, as long as its variables do."""
     for call in walk_for(test, cst.Call):
         name = (dotted(call.func) or "").split(".")[-1]
-        if name not in _STEADY | _STEADY_NAMES or any(map(_is_self, _given(call))):
+        if name not in STEADY or any(map(_is_self, _given(call))):
             return False
     return bool(_roots(test))
 

@@ -239,6 +239,23 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
             continue
         if source.models.certainty(model) is not None or _is_wrapped_later(source, call, model):
             return True
+    return is_prepared_with_its_model(source, call)
+
+
+def is_prepared_with_its_model(source: Source, call: cst.Call) -> bool:
+    """Tell whether Accelerate is given what a call makes below it, together with a model that it shards.
+
+    It puts the sharded parameters into the optimizer.
+    """
+    made = source.index.parents[call]
+    names = {text_of(each.target) for each in made.targets} if isinstance(made, cst.Assign) else set()
+    for other in source.calls if names and call.args else ():
+        given = {text_of(arg.value) for arg in other.args}
+        is_below = source.index.order[other] > source.index.order[call]
+        if names & given and is_below and source.index.function(other) is source.index.function(call):
+            kinds = source.models.frameworks.of_call(other)
+            if has_model(kinds) and not source.models.frameworks.is_elsewhere(kinds, other):
+                return True
     return False
 
 

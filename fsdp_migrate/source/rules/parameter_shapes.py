@@ -14,7 +14,7 @@ import libcst as cst
 from fsdp_migrate.source.python.held import FLAT
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters
+from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_prepared_with_its_model
 from fsdp_migrate.source.uses import Found
 
 
@@ -66,7 +66,7 @@ def find(source: Source) -> Iterator[Found]:
     seen: set[cst.CSTNode] = set()
     for function in functions:
         for test in walk_for(function, cst.Comparison):
-            if not _is_of_dimensions(test) or test in seen or _is_before_wrapping(source, test):
+            if not _is_of_dimensions(test) or test in seen or _is_of_wholes(source, function, test):
                 continue
             if _is_of_loop(source, test):
                 seen.add(test)
@@ -75,6 +75,18 @@ def find(source: Source) -> Iterator[Found]:
         is_timms = any(map(_TIMM.match, source.index.qualified(call.func)))
         if is_timms and any(source.models.certainty(arg.value) is not None for arg in call.args):
             yield Found("FM318", call, _GROUPED, "commented")
+
+
+def _is_of_wholes(source: Source, owner: cst.CSTNode, test: cst.Comparison) -> bool:
+    """Tell whether a test comes before sharding, also in an optimizer's constructor that runs then."""
+    if _is_before_wrapping(source, test) or not isinstance(owner, cst.ClassDef):
+        return _is_before_wrapping(source, test)
+    methods = (each for each in source.index.ancestors(test) if isinstance(each, cst.FunctionDef))
+    if not any(each.name.value == "__init__" and source.index.class_of(each) is owner for each in methods):
+        return False
+    made = [call for call in source.calls if dotted(call.func) == owner.name.value]
+    is_told = owner.name.value in source.links.whole_optimizers
+    return (bool(made) or is_told) and all(is_prepared_with_its_model(source, each) for each in made)
 
 
 def _asked(source: Source, function: cst.CSTNode) -> Iterator[cst.CSTNode]:

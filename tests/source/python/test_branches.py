@@ -124,6 +124,7 @@ def test_where_there_is_no_sharded_model() -> None:
 WRAPS = "    if {}:\n        net = FSDP(net)\n"
 SAVE = "torch.save(net.state_dict(), 'x.pt')"
 SAVES = f"    if {{}}:\n        x = 1\n    else:\n        {SAVE}\n"
+PLAIN = "    plain = ready() and not args.shard\n"
 DECIDED = [
     ("args.shard", "args.shard"),
     ("not args.plain", "not args.plain"),
@@ -139,8 +140,12 @@ OFF += [
     f"{WRAPS.format('args.shard')}    if args.shard:\n        return\n    {SAVE}\n",
     f"{WRAPS.format('args.shard')}    if not args.shard:\n        {SAVE}\n",
     f"    net = FSDP(net) if args.shard else net\n{SAVES.format('args.shard')}",
+    f"{PLAIN}{WRAPS.format('args.shard and ready()')}    if plain:\n        {SAVE}\n",
 ]
 ON = [
+    f"{PLAIN}    args.shard = 1\n{WRAPS.format('args.shard')}    if plain:\n        {SAVE}\n",
+    f"{PLAIN}    if cfg:\n        plain = 1\n{WRAPS.format('args.shard')}    if plain:\n        {SAVE}\n",
+    f"{PLAIN.replace('and', 'or')}{WRAPS.format('args.shard')}    if plain:\n        {SAVE}\n",
     f"{WRAPS.format('args.shard')}{SAVES.format('args.train')}",
     f"{WRAPS.format('args.shard')}    args.shard = False\n{SAVES.format('args.shard')}",
     f"{WRAPS.format('cfg is not None')}{SAVES.format('cfg')}",

@@ -1,0 +1,182 @@
+"""Where a switch that decides on the wrapping is off, over a project's files.
+
+What a source by itself shows of it stands in :mod:`fsdp_migrate.source.python.switches`.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, NamedTuple
+
+from fsdp_migrate.source.project import Asked, Place, dotted
+from fsdp_migrate.source.python.switches import STEADY, contradict
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fsdp_migrate.source.project import Project
+
+
+_DEEPEST = 2
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+class _Fact(NamedTuple):
+    """What is known at a place: that something is true or not, or equals a constant or not."""
+
+    said: tuple[str, str | None, bool]
+    test: ast.expr
+
+
+class Mark(NamedTuple):
+    """Where a name is made a model: a line, the loops around it, and the choices."""
+
+    line: int
+    loops: tuple[ast.AST, ...]
+    asked: tuple[Asked, ...]
+
+
+def comes_to(project: Project, mark: Mark, line: int, place: Place, text: str) -> bool:
+    """Tell whether a line of the same function may have what a name was made.
+
+    Args:
+        project: The files.
+        mark: Where it was.
+        line: The line.
+        place: Where that stands.
+        text: The name. An attribute keeps its model until the function runs again.
+    """
+    is_below = mark.line < line or not {*map(id, place.loops)}.isdisjoint(map(id, mark.loops))
+    is_kept = "." in text and not place.scope.endswith("__init__")
+    return is_below and not _is_excluded(project, mark.asked, place, is_kept=is_kept)
+
+
+def _is_excluded(project: Project, made: Sequence[Asked], place: Place, *, is_kept: bool) -> bool:
+    if not is_kept and any(
+        one.choice is other.choice and one.truth is not other.truth and not one.is_in_loop
+        for one in made
+        for other in place.asked
+    ):
+        return True
+    function = project.node(place.module, place.scope) or place.module.tree
+    return any(
+        contradict(one.said, other.said)
+        and not (is_kept and _asks_what_is_given(one.test))
+        and _last(place, function, (one.test, other.test))
+        for one in _facts(made, function)
+        for other in _facts(place.asked, function)
+    )
+
+
+def chosen(value: ast.expr) -> tuple[Asked, ...]:
+    """Return the choice by which a value makes a model: ``FSDP(m) if on else m``."""
+    if not isinstance(value, ast.IfExp):
+        return ()
+    plain = (ast.Name, ast.Attribute)
+    if isinstance(value.orelse, plain) is isinstance(value.body, plain):
+        return ()
+    return (Asked(value.test, isinstance(value.orelse, plain), value, is_in_loop=True),)
+
+
+def _facts(asked: Sequence[Asked], function: ast.AST) -> Iterator[_Fact]:
+    for each in asked:
+        yield from _split(each.test, function, truth=each.truth)
+
+
+def _split(test: ast.expr, function: ast.AST, *, truth: bool, depth: int = 0) -> Iterator[_Fact]:
+    """Yield what a test that is ``truth`` says, part by part, and by what a name in it was set to."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _split(test.operand, function, truth=not truth, depth=depth)
+        return
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is truth:
+        for part in test.values:
+            yield from _split(part, function, truth=truth, depth=depth)
+    value = _value(test, function) if isinstance(test, ast.Name) and depth < _DEEPEST else None
+    if value is not None:
+        yield from _split(value, function, truth=truth, depth=depth + 1)
+    if not _is_steady(test):
+        return
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        operator, left, right = test.ops[0], ast.unparse(test.left), ast.unparse(test.comparators[0])
+        if isinstance(operator, (ast.Eq, ast.Is)):
+            yield _Fact((left, right, truth), test)
+        elif isinstance(operator, (ast.NotEq, ast.IsNot)):
+            yield _Fact((left, right, not truth), test)
+        return
+    yield _Fact((ast.unparse(test), None, truth), test)
+
+
+def _value(name: ast.Name, function: ast.AST) -> ast.expr | None:
+    """Return what a name of a function is set to, if that is one test, at one place."""
+    places = _stores(function, name.id)
+    assigns = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and node.targets[0] in places
+    ]
+    tests = (ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Attribute)
+    value = assigns[0].value if len(assigns) == len(places) == 1 else None
+    is_above = value is not None and value.lineno < name.lineno and name.id not in _parameters(function)
+    return value if is_above and isinstance(value, tests) else None
+
+
+def _is_steady(test: ast.expr) -> bool:
+    """Tell whether a test gives the same each time, as long as its variables do."""
+    if any(isinstance(each, (ast.Subscript, ast.Await, ast.NamedExpr)) for each in ast.walk(test)):
+        return False
+    calls = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
+    names = ((dotted(each.func) or "").split(".")[-1] for each in calls)
+    given = (dotted(arg) for each in calls for arg in each.args)
+    return all(name in STEADY for name in names) and not any(each in {"self", "cls"} for each in given)
+
+
+def _last(place: Place, function: ast.AST, tests: Sequence[ast.expr]) -> bool:
+    """Tell whether what is asked keeps its value from the first of some tests on."""
+    first = min(test.lineno for test in tests)
+    looped = {id(each) for loop in ast.walk(function) if isinstance(loop, _LOOPS) for each in ast.walk(loop)}
+
+    def is_early(node: ast.expr) -> bool:
+        return node.lineno < first and id(node) not in looped
+
+    parts = [part for test in tests for part in ast.walk(test)]
+    for name in {part.id for part in parts if isinstance(part, ast.Name)}:
+        if not all(map(is_early, _stores(function, name))) or _is_global(place, name):
+            return False
+    attributes = {part.attr for part in parts if isinstance(part, ast.Attribute)}
+    if not attributes:
+        return True
+    own = {id(each): each for each in ast.walk(function)}
+    made_anew = {
+        id(each)
+        for init in ast.walk(place.module.tree)
+        if isinstance(init, ast.FunctionDef) and init.name == "__init__" and init is not function
+        for each in ast.walk(init)
+    }
+    return all(
+        is_early(each) if id(each) in own else id(each) in made_anew
+        for each in ast.walk(place.module.tree)
+        if isinstance(each, ast.Attribute) and each.attr in attributes and not isinstance(each.ctx, ast.Load)
+    )
+
+
+def _asks_what_is_given(test: ast.expr) -> bool:
+    """Tell whether a test may come out otherwise when its function runs again."""
+    return any(isinstance(each, ast.Name) and each.id not in {"cls", "self"} for each in ast.walk(test))
+
+
+def _stores(function: ast.AST, name: str) -> list[ast.expr]:
+    return [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
+    ]
+
+
+def _parameters(function: ast.AST) -> set[str]:
+    return {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+
+
+def _is_global(place: Place, name: str) -> bool:
+    """Tell whether functions of the file set a variable of the module."""
+    return any(isinstance(each, ast.Global) and name in each.names for each in ast.walk(place.module.tree))

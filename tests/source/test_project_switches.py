@@ -1,0 +1,102 @@
+"""Switches that decide on the wrapping, where a function of another file is given the model."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.source.projects import WRAP, after
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+_OPTIM = (
+    "import torch\ndef build_optimizer(model):\n    decay = [p for p in model.parameters() if p.dim() == 2]\n"
+    "    return torch.optim.AdamW(decay)\n"
+)
+_USES = (
+    "import torch.distributed as dist\ndef share(m):\n    for p in m.parameters():\n"
+    "        dist.broadcast(p.data, 0)\n"
+)
+_START = "from dist_wrap import wrap\nfrom optim import *\ndef build(on, args, net, xs):\n"
+_ELSE = "else:\n    raw = net\n"
+
+
+def _main(body: str) -> str:
+    return _START + textwrap.indent(f"{body}\n", "    ")
+
+
+def _given(folder: Path, body: str, text: str = _USES) -> str:
+    return after(folder, {"dist_wrap.py": WRAP, "optim.py": text, "main.py": _main(body)}, "optim.py")
+
+
+_OFF = [
+    f"if on:\n    raw = wrap(net)\n{_ELSE}    share(raw)",
+    f"plain = ready() and not on\nif on and ready():\n    raw = wrap(net)\n{_ELSE}if plain:\n    share(raw)",
+    "if args.x == 'fsdp':\n    net = wrap(net)\nfor x in xs:\n    if args.x != 'fsdp':\n        share(net)",
+    "if args.x == 'fsdp':\n    net = wrap(net)\nif args.x == 'ddp':\n    share(net)",
+    "raw = wrap(net) if on else net\nif not on:\n    share(raw)",
+    "if on:\n    net = wrap(net)\n    return net\nshare(net)",
+]
+_ON = [
+    f"if on:\n    raw = wrap(net)\n{_ELSE}share(raw)",
+    f"plain = ready() or not on\nif on and ready():\n    raw = wrap(net)\n{_ELSE}if plain:\n    share(raw)",
+    f"plain = not on\non = args.on\nif on:\n    raw = wrap(net)\n{_ELSE}if plain:\n    share(raw)",
+    "for x in xs:\n    if x():\n        net = wrap(net)\n    else:\n        share(net)",
+    "if args.x == 'fsdp':\n    net = wrap(net)\nargs.x = 'ddp'\nif args.x == 'ddp':\n    share(net)",
+    "if args.x() == 'fsdp':\n    net = wrap(net)\nif args.x() == 'ddp':\n    share(net)",
+    "if on:\n    net = wrap(net)\nif not args.on:\n    share(net)",
+    "if on:\n    net = wrap(net)\n    args.done()\nshare(net)",
+    "if on:\n    net = wrap(net)\nelse:\n    net = wrap(net)\n    share(net)",
+]
+
+
+@pytest.mark.parametrize("body", _OFF)
+def test_what_is_given_only_without_the_wrapping_is_plain(tmp_path: Path, body: str) -> None:
+    assert "fsdp-migrate" not in _given(tmp_path, body)
+
+
+@pytest.mark.parametrize("body", _ON)
+def test_what_may_be_given_with_it_is_sharded(tmp_path: Path, body: str) -> None:
+    assert "FM423" in _given(tmp_path, body)
+
+
+@pytest.mark.parametrize("gives", ["raw = {}\n    optimizer = build_optimizer(raw)", "raw = {}"])
+def test_shapes_are_whole_above_the_wrapping_and_without_it(tmp_path: Path, gives: str) -> None:
+    above = "optimizer = build_optimizer(net)\n    raw = wrap(net)"
+    body = f"if on:\n    {above}\nelse:\n    {gives.format('net')}"
+    assert "fsdp-migrate" not in _given(tmp_path, body, _OPTIM)
+    assert "FM318" in _given(tmp_path, f"raw = wrap(net)\nbuild_optimizer(raw)\n{body}", _OPTIM)
+
+
+def test_an_optimizer_that_is_made_above_the_wrapping_steps_the_sharded_model(tmp_path: Path) -> None:
+    own = (
+        "import torch\nclass Muon(torch.optim.Optimizer):\n    def step(self):\n"
+        "        for p in self.params:\n            p.add_(torch.linalg.qr(p.grad)[0])\n"
+        "def build_optimizer(model):\n    return Muon(model.parameters())\n"
+    )
+    body = (
+        "if on:\n    optimizer = build_optimizer(net)\n    raw = wrap(net)\nelse:\n    raw = Net(net)\n"
+        "    optimizer = build_optimizer(raw)"
+    )
+    assert "FM445" in _given(tmp_path, body, own)
+    assert "FM445" not in _given(tmp_path, "optimizer = build_optimizer(net)", own)
+
+
+@pytest.mark.parametrize(("switch", "is_off"), [("self.on", True), ("on", False), ("self.step == 0", False)])
+def test_what_an_object_keeps_is_there_when_its_method_runs_again(
+    tmp_path: Path, switch: str, *, is_off: bool
+) -> None:
+    main = (
+        f"{_START.partition('def build')[0]}class Run:\n    def step(self, on):\n        if {switch}:\n"
+        "            self.net = wrap(self.net)\n        else:\n            share(self.net)\n"
+        "        self.step += 1\n"
+    )
+    text = after(tmp_path, {"dist_wrap.py": WRAP, "optim.py": _USES, "main.py": main}, "optim.py")
+    assert ("FM423" not in text) is is_off
