@@ -65,7 +65,12 @@ def said_of_environment(given: Mapping[str, str]) -> str:
         'For FSDP2 set ...FSDP_RESHARD_AFTER_FORWARD=false...'
     """
     _, findings = told_by_environment("\n".join(f"{n}={shlex.quote(value)}" for n, value in given.items()))
-    return " ".join(f"{each.hint or each.message}" for each in findings)
+    texts = [each.hint or each.message for each in findings[:1]]
+    texts += [
+        f"{each.subject.rpartition(' ')[2]}: {each.message} {each.hint or ''}".rstrip()
+        for each in findings[1:]
+    ]
+    return " ".join(texts)
 
 
 def convert_settings(framework: str, document: dict[str, Any], values: Values) -> Converted:

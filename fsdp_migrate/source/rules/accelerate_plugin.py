@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
-from fsdp_migrate.adapters.conversion.unknown import SWITCH
+from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.last_values import last_value
@@ -142,7 +142,7 @@ def _is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:
 def _switches(source: Source) -> Iterator[cst.CSTNode]:
     """Yield what switches FSDP on in the environment: ``os.environ["ACCELERATE_USE_FSDP"] = "true"``."""
     for node, name, value in _variables(source):
-        if name == SWITCH and text_of(value).strip("'\"").lower() not in {"0", "false"}:
+        if name == SWITCH and (switches_on(text_of(value)) or not isinstance(value, cst.SimpleString)):
             yield node
 
 

@@ -189,8 +189,11 @@ def test_settings_in_the_environment_are_said_where_they_are_set(switch: str) ->
     done = body.replace("p = ", 'os.environ["FSDP_VERSION"] = "2"\np = ')
     assert comments(done, ACCELERATE) == ""
     assert "set `FSDP_VERSION=2` too, and `FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`" in said
-    off = "import os\nos.environ['ACCELERATE_USE_FSDP'] = 'false'\n"
-    assert comments(off, ACCELERATE) == ""
+    for value in ("'false'", "'1'"):  # Accelerate takes "true" alone for on
+        off = f"import os\nos.environ['ACCELERATE_USE_FSDP'] = {value}\n"
+        assert comments(off, ACCELERATE) == ""
+    on = "import os\nos.environ['ACCELERATE_USE_FSDP'] = str(args.fsdp)\n"
+    assert "FM320" in comments(on, ACCELERATE)
 
 
 def test_what_to_set_in_the_environment_is_said_by_the_values() -> None:
