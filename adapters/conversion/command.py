@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
-from fsdp_migrate.adapters.conversion.exported import exported_to_accelerate, with_strategy
+from fsdp_migrate.adapters.conversion.exported import exported_to_accelerate, with_exports, with_strategy
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
@@ -79,8 +79,7 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
         >>> print(convert_command(command).text.partition("--use_fsdp ")[2])
         --fsdp_reshard_after_forward false --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT x.py --lr 1
     """
-    handed_on = exported_to_accelerate(command)
-    done = _changes_of(command, replace(settings or Settings(), environment=handed_on))
+    done = _changes_of(command, with_exports(settings or Settings(), command))
     return TextConversion(command, _changed(command, done.pieces), done.blocks, done.findings)
 
 
@@ -205,9 +204,8 @@ class _Script:
     def __init__(self, text: str, settings: Settings | None) -> None:
         self.text = text
         self.settings = replace(
-            settings or Settings(),
+            with_exports(settings or Settings(), text),
             number=partial(number_of, text=text),
-            environment=exported_to_accelerate(text),
         )
         self.pieces: set[Piece] = set()
         self.blocks: list[BlockReport] = []

@@ -37,8 +37,8 @@ _SAME = frozenset({SWITCH, _LOADING, "FSDP_OFFLOAD_PARAMS"})
 _SAID = frozenset({"FM343", "FM353", "FM355"})
 """Of a variable's value that FSDP2 takes otherwise, or not at all."""
 _MESH = (
-    "For several nodes set `ACCELERATE_USE_PARALLELISM_CONFIG=true PARALLELISM_CONFIG_DP_REPLICATE_SIZE=<nodes> "
-    "PARALLELISM_CONFIG_DP_SHARD_SIZE=<ranks of a node>` too."
+    "For several nodes set `ACCELERATE_USE_PARALLELISM_CONFIG=true "
+    "PARALLELISM_CONFIG_DP_REPLICATE_SIZE=<nodes> PARALLELISM_CONFIG_DP_SHARD_SIZE=<ranks of a node>` too."
 )
 _OFF = frozenset({"", "0", "false", "no", "off"})
 

@@ -8,6 +8,7 @@ takes both from the environment then. Its FSDP2 does not read the strategy.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.variables import without_comments
@@ -19,6 +20,8 @@ from fsdp_migrate.words import bare_word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from fsdp_migrate.adapters.engine.base import Settings
 
 
 _GIVEN = re.compile(
@@ -47,6 +50,11 @@ def exported_to_accelerate(text: str) -> dict[str, str]:
         for name, values in found.items()
         if values != {""}
     }
+
+
+def with_exports(settings: Settings, text: str) -> Settings:
+    """Return settings with what a text hands on, beside what is handed on around it."""
+    return replace(settings, environment={**settings.environment, **exported_to_accelerate(text)})
 
 
 def with_strategy(fsdp: Any, handed_on: Mapping[str, str]) -> Any:

@@ -1,4 +1,4 @@
-"""The variable that switches Accelerate's FSDP on, and the value that does: Accelerate compares with ``true``.
+"""The variable that switches Accelerate's FSDP on, and what does: Accelerate compares with ``true``.
 
 ``tests/frameworks/test_accelerate_claims.py`` holds that against the Accelerate that is installed.
 """

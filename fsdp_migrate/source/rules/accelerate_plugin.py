@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
+from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.findings import make_finding
+from fsdp_migrate.source.python.environment import fsdp_environment, variables_set
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
@@ -141,40 +143,17 @@ def _is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:
 
 def _switches(source: Source) -> Iterator[cst.CSTNode]:
     """Yield what switches FSDP on in the environment: ``os.environ["ACCELERATE_USE_FSDP"] = "true"``."""
-    for node, name, value in _variables(source):
+    for node, name, value in variables_set(source):
         if name == SWITCH and (switches_on(text_of(value)) or not isinstance(value, cst.SimpleString)):
             yield node
 
 
-def _variables(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseExpression]]:
-    """Yield where a source sets a variable of the environment, with its name and what it is set to."""
-    for assign in source.assignments:
-        for target in assign.targets:
-            held = target.target
-            if isinstance(held, cst.Subscript) and (dotted(held.value) or "").split(".")[-1] == "environ":
-                yield assign, text_of(held.slice[0]).strip("'\""), assign.value
-    for call in source.calls:
-        func, placed = dotted(call.func) or "", [arg.value for arg in call.args if arg.keyword is None]
-        if func.endswith("environ.setdefault") and len(placed) == 2:
-            yield call, text_of(placed[0]).strip("'\""), placed[1]
-        elif func.endswith("environ.update"):
-            named = ((arg.keyword.value, arg.value) for arg in call.args if arg.keyword is not None)
-            yield from ((call, name, value) for name, value in named)
-            for each in placed[0].elements if placed and isinstance(placed[0], cst.Dict) else ():
-                if isinstance(each, cst.DictElement):
-                    yield call, text_of(each.key).strip("'\""), each.value
-
-
 def _of_variables(source: Source) -> str:
     """Say what to set in place of the variables, if the source shows all of their values."""
-    given: dict[str, str] = {}
-    for _, name, value in _variables(source):
-        if name == SWITCH or name.startswith("FSDP_"):
-            known = isinstance(value, cst.SimpleString) and given.get(name) in {None, value.evaluated_value}
-            if not known:
-                return _ANY_VALUES
-            given[name] = str(cst.ensure_type(value, cst.SimpleString).evaluated_value)
-    return said_of_environment(given) or _ANY_VALUES
+    every = fsdp_environment(source)
+    given = {name: value for name, value in every.items() if name == SWITCH or name.startswith("FSDP_")}
+    is_known = not any(map(REFERENCE.search, given.values()))
+    return (said_of_environment(given) if is_known else "") or _ANY_VALUES
 
 
 def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
