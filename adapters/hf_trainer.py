@@ -58,6 +58,7 @@ from fsdp_migrate.adapters.hf_environment import (
     state_type_in_environment,
     strategy_in_environment,
 )
+from fsdp_migrate.adapters.hf_offload import say_offload
 from fsdp_migrate.adapters.hf_versions import (
     FORMER,
     add_wanted,
@@ -74,6 +75,7 @@ from fsdp_migrate.adapters.hf_versions import (
     state_type_as_it_ran,
     take_former,
     take_version,
+    wanted_there,
 )
 from fsdp_migrate.errors import ConfigError
 
@@ -373,9 +375,13 @@ class HFTrainerAdapter:
             say_no_words(block, str(error), draft)
             return
         if block.node is not block.owner and block.node is None and _elsewhere(block, items, draft):
+            file = str(plain_values(block.owner).get("fsdp_config"))
+            if block.settings.refusal(file) is not None:
+                return
             emit_fsdp(block, items, draft)
             say_environment(block, items, draft)
-            if not block.settings.is_converted(str(plain_values(block.owner).get("fsdp_config"))):
+            say_offload(block, items, HF_KEYS, draft)
+            if not block.settings.is_converted(file):
                 say_arguments(block, config, draft)
                 say_mesh(block, strategy_in_fsdp(block), config, draft)
             return
@@ -393,6 +399,7 @@ class HFTrainerAdapter:
         say_count(block, items, draft, HF_KEYS, wanted)
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
+        say_offload(block, items, HF_KEYS, draft)
         say_arguments(block, config, draft)
         say_mesh(block, strategy_in_fsdp(block), config, draft)
 
@@ -451,16 +458,18 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
 def _elsewhere(block: Block, items: tuple[str, ...], draft: Draft) -> bool:
     """Handle an ``fsdp_config`` that is no mapping; tell whether there is nothing more to do."""
     value = plain_values(block.owner).get("fsdp_config")
+    strategy = strategy_in_fsdp(block)
+    frees = strategy is None or frees_after_forward(strategy)
     if not is_known(value):
         if isinstance(value, Reference):
             text = f"{value} is not set in this file: kept."
-            draft.say("FM346", block.name, text, "Convert what it stands for.")
+            there = wanted_there(block, items, frees)
+            draft.say("FM346", block.name, text, f"Convert what it stands for{there}.")
         return isinstance(value, Reference)
     if str(value).lstrip().startswith("{"):
         _emit_inline(block, str(value), draft)
     else:
-        strategy = strategy_in_fsdp(block)
-        say_file(block, str(value), items, strategy is None or frees_after_forward(strategy), draft)
+        say_file(block, str(value), items, frees, draft)
     return True
 
 

@@ -157,6 +157,9 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
     offloads = {str(values.get(name)).lower() for name in ("cpu_offload", "offload_params")}
     if "true" in offloads and "offload" not in items:
         text += f" So is `cpu_offload`: give `offload` in `fsdp` to versions before {state.since}."
+    if block.settings.adds_json:
+        since = TRANSFORMERS["json_on_command_line"].since
+        text += f" Before {since} `--fsdp_config` takes the name of a file alone, and they stop."
     hint = f"With transformers {state.since} or newer there is nothing to do: it does all that this says."
     if items:
         gone = TRANSFORMERS["words_deprecated"]
@@ -209,18 +212,24 @@ def emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft, frees: bool | 
     draft.say("FM341", subject, text)
 
 
-def say_file(block: Block, name: str, items: tuple[str, ...], frees: bool, draft: Draft) -> None:
-    """Say of a file that ``fsdp_config`` names that it is to be converted, and what ``fsdp`` means for it."""
-    text = f"{name} is another file, which is not converted with this one."
-    hint = f"`fsdp-migrate config {name} --from hf`."
+def wanted_there(block: Block, items: tuple[str, ...], frees: bool) -> str:
+    """Return what is to be written into the file that ``fsdp_config`` names, as its words do not say it."""
     wanted = [] if frees else ["`reshard_after_forward: false`"]
     if items and "auto_wrap" not in items and plain_values(block.owner).get("fsdp") is not True:
         wanted.append("`auto_wrap_policy: NO_WRAP`")
-    if wanted:
-        hint = (
-            f"{hint[:-1]}, and write {' and '.join(wanted)} there: transformers "
-            f"{TRANSFORMERS['state_dict_type_read'].versions} take it from there, whatever `fsdp` says."
-        )
+    if not wanted:
+        return ""
+    versions = TRANSFORMERS["state_dict_type_read"].versions
+    return (
+        f", and write {' and '.join(wanted)} there: transformers {versions} take it from there, whatever "
+        "`fsdp` says"
+    )
+
+
+def say_file(block: Block, name: str, items: tuple[str, ...], frees: bool, draft: Draft) -> None:
+    """Say of a file that ``fsdp_config`` names that it is to be converted, and what ``fsdp`` means for it."""
+    text = f"{name} is another file, which is not converted with this one."
+    hint = f"`fsdp-migrate config {name} --from hf`{wanted_there(block, items, frees)}."
     if not name.endswith(_FILES) and "/" not in name:
         text = f"HF Trainer reads a file {name}. If there is none, the script's own code knows the name."
         hint = f"{hint[:-1]}, if it is a file. Otherwise the settings need `version: 2` in that code."

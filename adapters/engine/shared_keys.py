@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
+from fsdp_migrate.adapters.document.nodes import Reference
 from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
     Handler,
     Key,
     Outcome,
+    bare,
     bare_values,
     is_known,
     keep_bool,
@@ -172,7 +175,40 @@ def say_units_by_size(policy: object, subject: str, draft: Draft) -> None:
         draft.say("FM343", subject, f"{policy}: {_BY_SIZE}", _BY_CLASS)
 
 
+_OF_TRANSFORMERS = re.compile(
+    r"(?!\w*Transformer|Encoder|Decoder|Residual|Basic|Self|Cross|Attention|Parallel)"
+    r"[A-Z]\w+(?:Layer|Block|Embeddings?|Attention|Stage)\Z"
+)
+"""Layers of transformers begin with their model's name, those of torch with what they are."""
 LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}: write false for such a model"
+
+
+def names_transformers_layer(names: str) -> bool:
+    """Tell whether one of several classes, with commas between, can be a layer of transformers.
+
+    Example:
+        >>> names_transformers_layer("LlamaDecoderLayer, A"), names_transformers_layer("TransformerLayer")
+        (True, False)
+    """
+    return any(_OF_TRANSFORMERS.match(name.strip()) for name in names.split(","))
+
+
+def _may_be_of_transformers(block: Block) -> bool:
+    """Tell whether what is to be wrapped can be of a model of transformers, as far as it stands here."""
+    values = {bare(name): value for name, value in plain_values(block.node).items()} if block.node else {}
+    classes = values.get("transformer_layer_cls_to_wrap")
+    if isinstance(classes, Reference):
+        return True
+    if is_known(classes):
+        return names_transformers_layer(",".join(words.read_names(classes, "value")))
+    # By the classes that the model names itself, which is what models of transformers do.
+    policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
+    return block.framework != "accelerate" or policy == "transformer_based_wrap"
+
+
+_STOPS = ACCELERATE["loads_not_all"].says
+_LOADS_NOT_ALL = f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}."
+_LOAD_ON_ALL = "Write false for such a model."
 
 
 def keep_ram_loading(value: Any, block: Block) -> Outcome:
@@ -180,23 +216,41 @@ def keep_ram_loading(value: Any, block: Block) -> Outcome:
     outcome = keep_bool(value, block)
     if value is None or not words.read_bool(value, "value"):
         return outcome
+    if not _may_be_of_transformers(block):
+        message = f"{shown(value)}: {_LOADS_NOT_ALL}"
+        return replace(outcome, code="FM343", message=message, hint=_LOAD_ON_ALL)
     return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
 
 
 def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str) -> None:
     """Say the same where nothing stands there, and the launcher takes true."""
-    if "cpu_ram_efficient_loading" not in bare_values(block.node, keys):
+    if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
+        return
+    if not _may_be_of_transformers(block):
+        text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
+        draft.say("FM343", block.at(name), text, _LOAD_ON_ALL)
+    else:
         draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")
+
+
+def _meant_policy(word: str, block: Block) -> str:
+    """Say which policy one that there is not may be: the nearest word, or what the keys beside it are for."""
+    near = words.closest(word, WRAP_POLICIES)
+    if near:
+        return near
+    count = written_key(block.node, "min_num_params") if block.node is not None else None
+    if count:
+        return f" With `{count}` it is SIZE_BASED_WRAP."
+    return " With the layers' class, or a model that names them itself, it is TRANSFORMER_BASED_WRAP."
 
 
 def keep_wrap_policy(value: Any, block: Block) -> Outcome:
     """Keep the policy's name; a policy by size wraps other modules under Accelerate's FSDP2."""
-    del block
     if value is None:
         return Outcome("FM340", "Kept: it means the same.")
     word = words.bare_word(value).upper()
     if word not in WRAP_POLICIES:
-        near = words.closest(word, WRAP_POLICIES)
+        near = _meant_policy(word, block)
         msg = f"`value` is {value!r}; expected one of {', '.join(WRAP_POLICIES)}.{near}"
         raise ConfigError(msg, field="auto_wrap_policy")
     if word == "SIZE_BASED_WRAP":

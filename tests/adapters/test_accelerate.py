@@ -112,7 +112,8 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_use_orig_params", "false", None, "FM342"),
     ("fsdp_sync_module_states", "true", None, "FM342"),
     ("fsdp_limit_all_gathers", "true", None, "FM342"),
-    ("fsdp_cpu_ram_efficient_loading", "true", True, "FM340"),
+    ("fsdp_cpu_ram_efficient_loading", "true", True, "FM343"),
+    ("fsdp_cpu_ram_efficient_loading", "false", False, "FM340"),
     ("fsdp_activation_checkpointing", "true", True, "FM340"),
     ("fsdp_ignored_modules", ".*router.*", ".*router.*", "FM340"),
     ("fsdp_ofload_params", "true", True, "FM345"),
@@ -367,6 +368,9 @@ def test_hybrid_sharding_on_nodes_that_the_file_does_not_count(machines: str, co
     assert "parallelism_config_dp_replicate_size: 2" in told
 
 
+_BY_CLASS = "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\nfsdp_transformer_layer_cls_to_wrap: {}\n"
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -377,10 +381,26 @@ def test_hybrid_sharding_on_nodes_that_the_file_does_not_count(machines: str, co
     ],
 )
 def test_which_models_rank_0_cannot_load_for_all_is_said_without_a_change(keys: str, said: str) -> None:
-    found = [f for f in convert(keys).findings if f.subject.endswith("cpu_ram_efficient_loading")]
-    told = [f for f in found if "stops at buffers" in f.message and f.message.endswith("for such a model.")]
-    assert len(told) == bool(said)
-    assert all(said in f.message and f.hint is None and f.fidelity in {"exact", "equivalent"} for f in told)
+    for names in ("LlamaDecoderLayer", "GPT2Block,Embedding", "${LAYER}", "null"):
+        done = convert(_BY_CLASS.format(names) + keys)
+        found = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
+        told = [
+            f for f in found if "stops at buffers" in f.message and f.message.endswith("for such a model.")
+        ]
+        assert len(told) == bool(said)
+        assert all(said in f.message and f.hint is None for f in told)
+        assert all(f.fidelity in {"exact", "equivalent"} for f in told)
+
+
+@pytest.mark.parametrize("names", ["TransformerLayer", "Block", "torch.nn.TransformerEncoderLayer", None])
+def test_a_model_that_rank_0_cannot_load_for_all_has_something_to_do(names: str | None) -> None:
+    policy = "fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n" if names is None else _BY_CLASS.format(names)
+    for key in ("fsdp_cpu_ram_efficient_loading: true", ""):
+        done = convert(f"{policy}{key}")
+        [told] = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
+        assert told.code == "FM343"
+        assert "stops at buffers" in told.message
+        assert told.hint == "Write false for such a model."
 
 
 def test_a_comment_about_the_words_of_an_old_key_gets_its_name() -> None:
@@ -390,3 +410,18 @@ def test_a_comment_about_the_words_of_an_old_key_gets_its_name() -> None:
     )
     assert "  fsdp_reshard_after_forward: true  # fsdp_sharding_strategy: one of 1 to 5\n" in done.text
     assert "  fsdp_offload_params: false  # as before\n" in done.text
+
+
+@pytest.mark.parametrize(
+    ("word", "more", "meant"),
+    [
+        ("AUTO_WRAP", "fsdp_min_num_params: 1000", "With `fsdp_min_num_params` it is SIZE_BASED_WRAP."),
+        ("AUTO_WRAP", "", "it is TRANSFORMER_BASED_WRAP."),
+        ("TRANSFORMER_BASED_WARP", "fsdp_min_num_params: 1000", "Did you mean `TRANSFORMER_BASED_WRAP`?"),
+        ("NOWRAP", "", "Did you mean `NO_WRAP`?"),
+    ],
+)
+def test_a_policy_that_there_is_not_is_not_taken_for_its_contrary(word: str, more: str, meant: str) -> None:
+    done = convert_text(f"{HEAD}fsdp_config:\n  fsdp_auto_wrap_policy: {word}\n  {more}\n")
+    [said] = [f for f in done.findings if f.code == "FM348"]
+    assert said.message.endswith(meant)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS, Claim
+from fsdp_migrate.adapters.engine.shared_keys import names_transformers_layer
 from tests.frameworks.claims import run, wrong
 
 
@@ -59,6 +60,29 @@ trainer = SimpleNamespace(
 Trainer.save_model(trainer, "x", _internal_call=True)
 print(json.dumps(bool(saved)))
 """
+ON_THE_LINE = """
+import json
+from transformers import HfArgumentParser, TrainingArguments
+words = ["--output_dir", "x", "--use_cpu", "--report_to", "none", "--fsdp", "full_shard"]
+try:
+    given, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
+        [*words, "--fsdp_config", '{"version": 2}']
+    )
+    print(json.dumps(given.fsdp_config["version"] == 2))
+except FileNotFoundError:
+    print(json.dumps(False))
+"""
+# The sources are read, and no model is imported.
+LAYERS = """
+import json, re
+from pathlib import Path
+import transformers
+names = set()
+for file in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+    for held in re.findall(r"_no_split_modules\\s*=\\s*\\[([^]]*)\\]", file.read_text()):
+        names.update(re.findall(r"\\w+", held))
+print(json.dumps(sorted(names)))
+"""
 WORDS = "full_shard auto_wrap"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"fsdp": WORDS},
@@ -96,6 +120,7 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "cpu_offload_read": did["offload"]["cpu_offload"] is True,
         "auto_wrap_policy_read": did["policy"]["auto_wrap_policy"] == "SIZE_BASED_WRAP",
         "size_needs_policy": did["size"]["auto_wrap_policy"] != "SIZE_BASED_WRAP",
+        "json_on_command_line": run(ON_THE_LINE),
         "offload_word": str(did["offload word"]["cpu_offload"]).lower() == "true",
         "hybrid_refused": "error" in did["hybrid"],
         "wrap_arguments": did["class"].get("transformer_cls_names_to_wrap") == "Block",
@@ -107,6 +132,22 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
 
 def test_what_is_claimed_of_transformers(did: dict[str, dict[str, Any]]) -> None:
     assert wrong(TRANSFORMERS, "transformers", facts(did)) == []
+
+
+def test_layers_of_transformers_are_known_by_their_names() -> None:
+    names = run(LAYERS)
+    layers = [name for name in names if name.endswith(("Layer", "Block"))]
+    known = [name for name in layers if names_transformers_layer(name)]
+    assert len(layers) > 100
+    assert len(known) >= 0.95 * len(layers)
+    others = (
+        "TransformerLayer",
+        "TransformerEncoderLayer",
+        "TransformerBlock",
+        "ResidualAttentionBlock",
+        "Block",
+    )
+    assert not [name for name in others if names_transformers_layer(name)]
 
 
 def test_what_is_written_counts_more_than_the_strategy_in_fsdp(did: dict[str, dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ import libcst as cst
 
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
+from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source.python.environment import fsdp_environment, variables_set
 from fsdp_migrate.source.python.items import ItemChange, changed_call
@@ -87,6 +88,11 @@ _CASTS = (
     "output_dtype, cast_forward_inputs)"
 )
 _OFFLOAD = "`cpu_offload`: FSDP2 takes true, false or a CPUOffloadPolicy, and not torch's CPUOffload"
+_CLIPS = "clip_grad_norm_"
+_SET_OFFLOAD = (
+    'Set os.environ["FSDP_OFFLOAD_PARAMS"] = "true" before the Accelerator is made, where `accelerate launch` '
+    "does not set it, which it does where its own settings offload."
+)
 _SHARED = "`mixed_precision_policy`: its MixedPrecision is used elsewhere too"
 _STATE_TYPE = (
     "state_dict_type is FULL_STATE_DICT, as it was: FSDP2's default is another. Where the config of "
@@ -246,6 +252,7 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
         else:
             is_object = name == "cpu_offload" and isinstance(value, dict)
             held[_KEYS.get(name, name)] = value.get("offload_params", False) if is_object else value
+    findings += _said_of_offload(source, held)
     strategy = str(held.get("sharding_strategy", held.get("reshard_after_forward"))).upper()
     # In torch's enum of strategies 4 and 5 are the hybrid ones.
     if "HYBRID_SHARD" in strategy or strategy in {"4", "5"}:
@@ -253,6 +260,13 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
     if "state_dict_type" not in held:
         findings.append(make_finding("FM344", "state_dict_type", _STATE_TYPE))
     return held, findings, reasons
+
+
+def _said_of_offload(source: Source, held: dict[str, Any]) -> Iterator[Finding]:
+    """Say what clipping needs where parameters are on the CPU; Accelerate sets its switch for a plugin."""
+    environment = {**fsdp_environment(source), SWITCH: "true"}
+    if held.get("offload_params") is True and _CLIPS in source.code and not makes_gloo(environment):
+        yield make_finding("FM343", "cpu_offload", f"true: {NO_GLOO}", _SET_OFFLOAD)
 
 
 def _is_made_elsewhere(source: Source, node: cst.BaseExpression | None) -> bool:

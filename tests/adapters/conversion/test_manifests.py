@@ -65,7 +65,7 @@ def test_what_a_command_becomes_is_said(tmp_path: Path, text: str, said: str) ->
     path.write_text(text)
     with pytest.raises(NothingToConvertError) as caught:
         convert_config_file(path)
-    assert str(caught.value).endswith(said)
+    assert said in str(caught.value)
     assert path.read_text() == text
 
 

@@ -240,3 +240,12 @@ def test_what_is_known_of_a_plugin_names_the_class_of_its_casts() -> None:
     said = "takes FSDP2's MixedPrecisionPolicy in place of MixedPrecision"
     assert said in comments(body, header)
     assert said not in comments(body.replace(f", {casts}", ""), header)
+
+
+def test_clipping_beside_offload_needs_gloo() -> None:
+    made = "p = Plugin(sharding_strategy=1, cpu_offload={})\n"
+    clips = "accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
+    assert "FM343 `cpu_offload`: true: FSDP2's gradients" in comments(made.format("True") + clips, ACCELERATE)
+    sets = 'import os\nos.environ["FSDP_OFFLOAD_PARAMS"] = "true"\n'
+    for body in (made.format("True"), made.format("False") + clips, sets + made.format("True") + clips):
+        assert "gradients are on the CPU" not in comments(body, ACCELERATE)

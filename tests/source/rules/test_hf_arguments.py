@@ -317,3 +317,11 @@ def test_the_strategy_that_a_source_sets_in_the_environment(
     assert said in comments(body + call, HF)
     named = 'a = TrainingArguments("o", fsdp="full_shard auto_wrap")\n'
     assert '"reshard_after_forward": True' in plain(body + named, f"{HF}\n")
+
+
+def test_offload_in_a_source_needs_gloo_as_well() -> None:
+    body = 'a = TrainingArguments("o", fsdp="full_shard offload auto_wrap"{})\n'
+    assert "FM343 `max_grad_norm`: `offload` in `fsdp`" in comments(body.format(""), HF)
+    assert "max_grad_norm" not in comments(body.format(", max_grad_norm=0.0"), HF)
+    sets = 'import os\nos.environ.update(ACCELERATE_USE_FSDP="true", FSDP_OFFLOAD_PARAMS="true")\n'
+    assert "max_grad_norm" not in comments(sets + body.format(""), HF)
