@@ -117,8 +117,8 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "`ACCELERATE_USE_FSDP` is on where it is `true`, and not where it is 1", since="1.6"
         ),
         "gloo_by_variables": Claim(
-            "the process group has gloo beside NCCL only where `ACCELERATE_USE_FSDP` and `FSDP_OFFLOAD_PARAMS` "
-            "are true, or `FSDP_STATE_DICT_TYPE` is FULL_STATE_DICT",
+            "the process group has gloo beside NCCL only where `ACCELERATE_USE_FSDP`, `FSDP_OFFLOAD_PARAMS` "
+            "are true, or in place of the second `FSDP_STATE_DICT_TYPE` is FULL_STATE_DICT",
             since="1.6",
         ),
         "mesh_by_variables": Claim(

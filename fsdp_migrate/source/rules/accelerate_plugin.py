@@ -88,10 +88,12 @@ _CASTS = (
     "output_dtype, cast_forward_inputs)"
 )
 _OFFLOAD = "`cpu_offload`: FSDP2 takes true, false or a CPUOffloadPolicy, and not torch's CPUOffload"
+_UNSAID = {"cpu_ram_efficient_loading": False}
+"""What a plugin takes where nothing is said; the launcher of a config takes true."""
 _CLIPS = "clip_grad_norm_"
 _SET_OFFLOAD = (
-    'Set os.environ["FSDP_OFFLOAD_PARAMS"] = "true" before the Accelerator is made, where `accelerate launch` '
-    "does not set it, which it does where its own settings offload."
+    'Set os.environ["FSDP_OFFLOAD_PARAMS"] = "true" before the Accelerator is made; `accelerate launch` does '
+    "so where its own settings offload."
 )
 _SHARED = "`mixed_precision_policy`: its MixedPrecision is used elsewhere too"
 _STATE_TYPE = (
@@ -183,7 +185,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     values = Values(source)
     held, findings, reasons = _held(source, given, values)
     # A source does not say how many nodes there will be.
-    document = {"distributed_type": "FSDP", "num_machines": "${NODES}", "fsdp_config": held}
+    document = {"distributed_type": "FSDP", "num_machines": "${NODES}", "fsdp_config": {**_UNSAID, **held}}
     word = held.pop("mixed_precision_policy", None)
     if word is None and "mixed_precision_policy" not in given:
         word = _precision_of_accelerator(source)
@@ -360,7 +362,9 @@ def _is_global(source: Source, node: cst.BaseExpression) -> bool:
 
 def _after(held: dict[str, Any], converted: Converted) -> dict[str, Any]:
     """Return what the adapter wrote, by the plugin's names."""
-    after = converted.after.get("fsdp_config", held)
+    after = dict(converted.after.get("fsdp_config", held))
+    for name in _UNSAID.keys() - held.keys():
+        after.pop(name, None)
     return {_NAMES.get(key, key): value for key, value in after.items()}
 
 

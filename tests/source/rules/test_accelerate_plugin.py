@@ -249,3 +249,12 @@ def test_clipping_beside_offload_needs_gloo() -> None:
     sets = 'import os\nos.environ["FSDP_OFFLOAD_PARAMS"] = "true"\n'
     for body in (made.format("True"), made.format("False") + clips, sets + made.format("True") + clips):
         assert "gradients are on the CPU" not in comments(body, ACCELERATE)
+
+
+def test_what_the_launcher_takes_by_itself_a_plugin_does_not() -> None:
+    made = "p = Plugin(sharding_strategy=1{})\n"
+    assert "FM343" not in comments(made.format(', auto_wrap_policy="NO_WRAP"'), ACCELERATE)
+    said = comments(made.format(", sync_module_states=True"), ACCELERATE)
+    assert "FSDP2 does not send rank 0's weights to the other ranks" in said
+    sends = made.format(", sync_module_states=True, cpu_ram_efficient_loading=True")
+    assert "does not send rank 0's weights" not in comments(sends, ACCELERATE)
