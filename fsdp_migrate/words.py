@@ -16,8 +16,9 @@ from fsdp_migrate.errors import ConfigError
 
 T = TypeVar("T")
 
-_TRUE = frozenset({"true", "yes", "on", "1"})
-_FALSE = frozenset({"false", "no", "off", "0"})
+# With the letters that Accelerate and transformers take as well.
+_TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
+_FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
 _NOTHING = frozenset({"", "none", "null", "~"})
 
 _DTYPES: Mapping[str, str] = {

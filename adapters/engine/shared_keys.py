@@ -142,9 +142,17 @@ def full_or_sharded(value: Any) -> str:
     return word
 
 
+def _is_empty(block: Block, name: str) -> bool:
+    """Tell whether nothing stands at a key, and not what is known only elsewhere."""
+    written = written_key(block.node, name) if block.node is not None else None
+    return block.node is not None and written is not None and plain_values(block.node)[written] is None
+
+
 def keep_state_dict_type(value: Any, block: Block) -> Outcome:
     """Keep FULL and SHARDED; LOCAL, which FSDP2 has no more, becomes SHARDED."""
-    del block
+    if value is None and _is_empty(block, "state_dict_type"):
+        text = "null: FSDP1 takes FULL_STATE_DICT for it, and FSDP2 SHARDED_STATE_DICT. It is written out."
+        return Outcome("FM341", text, value="FULL_STATE_DICT", has_value=True)
     if value is None:
         return Outcome("FM340", "Kept: it means the same.")
     read = read_state_dict_type(value)
@@ -304,6 +312,19 @@ def broadcasts_from_rank0(block: Block, keys: tuple[Key, ...], *, default: bool)
     """Tell whether rank 0 alone loads the weights, and so sends them to all ranks."""
     loads = bare_values(block.node, keys).get("cpu_ram_efficient_loading")
     return words.read_bool(loads, "cpu_ram_efficient_loading") if is_known(loads) else default
+
+
+def lost_default_sync(block: Block, keys: tuple[Key, ...], *, default: bool) -> str:
+    """Say that FSDP2 does not send the weights that FSDP1 sent without being told; nothing where it does."""
+    values = bare_values(block.node, keys)
+    loads = values.get("cpu_ram_efficient_loading")
+    is_told = "sync_module_states" in values or isinstance(loads, Reference)
+    if is_told or broadcasts_from_rank0(block, keys, default=default):
+        return ""
+    return (
+        "Without it FSDP1 sends rank 0's weights to all ranks. FSDP2 does not, unless "
+        "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
+    )
 
 
 def lost_sync(value: Any, hint: str) -> Outcome:

@@ -97,6 +97,9 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_forward_prefetch", "true", None, "FM343"),
     ("fsdp_forward_prefetch", "'false'", None, "FM342"),
     ("fsdp_offload_params", "'true'", True, "FM341"),
+    ("fsdp_offload_params", "y", True, "FM341"),
+    ("fsdp_use_orig_params", "'t'", None, "FM342"),
+    ("fsdp_activation_checkpointing", "n", False, "FM341"),
     ("fsdp_offload_params", "yes", "yes", "FM340"),
     ("fsdp_auto_wrap_policy", "transformer_based_wrap", "transformer_based_wrap", "FM341"),
     ("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP", "SIZE_BASED_WRAP", "FM343"),
@@ -156,6 +159,23 @@ def test_a_reference_for_a_strategy_is_kept_and_named() -> None:
 def test_weights_that_rank_0_sent_and_sends_no_more_are_told() -> None:
     done = convert("fsdp_cpu_ram_efficient_loading: false\nfsdp_sync_module_states: true")
     assert codes(done, "fsdp_sync_module_states") == {"FM343"}
+
+
+@pytest.mark.parametrize("loads", ["false", "'no'", "true", "${LOADS}", None])
+def test_weights_that_the_launcher_has_sent_by_itself_are_told(loads: str | None) -> None:
+    key = "" if loads is None else f"fsdp_cpu_ram_efficient_loading: {loads}"
+    found = [f for f in convert(f"fsdp_offload_params: false\n{key}").findings if "sync_module" in f.subject]
+    assert [f.code for f in found] == (["FM343"] if loads in {"false", "'no'"} else [])
+    assert all("Without it FSDP1 sends rank 0's weights" in f.message for f in found)
+
+
+@pytest.mark.parametrize("value", ["null", "", "~"])
+def test_a_type_of_state_dicts_that_is_empty_is_that_of_fsdp1(value: str) -> None:
+    done = convert(f"fsdp_state_dict_type: {value}")
+    assert fsdp_of(done)["fsdp_state_dict_type"] == "FULL_STATE_DICT"
+    assert codes(done, "fsdp_state_dict_type") == {"FM341"}
+    kept = convert("fsdp_state_dict_type: ${TYPE}")
+    assert fsdp_of(kept)["fsdp_state_dict_type"] == "${TYPE}"
 
 
 def test_defaults_that_differ_are_written_out() -> None:

@@ -88,7 +88,7 @@ _CASTS = (
     "output_dtype, cast_forward_inputs)"
 )
 _OFFLOAD = "`cpu_offload`: FSDP2 takes true, false or a CPUOffloadPolicy, and not torch's CPUOffload"
-_UNSAID = {"cpu_ram_efficient_loading": False}
+_UNSAID = {"cpu_ram_efficient_loading": False, "sync_module_states": False}
 """What a plugin takes where nothing is said; the launcher of a config takes true."""
 _CLIPS = "clip_grad_norm_"
 _SET_OFFLOAD = (
