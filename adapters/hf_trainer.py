@@ -42,6 +42,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     broadcasts_from_rank0,
     drop_prefetch,
     frees_after_forward,
+    is_empty,
     keep_ram_loading,
     keep_wrap_policy,
     kept_or_freed,
@@ -53,6 +54,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
 )
 from fsdp_migrate.adapters.engine.torch_objects import target_of
 from fsdp_migrate.adapters.hf_environment import (
+    HF_STRATEGIES,
     STATE_DICT_TYPE,
     say_environment,
     state_type_in_environment,
@@ -62,15 +64,21 @@ from fsdp_migrate.adapters.hf_offload import say_offload
 from fsdp_migrate.adapters.hf_versions import (
     FORMER,
     add_wanted,
+    as_read,
     emit_fsdp,
     former_values,
+    is_one,
+    keep_layer_classes,
+    keep_switch,
     refuse_file,
     refuse_xla,
     reshard_meant,
     say_count,
+    say_default_sync,
     say_file,
     say_mesh,
     say_no_words,
+    say_units,
     say_versions,
     state_type_as_it_ran,
     take_former,
@@ -86,14 +94,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.config import FSDP2Config
 
 
-STRATEGIES = {
-    "full_shard": "FULL_SHARD",
-    "shard_grad_op": "SHARD_GRAD_OP",
-    "no_shard": "NO_SHARD",
-    "hybrid_shard": "HYBRID_SHARD",
-    "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
-}
-OPTIONS = (*STRATEGIES, "offload", "auto_wrap")
+STRATEGIES = {word: strategy_of(word) for word in HF_STRATEGIES}
+OPTIONS = (*sorted(STRATEGIES), "offload", "auto_wrap")
 STRONG = frozenset(
     {
         "output_dir",
@@ -113,17 +115,6 @@ MARKERS = STRONG | {
     "bf16",
     "fp16",
 }
-
-
-def keep_layer_classes(value: Any, block: Block) -> Outcome:
-    """Keep a list of classes, or a string of them; spaces around a name would hide the class."""
-    del block
-    if value is None:
-        return Outcome("FM340", "Kept: it means the same.")
-    names = list(words.read_names(value, "value"))
-    if value in (names, ",".join(names)):
-        return Outcome("FM340", "Kept: the same classes are units.")
-    return Outcome("FM341", f"Written as {names}.", value=names, has_value=True)
 
 
 def take_strategy(value: Any, block: Block) -> Outcome:
@@ -165,8 +156,15 @@ def keep_policy(value: Any, block: Block) -> Outcome:
     outcome = keep_wrap_policy(value, block)
     fsdp = plain_values(block.owner).get("fsdp")
     is_told = is_known(fsdp) and fsdp is not True
-    wraps = words.bare_word(str(value)).upper() != "NO_WRAP"
-    if value is None or wraps == ("auto_wrap" in items_of(block) if is_told else True):
+    if value is None and is_empty(block, "auto_wrap_policy"):
+        policy = _policy(block, bare_values(block.node, HF_KEYS)) or "TRANSFORMER_BASED_WRAP"
+        return as_read(outcome, value, policy)
+    if value is None:
+        return outcome
+    word = words.bare_word(value).upper()
+    outcome = as_read(outcome, value, word)
+    wraps = word != "NO_WRAP"
+    if wraps == ("auto_wrap" in items_of(block) if is_told else True):
         return outcome
     text = (
         f"{shown(value)}: read by transformers {TRANSFORMERS['auto_wrap_policy_read'].versions}. Before, "
@@ -174,7 +172,7 @@ def keep_policy(value: Any, block: Block) -> Outcome:
     )
     other = "NO_WRAP, as `fsdp` says" if wraps else "TRANSFORMER_BASED_WRAP, if `fsdp` says auto_wrap"
     hint = f"Write {other}, to keep the FSDP1 run's units; values are the same."
-    return Outcome("FM358", text, hint)
+    return Outcome("FM358", text, hint, value=outcome.value, has_value=outcome.has_value)
 
 
 def keep_cpu_offload(value: Any, block: Block) -> Outcome:
@@ -219,7 +217,7 @@ HF_KEYS: tuple[Key, ...] = (
     Key("cpu_ram_efficient_loading", "kept", keep_ram_loading),
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
     Key("offload_params", "`cpu_offload`", take_offload, is_read=False),
-    Key("activation_checkpointing", "kept", keep_bool),
+    Key("activation_checkpointing", "kept", keep_switch),
     Key(
         "state_dict_type",
         "FULL_STATE_DICT, which FSDP1 saves before 5.10; with `version: 1` kept",
@@ -335,7 +333,7 @@ class HFTrainerAdapter:
         # ms-swift's word for its FSDP2 settings of HF Trainer, which itself has no such word.
         block.is_fsdp2 = read_number(values.get("version")) == 2 or beside.get("fsdp") == "fsdp2"
         if block.node is not block.owner and not block.is_fsdp2:
-            if "fsdp" in beside and not beside["fsdp"]:
+            if "fsdp" in beside and (not beside["fsdp"] or not str(beside["fsdp"]).strip()):
                 block.unused = f"`fsdp` is {shown(beside['fsdp']) or 'empty'}, so HF Trainer does not read it"
             elif "fsdp" not in beside and MARKERS & set(beside) and values.get("xla") is not True:
                 block.unused = "there is no `fsdp` beside it, so HF Trainer reads at most `xla` of it"
@@ -393,12 +391,14 @@ class HFTrainerAdapter:
             draft.set(block.owner, "fsdp_config", {k: v for k, (v, _) in wanted.items()}, block.name, text)
         else:
             add_wanted(block, wanted, draft)
+        say_units(block, _policy_meant(block), draft, HF_KEYS)
         is_given = "reshard_after_forward" in bare_values(block.node, HF_KEYS)
         emit_fsdp(block, items, draft, None if is_given else config.reshard_after_forward is not False)
         say_environment(block, items, draft)
         say_count(block, items, draft, HF_KEYS, wanted)
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
+        say_default_sync(block, draft, HF_KEYS)
         say_offload(block, items, HF_KEYS, draft)
         say_arguments(block, config, draft)
         say_mesh(block, strategy_in_fsdp(block), config, draft)
@@ -423,6 +423,14 @@ def _policy(block: Block, values: dict[str, Any]) -> str | None:
     return "TRANSFORMER_BASED_WRAP" if is_told or "transformer_layer_cls_to_wrap" in values else None
 
 
+def _policy_meant(block: Block) -> str | None:
+    """Return the wrap policy that FSDP1 uses; None also where a value means nothing, which its key says."""
+    try:
+        return _policy(block, bare_values(block.node, HF_KEYS) | former_values(block))
+    except ConfigError:
+        return None
+
+
 def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
     """Return the keys to add to ``fsdp_config``, each with why."""
     values = bare_values(block.node, HF_KEYS) | former_values(block)
@@ -433,11 +441,8 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
     by_strategy = "sharding_strategy" in values and not _fsdp_decides(block)
     if "reshard_after_forward" not in values and not by_strategy:
         wanted["reshard_after_forward"] = reshard_meant(block, strategy)
-    try:
-        policy = _policy(block, values)
-    except ConfigError:
-        policy = None
-    if policy in {"NO_WRAP", "SIZE_BASED_WRAP"} and "auto_wrap_policy" not in values:
+    policy = _policy_meant(block)
+    if policy in {"NO_WRAP", "SIZE_BASED_WRAP"} and "auto_wrap_policy" not in values and not is_one(values):
         since = TRANSFORMERS["auto_wrap_policy_read"].since
         said = "`min_num_params`" if policy == "SIZE_BASED_WRAP" else "`fsdp`"
         wanted["auto_wrap_policy"] = (

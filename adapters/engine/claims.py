@@ -64,6 +64,7 @@ TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
         ),
         "offload_word": Claim("`offload` in `fsdp` keeps parameters on the CPU"),
         "hybrid_refused": Claim("`hybrid_shard` in `fsdp` is refused under FSDP2", since="5.10"),
+        "one_is_full_shard": Claim("FSDP1 runs FULL_SHARD, whatever strategy `fsdp` names", since="5.0"),
         "wrap_arguments": Claim(
             "`fsdp_transformer_layer_cls_to_wrap` and `fsdp_min_num_params` are arguments of their own",
             before="5.0",

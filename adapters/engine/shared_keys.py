@@ -142,7 +142,7 @@ def full_or_sharded(value: Any) -> str:
     return word
 
 
-def _is_empty(block: Block, name: str) -> bool:
+def is_empty(block: Block, name: str) -> bool:
     """Tell whether nothing stands at a key, and not what is known only elsewhere."""
     written = written_key(block.node, name) if block.node is not None else None
     return block.node is not None and written is not None and plain_values(block.node)[written] is None
@@ -150,7 +150,7 @@ def _is_empty(block: Block, name: str) -> bool:
 
 def keep_state_dict_type(value: Any, block: Block) -> Outcome:
     """Keep FULL and SHARDED; LOCAL, which FSDP2 has no more, becomes SHARDED."""
-    if value is None and _is_empty(block, "state_dict_type"):
+    if value is None and is_empty(block, "state_dict_type"):
         text = "null: FSDP1 takes FULL_STATE_DICT for it, and FSDP2 SHARDED_STATE_DICT. It is written out."
         return Outcome("FM341", text, value="FULL_STATE_DICT", has_value=True)
     if value is None:

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.any_torch
 
 # Before 5.0 the arguments set the environment, from which Accelerate's plugin reads.
 ARGUMENTS = """
-import json, logging, os, sys
+import contextlib, json, logging, os, sys
+from accelerate.utils import FullyShardedDataParallelPlugin
 from transformers import TrainingArguments
 found, told = [], []
 class Told(logging.Handler):
@@ -40,6 +41,9 @@ for case in json.loads(sys.argv[1]):
         read = {"fsdp_version": "VERSION", "cpu_offload": "OFFLOAD_PARAMS",
                 "transformer_cls_names_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
         found.append({name: os.environ.get("FSDP_" + read.get(name, name.upper())) for name in names})
+    with contextlib.suppress(Exception):  # sending weights asks for an accelerator
+        plugin = FullyShardedDataParallelPlugin(**getattr(given, "fsdp_plugin_args", {}))
+        found[-1]["strategy"] = str(plugin.sharding_strategy or plugin.reshard_after_forward)
     found[-1]["warned"] = any("`fsdp` as a string is deprecated" in text for text in told)
 print(json.dumps(found))
 """
@@ -95,6 +99,10 @@ CASES: dict[str, dict[str, Any]] = {
     "hybrid": {"fsdp": "hybrid_shard auto_wrap", "fsdp_config": {"version": 2}},
     "class": {"fsdp": WORDS, "fsdp_transformer_layer_cls_to_wrap": "Block"},
     "given": {"fsdp": "shard_grad_op", "fsdp_config": {"version": 2, "reshard_after_forward": True}},
+    "one of two": {
+        "fsdp": "shard_grad_op auto_wrap",
+        "fsdp_config": {"version": 1, "sync_module_states": False},
+    },
     "one": {"fsdp": WORDS, "fsdp_config": {"version": 1}},
 }
 
@@ -126,6 +134,7 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "wrap_arguments": did["class"].get("transformer_cls_names_to_wrap") == "Block",
         "words_deprecated": did["plain"]["warned"],
         "save_model_full_only": saved_for("FULL_STATE_DICT") and not saved_for("SHARDED_STATE_DICT"),
+        "one_is_full_shard": did["one of two"]["strategy"].endswith("FULL_SHARD"),
         "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
     }
 
