@@ -46,6 +46,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     say_no_prefetch,
     say_no_shard,
     say_ram_loading,
+    say_shared_embeddings,
     shard_config,
     strategy_of,
     to_reshard,
@@ -276,6 +277,7 @@ class AccelerateAdapter:
             draft.add(node, key, "FULL_STATE_DICT", block.at(key), text)
         if written_key(node, "backward_prefetch_policy") is None:
             say_no_prefetch(block, draft, self.keys, self.title, "fsdp_backward_prefetch")
+        say_shared_embeddings(block, draft)
         say_ram_loading(block, draft, self.keys, "fsdp_cpu_ram_efficient_loading")
         text = lost_default_sync(block, self.keys, default=True)
         if text:

@@ -44,7 +44,7 @@ def say_offload(block: Block, items: tuple[str, ...], keys: tuple[Key, ...], dra
     """Say what a run that offloads needs before it starts; a launcher that runs FSDP gives it."""
     values = bare_values(block.node, keys)
     is_word = "offload" in items
-    offloads = is_word or any(_is_on(values.get(name)) for name in ("cpu_offload", "offload_params"))
+    offloads = is_word or _is_on(values.get("cpu_offload"))
     norm = plain_values(block.owner).get("max_grad_norm")
     clips = not is_known(norm) or str(norm) not in {"0", "0.0"}
     if not offloads or not clips or makes_gloo(block.settings.environment):

@@ -49,6 +49,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     lost_sync,
     no_forward_prefetch,
     say_no_prefetch,
+    say_shared_embeddings,
     shard_config,
     strategy_of,
 )
@@ -76,6 +77,7 @@ from fsdp_migrate.adapters.hf_versions import (
     say_count,
     say_default_sync,
     say_file,
+    say_former,
     say_mesh,
     say_no_words,
     say_units,
@@ -138,17 +140,13 @@ def take_reshard(value: Any, block: Block) -> Outcome:
 
 
 def take_offload(value: Any, block: Block) -> Outcome:
-    """Turn ``offload_params``, which HF Trainer never read, into ``cpu_offload``, which it reads."""
-    outcome = keep_bool(value, block)
-    wanted = outcome.value if outcome.has_value else value
+    """Take out ``offload_params``, which HF Trainer never read: ``offload`` in ``fsdp`` decided."""
+    wanted = value is not None and words.read_bool(value, "value")
     text = f"{shown(value)}: HF Trainer reads `cpu_offload`; `offload_params` had no effect."
-    if "cpu_offload" in bare_values(block.node, HF_KEYS):
+    if not wanted or "offload" in items_of(block) or "cpu_offload" in bare_values(block.node, HF_KEYS):
         return Outcome("FM342", text, remove=True)
-    begins = wanted and "offload" not in items_of(block)
-    hint = (
-        "Take it out if the FSDP1 run did not offload, which `offload` in `fsdp` decides." if begins else None
-    )
-    return Outcome("FM343" if begins else "FM341", text, hint, "cpu_offload", wanted, has_value=True)
+    hint = "Write `cpu_offload: true` to offload, as `offload` in `fsdp` does."
+    return Outcome("FM343", text, hint, remove=True)
 
 
 def keep_policy(value: Any, block: Block) -> Outcome:
@@ -216,7 +214,7 @@ HF_KEYS: tuple[Key, ...] = (
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
     Key("cpu_ram_efficient_loading", "kept", keep_ram_loading),
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
-    Key("offload_params", "`cpu_offload`", take_offload, is_read=False),
+    Key("offload_params", "taken out: HF Trainer never read it", take_offload, is_read=False),
     Key("activation_checkpointing", "kept", keep_switch),
     Key(
         "state_dict_type",
@@ -346,6 +344,7 @@ class HFTrainerAdapter:
         """Return the FSDP1 arguments that ``fsdp`` and ``fsdp_config`` mean together."""
         values = bare_values(block.node, HF_KEYS)
         items = items_of(block)
+        values.pop("offload_params", None)
         strategy = strategy_in_fsdp(block)
         if strategy:
             values["sharding_strategy"] = strategy
@@ -399,6 +398,7 @@ class HFTrainerAdapter:
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
         say_default_sync(block, draft, HF_KEYS)
+        say_shared_embeddings(block, draft)
         say_offload(block, items, HF_KEYS, draft)
         say_arguments(block, config, draft)
         say_mesh(block, strategy_in_fsdp(block), config, draft)
@@ -449,7 +449,7 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
             policy,
             f"{policy}, as {said} says; transformers {since} needs it here.",
         )
-    if "offload" in items and not {"cpu_offload", "offload_params"} & set(values):
+    if "offload" in items and "cpu_offload" not in values:
         wanted["cpu_offload"] = (True, "`offload`, where later versions read it.")
     given = state_type_in_environment(block)
     if "state_dict_type" not in values and given:
@@ -470,6 +470,7 @@ def _elsewhere(block: Block, items: tuple[str, ...], draft: Draft) -> bool:
             text = f"{value} is not set in this file: kept."
             there = wanted_there(block, items, frees)
             draft.say("FM346", block.name, text, f"Convert what it stands for{there}.")
+            say_former(block, str(value), draft)
         return isinstance(value, Reference)
     if str(value).lstrip().startswith("{"):
         _emit_inline(block, str(value), draft)

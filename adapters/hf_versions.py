@@ -217,8 +217,7 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
             f" `state_dict_type` is read by {state.versions}: {reads.since} to {_before(state.since)} save "
             "SHARDED_STATE_DICT instead of FULL_STATE_DICT."
         )
-    offloads = {str(values.get(name)).lower() for name in ("cpu_offload", "offload_params")}
-    if "true" in offloads and "offload" not in items:
+    if str(values.get("cpu_offload")).lower() == "true" and "offload" not in items:
         text += f" So is `cpu_offload`: give `offload` in `fsdp` to versions before {state.since}."
     if (HF_STRATEGIES - {"full_shard"}) & set(items):
         text += (
@@ -301,8 +300,15 @@ def say_file(block: Block, name: str, items: tuple[str, ...], frees: bool, draft
         text = f"HF Trainer reads a file {name}. If there is none, the script's own code knows the name."
         hint = f"{hint[:-1]}, if it is a file. Otherwise the settings need `version: 2` in that code."
     draft.say_elsewhere(name, block.settings, block.name, text, hint)
+    say_former(block, name, draft)
+
+
+def say_former(block: Block, name: str, draft: Draft) -> None:
+    """Say of arguments that 5.0 took out that they belong into the file that ``fsdp_config`` names."""
     for former in FORMER.keys() & set(plain_values(block.owner)):
-        draft.say("FM356", block.beside(former), f"It belongs into {name}.", "Move it there by hand.")
+        versions = TRANSFORMERS["wrap_arguments"].versions
+        text = f"It belongs into {name}: only transformers {versions} have it as an argument of its own."
+        draft.say("FM356", block.beside(former), text, "Move it there by hand.")
 
 
 def say_no_words(block: Block, error: str, draft: Draft) -> None:

@@ -419,7 +419,9 @@ def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
     elif text is not None:
         document["fsdp_config"] = text
     former = {name: flags[name].value for name in _HF_FORMER if name in flags}
-    if former and not isinstance(document.get("fsdp_config"), str):
+    if isinstance(document.get("fsdp_config"), str):
+        document |= former
+    elif former:
         document["fsdp_config"] = {**former, **document.get("fsdp_config", {})}
     for name in ("bf16", "fp16"):
         if name in flags and is_on(flags[name]):

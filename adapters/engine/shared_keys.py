@@ -188,6 +188,15 @@ _OF_TRANSFORMERS = re.compile(
     r"[A-Z]\w+(?:Layer|Block|Embeddings?|Attention|Stage)\Z"
 )
 """Layers of transformers begin with their model's name, those of torch with what they are."""
+_LOADED_WITH_BUFFERS = re.compile(
+    r"(?:(?:M|PL)?Bart|Marian|(?:BigBird)?Pegasus|Blenderbot(?:Small)?|LED|Mvp)(?:En|De)coderLayer\Z|EsmLayer\Z"
+)
+"""Layers of models of transformers with buffers in their state dicts: `final_logits_bias`, `inv_freq`."""
+_SHARED_EMBEDDINGS = re.compile(
+    r"(?:(?:M|UM|Long)?T5|SwitchTransformers|Pop2Piano)Block\Z"
+    r"|(?:(?:M|PL)?Bart|Marian|(?:BigBird)?PegasusX?|Blenderbot(?:Small)?|LED|Mvp|M2M100|NllbMoe)(?:En|De)coderLayer\Z"
+)
+"""Layers of models whose encoder and decoder hold the embeddings too."""
 LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}: write false for such a model"
 
 
@@ -201,14 +210,44 @@ def names_transformers_layer(names: str) -> bool:
     return any(_OF_TRANSFORMERS.match(name.strip()) for name in names.split(","))
 
 
-def _may_be_of_transformers(block: Block) -> bool:
+def _names(value: Any) -> tuple[str, ...]:
+    """Return the classes that a value names; none where it means nothing, which its own key says."""
+    try:
+        return words.read_names(value, "value") if is_known(value) else ()
+    except ConfigError:
+        return ()
+
+
+def say_shared_embeddings(block: Block, draft: Draft) -> None:
+    """Say of an encoder and a decoder that share embeddings that Accelerate's FSDP2 splits these."""
+    key = written_key(block.node, "transformer_layer_cls_to_wrap") if block.node is not None else None
+    value = plain_values(block.node).get(key or "") if block.node is not None else None
+    shared = [name for name in _names(value) if _SHARED_EMBEDDINGS.match(name)]
+    if key is not None and shared:
+        text = (
+            f"{','.join(shared)}: the encoder and the decoder of such a model hold its embeddings too. "
+            f"Accelerate {ACCELERATE['embeddings_apart'].versions} gives these a unit of their own, and the "
+            "first forward stops: `shared with a parameter already managed by another FSDP group`."
+        )
+        draft.say("FM343", block.at(key), text, _EMBEDDINGS_STAY)
+
+
+_EMBEDDINGS_STAY = (
+    "Before the model is prepared, or the Trainer trains, write `model.get_input_embeddings = "
+    "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1."
+)
+
+
+def _loads_whole(block: Block) -> bool:
     """Tell whether what is to be wrapped can be of a model of transformers, as far as it stands here."""
     values = {bare(name): value for name, value in plain_values(block.node).items()} if block.node else {}
     classes = values.get("transformer_layer_cls_to_wrap")
     if isinstance(classes, Reference):
         return True
-    if is_known(classes):
-        return names_transformers_layer(",".join(words.read_names(classes, "value")))
+    names = _names(classes)
+    if names:
+        held = any(map(_LOADED_WITH_BUFFERS.match, names))
+        return not held and names_transformers_layer(",".join(names))
     # By the classes that the model names itself, which is what models of transformers do.
     policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
     return block.framework != "accelerate" or policy == "transformer_based_wrap"
@@ -224,7 +263,7 @@ def keep_ram_loading(value: Any, block: Block) -> Outcome:
     outcome = keep_bool(value, block)
     if value is None or not words.read_bool(value, "value"):
         return outcome
-    if not _may_be_of_transformers(block):
+    if not _loads_whole(block):
         message = f"{shown(value)}: {_LOADS_NOT_ALL}"
         return replace(outcome, code="FM343", message=message, hint=_LOAD_ON_ALL)
     return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
@@ -234,7 +273,7 @@ def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str
     """Say the same where nothing stands there, and the launcher takes true."""
     if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
         return
-    if not _may_be_of_transformers(block):
+    if not _loads_whole(block):
         text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
         draft.say("FM343", block.at(name), text, _LOAD_ON_ALL)
     else:
@@ -318,8 +357,12 @@ def lost_default_sync(block: Block, keys: tuple[Key, ...], *, default: bool) -> 
     """Say that FSDP2 does not send the weights that FSDP1 sent without being told; nothing where it does."""
     values = bare_values(block.node, keys)
     loads = values.get("cpu_ram_efficient_loading")
-    is_told = "sync_module_states" in values or isinstance(loads, Reference)
-    if is_told or broadcasts_from_rank0(block, keys, default=default):
+    if "sync_module_states" in values or isinstance(loads, Reference):
+        return ""
+    try:
+        if broadcasts_from_rank0(block, keys, default=default):
+            return ""
+    except ConfigError:  # its own key says so
         return ""
     return (
         "Without it FSDP1 sends rank 0's weights to all ranks. FSDP2 does not, unless "

@@ -114,7 +114,7 @@ def test_offloading_that_fsdp1_did_not_do_says_how_to_stay_without() -> None:
     done = convert(f"{HEAD}fsdp: full_shard\nfsdp_config:\n  offload_params: true\n")
     [said] = [finding for finding in done.findings if finding.subject == "fsdp_config.offload_params"]
     assert said.hint is not None
-    assert said.hint.startswith("Take it out if the FSDP1 run did not offload")
+    assert said.hint.startswith("Write `cpu_offload: true` to offload")
 
 
 def test_every_key_of_the_table_is_tried_above() -> None:

@@ -60,3 +60,14 @@ def test_weights_that_fsdp1_sent_by_itself_are_told(config: dict[str, Any], code
 def test_a_word_of_spaces_is_empty() -> None:
     done = convert_text(json.dumps({"output_dir": "x", "fsdp": " ", "fsdp_config": {"min_num_params": 1}}))
     assert [block.state for block in done.blocks] == ["unused"]
+
+
+def test_what_the_trainer_never_read_gets_no_effect() -> None:
+    given = {"output_dir": "x", "fsdp": "full_shard auto_wrap", "fsdp_config": {"offload_params": True}}
+    done = convert_text(json.dumps(given))
+    assert not {"offload_params", "cpu_offload"} & set(json.loads(done.text)["fsdp_config"])
+    [said] = [f for f in done.findings if f.subject == "fsdp_config.offload_params"]
+    assert (said.code, "Write `cpu_offload: true` to offload" in str(said.hint)) == ("FM343", True)
+    done = convert_text(json.dumps({**given, "fsdp": "full_shard offload"}))
+    assert json.loads(done.text)["fsdp_config"]["cpu_offload"] is True
+    assert codes(done, "fsdp_config.offload_params") == {"FM342"}

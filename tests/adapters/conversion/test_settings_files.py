@@ -57,3 +57,13 @@ def test_a_config_of_accelerate_that_is_refused_says_so(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(config.format("HYBRID_SHARD") + "num_machines: 2\n")
     [said] = [f for f in convert_config_file(run).conversion.findings if f.code == "FM356"]
     assert "is not converted with this one" in said.message
+
+
+@pytest.mark.parametrize("flag", ["--fsdp_transformer_layer_cls_to_wrap A", "--fsdp_min_num_params 1000"])
+@pytest.mark.parametrize("file", ["c.json", "$CONFIG"])
+def test_arguments_that_belong_into_the_file_are_named(flag: str, file: str) -> None:
+    done = convert_script(RUN.format("full_shard auto_wrap", f"{file} {flag}"))
+    assert not done.is_changed
+    [said] = [f for f in done.findings if flag.split(maxsplit=1)[0].removeprefix("--") in f.subject]
+    assert said.code == "FM356"
+    assert f"It belongs into {file}" in said.message
