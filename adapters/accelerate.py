@@ -39,12 +39,14 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     keep_ram_loading,
     keep_state_dict_type,
     keep_wrap_policy,
+    lost_default_sync,
     lost_sync,
     no_forward_prefetch,
     say_mixed_precision,
     say_no_prefetch,
     say_no_shard,
     say_ram_loading,
+    say_shared_embeddings,
     shard_config,
     strategy_of,
     to_reshard,
@@ -74,6 +76,9 @@ _LAUNCH = frozenset(
 MARKERS = frozenset({"distributed_type", "compute_environment", "main_training_function", "num_machines"})
 
 
+_SAME_WEIGHTS = "See that all ranks load the same weights or start from the same seed, or set it to true."
+
+
 def drop_sync(value: Any, block: Block) -> Outcome:
     """Take out ``sync_module_states``, which FSDP2 has not; what rank 0 alone loads is sent to all."""
     wanted = value is None or words.read_bool(value, "value")
@@ -84,8 +89,7 @@ def drop_sync(value: Any, block: Block) -> Outcome:
             else "nothing was asked for"
         )
         return Outcome("FM342", f"{shown(value)}: {said}.", remove=True)
-    hint = "See that all ranks load the same weights or start from the same seed, or set it to true."
-    return lost_sync(value, hint)
+    return lost_sync(value, _SAME_WEIGHTS)
 
 
 def drop_version(value: Any, block: Block) -> Outcome:
@@ -273,7 +277,11 @@ class AccelerateAdapter:
             draft.add(node, key, "FULL_STATE_DICT", block.at(key), text)
         if written_key(node, "backward_prefetch_policy") is None:
             say_no_prefetch(block, draft, self.keys, self.title, "fsdp_backward_prefetch")
+        say_shared_embeddings(block, draft)
         say_ram_loading(block, draft, self.keys, "fsdp_cpu_ram_efficient_loading")
+        text = lost_default_sync(block, self.keys, default=True)
+        if text:
+            draft.say("FM343", block.at("fsdp_sync_module_states"), text, _SAME_WEIGHTS)
         say_mixed_precision(block, config, draft)
         _emit_mesh(block, config, draft)
 

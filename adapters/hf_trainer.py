@@ -42,38 +42,50 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     broadcasts_from_rank0,
     drop_prefetch,
     frees_after_forward,
+    is_empty,
     keep_ram_loading,
     keep_wrap_policy,
     kept_or_freed,
     lost_sync,
     no_forward_prefetch,
     say_no_prefetch,
+    say_shared_embeddings,
     shard_config,
     strategy_of,
 )
 from fsdp_migrate.adapters.engine.torch_objects import target_of
 from fsdp_migrate.adapters.hf_environment import (
+    HF_STRATEGIES,
     STATE_DICT_TYPE,
     say_environment,
     state_type_in_environment,
     strategy_in_environment,
 )
+from fsdp_migrate.adapters.hf_offload import say_offload
 from fsdp_migrate.adapters.hf_versions import (
     FORMER,
     add_wanted,
+    as_read,
     emit_fsdp,
     former_values,
+    is_one,
+    keep_layer_classes,
+    keep_switch,
     refuse_file,
     refuse_xla,
     reshard_meant,
     say_count,
+    say_default_sync,
     say_file,
+    say_former,
     say_mesh,
     say_no_words,
+    say_units,
     say_versions,
     state_type_as_it_ran,
     take_former,
     take_version,
+    wanted_there,
 )
 from fsdp_migrate.errors import ConfigError
 
@@ -84,14 +96,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.config import FSDP2Config
 
 
-STRATEGIES = {
-    "full_shard": "FULL_SHARD",
-    "shard_grad_op": "SHARD_GRAD_OP",
-    "no_shard": "NO_SHARD",
-    "hybrid_shard": "HYBRID_SHARD",
-    "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
-}
-OPTIONS = (*STRATEGIES, "offload", "auto_wrap")
+STRATEGIES = {word: strategy_of(word) for word in HF_STRATEGIES}
+OPTIONS = (*sorted(STRATEGIES), "offload", "auto_wrap")
 STRONG = frozenset(
     {
         "output_dir",
@@ -111,17 +117,6 @@ MARKERS = STRONG | {
     "bf16",
     "fp16",
 }
-
-
-def keep_layer_classes(value: Any, block: Block) -> Outcome:
-    """Keep a list of classes, or a string of them; spaces around a name would hide the class."""
-    del block
-    if value is None:
-        return Outcome("FM340", "Kept: it means the same.")
-    names = list(words.read_names(value, "value"))
-    if value in (names, ",".join(names)):
-        return Outcome("FM340", "Kept: the same classes are units.")
-    return Outcome("FM341", f"Written as {names}.", value=names, has_value=True)
 
 
 def take_strategy(value: Any, block: Block) -> Outcome:
@@ -145,17 +140,13 @@ def take_reshard(value: Any, block: Block) -> Outcome:
 
 
 def take_offload(value: Any, block: Block) -> Outcome:
-    """Turn ``offload_params``, which HF Trainer never read, into ``cpu_offload``, which it reads."""
-    outcome = keep_bool(value, block)
-    wanted = outcome.value if outcome.has_value else value
+    """Take out ``offload_params``, which HF Trainer never read: ``offload`` in ``fsdp`` decided."""
+    wanted = value is not None and words.read_bool(value, "value")
     text = f"{shown(value)}: HF Trainer reads `cpu_offload`; `offload_params` had no effect."
-    if "cpu_offload" in bare_values(block.node, HF_KEYS):
+    if not wanted or "offload" in items_of(block) or "cpu_offload" in bare_values(block.node, HF_KEYS):
         return Outcome("FM342", text, remove=True)
-    begins = wanted and "offload" not in items_of(block)
-    hint = (
-        "Take it out if the FSDP1 run did not offload, which `offload` in `fsdp` decides." if begins else None
-    )
-    return Outcome("FM343" if begins else "FM341", text, hint, "cpu_offload", wanted, has_value=True)
+    hint = "Write `cpu_offload: true` to offload, as `offload` in `fsdp` does."
+    return Outcome("FM343", text, hint, remove=True)
 
 
 def keep_policy(value: Any, block: Block) -> Outcome:
@@ -163,8 +154,15 @@ def keep_policy(value: Any, block: Block) -> Outcome:
     outcome = keep_wrap_policy(value, block)
     fsdp = plain_values(block.owner).get("fsdp")
     is_told = is_known(fsdp) and fsdp is not True
-    wraps = words.bare_word(str(value)).upper() != "NO_WRAP"
-    if value is None or wraps == ("auto_wrap" in items_of(block) if is_told else True):
+    if value is None and is_empty(block, "auto_wrap_policy"):
+        policy = _policy(block, bare_values(block.node, HF_KEYS)) or "TRANSFORMER_BASED_WRAP"
+        return as_read(outcome, value, policy)
+    if value is None:
+        return outcome
+    word = words.bare_word(value).upper()
+    outcome = as_read(outcome, value, word)
+    wraps = word != "NO_WRAP"
+    if wraps == ("auto_wrap" in items_of(block) if is_told else True):
         return outcome
     text = (
         f"{shown(value)}: read by transformers {TRANSFORMERS['auto_wrap_policy_read'].versions}. Before, "
@@ -172,7 +170,7 @@ def keep_policy(value: Any, block: Block) -> Outcome:
     )
     other = "NO_WRAP, as `fsdp` says" if wraps else "TRANSFORMER_BASED_WRAP, if `fsdp` says auto_wrap"
     hint = f"Write {other}, to keep the FSDP1 run's units; values are the same."
-    return Outcome("FM358", text, hint)
+    return Outcome("FM358", text, hint, value=outcome.value, has_value=outcome.has_value)
 
 
 def keep_cpu_offload(value: Any, block: Block) -> Outcome:
@@ -216,8 +214,8 @@ HF_KEYS: tuple[Key, ...] = (
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
     Key("cpu_ram_efficient_loading", "kept", keep_ram_loading),
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
-    Key("offload_params", "`cpu_offload`", take_offload, is_read=False),
-    Key("activation_checkpointing", "kept", keep_bool),
+    Key("offload_params", "taken out: HF Trainer never read it", take_offload, is_read=False),
+    Key("activation_checkpointing", "kept", keep_switch),
     Key(
         "state_dict_type",
         "FULL_STATE_DICT, which FSDP1 saves before 5.10; with `version: 1` kept",
@@ -333,7 +331,7 @@ class HFTrainerAdapter:
         # ms-swift's word for its FSDP2 settings of HF Trainer, which itself has no such word.
         block.is_fsdp2 = read_number(values.get("version")) == 2 or beside.get("fsdp") == "fsdp2"
         if block.node is not block.owner and not block.is_fsdp2:
-            if "fsdp" in beside and not beside["fsdp"]:
+            if "fsdp" in beside and (not beside["fsdp"] or not str(beside["fsdp"]).strip()):
                 block.unused = f"`fsdp` is {shown(beside['fsdp']) or 'empty'}, so HF Trainer does not read it"
             elif "fsdp" not in beside and MARKERS & set(beside) and values.get("xla") is not True:
                 block.unused = "there is no `fsdp` beside it, so HF Trainer reads at most `xla` of it"
@@ -346,6 +344,7 @@ class HFTrainerAdapter:
         """Return the FSDP1 arguments that ``fsdp`` and ``fsdp_config`` mean together."""
         values = bare_values(block.node, HF_KEYS)
         items = items_of(block)
+        values.pop("offload_params", None)
         strategy = strategy_in_fsdp(block)
         if strategy:
             values["sharding_strategy"] = strategy
@@ -373,9 +372,13 @@ class HFTrainerAdapter:
             say_no_words(block, str(error), draft)
             return
         if block.node is not block.owner and block.node is None and _elsewhere(block, items, draft):
+            file = str(plain_values(block.owner).get("fsdp_config"))
+            if block.settings.refusal(file) is not None:
+                return
             emit_fsdp(block, items, draft)
             say_environment(block, items, draft)
-            if not block.settings.is_converted(str(plain_values(block.owner).get("fsdp_config"))):
+            say_offload(block, items, HF_KEYS, draft)
+            if not block.settings.is_converted(file):
                 say_arguments(block, config, draft)
                 say_mesh(block, strategy_in_fsdp(block), config, draft)
             return
@@ -387,12 +390,16 @@ class HFTrainerAdapter:
             draft.set(block.owner, "fsdp_config", {k: v for k, (v, _) in wanted.items()}, block.name, text)
         else:
             add_wanted(block, wanted, draft)
+        say_units(block, _policy_meant(block), draft, HF_KEYS)
         is_given = "reshard_after_forward" in bare_values(block.node, HF_KEYS)
         emit_fsdp(block, items, draft, None if is_given else config.reshard_after_forward is not False)
         say_environment(block, items, draft)
         say_count(block, items, draft, HF_KEYS, wanted)
         say_versions(block, items, draft, HF_KEYS)
         say_no_prefetch(block, draft, HF_KEYS, self.title)
+        say_default_sync(block, draft, HF_KEYS)
+        say_shared_embeddings(block, draft)
+        say_offload(block, items, HF_KEYS, draft)
         say_arguments(block, config, draft)
         say_mesh(block, strategy_in_fsdp(block), config, draft)
 
@@ -416,6 +423,14 @@ def _policy(block: Block, values: dict[str, Any]) -> str | None:
     return "TRANSFORMER_BASED_WRAP" if is_told or "transformer_layer_cls_to_wrap" in values else None
 
 
+def _policy_meant(block: Block) -> str | None:
+    """Return the wrap policy that FSDP1 uses; None also where a value means nothing, which its key says."""
+    try:
+        return _policy(block, bare_values(block.node, HF_KEYS) | former_values(block))
+    except ConfigError:
+        return None
+
+
 def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
     """Return the keys to add to ``fsdp_config``, each with why."""
     values = bare_values(block.node, HF_KEYS) | former_values(block)
@@ -426,18 +441,15 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
     by_strategy = "sharding_strategy" in values and not _fsdp_decides(block)
     if "reshard_after_forward" not in values and not by_strategy:
         wanted["reshard_after_forward"] = reshard_meant(block, strategy)
-    try:
-        policy = _policy(block, values)
-    except ConfigError:
-        policy = None
-    if policy in {"NO_WRAP", "SIZE_BASED_WRAP"} and "auto_wrap_policy" not in values:
+    policy = _policy_meant(block)
+    if policy in {"NO_WRAP", "SIZE_BASED_WRAP"} and "auto_wrap_policy" not in values and not is_one(values):
         since = TRANSFORMERS["auto_wrap_policy_read"].since
         said = "`min_num_params`" if policy == "SIZE_BASED_WRAP" else "`fsdp`"
         wanted["auto_wrap_policy"] = (
             policy,
             f"{policy}, as {said} says; transformers {since} needs it here.",
         )
-    if "offload" in items and not {"cpu_offload", "offload_params"} & set(values):
+    if "offload" in items and "cpu_offload" not in values:
         wanted["cpu_offload"] = (True, "`offload`, where later versions read it.")
     given = state_type_in_environment(block)
     if "state_dict_type" not in values and given:
@@ -451,16 +463,19 @@ def _wanted(block: Block, items: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
 def _elsewhere(block: Block, items: tuple[str, ...], draft: Draft) -> bool:
     """Handle an ``fsdp_config`` that is no mapping; tell whether there is nothing more to do."""
     value = plain_values(block.owner).get("fsdp_config")
+    strategy = strategy_in_fsdp(block)
+    frees = strategy is None or frees_after_forward(strategy)
     if not is_known(value):
         if isinstance(value, Reference):
             text = f"{value} is not set in this file: kept."
-            draft.say("FM346", block.name, text, "Convert what it stands for.")
+            there = wanted_there(block, items, frees)
+            draft.say("FM346", block.name, text, f"Convert what it stands for{there}.")
+            say_former(block, str(value), draft)
         return isinstance(value, Reference)
     if str(value).lstrip().startswith("{"):
         _emit_inline(block, str(value), draft)
     else:
-        strategy = strategy_in_fsdp(block)
-        say_file(block, str(value), items, strategy is None or frees_after_forward(strategy), draft)
+        say_file(block, str(value), items, frees, draft)
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
@@ -11,6 +12,7 @@ from fsdp_migrate.adapters.engine.base import (
     Outcome,
     bare_values,
     is_known,
+    keep_bool,
     mapping_at,
     owner_of,
     plain_values,
@@ -21,12 +23,14 @@ from fsdp_migrate.adapters.engine.base import (
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.adapters.engine.shared_keys import (
     frees_after_forward,
+    is_empty,
     keep_state_dict_type,
+    lost_default_sync,
     read_state_dict_type,
     say_no_shard,
     say_units_by_size,
 )
-from fsdp_migrate.adapters.hf_environment import STATE_DICT_TYPE, state_type_in_environment
+from fsdp_migrate.adapters.hf_environment import HF_STRATEGIES, STATE_DICT_TYPE, state_type_in_environment
 from fsdp_migrate.errors import ConfigError
 
 
@@ -60,12 +64,72 @@ def take_version(value: Any, block: Block) -> Outcome:
     return Outcome("FM341", f"{shown(value)}: becomes 2.", key="version", value=2, has_value=True)
 
 
+def is_one(values: Mapping[str, Any]) -> bool:
+    """Tell whether settings ask for FSDP1 by its version, as from 5.10 on only they do."""
+    return read_number(values.get("version")) == 1
+
+
+def keep_layer_classes(value: Any, block: Block) -> Outcome:
+    """Keep a list of classes, or a string of them; spaces around a name would hide the class."""
+    del block
+    if value is None:
+        return Outcome("FM340", "Kept: it means the same.")
+    names = list(words.read_names(value, "value"))
+    if value in (names, ",".join(names)):
+        return Outcome("FM340", "Kept: the same classes are units.")
+    return Outcome("FM341", f"Written as {names}.", value=names, has_value=True)
+
+
+def keep_switch(value: Any, block: Block) -> Outcome:
+    """Keep a boolean; nothing is false to versions that look for the key, and stops those that read it."""
+    if value is None and is_empty(block, "activation_checkpointing"):
+        return Outcome("FM341", "null: it is off. It is written as false.", value=False, has_value=True)
+    return keep_bool(value, block)
+
+
+def as_read(outcome: Outcome, value: Any, word: str) -> Outcome:
+    """Write a policy as transformers reads it: in capitals, and not as nothing."""
+    if value == word:
+        return outcome
+    since = TRANSFORMERS["auto_wrap_policy_read"].since
+    message = f"{shown(value)}: transformers {since} and later refuse it. It is written as {word}."
+    if outcome.code == "FM343":  # a policy by size: what it does is said
+        message = outcome.message
+    code = outcome.code if outcome.code == "FM343" else "FM341"
+    return replace(outcome, code=code, message=message, value=word, has_value=True)
+
+
+def say_units(block: Block, policy: str | None, draft: Draft, keys: tuple[Key, ...]) -> None:
+    """Say which units FSDP1 had that was asked for by its version, where only older ones read ``fsdp``."""
+    values = bare_values(block.node, keys)
+    if not is_one(values) or "auto_wrap_policy" in values or policy not in {"NO_WRAP", "SIZE_BASED_WRAP"}:
+        return
+    since = TRANSFORMERS["auto_wrap_policy_read"].since
+    text = (
+        f"Without it transformers {since} and later wrap the layers, under `version: 1` too, whatever `fsdp` "
+        f"and `min_num_params` say. To older ones it was {policy}."
+    )
+    hint = f"Write {policy} to keep the units of an older one; values are the same."
+    draft.say("FM358", block.at("auto_wrap_policy"), text, hint)
+
+
+def say_default_sync(block: Block, draft: Draft, keys: tuple[Key, ...]) -> None:
+    """Say that FSDP2 sends no weights; ranks that load one checkpoint, or have one seed, hold the same."""
+    text = lost_default_sync(block, keys, default=False)
+    if text:
+        same = "Ranks that load the same checkpoint or start from the same seed hold the same weights anyhow."
+        draft.say("FM340", block.at("sync_module_states"), f"{text} {same}")
+
+
 def state_type_as_it_ran(value: Any, block: Block) -> Outcome:
     """Write the type of state dicts that FSDP1 saved: before 5.10 the key had no effect.
 
     From 5.10 on FSDP1 runs only by ``version: 1``; ``Trainer.save_model`` writes weights for FULL alone.
     """
     outcome = keep_state_dict_type(value, block)
+    if isinstance(value, int) or str(value).isdigit():
+        word = read_state_dict_type(value)
+        outcome = Outcome("FM341", f"{shown(value)} is written as {word}.", value=word, has_value=True)
     if value is None or read_state_dict_type(value) == "FULL_STATE_DICT":
         return outcome
     if state_type_in_environment(block) == "SHARDED_STATE_DICT":
@@ -146,17 +210,22 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
     )
     reads, state = TRANSFORMERS["version_read"], TRANSFORMERS["state_dict_type_read"]
     text = f"`version: 2` is read by transformers {reads.versions}; older ones stay with FSDP1."
-    is_one = read_number(values.get("version")) == 1
-    if not (is_one or block.settings.environment.get(STATE_DICT_TYPE)) or (
+    if not (is_one(values) or block.settings.environment.get(STATE_DICT_TYPE)) or (
         "SHARD" not in str(values.get("state_dict_type")).upper()
     ):
         text += (
             f" `state_dict_type` is read by {state.versions}: {reads.since} to {_before(state.since)} save "
             "SHARDED_STATE_DICT instead of FULL_STATE_DICT."
         )
-    offloads = {str(values.get(name)).lower() for name in ("cpu_offload", "offload_params")}
-    if "true" in offloads and "offload" not in items:
+    if str(values.get("cpu_offload")).lower() == "true" and "offload" not in items:
         text += f" So is `cpu_offload`: give `offload` in `fsdp` to versions before {state.since}."
+    if (HF_STRATEGIES - {"full_shard"}) & set(items):
+        text += (
+            f" {TRANSFORMERS['one_is_full_shard'].versions} ran FSDP1 as full_shard, whatever `fsdp` names."
+        )
+    if block.settings.adds_json:
+        since = TRANSFORMERS["json_on_command_line"].since
+        text += f" Before {since} `--fsdp_config` takes the name of a file alone, and they stop."
     hint = f"With transformers {state.since} or newer there is nothing to do: it does all that this says."
     if items:
         gone = TRANSFORMERS["words_deprecated"]
@@ -209,24 +278,37 @@ def emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft, frees: bool | 
     draft.say("FM341", subject, text)
 
 
-def say_file(block: Block, name: str, items: tuple[str, ...], frees: bool, draft: Draft) -> None:
-    """Say of a file that ``fsdp_config`` names that it is to be converted, and what ``fsdp`` means for it."""
-    text = f"{name} is another file, which is not converted with this one."
-    hint = f"`fsdp-migrate config {name} --from hf`."
+def wanted_there(block: Block, items: tuple[str, ...], frees: bool) -> str:
+    """Return what is to be written into the file that ``fsdp_config`` names, as its words do not say it."""
     wanted = [] if frees else ["`reshard_after_forward: false`"]
     if items and "auto_wrap" not in items and plain_values(block.owner).get("fsdp") is not True:
         wanted.append("`auto_wrap_policy: NO_WRAP`")
-    if wanted:
-        hint = (
-            f"{hint[:-1]}, and write {' and '.join(wanted)} there: transformers "
-            f"{TRANSFORMERS['state_dict_type_read'].versions} take it from there, whatever `fsdp` says."
-        )
+    if not wanted:
+        return ""
+    versions = TRANSFORMERS["state_dict_type_read"].versions
+    return (
+        f", and write {' and '.join(wanted)} there: transformers {versions} take it from there, whatever "
+        "`fsdp` says"
+    )
+
+
+def say_file(block: Block, name: str, items: tuple[str, ...], frees: bool, draft: Draft) -> None:
+    """Say of a file that ``fsdp_config`` names that it is to be converted, and what ``fsdp`` means for it."""
+    text = f"{name} is another file, which is not converted with this one."
+    hint = f"`fsdp-migrate config {name} --from hf`{wanted_there(block, items, frees)}."
     if not name.endswith(_FILES) and "/" not in name:
         text = f"HF Trainer reads a file {name}. If there is none, the script's own code knows the name."
         hint = f"{hint[:-1]}, if it is a file. Otherwise the settings need `version: 2` in that code."
     draft.say_elsewhere(name, block.settings, block.name, text, hint)
+    say_former(block, name, draft)
+
+
+def say_former(block: Block, name: str, draft: Draft) -> None:
+    """Say of arguments that 5.0 took out that they belong into the file that ``fsdp_config`` names."""
     for former in FORMER.keys() & set(plain_values(block.owner)):
-        draft.say("FM356", block.beside(former), f"It belongs into {name}.", "Move it there by hand.")
+        versions = TRANSFORMERS["wrap_arguments"].versions
+        text = f"It belongs into {name}: only transformers {versions} have it as an argument of its own."
+        draft.say("FM356", block.beside(former), text, "Move it there by hand.")
 
 
 def say_no_words(block: Block, error: str, draft: Draft) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,15 +18,14 @@ from fsdp_migrate.adapters.conversion.text import (
     TextConversion,
     convert_text,
     find_blocks,
-    looks_like_json,
     read_documents,
 )
 from fsdp_migrate.adapters.conversion.unknown import FILE, argument_paths
 from fsdp_migrate.adapters.document.nodes import plain
-from fsdp_migrate.adapters.engine.base import Settings
 from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
 from fsdp_migrate.config import FSDP1Config
+from fsdp_migrate.config_texts import is_json_text, read_text, settings_in
 from fsdp_migrate.errors import (
     ConfigError,
     NothingToConvertError,
@@ -43,10 +41,9 @@ if TYPE_CHECKING:
     import os
 
     from fsdp_migrate.adapters.document.nodes import Node
-    from fsdp_migrate.adapters.engine.base import Block
+    from fsdp_migrate.adapters.engine.base import Block, Settings
 
 
-MAX_BYTES = 16 << 20
 COMMAND = "--command"
 _COPY = "which is not read: give a command in it with `--command`, and settings in it as a file of their own"
 _OTHER_KINDS = {
@@ -59,8 +56,6 @@ _OTHER_KINDS = {
 }
 _OTHER_WORDS = frozenset({"torch", "composer", "lightning"})
 """Whose FSDP2 settings have other words than FSDP1's, so that they are not read as those."""
-_TOLD_BY_FILE = frozenset({"accelerate", "hf"})
-"""Whose configs and commands may name another file with the settings."""
 _RECOMPUTING = frozenset({"accelerate", "hf", "axolotl"})
 
 
@@ -169,12 +164,12 @@ def convert_config_file(
     text = read_text(path)
     names_lightning = _names_lightning(text)
     package = (fabric_of_group(path) or lightning_package(path)) if names_lightning else None
-    settings = Settings(world_size, nodes, package, partial(holds_fsdp2, path.parent))
+    settings = settings_in(path.parent, world_size, nodes, package)
     try:
         if is_script(path.suffix or path.name, text):
             conversion = convert_script(text, settings=settings)
         else:
-            is_json = _is_json(path, text)
+            is_json = is_json_text(path, text)
             conversion = convert_text(text, framework=framework, key=key, is_json=is_json, settings=settings)
     except NothingToConvertError as error:
         raise _named(_with_what_becomes(error, path, text, settings), path) from error
@@ -212,7 +207,7 @@ def convert_command_line(
         >>> convert_command_line("accelerate launch --use_fsdp --fsdp_use_orig_params 1 x.py").is_changed
         True
     """
-    settings = Settings(world_size, nodes, is_converted=partial(holds_fsdp2, Path()))
+    settings = settings_in(Path(), world_size, nodes)
     conversion = convert_command(command, settings=settings)
     raise_on_findings(conversion.findings, strict=strict)
     return ConfigConversion(COMMAND, conversion)
@@ -259,7 +254,7 @@ def documents_of(path: Path, text: str) -> list[Node]:
     """Return what a file holds; of a shell script, what the flags of its commands stand for."""
     name = Path(path.name.partition(BACKUP)[0])  # a script's copy is one as well
     if not is_script(name.suffix or name.name, text):
-        return read_documents(text.removeprefix("\ufeff"), is_json=_is_json(path, text))
+        return read_documents(text.removeprefix("\ufeff"), is_json=is_json_text(path, text))
     settings = settings_in_script(text)
     if not settings:
         told = ", ".join(block.path for block in convert_script(text).blocks)
@@ -290,26 +285,6 @@ def recomputes_units(path: str | os.PathLike[str]) -> bool:
     given = [plain(block.node) for block in blocks if block.node and block.framework in _RECOMPUTING]
     flags = [each.get(f"{prefix}activation_checkpointing") for each in given for prefix in ("", "fsdp_")]
     return any(words.read_bool(flag, "activation_checkpointing") for flag in flags if flag is not None)
-
-
-def holds_fsdp2(folder: Path, name: str) -> bool:
-    """Tell whether FSDP2's settings alone stand in a file that another one in a folder names."""
-    for file in (folder / name, Path(name)):
-        try:
-            text = read_text(file).removeprefix("\ufeff")
-            documents = read_documents(text, is_json=_is_json(file, text))
-        except ConfigError:
-            continue
-        return any(_are_fsdp2(documents, framework) for framework in ("auto", *sorted(_TOLD_BY_FILE)))
-    return False
-
-
-def _are_fsdp2(documents: list[Node], framework: str) -> bool:
-    try:
-        blocks = [block for document in documents for block in find_blocks(document, framework)]
-    except ConfigError:
-        return False
-    return bool(blocks) and all(block.is_fsdp2 for block in blocks)
 
 
 def where_fsdp1_is(path: Path) -> str:
@@ -365,47 +340,6 @@ def _only(blocks: list[Block]) -> Block:
     raise ConfigError(msg, field="key")
 
 
-def read_text(path: Path) -> str:
-    """Read a text file, with its byte order mark and its line ends as they are.
-
-    Raises:
-        ConfigError: It is not there, no file, too large, or no text in UTF-8.
-    """
-    data = _read_bytes(path)
-    if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        msg = f"{str(path)!r} is no text: it has zero bytes."
-        raise ConfigError(msg)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        msg = (
-            f"{str(path)!r} is no text in UTF-8: byte {data[error.start]:#04x} in line {line}. Save it as "
-            "UTF-8."
-        )
-        raise ConfigError(msg) from error
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            msg = f"There is no file {str(path)!r}{': it is a folder' if path.is_dir() else ''}."
-            raise ConfigError(msg)
-        if path.stat().st_size > MAX_BYTES:
-            msg = f"{str(path)!r} has {path.stat().st_size} bytes; no config is larger than {MAX_BYTES}."
-            raise ConfigError(msg)
-        return path.read_bytes()
-    except OSError as error:
-        msg = f"{str(path)!r:.200} cannot be read: {error.strerror or error}."
-        raise ConfigError(msg) from error
-
-
-def _is_json(path: Path, text: str) -> bool:
-    if path.suffix.lower() == ".json":
-        return True
-    return path.suffix.lower() not in {".yaml", ".yml"} and looks_like_json(text.removeprefix("\ufeff"))
-
-
 def _named(error: ConfigError | UnsupportedFeatureError, path: Path) -> ConfigError | UnsupportedFeatureError:
     """Return the error with the file's name before what it says."""
     text = f"{str(path)!r}: {_with_name(str(error), path)}"
@@ -422,7 +356,7 @@ def _with_what_becomes(
     """Return the error with what the commands become that a manifest holds."""
     if not error.names_fsdp or is_script(path.suffix or path.name, text):
         return error
-    said = commands_become(text, is_json=_is_json(path, text), settings=settings)
+    said = commands_become(text, is_json=is_json_text(path, text), settings=settings)
     return error.saying(f"{error} {said}".strip())
 
 

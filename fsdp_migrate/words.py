@@ -16,8 +16,9 @@ from fsdp_migrate.errors import ConfigError
 
 T = TypeVar("T")
 
-_TRUE = frozenset({"true", "yes", "on", "1"})
-_FALSE = frozenset({"false", "no", "off", "0"})
+# With the letters that Accelerate and transformers take as well.
+_TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
+_FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
 _NOTHING = frozenset({"", "none", "null", "~"})
 
 _DTYPES: Mapping[str, str] = {
@@ -78,11 +79,20 @@ def bare_word(value: object) -> str:
 def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `` Did you mean `x`?`` for the nearest known word, or nothing where none is near.
 
+    A word that begins with ``no_`` says the contrary of one that only ends alike, and is not near to it.
+
     Example:
         >>> closest("shardng_strategy", ["sharding_strategy", "device_id"])
         ' Did you mean `sharding_strategy`?'
+        >>> closest("auto_wrap", ["no_wrap", "size_based_wrap"])
+        ''
     """
-    by_lower = {candidate.lower(): candidate for candidate in known}
+    denies = word.lower().startswith("no")
+    by_lower = {
+        candidate.lower(): candidate
+        for candidate in known
+        if denies or not candidate.lower().startswith("no_")
+    }
     matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return f" Did you mean `{by_lower[matches[0]]}`?" if matches else ""
 

@@ -60,6 +60,9 @@ def test_of_several_copies_the_newest_is_named_and_without_one_no_file_is(tmp_pa
     assert "version control" in str(found.hint)
 
 
+PLAIN = "  fsdp_backward_prefetch: BACKWARD_PRE\n  fsdp_cpu_ram_efficient_loading: false\n"
+
+
 def test_what_the_frameworks_own_fsdp2_does_otherwise_is_said(tmp_path: Path) -> None:
     """``config`` says FM354 of bf16, where ``plan`` and ``parity`` find that nothing changes."""
     path = tmp_path / "accelerate.yaml"
@@ -68,7 +71,7 @@ def test_what_the_frameworks_own_fsdp2_does_otherwise_is_said(tmp_path: Path) ->
     assert "`prepare_fully_shard`" in note
     assert "Accelerate's own FSDP2 does otherwise: " in note
     assert "FM354 `mixed_precision`" in note
-    path.write_text(ACCELERATE.replace("bf16", "'no'") + "  fsdp_backward_prefetch: BACKWARD_PRE\n")
+    path.write_text(ACCELERATE.replace("bf16", "'no'") + PLAIN)
     (note,) = framework_notes(path)
     assert note.endswith("Accelerate's own FSDP2 is not run here.")
     # torch's own arguments are no framework's, and what holds no settings of FSDP says nothing.

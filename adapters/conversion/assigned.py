@@ -38,7 +38,8 @@ def with_assignment(finding: Finding, text: str) -> Finding:
         message = f"{finding.message} Line {line} leaves the variable empty at first."
         return replace(finding, message=message, hint=None)
     rest = finding.message[variable.end() :].partition(" ")[0] if variable else ""
-    old, new = "is not set in this file: kept", f"is kept: line {line} sets it to `{value}`"
+    what = "the variable" if rest else "it"
+    old, new = "is not set in this file: kept", f"is kept: line {line} sets {what} to `{value}`"
     message = finding.message.replace(old, new, 1)
     if message == finding.message:
         message = f"{message} Line {line} sets the variable to `{value}`."
@@ -54,5 +55,9 @@ def with_assignment(finding: Finding, text: str) -> Finding:
     options = f"{framework}{counts.group() if counts else ''}"
     # Behind a `$ROOT/` that the script does not set it is below a folder that is not known here.
     name = whole if _FILE.fullmatch(whole) else file.group().lstrip("/") if file else ""
-    command = f"`fsdp-migrate config {name} --from {options}`." if name else None
+    # What is to be written into the file holds whatever the file is called.
+    there = re.search(r", and write .*(?=\.\Z)", finding.hint or "")
+    command = (
+        f"`fsdp-migrate config {name} --from {options}`{there.group() if there else ''}." if name else None
+    )
     return replace(finding, message=message, hint=command or finding.hint)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
-from fsdp_migrate.adapters.conversion.exported import exported_to_accelerate, with_strategy
+from fsdp_migrate.adapters.conversion.exported import as_command, with_exports, with_strategy
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
@@ -79,8 +79,7 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
         >>> print(convert_command(command).text.partition("--use_fsdp ")[2])
         --fsdp_reshard_after_forward false --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT x.py --lr 1
     """
-    handed_on = exported_to_accelerate(command)
-    done = _changes_of(command, replace(settings or Settings(), environment=handed_on))
+    done = _changes_of(command, with_exports(settings or Settings(), command))
     return TextConversion(command, _changed(command, done.pieces), done.blocks, done.findings)
 
 
@@ -182,7 +181,7 @@ def settings_in_script(text: str) -> list[str]:
     script = Script(text)
     commands = (one.text for start, end in script.others() for one in script.variants(start, end))
     found: dict[str, None] = {}
-    handed_on = exported_to_accelerate(text)
+    handed_on = with_exports(Settings(), text).environment
     for command in commands:
         if not _FLAG.search(command):
             continue
@@ -205,9 +204,8 @@ class _Script:
     def __init__(self, text: str, settings: Settings | None) -> None:
         self.text = text
         self.settings = replace(
-            settings or Settings(),
+            with_exports(settings or Settings(), text),
             number=partial(number_of, text=text),
-            environment=exported_to_accelerate(text),
         )
         self.pieces: set[Piece] = set()
         self.blocks: list[BlockReport] = []
@@ -271,7 +269,7 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
     if before is None:
         told = framework == runner == "accelerate" and {"use_fsdp", "config_file"} & set(flags)
         return _told(command, flags, settings or Settings()) if told else None
-    flagged = replace(settings or Settings(), is_command=True)
+    flagged = as_command(settings or Settings(), flags, is_launched=runner == "accelerate")
     done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=flagged)
     said = done.findings
     if framework == runner == "accelerate" and any(block.state == "converted" for block in done.blocks):
@@ -421,12 +419,14 @@ def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
     elif text is not None:
         document["fsdp_config"] = text
     former = {name: flags[name].value for name in _HF_FORMER if name in flags}
-    if former and not isinstance(document.get("fsdp_config"), str):
+    if isinstance(document.get("fsdp_config"), str):
+        document |= former
+    elif former:
         document["fsdp_config"] = {**former, **document.get("fsdp_config", {})}
     for name in ("bf16", "fp16"):
         if name in flags and is_on(flags[name]):
             document[name] = True
-    for name in ("optim", "weight_decay"):
+    for name in ("optim", "weight_decay", "max_grad_norm"):
         if name in flags and flags[name].value:
             document[name] = flags[name].value
     return document

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.text import BlockReport, convert_text
-from fsdp_migrate.adapters.conversion.unknown import SWITCH
 from fsdp_migrate.adapters.conversion.variables import without_comments
+from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, may_switch_on
 from fsdp_migrate.adapters.engine.base import by_name
 from fsdp_migrate.adapters.engine.shared_keys import LOADED_BY_RANK_0
 from fsdp_migrate.errors import ConfigError
@@ -18,6 +18,8 @@ from fsdp_migrate.findings import Finding, make_finding, named
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.adapters.engine.base import Settings
 
 
@@ -31,7 +33,13 @@ _GIVEN = re.compile(
     re.MULTILINE,
 )
 _LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-_SAME = frozenset({SWITCH, _LOADING})
+_SAME = frozenset({SWITCH, _LOADING, "FSDP_OFFLOAD_PARAMS"})
+_SAID = frozenset({"FM343", "FM353", "FM355"})
+"""Of a variable's value that FSDP2 takes otherwise, or not at all."""
+_MESH = (
+    "For several nodes set `ACCELERATE_USE_PARALLELISM_CONFIG=true "
+    "PARALLELISM_CONFIG_DP_REPLICATE_SIZE=<nodes> PARALLELISM_CONFIG_DP_SHARD_SIZE=<ranks of a node>` too."
+)
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -43,7 +51,7 @@ def told_by_environment(
     They count only beside ``ACCELERATE_USE_FSDP``, without which Accelerate does not read them.
 
     Example:
-        >>> told_by_environment("ACCELERATE_USE_FSDP=1 python t.py")[0][0].state
+        >>> told_by_environment("ACCELERATE_USE_FSDP=true python t.py")[0][0].state
         'unchanged'
         >>> told_by_environment("FSDP_CONFIG=a.json")
         ((), ())
@@ -57,17 +65,23 @@ def told_by_environment(
         return (), ()
     first = next(match for match in found if match[1] == SWITCH)
     place = f"line {bare.count(chr(10), 0, first.start(1)) + 1}"
+    subject = f"{place}: {SWITCH}"
+    if not may_switch_on(given[SWITCH]):
+        message = (
+            f"{given[SWITCH]}: Accelerate takes `true` alone for on, and reads no FSDP settings of the "
+            "environment: left as it is."
+        )
+        return (BlockReport("accelerate", place, "unused"),), (make_finding("FM351", subject, message),)
     listed = named(sorted(given), 8)
     if given.get("FSDP_VERSION") == "2":
         message = f"{listed} in the environment: it is FSDP2 of Accelerate already."
-        finding = make_finding("FM347", f"{place}: {SWITCH}", message)
-        return (BlockReport("accelerate", place, "fsdp2"),), (finding,)
+        return (BlockReport("accelerate", place, "fsdp2"),), (make_finding("FM347", subject, message),)
     message = f"Accelerate reads FSDP settings from the environment: {listed}. Left as they are."
-    finding = make_finding(
-        "FM355", f"{place}: {SWITCH}", message, _hint(given, settings) + _of_loading(given)
-    )
+    hint, said = _become(given, settings)
+    finding = make_finding("FM355", subject, message, hint + _of_loading(given))
+    said = [replace(each, subject=f"{place}: {each.subject}") for each in said]
     casts = told_of_precision(every.get(_PRECISION, "no"), f"{place}: {_PRECISION}")
-    return (BlockReport("accelerate", place, "unchanged"),), (finding, *casts)
+    return (BlockReport("accelerate", place, "unchanged"),), (finding, *said, *casts)
 
 
 def told_of_precision(precision: str, subject: str) -> list[Finding]:
@@ -88,27 +102,47 @@ def _of_loading(given: dict[str, str]) -> str:
     return "" if is_off else f" {LOADED_BY_RANK_0} ({_LOADING}=false)."
 
 
-def _hint(given: dict[str, str], settings: Settings | None) -> str:
+def _become(given: dict[str, str], settings: Settings | None) -> tuple[str, list[Finding]]:
+    """Return what to set for FSDP2, and what it takes otherwise of what is given."""
     if set(given) <= _SAME:
-        return (
+        hint = (
             "They mean the same under FSDP2. HF Trainer's `fsdp_config` or a config file says which of the "
             "two runs; where nothing else does, set `FSDP_VERSION=2` too, and "
             "`FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`, which only FSDP1 takes by itself."
         )
+        return hint, []
     block = {_KEYS[name]: value for name, value in given.items() if name != SWITCH}
-    document = json.dumps({"distributed_type": "FSDP", "fsdp_config": block})
+    # The launcher takes true where nothing is said, the plugin that reads the environment alone takes false.
+    loading = {_KEYS[_LOADING]: "false"}
+    document = json.dumps({"distributed_type": "FSDP", "fsdp_config": {**loading, **block}})
     try:
         done = convert_text(document, framework="accelerate", is_json=True, settings=settings)
     except ConfigError as error:
-        return f"They cannot be converted: {error}"
+        return f"They cannot be converted: {error}", []
     refused = next((f for f in done.findings if f.fidelity == "refused"), None)
     if refused is not None:
-        return f"They cannot be converted: {refused.subject.removeprefix('fsdp_config.')}: {refused.message}"
+        where = refused.subject.removeprefix("fsdp_config.")
+        return f"They cannot be converted: {where}: {refused.message}", []
     after = json.loads(done.text)
     new = {_NAMES[key]: value for key, value in after["fsdp_config"].items() if key in _NAMES}
-    shown = {SWITCH: given[SWITCH], **new}
+    mesh = {name.upper(): size for name, size in after.get("parallelism_config", {}).items()}
+    use = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"} if mesh else {}
+    shown = {SWITCH: given[SWITCH], **new, **use, **mesh}
     become = " ".join(
-        f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in shown.items()
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in shown.items()
+        if name != _LOADING or name in given
     )
     gone = sorted(set(given) - set(shown))
-    return f"For FSDP2 set `{become}`{f', and not {named(gone, 8)}' if gone else ''}."
+    hint = f"For FSDP2 set `{become}`{f', and not {named(gone, 8)}' if gone else ''}."
+    return hint, list(_otherwise(given, done.findings))
+
+
+def _otherwise(given: dict[str, str], findings: tuple[Finding, ...]) -> Iterator[Finding]:
+    """Yield what is said of the variables that are given, by their names."""
+    names = {key: name for name, key in _KEYS.items() if name in given}
+    for each in findings:
+        key = each.subject.removeprefix("fsdp_config.")
+        if each.code in _SAID and key in names:
+            hint = _MESH if each.code == "FM355" else each.hint
+            yield replace(each, subject=names[key], hint=hint)

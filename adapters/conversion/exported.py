@@ -8,21 +8,26 @@ takes both from the environment then. Its FSDP2 does not read the strategy.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.variables import without_comments
 from fsdp_migrate.adapters.document.nodes import REFERENCE
+from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH
 from fsdp_migrate.adapters.engine.shared_keys import strategy_of
 from fsdp_migrate.adapters.hf_environment import HF_STRATEGIES, STATE_DICT_TYPE, STRATEGY
+from fsdp_migrate.adapters.hf_offload import OFFLOAD
 from fsdp_migrate.words import bare_word
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
+
+    from fsdp_migrate.adapters.engine.base import Settings
 
 
 _GIVEN = re.compile(
-    rf"(?:^|(?<=[\s;,\"']))({STRATEGY}|{STATE_DICT_TYPE})="
+    rf"(?:^|(?<=[\s;,\"']))({STRATEGY}|{STATE_DICT_TYPE}|{SWITCH}|{OFFLOAD})="
     r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s;\"'&|,]*)(?=(?P<rest>[^\n]*))",
     re.MULTILINE,
 )
@@ -47,6 +52,18 @@ def exported_to_accelerate(text: str) -> dict[str, str]:
         for name, values in found.items()
         if values != {""}
     }
+
+
+def with_exports(settings: Settings, text: str) -> Settings:
+    """Return settings with what a text hands on, beside what is handed on around it."""
+    return replace(settings, environment={**settings.environment, **exported_to_accelerate(text)})
+
+
+def as_command(settings: Settings, flags: Container[str], *, is_launched: bool) -> Settings:
+    """Return settings for the flags of a command; what ``accelerate launch`` runs as FSDP has these set."""
+    launched = {SWITCH: "true", OFFLOAD: "true"} if is_launched else {}
+    environment = {**settings.environment, **launched}
+    return replace(settings, is_command=True, adds_json="fsdp_config" not in flags, environment=environment)
 
 
 def with_strategy(fsdp: Any, handed_on: Mapping[str, str]) -> Any:

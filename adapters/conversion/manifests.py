@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.command import convert_script
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.text import read_documents
 from fsdp_migrate.adapters.document.nodes import Reference, plain
+from fsdp_migrate.adapters.engine.base import Settings
 from fsdp_migrate.errors import ConfigError
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.adapters.engine.base import Settings
-
 
 _VARIABLE = re.compile(r"ACCELERATE_USE_FSDP|FSDP_[A-Z_]+")
 _FLAG = re.compile(r"--(?:use[-_])?fsdp")
 _NEEDED = frozenset({"FM356", "FM358"})
 """Of another file that is to be converted, and of the versions that read what is written."""
+_CHANGING = frozenset({"FM343", "FM346", "FM353", "FM355"})
+"""Of what trains otherwise, with what to do about it."""
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./${}()-]+\Z")
 
 
@@ -39,9 +41,12 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
     """
     said: list[str] = []
     for document in read_documents(text.removeprefix("\ufeff"), is_json=is_json):
+        given, several = _environment_of(plain(document))
+        handed_on = {name: f"${name}" if name in several else value for name, value in given.items()}
+        told = replace(settings or Settings(), environment=handed_on)
         for path, command in _commands(plain(document)):
             try:
-                done = convert_script(command, settings=settings)
+                done = convert_script(command, settings=told)
             except ConfigError:
                 continue
             before = set(command.splitlines())
@@ -53,7 +58,7 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
             if done.is_changed and lines:
                 said.append(f"The command in `{path}` becomes `{' '.join(lines)}`.")
                 said += [f.message for f in done.findings if f.code in _NEEDED]
-        given = dict(_environment(plain(document)))
+                said += [f"{f.message} {f.hint}" for f in done.findings if f.code in _CHANGING and f.hint]
         _, findings = told_by_environment(
             "\n".join(f"{name}={_quoted(value)}" for name, value in given.items()), settings
         )
@@ -94,11 +99,21 @@ def _environment(value: Any) -> Iterator[tuple[str, str]]:
                 yield from _environment(inner)
     elif isinstance(value, list):
         for inner in value:
-            name, sign, given = str(inner).partition("=") if isinstance(inner, str) else ("", "", "")
+            is_text = isinstance(inner, (str, Reference))
+            name, sign, given = str(inner).partition("=") if is_text else ("", "", "")
             if sign and _VARIABLE.fullmatch(name):
                 yield name, given
             else:
                 yield from _environment(inner)
+
+
+def _environment_of(document: Any) -> tuple[dict[str, str], set[str]]:
+    """Return these variables with their last values, and the names of those that have several."""
+    found: dict[str, list[str]] = {}
+    for name, value in _environment(document):
+        found.setdefault(name, []).append(value)
+    several = {name for name, values in found.items() if len(set(values)) > 1}
+    return {name: values[-1] for name, values in found.items()}, several
 
 
 def _is_words(value: Any) -> bool:

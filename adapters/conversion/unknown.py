@@ -18,6 +18,7 @@ from fsdp_migrate.adapters.document.nodes import (
     plain,
     target,
 )
+from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, may_switch_on
 from fsdp_migrate.adapters.engine.base import mappings_of, plain_values
 from fsdp_migrate.adapters.torch_kwargs import TORCH_KEYS
 from fsdp_migrate.errors import ConfigError, NothingToConvertError
@@ -49,8 +50,6 @@ _NAMED_FILE = re.compile(
     r"(?:--config_file[ =]\"?|(?=[\w./-]*(?i:fsdp)))((?!-)[\w./-]+\.(?:json|ya?ml))\b",
 )
 _STAND_IN = re.compile(r"\$\{\w+:?[-=]([^{}]*)\}")
-SWITCH = "ACCELERATE_USE_FSDP"
-_SWITCHED_OFF = re.compile(rf"{SWITCH}=[\"']?(?:0|false|no|off|)[\"']?", re.IGNORECASE)
 _FAIRSCALE = re.compile(r"(?:\A|\.)(?:ddp_fully_sharded|DDPFullyShardedStrategy)\Z")
 _CHOSEN = ": what that chooses stands in another file or in the sources, where `fsdp-migrate scan` looks."
 _IDLE = re.compile(r"#|echo\b|printf\b")
@@ -297,7 +296,11 @@ def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
         )
         return NothingToConvertError(msg, names_fsdp=True)
     msg = f"Nothing in it configures FSDP{whose}: there is nothing to convert."
-    off = [path for path, value in found if _SWITCHED_OFF.fullmatch(value)]
+    off = [
+        path
+        for path, value in found
+        if value.startswith(f"{SWITCH}=") and not may_switch_on(value.partition("=")[2])
+    ]
     if off:
         msg += f" {named(off)} switches FSDP off."
     named_in = [

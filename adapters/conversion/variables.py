@@ -29,7 +29,8 @@ _TELLING = re.compile(
 )
 _COMMENT = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|(?<=\s)(#[^\n]*)", re.DOTALL)
 _TOKEN = re.compile(
-    r"(?:\beval|\b(?:ba|z|da)?sh\s+-\w*c)\s+(?P<inner>\"(?:\\.|[^\"\\])*\"|'[^']*')"
+    r"(?:\beval|\b(?:ba|z|da)?sh\s+-\w*c)\s+"
+    r"(?P<inner>(?:\"(?:\\.|[^\"\\])*\"|'[^']*')(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\s\"'();&|<>])*)"
     r"|\"\$\{(?P<all>\w+)\[[@*]\]\}\"|\$\{(?P<braced>\w+)(?:\[[@*]\])?\}|\$(?P<bare>[A-Za-z_]\w*)"
     r"|(?P<kept>\"(?:\\.|[^\"\\])*\"|'[^']*'|\\.)",
     re.DOTALL,
@@ -194,9 +195,9 @@ class Script:
             if inner >= 0 and not quote:
                 to.take(self.text, at, inner, quote)
                 to.space()
-                most = max(
-                    most, self._expand(to, (inner + 1, match.end() - 1, self.text[inner]), number, depth)
-                )
+                # Quotes are closed within the text where a variable of the script itself stands in it.
+                for part in _parts_of(match["inner"], inner):
+                    most = max(most, self._expand(to, part, number, depth))
                 to.space()
             elif name and name == adding:  # what it held before stands there already
                 to.take(self.text, at, match.start(), quote)
@@ -263,11 +264,14 @@ def _assignment(match: re.Match[str], at: int) -> Assignment:
     if value.startswith("("):
         start, end = start + 1, end - 1
         return Assignment(name, start, end, ((start, end, ""),), sign == "+=")
-    found = []
-    for part in _QUOTED.finditer(value):
+    return Assignment(name, start, end, tuple(_parts_of(value, start)), sign == "+=")
+
+
+def _parts_of(word: str, start: int) -> Iterator[tuple[int, int, str]]:
+    """Yield where the parts of a shell word stand, and within which quotes."""
+    for part in _QUOTED.finditer(word):
         quote = part[0][0] if part[0][0] in "\"'" else ""
-        found.append((start + part.start() + len(quote), start + part.end() - len(quote), quote))
-    return Assignment(name, start, end, tuple(found), sign == "+=")
+        yield start + part.start() + len(quote), start + part.end() - len(quote), quote
 
 
 def without_comments(text: str) -> str:

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 class Settings:
     """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
 
-    ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it, ``number``
-    which number a word of a command is, or None; ``is_command`` that the keys are flags of a command, and
-    ``environment`` what is handed on to Accelerate beside it.
+    ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it, ``refusal``
+    why it is refused itself, or None, and ``number`` which number a word of a command is, or None.
+    ``is_command`` tells that the keys are flags of a command, ``adds_json`` that it had no ``--fsdp_config``
+    before, and ``environment`` what is handed on to Accelerate beside it.
     """
 
     world_size: int | None = None
@@ -44,7 +45,9 @@ class Settings:
     lightning: str | None = None
     is_converted: Callable[[str], bool] = lambda name: False
     number: Callable[[str], int | None] | None = None
+    refusal: Callable[[str], str | None] = lambda name: None
     is_command: bool = False
+    adds_json: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -217,6 +220,9 @@ def elsewhere(
     """Return code, subject, message and hint of what is said of settings in another file."""
     if settings.is_converted(name):
         return "FM347", subject, f"{name} holds the settings, and they are FSDP2's already.", None
+    why = settings.refusal(name)
+    if why is not None:
+        return "FM356", subject, f"{name} holds the settings, and cannot be converted: {why}", None
     return "FM356", subject, message, hint
 
 

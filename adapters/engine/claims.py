@@ -48,6 +48,7 @@ class Claim:
 TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
     {
         "version_read": Claim("`version: 2` in `fsdp_config` makes it FSDP2", since="5.0"),
+        "json_on_command_line": Claim("`--fsdp_config` takes JSON on the command line", since="4.40"),
         "fsdp2_default": Claim("FSDP2 runs without `version`", since="5.10"),
         "missing_reshard_is_false": Claim(
             "under `version: 2`, no `reshard_after_forward` is taken for false",
@@ -63,6 +64,7 @@ TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
         ),
         "offload_word": Claim("`offload` in `fsdp` keeps parameters on the CPU"),
         "hybrid_refused": Claim("`hybrid_shard` in `fsdp` is refused under FSDP2", since="5.10"),
+        "one_is_full_shard": Claim("FSDP1 runs FULL_SHARD, whatever strategy `fsdp` names", since="5.0"),
         "wrap_arguments": Claim(
             "`fsdp_transformer_layer_cls_to_wrap` and `fsdp_min_num_params` are arguments of their own",
             before="5.0",
@@ -111,6 +113,19 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "with `fsdp_cpu_ram_efficient_loading` FSDP2 stops at buffers that the state dict holds, such as "
             "BatchNorm's, and in a model that is not of transformers at parameters of the model itself",
             since="1.7",
+        ),
+        "true_switches_on": Claim(
+            "`ACCELERATE_USE_FSDP` is on where it is `true`, and not where it is 1", since="1.6"
+        ),
+        "gloo_by_variables": Claim(
+            "the process group has gloo beside NCCL only where `ACCELERATE_USE_FSDP`, `FSDP_OFFLOAD_PARAMS` "
+            "are true, or in place of the second `FSDP_STATE_DICT_TYPE` is FULL_STATE_DICT",
+            since="1.6",
+        ),
+        "mesh_by_variables": Claim(
+            "`PARALLELISM_CONFIG_DP_REPLICATE_SIZE` and `_DP_SHARD_SIZE` are the mesh, where "
+            "`ACCELERATE_USE_PARALLELISM_CONFIG` is true",
+            since="1.10",
         ),
         "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }

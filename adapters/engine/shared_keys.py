@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
+from fsdp_migrate.adapters.document.nodes import Reference
 from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
     Handler,
     Key,
     Outcome,
+    bare,
     bare_values,
     is_known,
     keep_bool,
@@ -139,9 +142,17 @@ def full_or_sharded(value: Any) -> str:
     return word
 
 
+def is_empty(block: Block, name: str) -> bool:
+    """Tell whether nothing stands at a key, and not what is known only elsewhere."""
+    written = written_key(block.node, name) if block.node is not None else None
+    return block.node is not None and written is not None and plain_values(block.node)[written] is None
+
+
 def keep_state_dict_type(value: Any, block: Block) -> Outcome:
     """Keep FULL and SHARDED; LOCAL, which FSDP2 has no more, becomes SHARDED."""
-    del block
+    if value is None and is_empty(block, "state_dict_type"):
+        text = "null: FSDP1 takes FULL_STATE_DICT for it, and FSDP2 SHARDED_STATE_DICT. It is written out."
+        return Outcome("FM341", text, value="FULL_STATE_DICT", has_value=True)
     if value is None:
         return Outcome("FM340", "Kept: it means the same.")
     read = read_state_dict_type(value)
@@ -172,7 +183,79 @@ def say_units_by_size(policy: object, subject: str, draft: Draft) -> None:
         draft.say("FM343", subject, f"{policy}: {_BY_SIZE}", _BY_CLASS)
 
 
+_OF_TRANSFORMERS = re.compile(
+    r"(?!\w*Transformer|Encoder|Decoder|Residual|Basic|Self|Cross|Attention|Parallel)"
+    r"[A-Z]\w+(?:Layer|Block|Embeddings?|Attention|Stage)\Z"
+)
+"""Layers of transformers begin with their model's name, those of torch with what they are."""
+_LOADED_WITH_BUFFERS = re.compile(
+    r"(?:(?:M|PL)?Bart|Marian|(?:BigBird)?Pegasus|Blenderbot(?:Small)?|LED|Mvp)(?:En|De)coderLayer\Z|EsmLayer\Z"
+)
+"""Layers of models of transformers with buffers in their state dicts: `final_logits_bias`, `inv_freq`."""
+_SHARED_EMBEDDINGS = re.compile(
+    r"(?:(?:M|UM|Long)?T5|SwitchTransformers|Pop2Piano)Block\Z"
+    r"|(?:(?:M|PL)?Bart|Marian|(?:BigBird)?PegasusX?|Blenderbot(?:Small)?|LED|Mvp|M2M100|NllbMoe)(?:En|De)coderLayer\Z"
+)
+"""Layers of models whose encoder and decoder hold the embeddings too."""
 LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}: write false for such a model"
+
+
+def names_transformers_layer(names: str) -> bool:
+    """Tell whether one of several classes, with commas between, can be a layer of transformers.
+
+    Example:
+        >>> names_transformers_layer("LlamaDecoderLayer, A"), names_transformers_layer("TransformerLayer")
+        (True, False)
+    """
+    return any(_OF_TRANSFORMERS.match(name.strip()) for name in names.split(","))
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Return the classes that a value names; none where it means nothing, which its own key says."""
+    try:
+        return words.read_names(value, "value") if is_known(value) else ()
+    except ConfigError:
+        return ()
+
+
+def say_shared_embeddings(block: Block, draft: Draft) -> None:
+    """Say of an encoder and a decoder that share embeddings that Accelerate's FSDP2 splits these."""
+    key = written_key(block.node, "transformer_layer_cls_to_wrap") if block.node is not None else None
+    value = plain_values(block.node).get(key or "") if block.node is not None else None
+    shared = [name for name in _names(value) if _SHARED_EMBEDDINGS.match(name)]
+    if key is not None and shared:
+        text = (
+            f"{','.join(shared)}: the encoder and the decoder of such a model hold its embeddings too. "
+            f"Accelerate {ACCELERATE['embeddings_apart'].versions} gives these a unit of their own, and the "
+            "first forward stops: `shared with a parameter already managed by another FSDP group`."
+        )
+        draft.say("FM343", block.at(key), text, _EMBEDDINGS_STAY)
+
+
+_EMBEDDINGS_STAY = (
+    "Before the model is prepared, or the Trainer trains, write `model.get_input_embeddings = "
+    "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1."
+)
+
+
+def _loads_whole(block: Block) -> bool:
+    """Tell whether what is to be wrapped can be of a model of transformers, as far as it stands here."""
+    values = {bare(name): value for name, value in plain_values(block.node).items()} if block.node else {}
+    classes = values.get("transformer_layer_cls_to_wrap")
+    if isinstance(classes, Reference):
+        return True
+    names = _names(classes)
+    if names:
+        held = any(map(_LOADED_WITH_BUFFERS.match, names))
+        return not held and names_transformers_layer(",".join(names))
+    # By the classes that the model names itself, which is what models of transformers do.
+    policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
+    return block.framework != "accelerate" or policy == "transformer_based_wrap"
+
+
+_STOPS = ACCELERATE["loads_not_all"].says
+_LOADS_NOT_ALL = f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}."
+_LOAD_ON_ALL = "Write false for such a model."
 
 
 def keep_ram_loading(value: Any, block: Block) -> Outcome:
@@ -180,23 +263,41 @@ def keep_ram_loading(value: Any, block: Block) -> Outcome:
     outcome = keep_bool(value, block)
     if value is None or not words.read_bool(value, "value"):
         return outcome
+    if not _loads_whole(block):
+        message = f"{shown(value)}: {_LOADS_NOT_ALL}"
+        return replace(outcome, code="FM343", message=message, hint=_LOAD_ON_ALL)
     return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
 
 
 def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str) -> None:
     """Say the same where nothing stands there, and the launcher takes true."""
-    if "cpu_ram_efficient_loading" not in bare_values(block.node, keys):
+    if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
+        return
+    if not _loads_whole(block):
+        text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
+        draft.say("FM343", block.at(name), text, _LOAD_ON_ALL)
+    else:
         draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")
+
+
+def _meant_policy(word: str, block: Block) -> str:
+    """Say which policy one that there is not may be: the nearest word, or what the keys beside it are for."""
+    near = words.closest(word, WRAP_POLICIES)
+    if near:
+        return near
+    count = written_key(block.node, "min_num_params") if block.node is not None else None
+    if count:
+        return f" With `{count}` it is SIZE_BASED_WRAP."
+    return " With the layers' class, or a model that names them itself, it is TRANSFORMER_BASED_WRAP."
 
 
 def keep_wrap_policy(value: Any, block: Block) -> Outcome:
     """Keep the policy's name; a policy by size wraps other modules under Accelerate's FSDP2."""
-    del block
     if value is None:
         return Outcome("FM340", "Kept: it means the same.")
     word = words.bare_word(value).upper()
     if word not in WRAP_POLICIES:
-        near = words.closest(word, WRAP_POLICIES)
+        near = _meant_policy(word, block)
         msg = f"`value` is {value!r}; expected one of {', '.join(WRAP_POLICIES)}.{near}"
         raise ConfigError(msg, field="auto_wrap_policy")
     if word == "SIZE_BASED_WRAP":
@@ -250,6 +351,23 @@ def broadcasts_from_rank0(block: Block, keys: tuple[Key, ...], *, default: bool)
     """Tell whether rank 0 alone loads the weights, and so sends them to all ranks."""
     loads = bare_values(block.node, keys).get("cpu_ram_efficient_loading")
     return words.read_bool(loads, "cpu_ram_efficient_loading") if is_known(loads) else default
+
+
+def lost_default_sync(block: Block, keys: tuple[Key, ...], *, default: bool) -> str:
+    """Say that FSDP2 does not send the weights that FSDP1 sent without being told; nothing where it does."""
+    values = bare_values(block.node, keys)
+    loads = values.get("cpu_ram_efficient_loading")
+    if "sync_module_states" in values or isinstance(loads, Reference):
+        return ""
+    try:
+        if broadcasts_from_rank0(block, keys, default=default):
+            return ""
+    except ConfigError:  # its own key says so
+        return ""
+    return (
+        "Without it FSDP1 sends rank 0's weights to all ranks. FSDP2 does not, unless "
+        "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
+    )
 
 
 def lost_sync(value: Any, hint: str) -> Outcome:

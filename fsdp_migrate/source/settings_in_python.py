@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.text import convert_text
+from fsdp_migrate.adapters.engine.base import Settings
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
+from fsdp_migrate.source.python.environment import fsdp_environment
 from fsdp_migrate.source.python.items import ItemChange
 from fsdp_migrate.source.uses import Found
 
@@ -65,13 +67,19 @@ def said_of_environment(given: Mapping[str, str]) -> str:
         'For FSDP2 set ...FSDP_RESHARD_AFTER_FORWARD=false...'
     """
     _, findings = told_by_environment("\n".join(f"{n}={shlex.quote(value)}" for n, value in given.items()))
-    return " ".join(f"{each.hint or each.message}" for each in findings)
+    texts = [each.hint or each.message for each in findings[:1]]
+    texts += [
+        f"{each.subject.rpartition(' ')[2]}: {each.message} {each.hint or ''}".rstrip()
+        for each in findings[1:]
+    ]
+    return " ".join(texts)
 
 
 def convert_settings(framework: str, document: dict[str, Any], values: Values) -> Converted:
     """Convert settings as a framework's config; what is known only when it runs may be left to a person."""
     try:
-        done = convert_text(json.dumps(document), framework=framework, is_json=True)
+        settings = Settings(environment=fsdp_environment(values.source))
+        done = convert_text(json.dumps(document), framework=framework, is_json=True, settings=settings)
     except (ConfigError, UnsupportedFeatureError) as error:
         return Converted(document, document, reasons=(values.shown(str(error)),), is_refused=True)
     stopping = [finding for finding in done.findings if _stops(finding)]

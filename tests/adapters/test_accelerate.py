@@ -97,6 +97,9 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_forward_prefetch", "true", None, "FM343"),
     ("fsdp_forward_prefetch", "'false'", None, "FM342"),
     ("fsdp_offload_params", "'true'", True, "FM341"),
+    ("fsdp_offload_params", "y", True, "FM341"),
+    ("fsdp_use_orig_params", "'t'", None, "FM342"),
+    ("fsdp_activation_checkpointing", "n", False, "FM341"),
     ("fsdp_offload_params", "yes", "yes", "FM340"),
     ("fsdp_auto_wrap_policy", "transformer_based_wrap", "transformer_based_wrap", "FM341"),
     ("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP", "SIZE_BASED_WRAP", "FM343"),
@@ -112,7 +115,8 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_use_orig_params", "false", None, "FM342"),
     ("fsdp_sync_module_states", "true", None, "FM342"),
     ("fsdp_limit_all_gathers", "true", None, "FM342"),
-    ("fsdp_cpu_ram_efficient_loading", "true", True, "FM340"),
+    ("fsdp_cpu_ram_efficient_loading", "true", True, "FM343"),
+    ("fsdp_cpu_ram_efficient_loading", "false", False, "FM340"),
     ("fsdp_activation_checkpointing", "true", True, "FM340"),
     ("fsdp_ignored_modules", ".*router.*", ".*router.*", "FM340"),
     ("fsdp_ofload_params", "true", True, "FM345"),
@@ -155,6 +159,23 @@ def test_a_reference_for_a_strategy_is_kept_and_named() -> None:
 def test_weights_that_rank_0_sent_and_sends_no_more_are_told() -> None:
     done = convert("fsdp_cpu_ram_efficient_loading: false\nfsdp_sync_module_states: true")
     assert codes(done, "fsdp_sync_module_states") == {"FM343"}
+
+
+@pytest.mark.parametrize("loads", ["false", "'no'", "true", "${LOADS}", None])
+def test_weights_that_the_launcher_has_sent_by_itself_are_told(loads: str | None) -> None:
+    key = "" if loads is None else f"fsdp_cpu_ram_efficient_loading: {loads}"
+    found = [f for f in convert(f"fsdp_offload_params: false\n{key}").findings if "sync_module" in f.subject]
+    assert [f.code for f in found] == (["FM343"] if loads in {"false", "'no'"} else [])
+    assert all("Without it FSDP1 sends rank 0's weights" in f.message for f in found)
+
+
+@pytest.mark.parametrize("value", ["null", "", "~"])
+def test_a_type_of_state_dicts_that_is_empty_is_that_of_fsdp1(value: str) -> None:
+    done = convert(f"fsdp_state_dict_type: {value}")
+    assert fsdp_of(done)["fsdp_state_dict_type"] == "FULL_STATE_DICT"
+    assert codes(done, "fsdp_state_dict_type") == {"FM341"}
+    kept = convert("fsdp_state_dict_type: ${TYPE}")
+    assert fsdp_of(kept)["fsdp_state_dict_type"] == "${TYPE}"
 
 
 def test_defaults_that_differ_are_written_out() -> None:
@@ -367,6 +388,9 @@ def test_hybrid_sharding_on_nodes_that_the_file_does_not_count(machines: str, co
     assert "parallelism_config_dp_replicate_size: 2" in told
 
 
+_BY_CLASS = "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\nfsdp_transformer_layer_cls_to_wrap: {}\n"
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -377,10 +401,26 @@ def test_hybrid_sharding_on_nodes_that_the_file_does_not_count(machines: str, co
     ],
 )
 def test_which_models_rank_0_cannot_load_for_all_is_said_without_a_change(keys: str, said: str) -> None:
-    found = [f for f in convert(keys).findings if f.subject.endswith("cpu_ram_efficient_loading")]
-    told = [f for f in found if "stops at buffers" in f.message and f.message.endswith("for such a model.")]
-    assert len(told) == bool(said)
-    assert all(said in f.message and f.hint is None and f.fidelity in {"exact", "equivalent"} for f in told)
+    for names in ("LlamaDecoderLayer", "GPT2Block,Embedding", "${LAYER}", "null"):
+        done = convert(_BY_CLASS.format(names) + keys)
+        found = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
+        told = [
+            f for f in found if "stops at buffers" in f.message and f.message.endswith("for such a model.")
+        ]
+        assert len(told) == bool(said)
+        assert all(said in f.message and f.hint is None for f in told)
+        assert all(f.fidelity in {"exact", "equivalent"} for f in told)
+
+
+@pytest.mark.parametrize("names", ["TransformerLayer", "Block", "torch.nn.TransformerEncoderLayer", None])
+def test_a_model_that_rank_0_cannot_load_for_all_has_something_to_do(names: str | None) -> None:
+    policy = "fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n" if names is None else _BY_CLASS.format(names)
+    for key in ("fsdp_cpu_ram_efficient_loading: true", ""):
+        done = convert(f"{policy}{key}")
+        [told] = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
+        assert told.code == "FM343"
+        assert "stops at buffers" in told.message
+        assert told.hint == "Write false for such a model."
 
 
 def test_a_comment_about_the_words_of_an_old_key_gets_its_name() -> None:
@@ -390,3 +430,18 @@ def test_a_comment_about_the_words_of_an_old_key_gets_its_name() -> None:
     )
     assert "  fsdp_reshard_after_forward: true  # fsdp_sharding_strategy: one of 1 to 5\n" in done.text
     assert "  fsdp_offload_params: false  # as before\n" in done.text
+
+
+@pytest.mark.parametrize(
+    ("word", "more", "meant"),
+    [
+        ("AUTO_WRAP", "fsdp_min_num_params: 1000", "With `fsdp_min_num_params` it is SIZE_BASED_WRAP."),
+        ("AUTO_WRAP", "", "it is TRANSFORMER_BASED_WRAP."),
+        ("TRANSFORMER_BASED_WARP", "fsdp_min_num_params: 1000", "Did you mean `TRANSFORMER_BASED_WRAP`?"),
+        ("NOWRAP", "", "Did you mean `NO_WRAP`?"),
+    ],
+)
+def test_a_policy_that_there_is_not_is_not_taken_for_its_contrary(word: str, more: str, meant: str) -> None:
+    done = convert_text(f"{HEAD}fsdp_config:\n  fsdp_auto_wrap_policy: {word}\n  {more}\n")
+    [said] = [f for f in done.findings if f.code == "FM348"]
+    assert said.message.endswith(meant)

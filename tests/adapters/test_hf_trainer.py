@@ -66,6 +66,11 @@ EACH_KEY: list[tuple[str, Any, Any, str]] = [
     ("transformer_layer_cls_to_wrap", "A, B", ["A", "B"], "FM341"),
     ("min_num_params", "1e6", 1000000, "FM341"),
     ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "TRANSFORMER_BASED_WRAP", "FM341"),
+    ("auto_wrap_policy", "transformer_based_wrap", "TRANSFORMER_BASED_WRAP", "FM341"),
+    ("fsdp_auto_wrap_policy", "size_based_wrap", "SIZE_BASED_WRAP", "FM343"),
+    ("auto_wrap_policy", "no_wrap", "NO_WRAP", "FM358"),
+    ("auto_wrap_policy", None, "TRANSFORMER_BASED_WRAP", "FM341"),
+    ("auto_wrap_policy", "${POLICY}", "${POLICY}", "FM346"),
     ("fsdp_backward_prefetch", "backward_pre", None, "FM342"),
     ("backward_prefetch", "backward_post", None, "FM343"),
     ("forward_prefetch", "true", None, "FM343"),
@@ -76,6 +81,11 @@ EACH_KEY: list[tuple[str, Any, Any, str]] = [
     ("cpu_offload", {"offload_params": True}, True, "FM358"),
     ("offload_params", True, None, "FM343"),
     ("activation_checkpointing", True, True, "FM340"),
+    ("activation_checkpointing", None, False, "FM341"),
+    ("activation_checkpointing", "${RECOMPUTE}", "${RECOMPUTE}", "FM346"),
+    ("state_dict_type", 1, "FULL_STATE_DICT", "FM341"),
+    ("state_dict_type", "3", "FULL_STATE_DICT", "FM343"),
+    ("state_dict_type", None, "FULL_STATE_DICT", "FM341"),
     ("state_dict_type", "full", "FULL_STATE_DICT", "FM341"),
     ("xla", False, False, "FM340"),
     ("xla_fsdp_v2", True, True, "FM350"),
@@ -104,7 +114,7 @@ def test_offloading_that_fsdp1_did_not_do_says_how_to_stay_without() -> None:
     done = convert(f"{HEAD}fsdp: full_shard\nfsdp_config:\n  offload_params: true\n")
     [said] = [finding for finding in done.findings if finding.subject == "fsdp_config.offload_params"]
     assert said.hint is not None
-    assert said.hint.startswith("Take it out if the FSDP1 run did not offload")
+    assert said.hint.startswith("Write `cpu_offload: true` to offload")
 
 
 def test_every_key_of_the_table_is_tried_above() -> None:

@@ -146,6 +146,48 @@ print(json.dumps(found))
 """
 
 
+# What a machine with CUDA would be asked for: nothing is started, the first call that would is told.
+GROUPS = """
+import json, os, sys
+import torch
+import accelerate.accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.parallelism_config import ParallelismConfig
+names = ("ACCELERATE_USE_FSDP", "FSDP_OFFLOAD_PARAMS", "FSDP_STATE_DICT_TYPE")
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
+class Asked(Exception):
+    pass
+def asked(backend=None, **_):
+    raise Asked(backend)
+torch.cuda.is_available = lambda: True
+torch.distributed.init_process_group = asked
+groups, plugins = [], []
+for environment in json.loads(sys.argv[1]):
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+    PartialState._reset_state()
+    try:
+        PartialState()
+    except Asked as backend:
+        groups.append(str(backend))
+class Plugin(accelerate.accelerator.FullyShardedDataParallelPlugin):
+    def __post_init__(self):
+        raise Asked("plugin")
+accelerate.accelerator.FullyShardedDataParallelPlugin = Plugin
+for value in ("True", "1"):
+    os.environ["ACCELERATE_USE_FSDP"] = value
+    PartialState._reset_state()
+    try:
+        Accelerator()
+    except Asked as what:
+        plugins.append(str(what))
+os.environ.update(PARALLELISM_CONFIG_DP_REPLICATE_SIZE="2", PARALLELISM_CONFIG_DP_SHARD_SIZE="4")
+mesh = ParallelismConfig()
+print(json.dumps([groups, plugins, [mesh.dp_replicate_size, mesh.dp_shard_size]]))
+"""
+
+
 def test_what_is_claimed_of_accelerate() -> None:
     two = {"FSDP_VERSION": "2"}
     one, alone, sharded, full, local, fifth, unread = run(
@@ -161,7 +203,16 @@ def test_what_is_claimed_of_accelerate() -> None:
         ],
     )
     flags = set(run(FLAGS)["flags"])
+    on, offload = {"ACCELERATE_USE_FSDP": "true"}, {"FSDP_OFFLOAD_PARAMS": "true"}
+    full_state = {"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+    groups, switched, mesh = run(
+        GROUPS,
+        [on, offload, {**offload, "ACCELERATE_USE_FSDP": "1"}, {**on, **offload}, {**on, **full_state}],
+    )
     found = {
+        "gloo_by_variables": groups == ["nccl"] * 3 + ["cuda:nccl,cpu:gloo"] * 2,
+        "true_switches_on": switched[0] == "plugin" and switched[1] != "plugin",
+        "mesh_by_variables": mesh == [2, 4],
         "state_by_version": (one["state"], alone.get("state")) == ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
         "strategy_by_variable": fifth["strategy"].endswith("_HYBRID_SHARD_ZERO2")
         and unread.get("reshard") is True,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS, Claim
+from fsdp_migrate.adapters.engine.shared_keys import names_transformers_layer
 from tests.frameworks.claims import run, wrong
 
 
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.any_torch
 
 # Before 5.0 the arguments set the environment, from which Accelerate's plugin reads.
 ARGUMENTS = """
-import json, logging, os, sys
+import contextlib, json, logging, os, sys
+from accelerate.utils import FullyShardedDataParallelPlugin
 from transformers import TrainingArguments
 found, told = [], []
 class Told(logging.Handler):
@@ -39,6 +41,9 @@ for case in json.loads(sys.argv[1]):
         read = {"fsdp_version": "VERSION", "cpu_offload": "OFFLOAD_PARAMS",
                 "transformer_cls_names_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
         found.append({name: os.environ.get("FSDP_" + read.get(name, name.upper())) for name in names})
+    with contextlib.suppress(Exception):  # sending weights asks for an accelerator
+        plugin = FullyShardedDataParallelPlugin(**getattr(given, "fsdp_plugin_args", {}))
+        found[-1]["strategy"] = str(plugin.sharding_strategy or plugin.reshard_after_forward)
     found[-1]["warned"] = any("`fsdp` as a string is deprecated" in text for text in told)
 print(json.dumps(found))
 """
@@ -59,6 +64,29 @@ trainer = SimpleNamespace(
 Trainer.save_model(trainer, "x", _internal_call=True)
 print(json.dumps(bool(saved)))
 """
+ON_THE_LINE = """
+import json
+from transformers import HfArgumentParser, TrainingArguments
+words = ["--output_dir", "x", "--use_cpu", "--report_to", "none", "--fsdp", "full_shard"]
+try:
+    given, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
+        [*words, "--fsdp_config", '{"version": 2}']
+    )
+    print(json.dumps(given.fsdp_config["version"] == 2))
+except FileNotFoundError:
+    print(json.dumps(False))
+"""
+# The sources are read, and no model is imported.
+LAYERS = """
+import json, re
+from pathlib import Path
+import transformers
+names = set()
+for file in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+    for held in re.findall(r"_no_split_modules\\s*=\\s*\\[([^]]*)\\]", file.read_text()):
+        names.update(re.findall(r"\\w+", held))
+print(json.dumps(sorted(names)))
+"""
 WORDS = "full_shard auto_wrap"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"fsdp": WORDS},
@@ -71,6 +99,10 @@ CASES: dict[str, dict[str, Any]] = {
     "hybrid": {"fsdp": "hybrid_shard auto_wrap", "fsdp_config": {"version": 2}},
     "class": {"fsdp": WORDS, "fsdp_transformer_layer_cls_to_wrap": "Block"},
     "given": {"fsdp": "shard_grad_op", "fsdp_config": {"version": 2, "reshard_after_forward": True}},
+    "one of two": {
+        "fsdp": "shard_grad_op auto_wrap",
+        "fsdp_config": {"version": 1, "sync_module_states": False},
+    },
     "one": {"fsdp": WORDS, "fsdp_config": {"version": 1}},
 }
 
@@ -96,17 +128,35 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "cpu_offload_read": did["offload"]["cpu_offload"] is True,
         "auto_wrap_policy_read": did["policy"]["auto_wrap_policy"] == "SIZE_BASED_WRAP",
         "size_needs_policy": did["size"]["auto_wrap_policy"] != "SIZE_BASED_WRAP",
+        "json_on_command_line": run(ON_THE_LINE),
         "offload_word": str(did["offload word"]["cpu_offload"]).lower() == "true",
         "hybrid_refused": "error" in did["hybrid"],
         "wrap_arguments": did["class"].get("transformer_cls_names_to_wrap") == "Block",
         "words_deprecated": did["plain"]["warned"],
         "save_model_full_only": saved_for("FULL_STATE_DICT") and not saved_for("SHARDED_STATE_DICT"),
+        "one_is_full_shard": did["one of two"]["strategy"].endswith("FULL_SHARD"),
         "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
     }
 
 
 def test_what_is_claimed_of_transformers(did: dict[str, dict[str, Any]]) -> None:
     assert wrong(TRANSFORMERS, "transformers", facts(did)) == []
+
+
+def test_layers_of_transformers_are_known_by_their_names() -> None:
+    names = run(LAYERS)
+    layers = [name for name in names if name.endswith(("Layer", "Block"))]
+    known = [name for name in layers if names_transformers_layer(name)]
+    assert len(layers) > 100
+    assert len(known) >= 0.95 * len(layers)
+    others = (
+        "TransformerLayer",
+        "TransformerEncoderLayer",
+        "TransformerBlock",
+        "ResidualAttentionBlock",
+        "Block",
+    )
+    assert not [name for name in others if names_transformers_layer(name)]
 
 
 def test_what_is_written_counts_more_than_the_strategy_in_fsdp(did: dict[str, dict[str, Any]]) -> None:

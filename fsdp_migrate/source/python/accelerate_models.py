@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.nodes import dotted, text_of
@@ -49,8 +50,8 @@ def _is_set(index: Index) -> bool:
     """Tell whether a source sets ``os.environ["ACCELERATE_USE_FSDP"]``, which Accelerate reads."""
     for node in index.by_kind.get(cst.Assign, ()):
         assign = cst.ensure_type(node, cst.Assign)
-        if any("ACCELERATE_USE_FSDP" in text_of(each.target) for each in assign.targets):
-            return text_of(assign.value).strip("'\"").lower() == "true"
+        if any(SWITCH in text_of(each.target) for each in assign.targets):
+            return switches_on(text_of(assign.value))
     return False
 
 

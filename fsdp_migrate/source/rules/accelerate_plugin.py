@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
-from fsdp_migrate.adapters.conversion.unknown import SWITCH
+from fsdp_migrate.adapters.document.nodes import REFERENCE
+from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
+from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
+from fsdp_migrate.source.python.environment import fsdp_environment, variables_set
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
@@ -85,6 +88,13 @@ _CASTS = (
     "output_dtype, cast_forward_inputs)"
 )
 _OFFLOAD = "`cpu_offload`: FSDP2 takes true, false or a CPUOffloadPolicy, and not torch's CPUOffload"
+_UNSAID = {"cpu_ram_efficient_loading": False, "sync_module_states": False}
+"""What a plugin takes where nothing is said; the launcher of a config takes true."""
+_CLIPS = "clip_grad_norm_"
+_SET_OFFLOAD = (
+    'Set os.environ["FSDP_OFFLOAD_PARAMS"] = "true" before the Accelerator is made; `accelerate launch` does '
+    "so where its own settings offload."
+)
 _SHARED = "`mixed_precision_policy`: its MixedPrecision is used elsewhere too"
 _STATE_TYPE = (
     "state_dict_type is FULL_STATE_DICT, as it was: FSDP2's default is another. Where the config of "
@@ -141,40 +151,17 @@ def _is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:
 
 def _switches(source: Source) -> Iterator[cst.CSTNode]:
     """Yield what switches FSDP on in the environment: ``os.environ["ACCELERATE_USE_FSDP"] = "true"``."""
-    for node, name, value in _variables(source):
-        if name == SWITCH and text_of(value).strip("'\"").lower() not in {"0", "false"}:
+    for node, name, value in variables_set(source):
+        if name == SWITCH and (switches_on(text_of(value)) or not isinstance(value, cst.SimpleString)):
             yield node
-
-
-def _variables(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseExpression]]:
-    """Yield where a source sets a variable of the environment, with its name and what it is set to."""
-    for assign in source.assignments:
-        for target in assign.targets:
-            held = target.target
-            if isinstance(held, cst.Subscript) and (dotted(held.value) or "").split(".")[-1] == "environ":
-                yield assign, text_of(held.slice[0]).strip("'\""), assign.value
-    for call in source.calls:
-        func, placed = dotted(call.func) or "", [arg.value for arg in call.args if arg.keyword is None]
-        if func.endswith("environ.setdefault") and len(placed) == 2:
-            yield call, text_of(placed[0]).strip("'\""), placed[1]
-        elif func.endswith("environ.update"):
-            named = ((arg.keyword.value, arg.value) for arg in call.args if arg.keyword is not None)
-            yield from ((call, name, value) for name, value in named)
-            for each in placed[0].elements if placed and isinstance(placed[0], cst.Dict) else ():
-                if isinstance(each, cst.DictElement):
-                    yield call, text_of(each.key).strip("'\""), each.value
 
 
 def _of_variables(source: Source) -> str:
     """Say what to set in place of the variables, if the source shows all of their values."""
-    given: dict[str, str] = {}
-    for _, name, value in _variables(source):
-        if name == SWITCH or name.startswith("FSDP_"):
-            known = isinstance(value, cst.SimpleString) and given.get(name) in {None, value.evaluated_value}
-            if not known:
-                return _ANY_VALUES
-            given[name] = str(cst.ensure_type(value, cst.SimpleString).evaluated_value)
-    return said_of_environment(given) or _ANY_VALUES
+    every = fsdp_environment(source)
+    given = {name: value for name, value in every.items() if name == SWITCH or name.startswith("FSDP_")}
+    is_known = not any(map(REFERENCE.search, given.values()))
+    return (said_of_environment(given) if is_known else "") or _ANY_VALUES
 
 
 def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
@@ -198,7 +185,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     values = Values(source)
     held, findings, reasons = _held(source, given, values)
     # A source does not say how many nodes there will be.
-    document = {"distributed_type": "FSDP", "num_machines": "${NODES}", "fsdp_config": held}
+    document = {"distributed_type": "FSDP", "num_machines": "${NODES}", "fsdp_config": {**_UNSAID, **held}}
     word = held.pop("mixed_precision_policy", None)
     if word is None and "mixed_precision_policy" not in given:
         word = _precision_of_accelerator(source)
@@ -267,6 +254,7 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
         else:
             is_object = name == "cpu_offload" and isinstance(value, dict)
             held[_KEYS.get(name, name)] = value.get("offload_params", False) if is_object else value
+    findings += _said_of_offload(source, held)
     strategy = str(held.get("sharding_strategy", held.get("reshard_after_forward"))).upper()
     # In torch's enum of strategies 4 and 5 are the hybrid ones.
     if "HYBRID_SHARD" in strategy or strategy in {"4", "5"}:
@@ -274,6 +262,13 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
     if "state_dict_type" not in held:
         findings.append(make_finding("FM344", "state_dict_type", _STATE_TYPE))
     return held, findings, reasons
+
+
+def _said_of_offload(source: Source, held: dict[str, Any]) -> Iterator[Finding]:
+    """Say what clipping needs where parameters are on the CPU; Accelerate sets its switch for a plugin."""
+    environment = {**fsdp_environment(source), SWITCH: "true"}
+    if held.get("offload_params") is True and _CLIPS in source.code and not makes_gloo(environment):
+        yield make_finding("FM343", "cpu_offload", f"true: {NO_GLOO}", _SET_OFFLOAD)
 
 
 def _is_made_elsewhere(source: Source, node: cst.BaseExpression | None) -> bool:
@@ -367,7 +362,9 @@ def _is_global(source: Source, node: cst.BaseExpression) -> bool:
 
 def _after(held: dict[str, Any], converted: Converted) -> dict[str, Any]:
     """Return what the adapter wrote, by the plugin's names."""
-    after = converted.after.get("fsdp_config", held)
+    after = dict(converted.after.get("fsdp_config", held))
+    for name in _UNSAID.keys() - held.keys():
+        after.pop(name, None)
     return {_NAMES.get(key, key): value for key, value in after.items()}
 
 

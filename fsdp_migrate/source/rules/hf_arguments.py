@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
-from fsdp_migrate.config_files import holds_fsdp2
+from fsdp_migrate.config_texts import holds_fsdp2
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
 from fsdp_migrate.source.python.nodes import code, dotted
@@ -139,9 +139,10 @@ def _document(given: Given, values: Values) -> dict[str, Any]:
     for name in _BESIDE:
         if name in given and values.read(given[name]) is True:
             document[name] = True
-    optimizer = values.read(given["optim"]) if "optim" in given else None
-    if isinstance(optimizer, str):
-        document["optim"] = optimizer
+    for name, kind in (("optim", str), ("max_grad_norm", (int, float))):
+        value = values.read(given[name]) if name in given else None
+        if isinstance(value, kind):
+            document[name] = value
     return {"fsdp": None, **document}
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fsdp_migrate.adapters.conversion.command import convert_script
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
+from fsdp_migrate.adapters.engine.base import Settings
 
 
 pytestmark = pytest.mark.any_torch
@@ -24,8 +25,11 @@ pytestmark = pytest.mark.any_torch
                 "FSDP_VERSION=2 FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`, and not `FSDP_SHARDING_STRATEGY`."
             ),
         ),
-        ("ACCELERATE_USE_FSDP=1 FSDP_CPU_RAM_EFFICIENT_LOADING=1 torchrun t.py", "mean the same under FSDP2"),
-        ("ACCELERATE_USE_FSDP=1 FSDP_SHARDING_STRATEGY=9 t.py", "They cannot be converted"),
+        (
+            "ACCELERATE_USE_FSDP=true FSDP_CPU_RAM_EFFICIENT_LOADING=1 torchrun t.py",
+            "mean the same under FSDP2",
+        ),
+        ("ACCELERATE_USE_FSDP=true FSDP_SHARDING_STRATEGY=9 t.py", "They cannot be converted"),
     ],
 )
 def test_what_the_variables_become(text: str, become: str) -> None:
@@ -43,7 +47,7 @@ def test_what_the_variables_become(text: str, become: str) -> None:
     [
         "FSDP_SHARDING_STRATEGY=FULL_SHARD\npython t.py",
         "ACCELERATE_USE_FSDP=false FSDP_SHARDING_STRATEGY=1 python t.py",
-        "# ACCELERATE_USE_FSDP=1 python t.py\npython t.py",
+        "# ACCELERATE_USE_FSDP=true python t.py\npython t.py",
     ],
 )
 def test_what_accelerate_does_not_read_is_not_told(text: str) -> None:
@@ -51,13 +55,13 @@ def test_what_accelerate_does_not_read_is_not_told(text: str) -> None:
 
 
 def test_fsdp2_in_the_environment_is_left_alone() -> None:
-    blocks, findings = told_by_environment("ACCELERATE_USE_FSDP=1 FSDP_VERSION=2 python t.py")
+    blocks, findings = told_by_environment("ACCELERATE_USE_FSDP=true FSDP_VERSION=2 python t.py")
     assert [block.state for block in blocks] == ["fsdp2"]
     assert [finding.code for finding in findings] == ["FM347"]
 
 
 def test_precision_in_the_environment_is_told() -> None:
-    text = "export ACCELERATE_USE_FSDP=1 ACCELERATE_MIXED_PRECISION={} FSDP_VERSION={}\npython t.py"
+    text = "export ACCELERATE_USE_FSDP=true ACCELERATE_MIXED_PRECISION={} FSDP_VERSION={}\npython t.py"
     for precision, version, codes in (
         ("bf16", "1", ["FM355", "FM354"]),
         ("no", "1", ["FM355"]),
@@ -70,9 +74,58 @@ def test_precision_in_the_environment_is_told() -> None:
 
 
 def test_what_rank_0_cannot_load_for_all_is_said_of_the_variable() -> None:
-    text = "ACCELERATE_USE_FSDP=1 FSDP_CPU_RAM_EFFICIENT_LOADING={} torchrun t.py"
+    text = "ACCELERATE_USE_FSDP=true FSDP_CPU_RAM_EFFICIENT_LOADING={} torchrun t.py"
     for value in ("1", "true"):
         _, findings = told_by_environment(text.format(value))
         assert "(FSDP_CPU_RAM_EFFICIENT_LOADING=false)." in str(findings[0].hint)
     _, findings = told_by_environment(text.format("0"))
     assert "stops at buffers" not in str(findings[0].hint)
+
+
+@pytest.mark.parametrize("value", ["1", "yes", "on"])
+def test_accelerate_takes_true_alone_for_on(value: str) -> None:
+    text = f"ACCELERATE_USE_FSDP={value} FSDP_CPU_RAM_EFFICIENT_LOADING=1 torchrun t.py"
+    blocks, findings = told_by_environment(text)
+    assert [block.state for block in blocks] == ["unused"]
+    assert [finding.code for finding in findings] == ["FM351"]
+    assert "takes `true` alone for on" in findings[0].message
+    for written in ("True", "$ON"):
+        assert told_by_environment(text.replace(f"={value} ", f"={written} "))[1][0].code == "FM355"
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "said"),
+    [
+        ("FSDP_SHARDING_STRATEGY=4", "FM355", "on several Accelerate's FSDP2 shards over all of them"),
+        (
+            "FSDP_SHARDING_STRATEGY=hybrid_shard_zero2",
+            "FM355",
+            "PARALLELISM_CONFIG_DP_REPLICATE_SIZE=<nodes>",
+        ),
+        ("FSDP_SHARDING_STRATEGY=NO_SHARD", "FM353", "cannot keep whole parameters"),
+        ("FSDP_STATE_DICT_TYPE=LOCAL_STATE_DICT", "FM343", "no local state dicts"),
+        ("FSDP_FORWARD_PREFETCH=true", "FM343", "does not prefetch in forward"),
+        ("FSDP_AUTO_WRAP_POLICY=SIZE_BASED_WRAP", "FM343", "wraps every module"),
+        ("FSDP_SYNC_MODULE_STATES=true", "FM343", "does not send rank 0's weights"),
+    ],
+)
+def test_what_fsdp2_takes_otherwise_is_said_of_a_variable(variable: str, code: str, said: str) -> None:
+    _, findings = told_by_environment(f"export ACCELERATE_USE_FSDP=true {variable}\npython t.py")
+    first, *others = findings
+    assert first.code == "FM355"
+    assert "FSDP_CPU_RAM" not in str(first.hint)
+    [other] = others
+    assert other.code == code
+    assert other.subject == f"line 1: {variable.partition('=')[0]}"
+    assert said in f"{other.message} {other.hint}"
+
+
+def test_the_mesh_of_hybrid_shard_is_said_where_nodes_are_known() -> None:
+    text = "ACCELERATE_USE_FSDP=true FSDP_SHARDING_STRATEGY=4 python t.py"
+    _, findings = told_by_environment(text, Settings(world_size=8, nodes=2))
+    assert len(findings) == 1
+    wanted = (
+        "ACCELERATE_USE_PARALLELISM_CONFIG=true PARALLELISM_CONFIG_DP_REPLICATE_SIZE=2 "
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE=4"
+    )
+    assert wanted in str(findings[0].hint)

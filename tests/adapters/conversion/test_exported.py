@@ -99,3 +99,41 @@ def test_plan_reads_the_strategy_too() -> None:
 )
 def test_what_is_handed_on(text: str, given: str | None) -> None:
     assert exported_to_accelerate(text).get("FSDP_SHARDING_STRATEGY") == given
+
+
+OFFLOADS = [
+    RUN.format("'full_shard offload auto_wrap'"),
+    RUN.format("full_shard --fsdp_config '{\"cpu_offload\": true}'"),
+    RUN.format("'full_shard offload' --fsdp_config c.json"),
+    "export ACCELERATE_USE_FSDP=1 FSDP_OFFLOAD_PARAMS=true\n" + RUN.format("'full_shard offload'"),
+]
+
+
+@pytest.mark.parametrize("text", OFFLOADS)
+def test_offload_that_torchrun_starts_needs_gloo(text: str) -> None:
+    [said] = [f for f in convert_script(text).findings if f.subject.endswith("max_grad_norm")]
+    assert said.code == "FM343"
+    assert "`ACCELERATE_USE_FSDP=true FSDP_OFFLOAD_PARAMS=true`" in (said.hint or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export ACCELERATE_USE_FSDP=true FSDP_OFFLOAD_PARAMS=true\n" + OFFLOADS[0],
+        "ACCELERATE_USE_FSDP=true FSDP_STATE_DICT_TYPE=FULL_STATE_DICT " + OFFLOADS[0],
+        OFFLOADS[0].replace("--fsdp", "--max_grad_norm 0 --fsdp"),
+        OFFLOADS[0].replace("torchrun", "accelerate launch --use_fsdp --fsdp_offload_params true"),
+        RUN.format("'full_shard auto_wrap'"),
+        RUN.format("full_shard --fsdp_config '{\"cpu_offload\": false}'"),
+    ],
+)
+def test_where_gloo_is_there_or_nothing_is_clipped_nothing_is_said(text: str) -> None:
+    assert not [f for f in convert_script(text).findings if f.subject.endswith("max_grad_norm")]
+
+
+def test_versions_that_take_a_file_alone_are_named_where_json_is_added() -> None:
+    [said] = [f for f in convert_script(RUN.format("full_shard")).findings if f.code == "FM358"]
+    assert "Before 4.40 `--fsdp_config` takes the name of a file alone, and they stop." in said.message
+    given = RUN.format("full_shard --fsdp_config '{\"use_orig_params\": true}'")
+    [said] = [f for f in convert_script(given).findings if f.code == "FM358"]
+    assert "4.40" not in said.message

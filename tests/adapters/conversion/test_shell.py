@@ -288,11 +288,16 @@ def convert_config_text(document: dict[str, object]) -> dict[str, object]:
             "config ./f.json --from hf",
         ),
         ('export CONF="f.json"', '"$CONF"', "line 1 sets it to `f.json`", "config f.json --from hf"),
-        ("ROOT=$(pwd)", "${ROOT}/conf/f.json", "line 1 sets it to `$(pwd)`", "config conf/f.json --from hf"),
+        (
+            "ROOT=$(pwd)",
+            "${ROOT}/conf/f.json",
+            "line 1 sets the variable to `$(pwd)`",
+            "config conf/f.json --from hf",
+        ),
         (
             'ROOT="$(dirname "$(pwd)")" # up',
             "$ROOT/f.json",
-            'sets it to `$(dirname "$(pwd)")`',
+            'sets the variable to `$(dirname "$(pwd)")`',
             "config f.json --from hf",
         ),
         (
@@ -303,7 +308,7 @@ def convert_config_text(document: dict[str, object]) -> dict[str, object]:
         ),
         ("OTHER=1", "$CONF", "$CONF is not set in this file", "Convert what it stands for"),
         ("CONF=/w/f.json", "$CONF", "line 1 sets it to `/w/f.json`", "config /w/f.json --from hf"),
-        ("ROOT=/w", "$ROOT/c/f.json", "line 1 sets it to `/w`", "config /w/c/f.json --from hf"),
+        ("ROOT=/w", "$ROOT/c/f.json", "line 1 sets the variable to `/w`", "config /w/c/f.json --from hf"),
         (
             "ROOT=/w; CONF=${ROOT}/f.json",
             "$CONF",

@@ -263,6 +263,7 @@ def test_settings_of_others_are_named(text: str, whose: str) -> None:
             r"named by `run: oumi -c conf/FSDP/t.yaml`: what.*: `fsdp-migrate config conf/FSDP/t.yaml`",
         ),
         ("env: [ACCELERATE_USE_FSDP=False]\n", r"nothing to convert\. `env.0` switches FSDP off\.$"),
+        ("env: [ACCELERATE_USE_FSDP=1]\n", r"nothing to convert\. `env.0` switches FSDP off\.$"),
         ("launch: {backend: fsdp}\n", r"nothing to convert. FSDP is named by `launch.backend: fsdp`"),
         (
             "trainer: {_target_: my.FSDPTrainer}\n",

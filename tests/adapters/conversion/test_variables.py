@@ -148,3 +148,12 @@ def test_a_command_that_is_printed_is_not_run_by_that(then: str, path: str) -> N
 def test_a_variable_of_several_quoted_parts_is_looked_into() -> None:
     script = f'export L="{RUN} {FLAGS} \\\n --main_process_ip "$IP" "\nsrun bash -c "$L t.py"\n'
     assert convert_script(script).text == script.replace(FLAGS, f"--use_fsdp {NEW} {TWO}")
+
+
+@pytest.mark.parametrize("ranks", ["'$N'", "'\"$N\"'", "'\"${N}\"'"])
+def test_a_text_whose_quotes_are_closed_for_a_variable_is_one_command(ranks: str) -> None:
+    run = f"srun bash -c 'accelerate launch --use_fsdp --num_processes={ranks} {{}} t.py'\n"
+    done = convert_script(run.replace("{}", "--fsdp_sharding_strategy=2 --mixed_precision=bf16"))
+    two = "--fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT"
+    assert done.text == run.replace("{}", f"--fsdp_reshard_after_forward=false {two} --mixed_precision=bf16")
+    assert "FM354" in {finding.code for finding in done.findings}

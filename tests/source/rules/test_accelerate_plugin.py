@@ -189,8 +189,11 @@ def test_settings_in_the_environment_are_said_where_they_are_set(switch: str) ->
     done = body.replace("p = ", 'os.environ["FSDP_VERSION"] = "2"\np = ')
     assert comments(done, ACCELERATE) == ""
     assert "set `FSDP_VERSION=2` too, and `FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`" in said
-    off = "import os\nos.environ['ACCELERATE_USE_FSDP'] = 'false'\n"
-    assert comments(off, ACCELERATE) == ""
+    for value in ("'false'", "'1'"):  # Accelerate takes "true" alone for on
+        off = f"import os\nos.environ['ACCELERATE_USE_FSDP'] = {value}\n"
+        assert comments(off, ACCELERATE) == ""
+    on = "import os\nos.environ['ACCELERATE_USE_FSDP'] = str(args.fsdp)\n"
+    assert "FM320" in comments(on, ACCELERATE)
 
 
 def test_what_to_set_in_the_environment_is_said_by_the_values() -> None:
@@ -237,3 +240,21 @@ def test_what_is_known_of_a_plugin_names_the_class_of_its_casts() -> None:
     said = "takes FSDP2's MixedPrecisionPolicy in place of MixedPrecision"
     assert said in comments(body, header)
     assert said not in comments(body.replace(f", {casts}", ""), header)
+
+
+def test_clipping_beside_offload_needs_gloo() -> None:
+    made = "p = Plugin(sharding_strategy=1, cpu_offload={})\n"
+    clips = "accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
+    assert "FM343 `cpu_offload`: true: FSDP2's gradients" in comments(made.format("True") + clips, ACCELERATE)
+    sets = 'import os\nos.environ["FSDP_OFFLOAD_PARAMS"] = "true"\n'
+    for body in (made.format("True"), made.format("False") + clips, sets + made.format("True") + clips):
+        assert "gradients are on the CPU" not in comments(body, ACCELERATE)
+
+
+def test_what_the_launcher_takes_by_itself_a_plugin_does_not() -> None:
+    made = "p = Plugin(sharding_strategy=1{})\n"
+    assert "FM343" not in comments(made.format(', auto_wrap_policy="NO_WRAP"'), ACCELERATE)
+    said = comments(made.format(", sync_module_states=True"), ACCELERATE)
+    assert "FSDP2 does not send rank 0's weights to the other ranks" in said
+    sends = made.format(", sync_module_states=True, cpu_ram_efficient_loading=True")
+    assert "does not send rank 0's weights" not in comments(sends, ACCELERATE)

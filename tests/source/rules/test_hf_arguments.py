@@ -295,3 +295,33 @@ def test_the_class_of_the_arguments_itself_sets_what_it_was_given(field: str, *,
         "        self.fsdp = 'full_shard' if self.fsdp else ''\n"
     )
     assert ("FM327" in comments(body, HF)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("strategy", "frees", "said"),
+    [
+        ('"5"', False, "HYBRID_SHARD: HF Trainer takes no mesh"),
+        ('"2"', False, ""),
+        ('"1"', True, ""),
+        ("args.strategy", None, "Write false for 2, 3 and 5"),
+    ],
+)
+def test_the_strategy_that_a_source_sets_in_the_environment(
+    strategy: str, frees: bool | None, said: str
+) -> None:
+    body = f'import os\nos.environ["FSDP_SHARDING_STRATEGY"] = {strategy}\n'
+    call = 'a = TrainingArguments("o", fsdp="auto_wrap")\n'
+    text = plain(body + call, f"{HF}\n")
+    if frees is not None:
+        assert f'"reshard_after_forward": {frees}' in text
+    assert said in comments(body + call, HF)
+    named = 'a = TrainingArguments("o", fsdp="full_shard auto_wrap")\n'
+    assert '"reshard_after_forward": True' in plain(body + named, f"{HF}\n")
+
+
+def test_offload_in_a_source_needs_gloo_as_well() -> None:
+    body = 'a = TrainingArguments("o", fsdp="full_shard offload auto_wrap"{})\n'
+    assert "FM343 `max_grad_norm`: `offload` in `fsdp`" in comments(body.format(""), HF)
+    assert "max_grad_norm" not in comments(body.format(", max_grad_norm=0.0"), HF)
+    sets = 'import os\nos.environ.update(ACCELERATE_USE_FSDP="true", FSDP_OFFLOAD_PARAMS="true")\n'
+    assert "max_grad_norm" not in comments(sets + body.format(""), HF)

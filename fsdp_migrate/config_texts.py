@@ -1,0 +1,117 @@
+"""Texts of config files, and what is known of a file that another one names."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.adapters.conversion.text import convert_text, find_blocks, looks_like_json, read_documents
+from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.adapters.document.nodes import Node
+
+
+MAX_BYTES = 16 << 20
+TOLD_BY_FILE = frozenset({"accelerate", "hf"})
+"""Whose configs and commands may name another file with the settings."""
+
+
+def read_text(path: Path) -> str:
+    """Read a text file, with its byte order mark and its line ends as they are.
+
+    Raises:
+        ConfigError: It is not there, no file, too large, or no text in UTF-8.
+    """
+    data = _read_bytes(path)
+    if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        msg = f"{str(path)!r} is no text: it has zero bytes."
+        raise ConfigError(msg)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        msg = (
+            f"{str(path)!r} is no text in UTF-8: byte {data[error.start]:#04x} in line {line}. Save it as "
+            "UTF-8."
+        )
+        raise ConfigError(msg) from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            msg = f"There is no file {str(path)!r}{': it is a folder' if path.is_dir() else ''}."
+            raise ConfigError(msg)
+        if path.stat().st_size > MAX_BYTES:
+            msg = f"{str(path)!r} has {path.stat().st_size} bytes; no config is larger than {MAX_BYTES}."
+            raise ConfigError(msg)
+        return path.read_bytes()
+    except OSError as error:
+        msg = f"{str(path)!r:.200} cannot be read: {error.strerror or error}."
+        raise ConfigError(msg) from error
+
+
+def is_json_text(path: Path, text: str) -> bool:
+    """Tell whether a text is JSON: by the file's name, and else by its looks."""
+    if path.suffix.lower() == ".json":
+        return True
+    return path.suffix.lower() not in {".yaml", ".yml"} and looks_like_json(text.removeprefix("\ufeff"))
+
+
+def settings_in(
+    folder: Path, world_size: int | None, nodes: int | None, package: str | None = None
+) -> Settings:
+    """Return what a text in a folder does not say: it may name other files there."""
+    return Settings(
+        world_size,
+        nodes,
+        package,
+        is_converted=partial(holds_fsdp2, folder),
+        refusal=partial(refusal_of, folder),
+    )
+
+
+def _named_text(folder: Path, name: str) -> tuple[str, bool] | None:
+    """Return the text of a file that another one in a folder names, and whether it is JSON."""
+    for file in (folder / name, Path(name)):
+        try:
+            text = read_text(file).removeprefix("\ufeff")
+            is_json = is_json_text(file, text)
+            read_documents(text, is_json=is_json)
+        except ConfigError:
+            continue
+        return text, is_json
+    return None
+
+
+def holds_fsdp2(folder: Path, name: str) -> bool:
+    """Tell whether FSDP2's settings alone stand in a file that another one in a folder names."""
+    text, is_json = _named_text(folder, name) or ("", False)
+    documents = read_documents(text, is_json=is_json) if text else []
+    return any(_are_fsdp2(documents, framework) for framework in ("auto", *sorted(TOLD_BY_FILE)))
+
+
+def refusal_of(folder: Path, name: str) -> str | None:
+    """Say why a file that another one in a folder names is refused itself, or None where it is not."""
+    text, is_json = _named_text(folder, name) or ("", False)
+    for framework in ("auto", *sorted(TOLD_BY_FILE)) if text else ():
+        try:
+            done = convert_text(text, framework=framework, is_json=is_json)
+        except (ConfigError, UnsupportedFeatureError):
+            continue
+        # How many nodes and ranks there are a command may say (FM352).
+        told = (f for f in done.findings if f.fidelity == "refused" and f.code != "FM352")
+        return next((f"`{f.subject}`: {f.message} {f.hint or ''}".rstrip() for f in told), None)
+    return None
+
+
+def _are_fsdp2(documents: list[Node], framework: str) -> bool:
+    try:
+        blocks = [block for document in documents for block in find_blocks(document, framework)]
+    except ConfigError:
+        return False
+    return bool(blocks) and all(block.is_fsdp2 for block in blocks)

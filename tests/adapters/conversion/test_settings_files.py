@@ -1,0 +1,69 @@
+"""Files of settings that a launch line names: what is to be written there, and what is refused itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.adapters.conversion.command import convert_script
+from fsdp_migrate.config_files import convert_config_file
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+
+RUN = "torchrun t.py --output_dir o --fsdp '{}' --fsdp_config {}\n"
+
+
+@pytest.mark.parametrize("folder", ["R=$(dirname $0)", "R=/w", "A=1"])
+def test_what_fsdp_says_is_to_be_written_into_a_file_behind_a_variable(folder: str) -> None:
+    done = convert_script(f"{folder}\n{RUN.format('shard_grad_op', '$R/c.json')}")
+    [said] = [f for f in done.findings if f.code == "FM346"]
+    assert "`reshard_after_forward: false` and `auto_wrap_policy: NO_WRAP` there" in str(said.hint)
+    if "R=" in folder:
+        assert "c.json --from hf`, and write" in str(said.hint)
+        assert f"line 1 sets the variable to `{folder.removeprefix('R=')}`" in said.message
+    done = convert_script(f"{folder}\n{RUN.format('full_shard auto_wrap', '$R/c.json')}")
+    assert not any("there:" in str(f.hint) for f in done.findings)
+
+
+def test_a_file_that_is_refused_itself_is_not_kept_nor_written_to(tmp_path: Path) -> None:
+    run = tmp_path / "run.sh"
+    run.write_text(RUN.format("hybrid_shard", "c.json"))
+    (tmp_path / "c.json").write_text('{"xla": true, "transformer_layer_cls_to_wrap": ["A"]}')
+    done = convert_config_file(run)
+    assert not done.is_changed
+    [said] = done.conversion.findings
+    assert (said.code, said.hint) == ("FM356", None)
+    assert "cannot be converted: `xla`: PyTorch/XLA's FSDP is another one" in said.message
+    (tmp_path / "c.json").write_text('{"xla": false, "transformer_layer_cls_to_wrap": ["A"]}')
+    codes = {finding.code for finding in convert_config_file(run).conversion.findings}
+    assert {"FM341", "FM355", "FM356"} <= codes
+
+
+def test_a_config_of_accelerate_that_is_refused_says_so(tmp_path: Path) -> None:
+    run = tmp_path / "run.sh"
+    run.write_text("accelerate launch --config_file c.yaml t.py\n")
+    config = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: {}\n"
+    (tmp_path / "c.yaml").write_text(config.format("SHARDED"))
+    [said] = [f for f in convert_config_file(run).conversion.findings if f.code == "FM356"]
+    assert "cannot be converted: `fsdp_config.fsdp_sharding_strategy`" in said.message
+    # How many nodes and ranks there are the command says.
+    (tmp_path / "c.yaml").write_text(config.format("HYBRID_SHARD") + "num_machines: 2\n")
+    [said] = [f for f in convert_config_file(run).conversion.findings if f.code == "FM356"]
+    assert "is not converted with this one" in said.message
+
+
+@pytest.mark.parametrize("flag", ["--fsdp_transformer_layer_cls_to_wrap A", "--fsdp_min_num_params 1000"])
+@pytest.mark.parametrize("file", ["c.json", "$CONFIG"])
+def test_arguments_that_belong_into_the_file_are_named(flag: str, file: str) -> None:
+    done = convert_script(RUN.format("full_shard auto_wrap", f"{file} {flag}"))
+    assert not done.is_changed
+    [said] = [f for f in done.findings if flag.split(maxsplit=1)[0].removeprefix("--") in f.subject]
+    assert said.code == "FM356"
+    assert f"It belongs into {file}" in said.message

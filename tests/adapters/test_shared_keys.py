@@ -1,0 +1,59 @@
+"""What the class to wrap tells of a model, to each framework that runs Accelerate's FSDP2."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fsdp_migrate.adapters.conversion.text import convert_text
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def of_accelerate(classes: str) -> dict[str, object]:
+    keys = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": classes}
+    return {"distributed_type": "FSDP", "fsdp_config": keys}
+
+
+def of_hf(classes: str) -> dict[str, object]:
+    keys = {"transformer_layer_cls_to_wrap": classes.split(",")}
+    return {"output_dir": "x", "fsdp": "full_shard auto_wrap", "fsdp_config": keys}
+
+
+@pytest.mark.parametrize(
+    ("classes", "is_told"),
+    [
+        ("T5Block", True),
+        ("MT5Block", True),
+        ("BartEncoderLayer,BartDecoderLayer", True),
+        ("M2M100DecoderLayer", True),
+        ("LlamaDecoderLayer", False),
+        ("GPT2Block", False),
+        ("WhisperDecoderLayer", False),
+    ],
+)
+def test_embeddings_that_an_encoder_and_a_decoder_hold_are_told(classes: str, is_told: bool) -> None:
+    for document in (of_accelerate(classes), of_hf(classes)):
+        done = convert_text(json.dumps(document))
+        told = [f for f in done.findings if f.code == "FM343" and "another FSDP group" in f.message]
+        assert len(told) == is_told
+        assert all("get_input_embeddings" in str(f.hint) for f in told)
+
+
+@pytest.mark.parametrize(
+    ("classes", "code"),
+    [
+        ("BartDecoderLayer", "FM343"),
+        ("PegasusEncoderLayer", "FM343"),
+        ("EsmLayer", "FM343"),
+        ("T5Block", "FM340"),
+        ("PegasusXDecoderLayer", "FM340"),
+        ("LlamaDecoderLayer", "FM340"),
+    ],
+)
+def test_models_of_transformers_with_buffers_in_their_state_are_told(classes: str, code: str) -> None:
+    done = convert_text(json.dumps(of_accelerate(classes)))
+    [said] = [f for f in done.findings if f.subject.endswith("fsdp_cpu_ram_efficient_loading")]
+    assert said.code == code
