@@ -8,11 +8,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils import FullyShardedDataParallelPlugin, extract_model_from_parallel
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
@@ -241,3 +242,22 @@ def add_up(how: str, places: int) -> torch.Tensor:
                 return whole
         full: torch.Tensor = model.source.weight.grad.full_tensor()
         return full
+
+
+def read_parameters(version: int) -> dict[str, str]:
+    """Return what is said where parameters, gradients and norms are gathered, or made an array or a list."""
+    with _as_accelerators():
+        accelerator, model, _ = _sharded(version, nn.Sequential(nn.Linear(4, 4, bias=False)))
+        accelerator.backward(model(torch.ones(2, 4)).sum())
+        norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        [parameter] = model.parameters()
+        part = extract_model_from_parallel(model)[0]
+        calls: dict[str, Callable[[], Any]] = {
+            "gather": lambda: accelerator.gather(parameter.grad),
+            "reduce": lambda: accelerator.reduce(parameter.grad, "mean"),
+            "histogram": lambda: np.histogram(parameter.detach().cpu()),
+            "norm as an array": lambda: norm.cpu().numpy(),
+            "norm as a number": norm.item,
+        }
+        found = {name: _says(call) for name, call in calls.items()}
+        return {**found, "state of a part": type(part.state_dict()["weight"]).__name__}

@@ -122,3 +122,17 @@ def test_names_of_parameters_are_those_that_the_framework_gives_them(
 def test_what_is_said_stays_as_it_is_at_a_second_rewriting(tmp_path: Path) -> None:
     files = {"train.py": f"{ACCELERATE}save(model, p)\n", "helpers.py": f"import torch\n\n\n{SAVE}"}
     assert after(tmp_path, files, "helpers.py").count("# fsdp-migrate: FM333") == 1
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "from accelerate.utils import extract_model_from_parallel as bare",
+        "from transformers.modeling_utils import unwrap_model as bare",
+    ],
+)
+@pytest.mark.parametrize("makes", [ACCELERATE, FABRIC])
+def test_functions_that_take_the_wrapper_off(tmp_path: Path, taken: str, makes: str) -> None:
+    text = f"{taken}\n{makes}inner = bare(model)\ntorch.save(inner.state_dict(), path)\n"
+    (tmp_path / "train.py").write_text(text)
+    assert "FM333" in {use.code for use in scan_paths([tmp_path]).uses}
