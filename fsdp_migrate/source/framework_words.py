@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _NAMES: Final = {
     "accelerate": "Accelerate",
+    "composer": "Composer",
     "fabric": "Fabric",
     "lightning": "Lightning",
     "transformers": "Hugging Face's Trainer",

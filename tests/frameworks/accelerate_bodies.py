@@ -261,3 +261,25 @@ def read_parameters(version: int) -> dict[str, str]:
         }
         found = {name: _says(call) for name, call in calls.items()}
         return {**found, "state of a part": type(part.state_dict()["weight"]).__name__}
+
+
+def clip_while_adding(version: int, how: str) -> tuple[list[float], torch.Tensor]:
+    """Return the norms by which each of four steps clips, of which two are added up, and a weight after."""
+    with _as_accelerators():
+        torch.manual_seed(1)
+        accelerator, model, optimizer = _sharded(version, nn.Sequential(nn.Linear(4, 4, bias=False)))
+        accelerator.gradient_accumulation_steps = 2
+        norms = []
+        for step in range(4):
+            with accelerator.accumulate(model):
+                rows = torch.arange(8.0).view(2, 4) * (1 - 3 * (step % 2)) + step
+                accelerator.backward(model(rows).square().mean())
+                if accelerator.sync_gradients or how == "everywhere":
+                    norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.1)))
+                optimizer.step()
+                optimizer.zero_grad()
+        if version == 1:
+            with FSDP.summon_full_params(model):
+                return norms, next(model.parameters()).detach().clone()
+        whole: torch.Tensor = next(iter(model.parameters())).full_tensor().detach()
+        return norms, whole

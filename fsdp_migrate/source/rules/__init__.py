@@ -11,6 +11,7 @@ from fsdp_migrate.source.rules import (
     clipping,
     constructor,
     dtensors,
+    framework_clipping,
     framework_collectives,
     fsdp_modules,
     given_away,
@@ -68,6 +69,7 @@ RULES: tuple[ModuleType, ...] = (
     raw_optimizer_states,
     rank_files,
     clipping,
+    framework_clipping,
     no_sync,
     summon,
     grad_scaler,
@@ -96,6 +98,7 @@ OF_MODELS: frozenset[ModuleType] = frozenset(
     {
         clipping,
         dtensors,
+        framework_clipping,
         framework_collectives,
         given_away,
         loggers,

@@ -27,8 +27,8 @@ NAME = "part-states"
 CODES = ("FM333",)
 
 _STATE = (
-    "this is a part of the model: where that is sharded, its state is of DTensors now, of which each rank has "
-    "a part. On every rank take torch's get_model_state_dict({}, options=StateDictOptions("
+    "this is a part of the model: where that is sharded, its state is of DTensors now, of which each rank "
+    "has a part. On every rank take torch's get_model_state_dict({}, options=StateDictOptions("
     "full_state_dict=True, cpu_offload=True)), which rank 0 has."
 )
 _LOAD = (
