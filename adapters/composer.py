@@ -79,6 +79,7 @@ FSDP2_FIELDS = frozenset(
     }
 )
 FORMER = frozenset({"min_params", "flatten_parameters"})
+CLIPPED_BY_VALUE = "value"
 CALLBACK = "With fsdp-migrate's Composer callback the unchanged YAML keeps it."
 
 
@@ -299,6 +300,7 @@ class ComposerAdapter:
         )
         draft.say("FM355", block.name, text, hint)
         _say_microbatches(block, draft)
+        _say_clipping(block, draft)
         trainer = target_of(plain_values(block.owner)) or ""
         if block.path[-1] == "fsdp_config" and trainer.endswith("Trainer"):
             text = "Composer's Trainer with FSDP2 has no argument `fsdp_config`, and ends with an error."
@@ -320,3 +322,26 @@ def _say_microbatches(block: Block, draft: Draft) -> None:
             "Write a number, as the log of the FSDP1 run tells it, or use fsdp-migrate's Composer callback."
         )
         draft.say("FM343", block.beside(name) if around[0] is not block.root else name, text, hint)
+
+
+def _say_clipping(block: Block, draft: Draft) -> None:
+    """Say that Composer's FSDP2 clips each element by ``value``, which FSDP1 took for the greatest of all."""
+    name = "algorithms"
+    around = [block.owner, *([block.root] if isinstance(block.root, Mapping) else [])]
+    for each in around:
+        if CLIPPED_BY_VALUE in set(_clipping_types(plain_values(each).get(name))):
+            where = "algorithms.gradient_clipping.clipping_type"
+            text = (
+                "value: Composer's FSDP1 scales the whole gradient down until its greatest element is the "
+                "threshold; its FSDP2 cuts each element off at it."
+            )
+            draft.say("FM343", where if each is block.root else block.beside(where), text, CALLBACK)
+            return
+
+
+def _clipping_types(value: Any) -> Iterator[str]:
+    """Yield what algorithms say of how gradients are clipped, in a mapping by name or a list of them."""
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        if isinstance(each, dict):
+            yield str(each.get("clipping_type"))
+            yield from _clipping_types([inner for inner in each.values() if isinstance(inner, dict)])

@@ -79,6 +79,7 @@ HOUSE: House = (
                 "source.method_calls",
                 "source.parameter_values",
                 "source.settings_in_python",
+                "source.sharded_parts",
             ],
             ["source.copied_parameters", "source.framework_words", "source.kept_in_classes"],
             "source.rules",

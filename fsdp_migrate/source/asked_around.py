@@ -39,6 +39,11 @@ ASKS_LIGHTNING: Final = re.compile(
     r"\bFSDPStrategy\b|\bDDPFullyShardedNativeStrategy\b|\bstrategy['\"]?\s*[:=]\s*['\"]?fsdp"
     r"|--(?:trainer\.)?strategy[= ]+['\"]?fsdp"
 )
+ASKS_COMPOSER: Final = re.compile(
+    r"\bfsdp_config['\"]?\s*[:=](?!\s*(?:None|null|Optional)\b)"
+    r"|\bparallelism_config['\"]?\s*[:=][\s\S]{0,60}?\bfsdp\b"
+)
+"""What asks Composer for FSDP, beside what else is Composer's."""
 _COMMENT: Final = re.compile(r"^\s*(?:#|//).*$", re.MULTILINE)
 _IS_NEW: Final = re.compile(
     r"\bfsdp_version['\"]?\s*[:= ]\s*['\"]?2|['\"]version['\"]\s*:\s*2|^\s+version\s*:\s*2"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_FABRIC, ASKS_HF, asked_around, asks
+from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
@@ -114,6 +115,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         users,
         with_heirs(project, _running_trainers(texts, around)),
         LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
+        ComposerProject(project, frozenset(run_by_composer(project, around))),
         told,
     )
 

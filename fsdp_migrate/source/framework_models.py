@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
+    from fsdp_migrate.source.composer_project import ComposerProject
     from fsdp_migrate.source.hf_trainers import HFProject
     from fsdp_migrate.source.lightning_project import LightningProject
     from fsdp_migrate.source.project import Place
@@ -38,14 +39,16 @@ class FrameworkModels:
     """Hugging Face's Trainers of the project."""
     lightning: LightningProject | None = None
     """Lightning's modules and callbacks."""
+    composer: ComposerProject | None = None
+    """Composer's callbacks and algorithms."""
     told: Mapping[str, Collection[Path]] = field(default_factory=dict)
     """By framework the files of which others say that it shards: another source, a config, a launch line."""
 
     @property
     def files(self) -> set[Path]:
         """The files whose models a framework shards."""
-        lightnings = self.lightning.files if self.lightning is not None else ()
-        return {path for paths in self.users.values() for path in paths}.union(self.trainers, lightnings)
+        known = (each.files for each in (self.lightning, self.composer) if each is not None)
+        return {path for paths in self.users.values() for path in paths}.union(self.trainers, *known)
 
     @property
     def trainers(self) -> frozenset[Path]:
@@ -59,7 +62,7 @@ class FrameworkModels:
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield the parameters that a framework gives a model: the function's key, the name, the kinds."""
-        for each in (self.hf, self.lightning):
+        for each in (self.hf, self.lightning, self.composer):
             yield from each.given() if each is not None else ()
 
     @functools.cached_property

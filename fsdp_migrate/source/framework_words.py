@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _NAMES: Final = {
     "accelerate": "Accelerate",
+    "composer": "Composer",
     "fabric": "Fabric",
     "lightning": "Lightning",
     "transformers": "Hugging Face's Trainer",
@@ -49,6 +50,11 @@ _ASKED: Final = {
 }
 _OF_PARAMETERS: Final = re.compile(r"init|weight|bias|param|reset|copy|fill|lambda")
 _GATHERS: Final = frozenset({"gather", "gather_for_metrics", "pad_across_processes", "reduce"})
+_GATHERS_BY_NAME: Final = re.compile(
+    r"^accelerate\.utils\.(operations\.)?(broadcast|gather|pad_across_processes|reduce)$"
+)
+_FABRICS: Final = frozenset({"all_gather", "all_reduce", "broadcast"})
+_GATHERERS: Final = frozenset({"pl_module", "self", "trainer.strategy", "self.trainer.strategy"})
 _OTHERS: Final = frozenset({"fabric", "lightning"})
 
 
@@ -161,14 +167,32 @@ def is_norm_gathered(source: Source, call: cst.Call) -> bool:
     Accelerate's FSDP1 gave a plain tensor, and its FSDP2 gives torch's DTensor.
     """
     func, given = call.func, call.args[0].value if call.args and not call.args[0].star else None
-    is_gather = (
-        isinstance(func, cst.Attribute) and func.attr.value in _GATHERS and is_an_accelerator(func.value)
-    )
+    is_gather = is_an_accelerators_collective(source, func)
     if given is None or not (is_gather or (dotted(func) or "").startswith(("dist.", "torch.distributed."))):
         return False
-    values: list[cst.BaseExpression | None] = [given]
-    if isinstance(given, cst.Name) and given in source.index.scopes:
-        values = [binding.value for binding in source.index.scopes[given].lookup(given.value)]
+    return is_accelerates_norm(source, given)
+
+
+def is_an_accelerators_collective(source: Source, func: cst.BaseExpression) -> bool:
+    """Tell whether a function is one of Accelerate's that are collectives: ``accelerator.gather``."""
+    if any(map(_GATHERS_BY_NAME.match, source.index.qualified(func))):
+        return True
+    return isinstance(func, cst.Attribute) and func.attr.value in _GATHERS and is_an_accelerator(func.value)
+
+
+def is_fabrics_collective(func: cst.BaseExpression) -> bool:
+    """Tell whether a function is a collective of Fabric's, or of a LightningModule's: ``self.all_gather``."""
+    if not isinstance(func, cst.Attribute) or func.attr.value not in _FABRICS:
+        return False
+    owner = (dotted(func.value) or "").lower()
+    return owner.endswith("fabric") or (func.attr.value == "all_gather" and owner in _GATHERERS)
+
+
+def is_accelerates_norm(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether something is what ``accelerator.clip_grad_norm_`` gave, where Accelerate shards."""
+    values: list[cst.BaseExpression | None] = [node]
+    if isinstance(node, cst.Name) and node in source.index.scopes:
+        values = [binding.value for binding in source.index.scopes[node].lookup(node.value)]
     clips = (value.func for value in values if isinstance(value, cst.Call))
     is_norm = any(
         isinstance(each, cst.Attribute)

@@ -147,6 +147,25 @@ def test_fsdp2_is_left_alone() -> None:
     assert [f.code for f in done.findings] == ["FM347"]
 
 
+@pytest.mark.parametrize(
+    ("algorithms", "told"),
+    [
+        ("{gradient_clipping: {clipping_type: value, clipping_threshold: 1.0}}", True),
+        ("[{_target_: composer.algorithms.GradientClipping, clipping_type: value}]", True),
+        ("{gradient_clipping: {clipping_type: norm, clipping_threshold: 1.0}}", False),
+        ("{ema: {half_life: 50ba}}", False),
+    ],
+)
+@pytest.mark.parametrize("block", ["fsdp_config: {}", "parallelism_config:\n  fsdp: {}"])
+def test_clipping_by_value_which_composers_fsdp1_took_for_the_greatest_element(
+    algorithms: str, told: bool, block: str
+) -> None:
+    block = block.replace("{}", "{sharding_strategy: FULL_SHARD}")
+    done = convert(f"{HEAD}algorithms: {algorithms}\n{block}\n")
+    found = {f.code for f in done.findings if f.subject.endswith("clipping_type")}
+    assert found == ({"FM343"} if told else set())
+
+
 @pytest.mark.parametrize(("size", "told"), [("auto", True), ("4", False), ("${size}", False)])
 @pytest.mark.parametrize("block", ["fsdp_config: {}", "parallelism_config:\n  fsdp: {}"])
 def test_automatic_microbatches_that_composers_fsdp2_refuses_are_told(

@@ -8,11 +8,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils import FullyShardedDataParallelPlugin, extract_model_from_parallel
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
@@ -241,3 +242,44 @@ def add_up(how: str, places: int) -> torch.Tensor:
                 return whole
         full: torch.Tensor = model.source.weight.grad.full_tensor()
         return full
+
+
+def read_parameters(version: int) -> dict[str, str]:
+    """Return what is said where parameters, gradients and norms are gathered, or made an array or a list."""
+    with _as_accelerators():
+        accelerator, model, _ = _sharded(version, nn.Sequential(nn.Linear(4, 4, bias=False)))
+        accelerator.backward(model(torch.ones(2, 4)).sum())
+        norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        [parameter] = model.parameters()
+        part = extract_model_from_parallel(model)[0]
+        calls: dict[str, Callable[[], Any]] = {
+            "gather": lambda: accelerator.gather(parameter.grad),
+            "reduce": lambda: accelerator.reduce(parameter.grad, "mean"),
+            "histogram": lambda: np.histogram(parameter.detach().cpu()),
+            "norm as an array": lambda: norm.cpu().numpy(),
+            "norm as a number": norm.item,
+        }
+        found = {name: _says(call) for name, call in calls.items()}
+        return {**found, "state of a part": type(part.state_dict()["weight"]).__name__}
+
+
+def clip_while_adding(version: int, how: str) -> tuple[list[float], torch.Tensor]:
+    """Return the norms by which each of four steps clips, of which two are added up, and a weight after."""
+    with _as_accelerators():
+        torch.manual_seed(1)
+        accelerator, model, optimizer = _sharded(version, nn.Sequential(nn.Linear(4, 4, bias=False)))
+        accelerator.gradient_accumulation_steps = 2
+        norms = []
+        for step in range(4):
+            with accelerator.accumulate(model):
+                rows = torch.arange(8.0).view(2, 4) * (1 - 3 * (step % 2)) + step
+                accelerator.backward(model(rows).square().mean())
+                if accelerator.sync_gradients or how == "everywhere":
+                    norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.1)))
+                optimizer.step()
+                optimizer.zero_grad()
+        if version == 1:
+            with FSDP.summon_full_params(model):
+                return norms, next(model.parameters()).detach().clone()
+        whole: torch.Tensor = next(iter(model.parameters())).full_tensor().detach()
+        return norms, whole

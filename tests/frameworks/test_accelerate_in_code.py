@@ -80,3 +80,28 @@ def test_what_every_unit_uses_in_two_places_has_its_gradients_added_otherwise(pl
     times = torch.round(found["fsdp2"].norm() / found["fsdp1"].norm())
     assert torch.equal(found["fsdp2"] / times, found["fsdp1"]) is (places == 1)
     torch.testing.assert_close(found["fsdp2"] / times, found["fsdp1"])
+
+
+def test_collectives_and_arrays_take_fsdp1s_parameters_and_no_dtensors() -> None:
+    """FM423 says so of Accelerate's collectives, of histograms and of the norm; FM333 of a part's state."""
+    for before, after in zip(
+        *(run_ranks(accelerate_bodies.read_parameters, each) for each in (1, 2)), strict=True
+    ):
+        assert (before.pop("state of a part"), after.pop("state of a part")) == ("Tensor", "DTensor")
+        assert set(before.values()) == {""}
+        assert {name for name, said in after.items() if not said} == {"norm as a number"}
+
+
+def test_clipping_while_gradients_are_added_up_is_otherwise_under_fsdp2() -> None:
+    """FM326 says so, and that `if accelerator.sync_gradients:` above it trains as FSDP2 does."""
+    found = {
+        (version, how): run_ranks(accelerate_bodies.clip_while_adding, version, how)[0]
+        for version in (1, 2)
+        for how in ("everywhere", "guarded")
+    }
+    assert 0.0 not in found[1, "everywhere"][0]
+    assert [norm > 0 for norm in found[2, "everywhere"][0]] == [False, True, False, True]
+    weights = {key: weight for key, (_, weight) in found.items()}
+    assert not torch.allclose(weights[1, "everywhere"], weights[2, "everywhere"], atol=1e-4)
+    for version in (1, 2):
+        torch.testing.assert_close(weights[version, "guarded"], weights[2, "everywhere"])

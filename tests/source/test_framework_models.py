@@ -143,3 +143,17 @@ def test_what_accelerate_prepares_is_known_by_what_is_asked_of_it(
     files = {"main.py": main, "saving.py": "def save(m):\n    m.save_pretrained('b')\n"}
     assert ("FM333" in after(tmp_path, files, "main.py")) is is_said
     assert ("FM333" in (tmp_path / "saving.py").read_text()) is is_said
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "from accelerate.utils import extract_model_from_parallel as bare",
+        "from transformers.modeling_utils import unwrap_model as bare",
+    ],
+)
+@pytest.mark.parametrize("makes", [ACCELERATE, FABRIC])
+def test_functions_that_take_the_wrapper_off(tmp_path: Path, taken: str, makes: str) -> None:
+    text = f"{taken}\n{makes}inner = bare(model)\ntorch.save(inner.state_dict(), path)\n"
+    (tmp_path / "train.py").write_text(text)
+    assert "FM333" in {use.code for use in scan_paths([tmp_path]).uses}

@@ -137,3 +137,30 @@ def test_comments_of_a_callback_say_that_the_model_may_be_whole(tmp_path: Path) 
     said(tmp_path, OWN.format("L.Callback", "on_train_start(self, trainer, pl_module)", body))
     [use] = [use for use in scan_paths([tmp_path]).uses if use.code == "FM323"]
     assert use.becomes.startswith("where the framework shards this model: ")
+
+
+AFTER_FIT = (
+    "import lightning as L\nfrom models import Lit\n\n\ndef main():\n    model = Lit()\n    {}\n"
+    "    trainer = L.Trainer(strategy='{}', devices=2)\n    trainer.fit(model, datamodule=data)\n    {}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "codes"),
+    [
+        ("pass", "torch.save(model.state_dict(), 'x')", {"FM333"}),
+        ("pass", "model.net.save_pretrained('x')", {"FM333"}),
+        ("pass", "torch.save(model.net.state_dict(), 'x')", {"FM333"}),
+        ("pass", "x = [p.norm() for p in model.parameters()]", {"FM423"}),
+        ("torch.save(model.state_dict(), 'x')", "pass", set()),
+        ("pass", "model = Lit.load_from_checkpoint('x')\n    torch.save(model.state_dict(), 'x')", set()),
+        ("pass", "other.state_dict()", set()),
+    ],
+)
+def test_the_module_that_a_trainer_has_trained(
+    tmp_path: Path, above: str, below: str, codes: set[str]
+) -> None:
+    for strategy, expected in (("fsdp", codes), ("ddp", set())):
+        (tmp_path / "train.py").write_text(AFTER_FIT.format(above, strategy, below))
+        uses = scan_paths([tmp_path]).uses
+        assert {use.code for use in uses if use.code in {"FM333", "FM423"}} == expected

@@ -23,6 +23,8 @@ from fsdp_migrate.source.python.accelerate_models import (
 from fsdp_migrate.source.python.fabric_models import set_up, shards_by_fabric
 from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
+    SHARDED,
+    fitted,
     is_trainers_model,
     is_within_a_module,
     trains_by_fsdp1,
@@ -125,11 +127,29 @@ class Frameworks:
                 return {"fsdp", "other"}
             if is_within_a_module(self.index, node):
                 return {"fsdp", "other", f"{BY}lightning"}
+            if self._is_fitted(node):
+                return set(SHARDED)
         return self.trainers.of_name(node)
 
+    @functools.cached_property
+    def _fits(self) -> dict[str, tuple[cst.CSTNode | None, int]]:
+        return fitted(self.index)
+
+    def _is_fitted(self, node: cst.Name | cst.Attribute) -> bool:
+        """Tell whether a name is the module that Lightning's Trainer was given, below where it trains."""
+        function, place = self._fits.get(node.value, (None, 0)) if isinstance(node, cst.Name) else (None, 0)
+        if not place or isinstance(self.index.parents[node], cst.AssignTarget):
+            return False
+        order = self.index.order.get(node, 0)
+        bound = (self.index.order.get(each.node, 0) for each in self.index.bindings_of(node))
+        is_new = any(place < other < order for other in bound)
+        return self.index.function(node) is function and order > place and not is_new
+
     def is_trained(self, node: cst.BaseExpression) -> bool:
-        """Tell whether it is what Hugging Face's Trainer was given, below where it trains."""
-        return isinstance(node, (cst.Name, cst.Attribute)) and bool(self.trainers.of_name(node))
+        """Tell whether it is what Hugging Face's or Lightning's Trainer was given, below where it trains."""
+        if not isinstance(node, (cst.Name, cst.Attribute)):
+            return False
+        return bool(self.trainers.of_name(node)) or (self._lightning and self._is_fitted(node))
 
     def is_elsewhere(self, kinds: set[str], node: cst.CSTNode) -> bool:
         """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""

@@ -26,7 +26,9 @@ BY = "by:"
 """Before the name of the framework that shards a model, among what an expression may be."""
 FLAT = "was:flat"
 """A plain model whose parameters were flat at that place under FSDP1: it was sharded there already."""
-BY_ANY = frozenset(f"{BY}{name}" for name in ("accelerate", "fabric", "lightning", "transformers"))
+BY_ANY = frozenset(
+    f"{BY}{name}" for name in ("accelerate", "composer", "fabric", "lightning", "transformers")
+)
 WRAPS = "._wrapped>params"
 """What a module of another file is that wraps an FSDP1 model: that model's parameters are its own."""
 LONGEST = 64

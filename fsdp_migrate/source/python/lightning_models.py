@@ -33,6 +33,7 @@ _HOOKS = re.compile(
     r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
     r"|on_(fit_end|fit_start|save_checkpoint))$"
 )
+_TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
 _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
@@ -95,6 +96,23 @@ def _optimizes_itself(owner: cst.ClassDef) -> bool:
         text_of(each.value) == "False" and "automatic_optimization" in text_of(each.targets[0].target)
         for each in assigns
     )
+
+
+def fitted(index: Index) -> dict[str, tuple[cst.CSTNode | None, int]]:
+    """Return the names that ``trainer.fit(model)`` is given, with the function and the place of the first."""
+    found: dict[str, tuple[cst.CSTNode | None, int]] = {}
+    for node in index.by_kind.get(cst.Call, ()):
+        call = cst.ensure_type(node, cst.Call)
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "fit":
+            continue
+        if _TRAINER.search(text_of(call.func.value)) is None:
+            continue
+        named = [arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "model"]
+        placed = [arg for arg in call.args[:1] if arg.keyword is None and not arg.star]
+        for arg in (*named, *placed)[:1]:
+            if isinstance(arg.value, cst.Name):
+                found.setdefault(arg.value.value, (index.function(call), index.order[call]))
+    return found
 
 
 def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:

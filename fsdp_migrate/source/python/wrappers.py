@@ -43,7 +43,15 @@ WRAPPERS = re.compile(r"(FSDP|DDP|DataParallel)$")
 SAME_MODEL = frozenset({"bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"})
 MAKES = "makes:fsdp"
 """What the class, a partial of it, and what returns one of them are: calling them makes a model."""
-AROUND_MODEL = {"torch.compile": 0, "typing.cast": 1, "typing_extensions.cast": 1}
+AROUND_MODEL = {
+    # They take FSDP1's wrapper off, which leaves its flat parameters; what FSDP2 has sharded they give back.
+    "accelerate.utils.extract_model_from_parallel": 0,
+    "accelerate.utils.other.extract_model_from_parallel": 0,
+    "torch.compile": 0,
+    "transformers.modeling_utils.unwrap_model": 0,
+    "typing.cast": 1,
+    "typing_extensions.cast": 1,
+}
 """What gives back the model that is its argument, and the place of that."""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -25,6 +25,11 @@ _COMPOSER = (
     "Composer: add fsdp_migrate.adapters.composer_callback's callback to the Trainer, or give it an "
     "fsdp2_config under parallelism_config."
 )
+_BY_VALUE = (
+    "Composer's FSDP1 takes 'value' for the greatest element, to which it scales the whole gradient down; "
+    "its FSDP2 cuts off each element: fsdp_migrate.adapters.composer_callback's callback clips as FSDP1 did."
+)
+_CLIPS = re.compile(r"^composer\.algorithms\b.*\.(GradientClipping|apply_gradient_clipping)$")
 _SHARDS_ITSELF = (
     "this Trainer shards its model itself, and its save_model writes self.model.state_dict(), which holds "
     "one rank's parts now: give the arguments fsdp_config with 'version': 2 in place of this, or the class a "
@@ -37,6 +42,18 @@ _SAVES = frozenset({"_save", "_save_checkpoint", "save_model"})
 def find(source: Source) -> Iterator[Found]:
     """Find the arguments of Trainers that ask for FSDP1, and Trainers that shard by it themselves."""
     yield from _sharding_themselves(source)
+    asked = list(_asked_of_composer(source))
+    yield from asked
+    for call in source.calls if asked else ():
+        if any(map(_CLIPS.match, source.index.qualified(call.func))):
+            by = [
+                arg.value for arg in call.args if arg.keyword is None or arg.keyword.value == "clipping_type"
+            ]
+            if any(text_of(each).strip("'\"") == "value" for each in by):
+                yield Found("FM328", call, _BY_VALUE, "commented")
+
+
+def _asked_of_composer(source: Source) -> Iterator[Found]:
     for call in source.calls:
         known = sorted(source.index.qualified(call.func)) or [dotted(call.func) or ""]
         if known[0].split(".")[-1] != "Trainer" or not _imports(source, "composer"):

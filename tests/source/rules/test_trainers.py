@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_framework_commented, assert_untouched, codes, turned
+from tests.source.samples import assert_framework_commented, assert_untouched, codes, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -58,3 +58,23 @@ def test_a_trainer_that_shards_its_model_itself(
     if method == "_wrap_model" and not more:
         given = body.replace(f"{target} = FSDP(model)\n        return self.model", "return FSDP(model)")
         assert (("FM327", "commented") in codes(given)) is is_said
+
+
+CLIPS = (
+    "from composer import Trainer\nfrom composer.algorithms import GradientClipping\n\n"
+    "t = Trainer(model, algorithms=[GradientClipping({given})], {asks})\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "asks", "is_said"),
+    [
+        ("clipping_type='value', clipping_threshold=1.0", "fsdp_config=c", True),
+        ("'value', 1.0", "parallelism_config={'fsdp': c}", True),
+        ("clipping_type='norm', clipping_threshold=1.0", "fsdp_config=c", False),
+        ("clipping_type='value', clipping_threshold=1.0", "fsdp_config=None", False),
+    ],
+)
+def test_composers_clipping_by_value(given: str, asks: str, *, is_said: bool) -> None:
+    found = [use for use in uses(CLIPS.format(given=given, asks=asks), "") if "'value'" in use.becomes]
+    assert [use.code for use in found] == (["FM328"] if is_said else [])

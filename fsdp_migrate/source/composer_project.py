@@ -1,0 +1,87 @@
+"""Composer's callbacks and algorithms over the files of a project: what ``state.model`` is in them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source.asked_around import ASKS_COMPOSER, asked_around, asks
+from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.held import BY, attribute, put
+
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Definition, Module, Project
+
+
+SHARDED: Final = frozenset({"fsdp", "other", f"{BY}composer"})
+"""What the model of Composer's Trainer may be."""
+_BASES = re.compile(r"^composer\b(?:\.\w+)*\.\w*(?:Callback|Algorithm)$")
+_CLASSES = re.compile(r"\bclass \w+\([^)]*(?:Callback|Algorithm)\b")
+_CLASS = re.compile(r"^class (\w+)\([^)]*(?:Callback|Algorithm)\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^\s*(?:from|import)\s+composer\b", re.MULTILINE)
+# Composer shards behind these events: algorithms change the model in the first.
+_BEFORE = frozenset({"__init__", "before_load", "init", "match"})
+_IS_NEW = re.compile(r"\bFSDP2Config\b|\bfsdp2_config\b|['\"]fsdp2['\"]")
+_DEEPEST = 5
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def run_by_composer(project: Project, around: Iterable[str | os.PathLike[str]]) -> set[Path]:
+    """Return the files with callbacks or algorithms of a project that asks Composer for FSDP1.
+
+    ``around``: where configs are, which may ask for it.
+    """
+    texts = project.texts
+    users = {path for path, text in texts.items() if "composer" in text and _IMPORTS.search(text)}
+    found = {path for path in users if _CLASSES.search(texts[path])}
+    if not found or any(_IS_NEW.search(texts[path]) for path in users):
+        return set()
+    is_asked = any(asks(texts[path], ASKS_COMPOSER) for path in users)
+    if not is_asked and not asked_around(around, ASKS_COMPOSER):
+        return set()
+    names = {name for path in found for name in _CLASS.findall(texts[path])}
+    return found | set(project.importing(names))
+
+
+@dataclass(eq=False)
+class ComposerProject:
+    """Answers for the files of a project that Composer runs, which is asked for FSDP1."""
+
+    project: Project
+    files: frozenset[Path]
+    _known: dict[tuple[Path, str], bool] = field(default_factory=dict)
+
+    def given(self) -> Iterator[tuple[str, str, set[str]]]:
+        """Yield what the methods of callbacks and algorithms are given: a state, which has the model."""
+        for module in filter(None, map(self.project.module, sorted(self.files))):
+            for each in module.definitions.values():
+                owner, _, method = each.name.rpartition(".")
+                if method in _BEFORE or not isinstance(each.node, _FUNCTIONS) or not self._is(module, owner):
+                    continue
+                names = [arg.arg for arg in (*each.node.args.posonlyargs, *each.node.args.args)]
+                yield from (
+                    (each.key, name, put(attribute("model"), SHARDED)) for name in names if name == "state"
+                )
+
+    def _is(self, module: Module, name: str) -> bool:
+        key = module.path, name
+        if name and key not in self._known:
+            owner = module.definitions.get(name)
+            self._known[key] = owner is not None and self._derives(owner)
+        return self._known.get(key, False)
+
+    def _derives(self, owner: Definition, depth: int = 0) -> bool:
+        if not isinstance(owner.node, ast.ClassDef) or depth == _DEEPEST:
+            return False
+        place = Place(owner.module, "")
+        names = (self.project.qualified(dotted(each) or "?", place) for each in owner.node.bases)
+        return any(map(_BASES.match, names)) or any(
+            self._derives(each, depth + 1) for each in self.project.bases(owner)
+        )

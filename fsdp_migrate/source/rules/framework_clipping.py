@@ -1,0 +1,89 @@
+"""Clipping by Accelerate in steps that only accumulate, and by Fabric where a norm is not finite.
+
+FSDP1 kept the gradients of such steps where they are clipped; FSDP2 keeps them elsewhere until it reduces.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.framework_words import is_an_accelerator
+from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.sharded_parts import whole_of
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "framework-clipping"
+CODES = ("FM326",)
+
+_ACCUMULATED = (
+    "where Accelerate shards this model, FSDP2 shows no gradients here in steps that only accumulate: the "
+    "norm is 0, and what is clipped is the sum in the last of them; FSDP1 scaled down at each step what was "
+    "added up so far. Put this below `if accelerator.sync_gradients:`, and see that max_norm is meant so."
+)
+_NOT_FINITE = (
+    "where Fabric shards this model, this raises for a norm that is not finite, which it did not under "
+    "FSDPStrategy: give it error_if_nonfinite=False where such steps are to go on."
+)
+_STEPS = "gradient_accumulation_steps"
+_PLUGIN = "gradient_accumulation_plugin"
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find these calls, given a model that the framework shards."""
+    for call in source.calls:
+        func = call.func
+        first = call.args[0].value if call.args and not call.args[0].star else None
+        if not isinstance(func, cst.Attribute) or first is None:
+            continue
+        if func.attr.value == "clip_grad_norm_" and is_an_accelerator(func.value):
+            model = model_of(source.index, first)
+            is_theirs = model is not None and _is_sharded_by(source, model, ("accelerate", "transformers"))
+            if is_theirs and _is_accumulating(source, call) and _may_accumulate(source):
+                yield Found("FM326", call, _ACCUMULATED, "commented")
+        elif func.attr.value == "clip_gradients" and _is_sharded_by(source, first, ("fabric",)):
+            given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
+            if "max_norm" in given and given.get("error_if_nonfinite", "True") == "True":
+                yield Found("FM326", call, _NOT_FINITE, "commented")
+
+
+def _is_sharded_by(source: Source, node: cst.BaseExpression, names: tuple[str, ...]) -> bool:
+    model = whole_of(source, node)
+    return model is not None and source.models.sharded_by(model) in names
+
+
+def _is_accumulating(source: Source, call: cst.Call) -> bool:
+    """Tell whether it stands in ``accelerator.accumulate(model)``, not only where gradients are reduced."""
+    if any("sync_gradients" in text_of(test) for test, _ in source.models.guards.facts(call)):
+        return False
+    for above in source.index.ancestors(call):
+        if isinstance(above, cst.With):
+            opened = (each.item for each in above.items)
+            if any(isinstance(each, cst.Call) and _name(each) == "accumulate" for each in opened):
+                return True
+        if isinstance(above, cst.FunctionDef):
+            break
+    return False
+
+
+def _may_accumulate(source: Source) -> bool:
+    """Tell whether an Accelerator of this source may add up several steps, as the call that makes it says."""
+    made = [call for call in source.calls if _name(call) == "Accelerator"]
+    for call in made:
+        given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
+        if any(arg.star for arg in call.args) or _PLUGIN in given or given.get(_STEPS, "1") != "1":
+            return True
+    return not made
+
+
+def _name(call: cst.Call) -> str:
+    return (dotted(call.func) or "").split(".")[-1]

@@ -1,0 +1,72 @@
+"""Collectives of Accelerate and Lightning that are given DTensors, and Accelerate's norm as an array.
+
+They take plain tensors, which FSDP1's parameters, gradients and norms were.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.framework_words import (
+    is_accelerates_norm,
+    is_an_accelerators_collective,
+    is_fabrics_collective,
+)
+from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "framework-collectives"
+CODES = ("FM423",)
+
+_MEANT = (
+    "this is a DTensor now, which collectives do not take: give them .to_local(), or take .full_tensor(), "
+    "which is the same on each rank."
+)
+_NORM = (
+    "Accelerate's FSDP2 gives the norm as a DTensor, which has no {}(): take .full_tensor() of it before "
+    "this, on every rank."
+)
+_ARRAYS = frozenset({"numpy", "tolist"})
+_SAME = frozenset({"clone", "cpu", "detach", "float"})
+_MAY_FIND = re.compile(r"gather|reduce|broadcast|numpy\(|tolist\(")
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find these calls."""
+    if _MAY_FIND.search(source.code) is None:
+        return
+    values = ParameterValues(source)
+    for call in source.calls:
+        first = call.args[0].value if call.args and not call.args[0].star else None
+        func = call.func
+        is_collective = is_an_accelerators_collective(source, func) or is_fabrics_collective(func)
+        if is_collective and first is not None and values.is_one(first):
+            if not (source.contexts.is_summoned(call) or _is_weights(first)):
+                yield Found("FM423", call, _MEANT, "commented")
+        elif isinstance(func, cst.Attribute) and func.attr.value in _ARRAYS and _is_norm(source, func.value):
+            yield Found("FM423", call, _NORM.format(func.attr.value), "commented")
+
+
+def _is_weights(node: cst.BaseExpression) -> bool:
+    """Tell whether it is ``head.weight.grad``, of which another rule says so wherever it is used."""
+    held = node.value if isinstance(node, cst.Attribute) and node.attr.value in {"data", "grad"} else None
+    return isinstance(held, cst.Attribute) and held.attr.value in WEIGHTS
+
+
+def _is_norm(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is what ``accelerator.clip_grad_norm_`` gave, on another device or copied too."""
+    while (
+        isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME
+    ):
+        node = node.func.value
+    return is_accelerates_norm(source, node)

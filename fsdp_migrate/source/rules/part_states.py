@@ -1,0 +1,78 @@
+"""States of parts of a sharded model, and ``push_to_hub``, which asks the model for its state by itself.
+
+FSDP1 gave the state of a part that was a unit whole, and of another one as this rank's flat part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.framework_words import given
+from fsdp_migrate.source.python.keywords import is_given_by_name
+from fsdp_migrate.source.python.no_models import is_no_model
+from fsdp_migrate.source.python.nodes import dotted, short
+from fsdp_migrate.source.sharded_parts import whole_of
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "part-states"
+CODES = ("FM333",)
+
+_STATE = (
+    "this is a part of the model: where that is sharded, its state is of DTensors now, of which each rank "
+    "has a part. On every rank take torch's get_model_state_dict({}, options=StateDictOptions("
+    "full_state_dict=True, cpu_offload=True)), which rank 0 has."
+)
+_LOAD = (
+    "this is a part of the model: where that is sharded, its parameters are DTensors now, which take no "
+    "plain tensors by this. Take load_model_state_dict({}, state) of fsdp_migrate.runtime, on every rank."
+)
+_PUSHED = (
+    "`push_to_hub` asks the model for its state, which is sharded now where the model is: save it by "
+    "save_pretrained(folder, state_dict=state), of {}, and upload that folder."
+)
+_STATES = {"load_state_dict": _LOAD, "state_dict": _STATE}
+_ITSELF = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find these calls outside of FSDP1's contexts, which say so themselves."""
+    for call in source.calls:
+        func = call.func
+        if not isinstance(func, cst.Attribute) or source.contexts.around(call) is not None:
+            continue
+        if source.contexts.is_summoned(call):
+            continue
+        if func.attr.value in _STATES and _is_part(source, func.value):
+            yield Found("FM333", call, _STATES[func.attr.value].format(short(func.value)), "commented")
+        elif func.attr.value == "push_to_hub" and not is_given_by_name(source, call, "state_dict"):
+            model = whole_of(source, func.value)
+            if model is not None and dotted(func.value) != "self" and not _is_beside(source, func.value):
+                yield Found("FM333", call, _PUSHED.format(given(source, model)), "commented")
+
+
+def _is_part(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is a part of a sharded model, and neither the model itself nor what is no module."""
+    if source.models.certainty(node) is not None or source.models.is_guarded(node):
+        return False
+    if isinstance(node, cst.Attribute) and node.attr.value in _ITSELF:
+        return False
+    model = whole_of(source, node)
+    # What a LightningModule keeps beside its model is seldom one: an average, a metric.
+    return model is not None and dotted(model) != "self" and not is_no_model(source.index, node)
+
+
+def _is_beside(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is what a model has beside its weights: a tokenizer, a config."""
+    last = (dotted(node) or "").split(".")[-1]
+    return any(word in last for word in ("config", "processor", "tokenizer")) or is_no_model(
+        source.index, node
+    )

@@ -1,0 +1,22 @@
+"""The sharded model that an expression is, or is a part of: ``model`` of ``model.module.layers[0]``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.text import Source
+
+
+def whole_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the sharded model of which an expression is the whole, or a part that is sharded with it."""
+    part: cst.BaseExpression | None = node
+    while part is not None:
+        if source.models.certainty(part) is not None:
+            return part
+        # `model.layers[0]`
+        part = part.value if isinstance(part, cst.Subscript) else source.models.sharded_with(part)
+    return None

@@ -1,0 +1,85 @@
+"""Clipping by Accelerate while gradients are added up, and by Fabric where they are not finite."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+
+
+pytestmark = pytest.mark.any_torch
+
+ACCELERATE = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n\n\ndef main(args):\n"
+    "    accelerator = Accelerator({steps})\n    model, optimizer = accelerator.prepare(net, optimizer)\n"
+    "    for batch in loader:\n        {opens}\n            accelerator.backward(model(batch))\n"
+    "            {clips}\n            optimizer.step()\n"
+)
+PLUGIN = "fsdp_plugin=FullyShardedDataParallelPlugin()"
+STEPS = f"{PLUGIN}, gradient_accumulation_steps=args.steps"
+OPENS = "with accelerator.accumulate(model):"
+CLIPS = "accelerator.clip_grad_norm_(model.parameters(), 1.0)"
+FABRIC = (
+    "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n\n"
+    "fabric = Fabric(strategy={}, devices=2)\nmodel, optimizer = fabric.setup(model, optimizer)\n"
+    "fabric.clip_gradients(model, optimizer, {})\n"
+)
+
+
+def is_said(text: str) -> bool:
+    return "framework-clipping" in {use.rule for use in scan_source(text)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "opens", "clips", "expected"),
+    [
+        (STEPS, OPENS, CLIPS, True),
+        (f"{PLUGIN}, gradient_accumulation_steps=4", OPENS, CLIPS, True),
+        (f"{PLUGIN}, gradient_accumulation_plugin=plugin", OPENS, f"norm = {CLIPS}", True),
+        (STEPS, OPENS, CLIPS.replace("model.parameters()", "list(model.parameters())"), True),
+        (STEPS, OPENS, f"if accelerator.sync_gradients:\n                {CLIPS}", False),
+        (STEPS, OPENS, f"if args.clip and accelerator.sync_gradients:\n                {CLIPS}", False),
+        (PLUGIN, OPENS, CLIPS, False),
+        (f"{PLUGIN}, gradient_accumulation_steps=1", OPENS, CLIPS, False),
+        (STEPS, "if True:", CLIPS, False),
+        (STEPS, OPENS, CLIPS.replace("model", "head"), False),
+        ("gradient_accumulation_steps=4", OPENS, CLIPS, False),
+    ],
+)
+def test_clipping_in_steps_that_only_accumulate(
+    steps: str, opens: str, clips: str, *, expected: bool
+) -> None:
+    assert is_said(ACCELERATE.format(steps=steps, opens=opens, clips=clips)) is expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "expected"),
+    [
+        ("FSDPStrategy()", "max_norm=1.0", True),
+        ("FSDPStrategy()", "max_norm=1.0, error_if_nonfinite=True", True),
+        ("FSDPStrategy()", "max_norm=1.0, error_if_nonfinite=False", False),
+        ("FSDPStrategy()", "clip_val=1.0", False),
+        ("'ddp'", "max_norm=1.0", False),
+    ],
+)
+def test_fabrics_norms_that_are_not_finite(strategy: str, given: str, *, expected: bool) -> None:
+    text = FABRIC.format(strategy, given)
+    text = (
+        text
+        if "FSDP" in strategy
+        else text.replace("from lightning.fabric.strategies import FSDPStrategy\n", "")
+    )
+    assert is_said(text) is expected
+
+
+def test_fabrics_fsdp1_alone_takes_norms_that_are_not_finite() -> None:
+    pytest.importorskip("lightning")
+    from lightning.fabric.strategies import FSDPStrategy, ModelParallelStrategy
+
+    old = inspect.getsource(FSDPStrategy.clip_gradients_norm)
+    new = inspect.getsource(ModelParallelStrategy.clip_gradients_norm)
+    assert old.count("error_if_nonfinite") == 1
+    assert "error_if_nonfinite: bool = True" in new
+    assert "error_if_nonfinite=error_if_nonfinite" in new

@@ -1,0 +1,63 @@
+"""Accelerate's and Lightning's collectives, given parameters of a sharded model, and norms as arrays."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+
+
+pytestmark = pytest.mark.any_torch
+
+ACCELERATE = (
+    "import accelerate\nfrom accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    "from accelerate.utils import gather, reduce\n\n"
+    "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
+    "model, optimizer = accelerator.prepare(model, optimizer)\n"
+)
+DDP = (
+    "from accelerate import Accelerator\n\naccelerator = Accelerator()\nmodel = accelerator.prepare(model)\n"
+)
+FABRIC = (
+    "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n\n"
+    "fabric = Fabric(strategy=FSDPStrategy(), devices=2)\nmodel = fabric.setup_module(model)\n"
+)
+LOOP = "for p in model.parameters():\n    "
+CLIPS = "norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
+
+
+def is_said(text: str) -> bool:
+    return "framework-collectives" in {use.rule for use in scan_source(text)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{ACCELERATE}{LOOP}g = accelerator.gather(p.grad)\n",
+        f"{ACCELERATE}{LOOP}g = accelerator.reduce(p.grad.detach(), 'mean')\n",
+        f"{ACCELERATE}{LOOP}g = gather(p)\n",
+        f"{ACCELERATE}{LOOP}g = accelerate.utils.pad_across_processes(p)\n",
+        f"{ACCELERATE}{CLIPS}x = norm.cpu().numpy()\n",
+        f"{ACCELERATE}{CLIPS}x = norm.tolist()\n",
+        f"{FABRIC}g = fabric.all_gather(model.head.weight)\n",
+        f"{FABRIC}{LOOP}g = fabric.all_reduce(p.grad)\n",
+    ],
+)
+def test_what_takes_no_dtensors(text: str) -> None:
+    assert is_said(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{ACCELERATE}{CLIPS}x = norm.item()\n",
+        f"{ACCELERATE}x = accelerator.gather(loss)\ny = loss.cpu().numpy()\n",
+        f"{ACCELERATE}{LOOP}g = accelerator.gather(p.to_local())\n",
+        f"{DDP}{LOOP}g = accelerator.gather(p.grad)\n",
+        f"{DDP}{CLIPS}x = norm.cpu().numpy()\n",
+        f"{FABRIC}x = fabric.all_gather(loss)\n",
+        f"{FABRIC.replace('FSDPStrategy()', chr(39) + 'ddp' + chr(39))}{LOOP}g = fabric.all_reduce(p.grad)\n",
+    ],
+)
+def test_what_is_the_same_is_not_said(text: str) -> None:
+    assert not is_said(text)

@@ -1,0 +1,52 @@
+"""States of parts of a sharded model, and ``push_to_hub``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import MODEL, uses
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def said(body: str) -> list[str]:
+    return [use.becomes for use in uses(body) if use.rule == "part-states"]
+
+
+@pytest.mark.parametrize(
+    ("line", "takes"),
+    [
+        ("torch.save(model.projector.state_dict(), path)", "get_model_state_dict(model.projector, "),
+        ("x = model.layers[0].state_dict()", "get_model_state_dict(model.layers[0], "),
+        ("for layer in model.layers:\n    x = layer.state_dict()", "get_model_state_dict(layer, "),
+        (
+            "model.projector.load_state_dict(torch.load(path))",
+            "load_model_state_dict(model.projector, state)",
+        ),
+        ("model.push_to_hub('me/net')", "save_pretrained(folder, state_dict=state)"),
+        ("model.module.lm.push_to_hub('me/net')", "save_pretrained(folder, state_dict=state)"),
+    ],
+)
+def test_parts_of_a_sharded_model(line: str, takes: str) -> None:
+    found = said(f"{MODEL}{line}\n")
+    assert len(found) == 1
+    assert takes in found[0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{MODEL}x = model.state_dict()\n",
+        f"{MODEL}x = model.module.state_dict()\n",
+        f"{MODEL}x = model.optimizer.state_dict()\n",
+        f"{MODEL}model.tokenizer.push_to_hub('me/net')\nmodel.config.push_to_hub('me/net')\n",
+        f"{MODEL}x = other.projector.state_dict()\n",
+        f"x = model.projector.state_dict()\n{MODEL}",
+        "model.layers[0] = FSDP(model.layers[0])\nx = model.head.state_dict()\n",
+        f"{MODEL}with FSDP.summon_full_params(model):\n    x = model.projector.state_dict()\n",
+        f"{MODEL}with FSDP.state_dict_type(model, t):\n    x = model.projector.state_dict()\n",
+    ],
+)
+def test_what_is_said_elsewhere_or_is_plain(body: str) -> None:
+    assert said(body) == []
