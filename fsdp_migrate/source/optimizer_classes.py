@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import makes_its_own
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.own_states import adds_to_its_state
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
 
 
@@ -68,6 +69,8 @@ class Made:
     """Their names by their file, and of those that they derive from."""
     names: dict[Path, set[str]] = field(default_factory=dict)
     """What other files call them, as imports write it."""
+    with_states: set[str] = field(default_factory=set)
+    """The names of those whose ``state_dict`` puts more into it than torch's optimizers do."""
 
 
 def made_beside_models(modules: Iterable[Module], owners: set[str], called: Called) -> Made:
@@ -85,6 +88,8 @@ def made_beside_models(modules: Iterable[Module], owners: set[str], called: Call
                 for definition in called(node.func, Place(module, "")):
                     is_class = isinstance(definition.node, ast.ClassDef)
                     if is_class and _note(definition, called, made.classes):
+                        if any(adds_to_its_state(each.node) for each in _line(definition, called, 0)):
+                            made.with_states.add(definition.name.split(".")[-1])
                         made.names.setdefault(module.path, set()).add(
                             _written(module, dotted(node.func) or "")
                         )

@@ -81,6 +81,7 @@ class Told:
                 methods=methods.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
+                own_states=frozenset(optimizers.with_states),
                 optimizer_methods=makers.get(p, frozenset()),
                 fields=self.known.fields_told.get(p, {}),
                 shards_parts=parts.get(p, frozenset()),

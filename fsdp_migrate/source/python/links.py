@@ -41,6 +41,8 @@ class Links:
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
     own_optimizers: frozenset[str] = frozenset()
     """The classes of the project's own optimizers that are made here, as imports write them."""
+    own_states: frozenset[str] = frozenset()
+    """The classes of the project's own optimizers whose ``state_dict`` adds something to torch's."""
     methods: frozenset[str] = frozenset()
     """Methods of this file's classes that another file calls on sharded models."""
     optimizer_methods: frozenset[str] = frozenset()
