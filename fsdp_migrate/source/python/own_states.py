@@ -31,10 +31,10 @@ def adds_to_its_state(owner: ast.AST) -> bool:
     r"""Tell whether a class has a ``state_dict`` that does more than to ask another for its own.
 
     Example:
-        >>> def added(body):
-        ...     return adds_to_its_state(ast.parse("class A:" + chr(10) + f" def state_dict(self): {body}").body[0])
-        >>> added("return self.inner.state_dict()"), added("return {**self.a.state_dict(), 'b': self.b}")
-        (False, True)
+        >>> text = "class A:\n def state_dict(self): return {}"
+        >>> asked = ("self.inner.state_dict()", "{**self.inner.state_dict(), 'codes': self.codes}")
+        >>> [adds_to_its_state(ast.parse(text.format(each)).body[0]) for each in asked]
+        [False, True]
     """
     methods = owner.body if isinstance(owner, ast.ClassDef) else []
     return any(
