@@ -73,6 +73,8 @@ class Links:
     """Functions of the project that call what they are given, with the parameter's name, and its place."""
     shards_parts: frozenset[str] = frozenset()
     """Modules of this file that shard parts of themselves, and that nothing in the project shards."""
+    asked_for_parts: frozenset[str] = frozenset()
+    """The same, of which something asks for their parameters or states."""
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 

@@ -1,4 +1,4 @@
-"""Objects that shard parts of themselves: ``self.encoder = FSDP(encoder)``, and then ``self.parameters()``."""
+"""Objects that shard parts of themselves: ``self.part = FSDP(part)``, and then ``self.parameters()``."""
 
 from __future__ import annotations
 
