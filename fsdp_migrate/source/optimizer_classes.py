@@ -14,6 +14,7 @@ from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.accelerate_models import prepared_by
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.held import has_model
+from fsdp_migrate.source.python.own_states import adds_to_its_state
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
 
 
@@ -74,6 +75,8 @@ class Made:
     """What other files call them, as imports write it."""
     of_parts: dict[Path, set[str]] = field(default_factory=dict)
     """Those of the classes that may be made of a model that is sharded already."""
+    with_states: set[str] = field(default_factory=set)
+    """The names of those whose ``state_dict`` puts more into it than torch's optimizers do."""
 
     def of_wholes(self, path: Path) -> frozenset[str]:
         """Return the classes of a file that are made of plain models alone, which are sharded below."""
@@ -117,6 +120,8 @@ def made_beside_models(modules: Iterable[Module], owners: set[str], called: Call
                     if is_class and _note(definition, called, made.classes):
                         if id(node) not in prepared:
                             _note(definition, called, made.of_parts)
+                        if any(adds_to_its_state(each.node) for each in _line(definition, called, 0)):
+                            made.with_states.add(definition.name.split(".")[-1])
                         made.names.setdefault(module.path, set()).add(
                             _written(module, dotted(node.func) or "")
                         )

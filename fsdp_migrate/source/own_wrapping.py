@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
@@ -34,18 +35,29 @@ _ASKED = frozenset(
 _DEEPEST = 4
 
 
-def sharding_parts(known: ProjectKinds, modules: Iterable[Module]) -> dict[Path, frozenset[str]]:
+@dataclass
+class Sharding:
+    """Classes by their files whose constructors shard parts of what nothing shards as a whole."""
+
+    certain: dict[Path, frozenset[str]] = field(default_factory=dict)
+    """Those whose objects are asked for nothing that is otherwise for a sharded part."""
+    asked: dict[Path, frozenset[str]] = field(default_factory=dict)
+    """Those whose objects are asked for their parameters or states."""
+
+
+def sharding_parts(known: ProjectKinds, modules: Iterable[Module]) -> Sharding:
     """Return the classes of each file whose constructors shard parts of what nothing shards as a whole.
 
     A class is left out where that is not certain: its name is used otherwise than to make objects that names
-    stand for, or its objects are asked for their state.
+    stand for.
     """
-    found: dict[Path, set[str]] = {}
+    found = Sharding()
     for module in modules:
         for owner in module.definitions.values():
-            if _shards_a_part(known, owner) and not _may_be_a_part(known, owner):
-                found.setdefault(module.path, set()).add(owner.name)
-    return {path: frozenset(names) for path, names in found.items()}
+            if _shards_a_part(known, owner) and not _may_be_sharded(known, owner):
+                kind = found.asked if _is_asked_for_state(known, owner) else found.certain
+                kind[module.path] = kind.get(module.path, frozenset()) | {owner.name}
+    return found
 
 
 def _shards_a_part(known: ProjectKinds, owner: Definition) -> bool:
@@ -70,20 +82,29 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
     return (each for each in ast.walk(node) if isinstance(each, ast.Call))
 
 
-def _may_be_a_part(known: ProjectKinds, owner: Definition) -> bool:
-    """Tell whether something may shard a class's objects, or be told something else of them than before."""
-    if any(_is_asked(call, {"self", "super()"}) for call in _calls(owner.node)):
-        return True
+def _may_be_sharded(known: ProjectKinds, owner: Definition) -> bool:
+    """Tell whether something may shard a class's objects."""
     for path in known.project.holding([owner.name.split(".")[-1]]):
         module = known.project.module(path)
         if module is None or not _only_makes(known, module, owner):
             return True
-    for path in known.project.holding(_SHARDS | _ASKED):
+    return _is_reached(known, owner, _SHARDS)
+
+
+def _is_asked_for_state(known: ProjectKinds, owner: Definition) -> bool:
+    """Tell whether a class's objects are asked for something else than what they were before."""
+    own = any(_is_asked(call, {"self", "super()"}) for call in _calls(owner.node))
+    return own or _is_reached(known, owner, _ASKED)
+
+
+def _is_reached(known: ProjectKinds, owner: Definition, names: frozenset[str]) -> bool:
+    """Tell whether calls of some names are about a class's objects."""
+    for path in known.project.holding(names):
         module = known.project.module(path)
         for scope in scopes_of(module) if module is not None else ():
             for statement in scope.statements:
                 for call in statement.calls:
-                    if any(_holds(known, each, statement.place, owner) for each in _reached(call)):
+                    if any(_holds(known, each, statement.place, owner) for each in _reached(call, names)):
                         return True
     return False
 
@@ -102,12 +123,12 @@ def _model_of(node: ast.expr) -> str | None:
     return dotted(node)
 
 
-def _reached(call: ast.Call) -> Iterator[ast.expr]:
-    """Yield what a call shards, or asks for its state."""
+def _reached(call: ast.Call, names: frozenset[str]) -> Iterator[ast.expr]:
+    """Yield what a call of one of some names shards, or asks for its state."""
     last = (dotted(call.func) or "").split(".")[-1]
-    if last in _ASKED and isinstance(call.func, ast.Attribute):
+    if last in _ASKED & names and isinstance(call.func, ast.Attribute):
         yield call.func.value
-    if last in _SHARDS | _ASKED:
+    if last in names:
         for arg in (*call.args, *(each.value for each in call.keywords)):
             yield arg
             if isinstance(arg, ast.Call) and isinstance(arg.func, ast.Attribute):

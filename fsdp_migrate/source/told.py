@@ -75,7 +75,7 @@ class Told:
         makers = optimizer_methods(self.known.project, self.known.looked_at, self.known.models_of)
         paths = {m.path for m in self.known.looked_at}.union(gives, given, names, taken, methods, makers)
         parts = sharding_parts(self.known, self.known.looked_at)
-        paths.update(optimizers.classes, optimizers.names, parts)
+        paths.update(optimizers.classes, optimizers.names, parts.certain, parts.asked)
         wrappers = {
             module.path: wrapper_classes(self.known.project, module) for module in self.known.looked_at
         }
@@ -91,9 +91,11 @@ class Told:
                 methods=methods.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
+                own_states=frozenset(optimizers.with_states),
                 optimizer_methods=makers.get(p, frozenset()),
                 fields=self.known.fields_told.get(p, {}),
-                shards_parts=parts.get(p, frozenset()),
+                shards_parts=parts.certain.get(p, frozenset()),
+                asked_for_parts=parts.asked.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
                 not_run=frozenset(
                     name

@@ -56,3 +56,28 @@ def test_a_part_of_what_nothing_shards_is_sharded(tmp_path: Path, main: str) -> 
 )
 def test_what_may_be_sharded_as_a_whole_stays_a_wall(tmp_path: Path, main: str) -> None:
     assert "FM303" in after(tmp_path, {"wrapper.py": CLASS, "main.py": IMPORT + main}, "wrapper.py")
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "model = Wrapper(net)\nsave(model.state_dict())\n",
+        "model = Wrapper(net)\ntorch.nn.utils.clip_grad_norm_(model.named_parameters(), 1.0)\n",
+    ],
+)
+def test_parts_of_what_is_asked_for_its_state_are_no_fsdp_in_fsdp(tmp_path: Path, main: str) -> None:
+    text = after(tmp_path, {"wrapper.py": CLASS, "main.py": IMPORT + main}, "wrapper.py")
+    assert "FM303 nothing here shards the whole of `Wrapper`" in text
+    assert "FSDP inside FSDP" not in text
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "model = FSDP(Wrapper(net))\nsave(model.state_dict())\n",
+        "class Net(nn.Module):\n    def __init__(self, net):\n        self.part = Wrapper(net)\n",
+    ],
+)
+def test_parts_of_what_may_be_sharded_are(tmp_path: Path, main: str) -> None:
+    text = after(tmp_path, {"wrapper.py": CLASS, "main.py": IMPORT + main}, "wrapper.py")
+    assert "FM303 FSDP inside FSDP" in text

@@ -43,6 +43,8 @@ class Links:
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
     own_optimizers: frozenset[str] = frozenset()
     """The classes of the project's own optimizers that are made here, as imports write them."""
+    own_states: frozenset[str] = frozenset()
+    """The classes of the project's own optimizers whose ``state_dict`` adds something to torch's."""
     methods: frozenset[str] = frozenset()
     """Methods of this file's classes that another file calls on sharded models."""
     optimizer_methods: frozenset[str] = frozenset()
@@ -73,6 +75,8 @@ class Links:
     """Functions of the project that call what they are given, with the parameter's name, and its place."""
     shards_parts: frozenset[str] = frozenset()
     """Modules of this file that shard parts of themselves, and that nothing in the project shards."""
+    asked_for_parts: frozenset[str] = frozenset()
+    """The same, of which something asks for their parameters or states."""
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 

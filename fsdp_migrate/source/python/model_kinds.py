@@ -48,6 +48,7 @@ from fsdp_migrate.source.python.makers import (
 )
 from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
+from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.run_order import places_run, runs_at, runs_later
 from fsdp_migrate.source.python.switched_off import is_switched_off
@@ -385,7 +386,7 @@ class ModelKinds:
         while model is not None:
             kinds = self.kinds(model)
             # A module with a sharded one in it has its parameters as well, but another part of it has not.
-            is_holder = model is asked and has_model({kind for kind in kinds if kind.startswith(".")})
+            is_holder = model is asked and holds_models(self, model, kinds)
             if kinds & {"fsdp", WRAPS} or is_holder:
                 return {"params"}
             model = self.sharded_with(model)

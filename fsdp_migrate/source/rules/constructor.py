@@ -43,6 +43,11 @@ _NESTED = (
     "FSDP inside FSDP: shard the whole model once, prepare_fully_shard(model, {'auto_wrap_policy': ...}), "
     "and select the inner modules by the policy."
 )
+_ASKED_FOR = (
+    "nothing here shards the whole of `{}`, which shards parts: call prepare_fully_shard(part, {{...}}) "
+    "for each. Its objects are asked for their parameters or states, those of the parts among them, which "
+    "are DTensors then: see that each such place takes them."
+)
 
 
 _UNKNOWN = "`{}` was never an argument of FullyShardedDataParallel, and prepare_fully_shard refuses it: "
@@ -64,7 +69,7 @@ def find(source: Source) -> Iterator[Found]:
     nested = _nested(source, calls)
     for call in calls:
         if call in nested:
-            yield Found("FM303", call, _NESTED, "commented", covers=(call.func,))
+            yield Found("FM303", call, _words(source, call, calls), "commented", covers=(call.func,))
         elif any(arg.star == "*" for arg in call.args) or not _has_model(call):
             # FSDP1 stays here, and what is edited around it must not run with it: a code that stops.
             yield Found("FM303", call, _STARRED, "commented", covers=(call.func,))
@@ -73,6 +78,15 @@ def find(source: Source) -> Iterator[Found]:
         else:
             yield from _of_unknown(call)
             yield _rewritten(source, call)
+
+
+def _words(source: Source, call: cst.Call, calls: list[cst.Call]) -> str:
+    """Return what is said of a part that is wrapped: also where the file wraps nothing but such parts."""
+    owners = {source.index.class_of(each) for each in calls}
+    names = {source.index.path_of(owner) if owner is not None else "" for owner in owners}
+    owner = source.index.class_of(call)
+    are_alone = names <= source.links.asked_for_parts | source.links.shards_parts
+    return _ASKED_FOR.format(owner.name.value) if owner is not None and are_alone else _NESTED
 
 
 def _of_unknown(call: cst.Call) -> Iterator[Found]:

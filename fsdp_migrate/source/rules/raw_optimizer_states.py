@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -11,6 +12,7 @@ from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.held import has_model, held
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Found
@@ -65,6 +67,14 @@ _MAY_BE_LOADED = f"where this optimizer has a sharded model, {_LOADED_ALONE}"
 
 def find(source: Source) -> Iterator[Found]:
     """Find what functions save beside a sharded model's state, and files of ranks that are loaded."""
+    for found in _found(source):
+        func = found.node.func if isinstance(found.node, cst.Call) else None
+        is_its = found.code == "FM425" and isinstance(func, cst.Attribute)
+        added = said_of_own_state(source, cst.ensure_type(func, cst.Attribute).value) if is_its else ""
+        yield replace(found, becomes=f"{found.becomes}{added}") if added else found
+
+
+def _found(source: Source) -> Iterator[Found]:
     saved: set[str] = set()
     for call in _of_optimizers(source, "state_dict"):
         func = cst.ensure_type(call.func, cst.Attribute)

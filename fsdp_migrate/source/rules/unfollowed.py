@@ -14,6 +14,7 @@ from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.unknown_models import is_model, is_unknown, last_word
 from fsdp_migrate.source.uses import Found
 
@@ -150,7 +151,8 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
         last = last_word(func.value)
         if name in _OF_OPTIMIZERS and _OPTIMIZER_NAME.search(last):
             is_done = name == "load_state_dict" and _is_made_for_loading(source, call)
-            return None if is_done else (func.value, _OF_OPTIMIZERS[name])
+            said = f"{_OF_OPTIMIZERS[name]}{said_of_own_state(source, func.value)}"
+            return None if is_done else (func.value, said)
         is_whole = name == "save_pretrained" and _is_given(call, "state_dict")
         is_one = is_model(last) and not is_whole and not is_no_model(source.index, func.value)
         return (func.value, _SAID[name]) if is_one else None

@@ -167,3 +167,30 @@ def test_a_module_that_wraps_one_in_itself_has_its_parameters() -> None:
     clip = "model = Wrapper(net, x=1)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
     assert ("FM326", "commented") in codes(wrapper + clip)
     assert "FM326" not in dict(codes(wrapper + clip.replace("Wrapper", "Base")))
+
+
+PARTS = """class Pair(torch.nn.Module):
+    def __init__(self, a, b, opt):
+        super().__init__()
+        {made}
+    def fit(self, x):
+        self(x).sum().backward()
+        torch.nn.utils.clip_grad_norm_({given}, 0.25)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "is_said"),
+    [
+        ("self.a = FSDP(a)", "self.parameters()", True),
+        ("self.a = FSDP(a)", "[p for p in self.parameters() if p.requires_grad]", True),
+        ("self.parts = torch.nn.ModuleList([FSDP(a), FSDP(b)])", "self.parameters()", True),
+        ("self.a = a", "self.parameters()", False),
+        ("self.a, self.b = FSDP(a), b", "self.b.parameters()", False),
+        ("clip_grad_norm_(self.parameters(), 1.0)\n        self.a = FSDP(a)", "b.parameters()", False),
+    ],
+)
+def test_parameters_of_a_module_that_shards_its_own_parts(made: str, given: str, is_said: bool) -> None:
+    body = PARTS.format(made=made, given=given)
+    found = codes(f"from torch.nn.utils import clip_grad_norm_\n{body}")
+    assert (("FM326", "commented") in found) is is_said

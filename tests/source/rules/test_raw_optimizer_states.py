@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from fsdp_migrate.source import rewrite_source
+from tests.source.projects import after
 from tests.source.samples import codes, turned
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -324,3 +331,57 @@ def test_where_the_switch_is_off_the_optimizer_is_that_of_a_plain_model() -> Non
     other = rewrite_source(SWITCHED.format(test="other"))
     assert other.count("FM425") == 2
     assert other.count("load_model_state_dict(") == 2
+
+
+OWN = """import torch
+
+class Own(torch.optim.SGD):
+    def state_dict(self):
+        {}
+"""
+SAVES = """from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from own import Own
+
+def train(net, rank):
+    model = FSDP(net, use_orig_params=True)
+    opt = Own(model.parameters(), lr=0.1)
+    opt.load_state_dict(torch.load(f"opt_rank{rank}.pt"))
+    torch.save(opt.state_dict(), f"opt_rank{rank}.pt")
+    save(model, opt)
+"""
+GIVEN = """import torch
+
+def save(model, optimizer):
+    torch.save([model.state_dict(), optimizer.state_dict()], "all.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "adds"),
+    [
+        ("return {**super().state_dict(), 'codes': self.codes}", True),
+        ("return super().state_dict()", False),
+    ],
+)
+def test_what_a_class_adds_to_its_state_is_said(tmp_path: Path, body: str, adds: bool) -> None:
+    files = {
+        "own.py": OWN.format(body),
+        "train.py": f"import torch\nfrom saves import save\n{SAVES}",
+        "saves.py": GIVEN,
+    }
+    text = after(tmp_path, files, "train.py")
+    assert text.count("# fsdp-migrate: FM425 ") == 2
+    assert text.count("`Own` has a state_dict of its own") == (2 if adds else 0)
+    assert ("Where this is `Own`" in (tmp_path / "saves.py").read_text()) is adds
+
+
+def test_an_optimizer_of_another_class_is_not_said_to_add(tmp_path: Path) -> None:
+    files = {
+        "own.py": OWN.format("return {'codes': self.codes}"),
+        "train.py": f"import torch\n{SAVES.replace('opt = Own', 'other = Own')}".replace(
+            "    opt.load", "    opt = torch.optim.AdamW(model.parameters())\n    opt.load"
+        ),
+    }
+    text = after(tmp_path, files, "train.py")
+    assert text.count("# fsdp-migrate: FM425 ") == 2
+    assert "has a state_dict of its own" not in text

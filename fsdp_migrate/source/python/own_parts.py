@@ -1,0 +1,38 @@
+"""Objects that shard parts of themselves: ``self.part = FSDP(part)``, and then ``self.parameters()``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.python.held import has_model
+from fsdp_migrate.source.python.nodes import dotted
+
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from fsdp_migrate.source.python.model_kinds import ModelKinds
+
+
+def holds_models(models: ModelKinds, node: cst.BaseExpression, kinds: set[str]) -> bool:
+    """Tell whether an expression has sharded models in it, by what it is, or as ``self`` of a class."""
+    return has_model({kind for kind in kinds if kind.startswith(".")}) or _has_sharded_parts(models, node)
+
+
+def _has_sharded_parts(models: ModelKinds, node: cst.BaseExpression) -> bool:
+    """Tell whether an expression is ``self`` of a class that has sharded models, where it has them."""
+    owner = models.index.class_of(node) if dotted(node) == "self" else None
+    if owner is None:
+        return False
+    return any(
+        has_model(models.facts.get((owner, text), ())) and not _is_set_below(models, owner, text, node)
+        for text in models.attributes.get(owner, ())
+    )
+
+
+def _is_set_below(models: ModelKinds, owner: cst.ClassDef, text: str, node: cst.BaseExpression) -> bool:
+    """Tell whether the same method sets an attribute, and only below a place."""
+    order, function = models.index.order, models.index.function(node)
+    made = models.made.get((owner, text), [])
+    here = [each for each in made if models.index.function(each) is function]
+    return bool(here) and len(here) == len(made) and all(order[each] > order[node] for each in here)
