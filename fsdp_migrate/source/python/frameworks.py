@@ -137,8 +137,10 @@ class Frameworks:
 
     def _is_fitted(self, node: cst.Name | cst.Attribute) -> bool:
         """Tell whether a name is the module that Lightning's Trainer was given, below where it trains."""
-        function, place = self._fits.get(node.value, (None, 0)) if isinstance(node, cst.Name) else (None, 0)
-        if not place or isinstance(self.index.parents[node], cst.AssignTarget):
+        if not isinstance(node, cst.Name) or node.value not in self._fits:
+            return False
+        function, place = self._fits[node.value]
+        if isinstance(self.index.parents[node], cst.AssignTarget):
             return False
         order = self.index.order.get(node, 0)
         bound = (self.index.order.get(each.node, 0) for each in self.index.bindings_of(node))
