@@ -34,13 +34,15 @@ from fsdp_migrate.source.python.trainer_models import HFTrainers
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Index
 
 
+# Those of loading are given none of the models that FSDP has sharded.
+_SAVE_HOOK = "register_save_state_pre_hook"
 # As text_of gives it, without spaces.
 _NOT_FSDPS = re.compile(r"^(state_dictisNone|notstate_dict|(self\.)?(is_)?deepspeed(_enabled)?)$")
 
@@ -130,6 +132,17 @@ class Frameworks:
             if self._is_fitted(node):
                 return set(SHARDED)
         return self.trainers.of_name(node)
+
+    def given_to_hooks(self) -> Iterator[tuple[cst.FunctionDef, str, set[str]]]:
+        """Yield what hooks are given that Accelerate calls before it saves: the models that it prepared."""
+        if not (self._accelerate or self._asks_accelerate):
+            return
+        for node in self.index.by_kind.get(cst.Call, ()):
+            call = cst.ensure_type(node, cst.Call)
+            is_hooked = isinstance(call.func, cst.Attribute) and call.func.attr.value == _SAVE_HOOK
+            for function in self.guards.functions(call.args[0].value) if is_hooked and call.args else ():
+                for parameter in function.params.params[:1]:
+                    yield function, parameter.name.value, put(EACH, {"fsdp", "other", ACCELERATE})
 
     @functools.cached_property
     def _fits(self) -> dict[str, tuple[cst.CSTNode | None, int]]:
