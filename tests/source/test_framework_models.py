@@ -157,3 +157,29 @@ def test_functions_that_take_the_wrapper_off(tmp_path: Path, taken: str, makes: 
     text = f"{taken}\n{makes}inner = bare(model)\ntorch.save(inner.state_dict(), path)\n"
     (tmp_path / "train.py").write_text(text)
     assert "FM333" in {use.code for use in scan_paths([tmp_path]).uses}
+
+
+HOOK = (
+    "\n\ndef main():\n    def hook(models, weights, folder):\n        for model in models:\n"
+    "            {}\n\n    accelerator.register_save_state_pre_hook(hook)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("model.save_pretrained(folder)", "FM333"),
+        ("accelerator.unwrap_model(model).save_pretrained(folder)", "FM333"),
+        ("x = [p.norm() for p in model.parameters()]", "FM423"),
+        ("model.save_pretrained(folder, state_dict=accelerator.get_state_dict(model))", ""),
+        ("weights.pop()", ""),
+    ],
+)
+def test_hooks_that_accelerate_calls_before_it_saves(tmp_path: Path, body: str, code: str) -> None:
+    (tmp_path / "train.py").write_text(ACCELERATE + HOOK.format(body))
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.action == "commented"}
+    assert (found & {"FM333", "FM423"}) == ({code} if code else set())
+    plain = ACCELERATE.replace("fsdp_plugin=FullyShardedDataParallelPlugin()", "")
+    plain = plain.replace(", FullyShardedDataParallelPlugin", "")
+    (tmp_path / "train.py").write_text(plain + HOOK.format(body))
+    assert not scan_paths([tmp_path]).uses

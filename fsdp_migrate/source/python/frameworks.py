@@ -34,13 +34,15 @@ from fsdp_migrate.source.python.trainer_models import HFTrainers
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Index
 
 
+# Those of loading are given none of the models that FSDP has sharded.
+_SAVE_HOOK = "register_save_state_pre_hook"
 # As text_of gives it, without spaces.
 _NOT_FSDPS = re.compile(r"^(state_dictisNone|notstate_dict|(self\.)?(is_)?deepspeed(_enabled)?)$")
 
@@ -131,14 +133,27 @@ class Frameworks:
                 return set(SHARDED)
         return self.trainers.of_name(node)
 
+    def given_to_hooks(self) -> Iterator[tuple[cst.FunctionDef, str, set[str]]]:
+        """Yield what hooks are given that Accelerate calls before it saves: the models that it prepared."""
+        if not (self._accelerate or self._asks_accelerate):
+            return
+        for node in self.index.by_kind.get(cst.Call, ()):
+            call = cst.ensure_type(node, cst.Call)
+            is_hooked = isinstance(call.func, cst.Attribute) and call.func.attr.value == _SAVE_HOOK
+            for function in self.guards.functions(call.args[0].value) if is_hooked and call.args else ():
+                for parameter in function.params.params[:1]:
+                    yield function, parameter.name.value, put(EACH, {"fsdp", "other", ACCELERATE})
+
     @functools.cached_property
     def _fits(self) -> dict[str, tuple[cst.CSTNode | None, int]]:
         return fitted(self.index)
 
     def _is_fitted(self, node: cst.Name | cst.Attribute) -> bool:
         """Tell whether a name is the module that Lightning's Trainer was given, below where it trains."""
-        function, place = self._fits.get(node.value, (None, 0)) if isinstance(node, cst.Name) else (None, 0)
-        if not place or isinstance(self.index.parents[node], cst.AssignTarget):
+        if not isinstance(node, cst.Name) or node.value not in self._fits:
+            return False
+        function, place = self._fits[node.value]
+        if isinstance(self.index.parents[node], cst.AssignTarget):
             return False
         order = self.index.order.get(node, 0)
         bound = (self.index.order.get(each.node, 0) for each in self.index.bindings_of(node))

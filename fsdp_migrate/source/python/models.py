@@ -61,6 +61,8 @@ class Models(ModelKinds):
         ):
             self._note_evidence(model, call, kinds)
         self._note_links()
+        for function, name, kinds in self.frameworks.given_to_hooks():
+            self._add_given((function, name), kinds)
         before = -1
         # A pass may tell what an earlier line depends on. Facts only grow: one that adds none is the last.
         for _ in range(_MAX_PASSES):

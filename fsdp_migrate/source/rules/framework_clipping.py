@@ -5,6 +5,7 @@ FSDP1 kept the gradients of such steps where they are clipped; FSDP2 keeps them 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -32,9 +33,11 @@ _ACCUMULATED = (
 )
 _NOT_FINITE = (
     "where Fabric shards this model, this raises for a norm that is not finite, which it did not under "
-    "FSDPStrategy: give it error_if_nonfinite=False where such steps are to go on."
+    "FSDPStrategy: with fp16 give it error_if_nonfinite=False, so that the scaler passes over such a step."
 )
 _STEPS = "gradient_accumulation_steps"
+_PRECISION = "precision"
+_IS_WIDE = re.compile(r"^['\"]?(bf16|32|64|None)")
 _PLUGIN = "gradient_accumulation_plugin"
 
 
@@ -52,7 +55,8 @@ def find(source: Source) -> Iterator[Found]:
                 yield Found("FM326", call, _ACCUMULATED, "commented")
         elif func.attr.value == "clip_gradients" and _is_sharded_by(source, first, ("fabric",)):
             given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
-            if "max_norm" in given and given.get("error_if_nonfinite", "True") == "True":
+            is_asked = "max_norm" in given and given.get("error_if_nonfinite", "True") == "True"
+            if is_asked and _may_overflow(source):
                 yield Found("FM326", call, _NOT_FINITE, "commented")
 
 
@@ -81,6 +85,16 @@ def _may_accumulate(source: Source) -> bool:
     for call in made:
         given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
         if any(arg.star for arg in call.args) or _PLUGIN in given or given.get(_STEPS, "1") != "1":
+            return True
+    return not made
+
+
+def _may_overflow(source: Source) -> bool:
+    """Tell whether a Fabric may compute in fp16, whose gradients are infinite now and then."""
+    made = [call for call in source.calls if _name(call) == "Fabric"]
+    for call in made:
+        given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
+        if any(arg.star for arg in call.args) or _IS_WIDE.match(given.get(_PRECISION, "32")) is None:
             return True
     return not made
 

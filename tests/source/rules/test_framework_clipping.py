@@ -23,7 +23,8 @@ OPENS = "with accelerator.accumulate(model):"
 CLIPS = "accelerator.clip_grad_norm_(model.parameters(), 1.0)"
 FABRIC = (
     "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n\n"
-    "fabric = Fabric(strategy={}, devices=2)\nmodel, optimizer = fabric.setup(model, optimizer)\n"
+    "fabric = Fabric(strategy={}, devices=2, precision={})\n"
+    "model, optimizer = fabric.setup(model, optimizer)\n"
     "fabric.clip_gradients(model, optimizer, {})\n"
 )
 
@@ -55,17 +56,22 @@ def test_clipping_in_steps_that_only_accumulate(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "given", "expected"),
+    ("strategy", "given", "precision", "expected"),
     [
-        ("FSDPStrategy()", "max_norm=1.0", True),
-        ("FSDPStrategy()", "max_norm=1.0, error_if_nonfinite=True", True),
-        ("FSDPStrategy()", "max_norm=1.0, error_if_nonfinite=False", False),
-        ("FSDPStrategy()", "clip_val=1.0", False),
-        ("'ddp'", "max_norm=1.0", False),
+        ("FSDPStrategy()", "max_norm=1.0", "'16-mixed'", True),
+        ("FSDPStrategy()", "max_norm=1.0", "args.precision", True),
+        ("FSDPStrategy()", "max_norm=1.0", "'bf16-mixed'", False),
+        ("FSDPStrategy()", "max_norm=1.0", "32", False),
+        ("FSDPStrategy()", "max_norm=1.0, error_if_nonfinite=True", "16", True),
+        ("FSDPStrategy()", "max_norm=1.0, error_if_nonfinite=False", "16", False),
+        ("FSDPStrategy()", "clip_val=1.0", "16", False),
+        ("'ddp'", "max_norm=1.0", "16", False),
     ],
 )
-def test_fabrics_norms_that_are_not_finite(strategy: str, given: str, *, expected: bool) -> None:
-    text = FABRIC.format(strategy, given)
+def test_fabrics_norms_that_are_not_finite(
+    strategy: str, given: str, precision: str, *, expected: bool
+) -> None:
+    text = FABRIC.format(strategy, precision, given)
     text = (
         text
         if "FSDP" in strategy
@@ -76,7 +82,8 @@ def test_fabrics_norms_that_are_not_finite(strategy: str, given: str, *, expecte
 
 def test_fabrics_fsdp1_alone_takes_norms_that_are_not_finite() -> None:
     pytest.importorskip("lightning")
-    from lightning.fabric.strategies import FSDPStrategy, ModelParallelStrategy
+    from lightning.fabric.strategies.fsdp import FSDPStrategy
+    from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 
     old = inspect.getsource(FSDPStrategy.clip_gradients_norm)
     new = inspect.getsource(ModelParallelStrategy.clip_gradients_norm)
