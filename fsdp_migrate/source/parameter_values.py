@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.containers import added_to, is_slice
-from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import STATE
@@ -119,9 +119,11 @@ class ParameterValues:
         """Tell whether a name is given parameters in one piece: ``grads = [p.grad for p in ...]``."""
         if isinstance(node, cst.Name) and node not in self.source.index.scopes:
             return False
-        held = last_value(self.source.index, node)
         kinds = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.Call)
-        return isinstance(held, kinds) and self._once(held, self.is_many)
+        # Of an attribute any: `self.kept = {}` in the constructor is filled by another method.
+        index = self.source.index
+        values = values_set(index, node) if isinstance(node, cst.Attribute) else [last_value(index, node)]
+        return any(isinstance(held, kinds) and self._once(held, self.is_many) for held in values)
 
     def _is_held(self, name: cst.Name) -> bool:
         """Tell whether a name holds one: ``g = p.grad``, or a function's argument of which calls give one."""

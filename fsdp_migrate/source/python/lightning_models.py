@@ -77,7 +77,7 @@ def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
     """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
     if not is_named_as_part(text_of(node), asked_as_models(index, or_called=False)):
         return False
-    if not isinstance(index.parents[node], (cst.Arg, cst.Attribute)):
+    if not isinstance(index.parents[node], (cst.Arg, cst.Attribute, cst.Subscript)):
         return False
     function, owner = index.function(node), index.class_of(node)
     if function is None or owner is None or index.class_of(function) is not owner:

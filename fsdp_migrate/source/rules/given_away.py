@@ -53,6 +53,20 @@ def find(source: Source) -> Iterator[Found]:
         said = "" if source.contexts.is_summoned(call) else _said(values, call)
         if said:
             yield Found("FM423", call, _MEANT.format(said), "commented")
+    for assign in source.assignments:
+        if any(_is_saved(source, each.target) for each in assign.targets) and _holds(values, assign.value):
+            yield Found("FM423", assign, _MEANT.format(_FILE), "commented")
+
+
+def _is_saved(source: Source, target: cst.BaseExpression) -> bool:
+    """Tell whether Lightning saves what is set: ``checkpoint["ema"] = shadow`` in ``on_save_checkpoint``."""
+    if not isinstance(target, cst.Subscript) or not isinstance(target.value, cst.Name):
+        return False
+    function = source.index.function(target)
+    if function is None or function.name.value != "on_save_checkpoint":
+        return False
+    last = function.params.params[-1:]
+    return any(each.name.value == target.value.value for each in last)
 
 
 def _said(values: ParameterValues, call: cst.Call) -> str:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from fsdp_migrate.source import scan_paths
 from tests.source.samples import IMPORTS, MODEL, codes
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -67,3 +74,35 @@ def test_however_they_are_collected(body: str) -> None:
 )
 def test_what_holds_no_dtensors_is_not(body: str) -> None:
     assert not is_said(body)
+
+
+KEEPS = "        self.kept = {n: p.detach().clone() for n, p in module.named_parameters()}\n"
+
+
+@pytest.mark.parametrize(
+    ("saves", "said"),
+    [
+        (
+            "on_save_checkpoint(self, trainer, module, checkpoint):\n        checkpoint['a'] = self.kept\n",
+            True,
+        ),
+        (
+            "on_save_checkpoint(self, trainer, module, checkpoint):\n        checkpoint['a'] = self.decay\n",
+            False,
+        ),
+        ("on_save_checkpoint(self, trainer, module, checkpoint):\n        other['a'] = self.kept\n", False),
+        ("on_fit_end(self, trainer, module, checkpoint=None):\n        checkpoint['a'] = self.kept\n", False),
+    ],
+)
+def test_what_a_callback_of_lightnings_puts_into_its_checkpoints(
+    tmp_path: Path, saves: str, *, said: bool
+) -> None:
+    body = (
+        "from lightning.pytorch import Callback, Trainer\n"
+        "from lightning.pytorch.strategies import FSDPStrategy\n\n\nclass Own(Callback):\n"
+        f"    def __init__(self):\n        self.kept = {{}}\n        self.decay = 0.9\n\n"
+        f"    def on_fit_start(self, trainer, module):\n{KEEPS}\n    def {saves}\n\n"
+        "trainer = Trainer(strategy=FSDPStrategy(), devices=2, callbacks=[Own()])\n"
+    )
+    (tmp_path / "train.py").write_text(body)
+    assert ("FM423" in {use.code for use in scan_paths([tmp_path]).uses}) is said
