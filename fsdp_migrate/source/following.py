@@ -109,6 +109,7 @@ class _Following(ProjectFacts):
         for _ in range(_MAX_PASSES):
             before = len(self.looked_at)
             self.seen.clear()
+            self.names_seen.clear()
             for module in tuple(self.looked_at):
                 self._module(module)
             self.look_at(self.project.holding(self._makers() - self._names))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import re
 import warnings
 from dataclasses import dataclass, field
@@ -32,8 +33,10 @@ class Definition:
     module: Module
     name: str
     node: Function | ast.ClassDef
+    values: dict[str, list[ast.AST]] | None = field(default=None, repr=False)
+    """Of a class that was asked about: what its attributes are set to."""
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """What it is called in the whole project."""
         return f"{self.module.path}:{self.name}"
@@ -132,6 +135,8 @@ class Project:
     texts: dict[Path, str]
     modules: dict[Path, Module | None] = field(default_factory=dict)
     _found: dict[tuple[Path, str], Definition | None] = field(default_factory=dict, repr=False)
+    _methods: dict[tuple[str, str], Definition | None] = field(default_factory=dict, repr=False)
+    _bases: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
     _by_last: dict[str, list[tuple[tuple[str, ...], Path]]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -297,14 +302,27 @@ class Project:
         """Return the method of a class, or of one that it derives from."""
         if owner is None or depth > 4:
             return None
+        if depth:
+            return self._method(owner, name, depth)
+        known = owner.key, name
+        if known not in self._methods:
+            self._methods[known] = self._method(owner, name, depth)
+        return self._methods[known]
+
+    def _method(self, owner: Definition, name: str, depth: int) -> Definition | None:
         own = owner.module.definitions.get(f"{owner.name}.{name}")
         if own is not None:
             return own
         found = (self.method(base, name, depth + 1) for base in self.bases(owner))
         return next((each for each in found if each is not None), None)
 
-    def bases(self, owner: Definition) -> Iterator[Definition]:
-        """Yield the classes of the project that a class derives from."""
+    def bases(self, owner: Definition) -> list[Definition]:
+        """Return the classes of the project that a class derives from."""
+        if owner.key not in self._bases:
+            self._bases[owner.key] = list(self._find_bases(owner))
+        return self._bases[owner.key]
+
+    def _find_bases(self, owner: Definition) -> Iterator[Definition]:
         assert isinstance(owner.node, ast.ClassDef)
         for base in owner.node.bases:
             text = dotted(base)

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Protocol
 
 from fsdp_migrate.source.project import Definition, Place, bound, dotted
-from fsdp_migrate.source.python.held import has_model, item, put, taken
+from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, whole
 
 
 if TYPE_CHECKING:
@@ -74,12 +74,20 @@ def rest_of(
     if definition.owner is not None and order[:1] in (["self"], ["cls"]):
         order = order[1:]
     if node.args.vararg is not None:
-        behind = enumerate(given[len(order) :])
-        yield node.args.vararg.arg, {kind for place, kinds in behind for kind in put(str(place), kinds)}
+        behind = [_near(kinds) for kinds in given[len(order) :]]
+        # What a list holds, handed on by `*parts`, stands at any place.
+        is_any = len(behind) == _MOST_STARRED and all(kinds == behind[0] for kinds in behind)
+        steps = [(EACH, behind[0])] if is_any else [(str(place), each) for place, each in enumerate(behind)]
+        yield node.args.vararg.arg, {kind for step, kinds in steps for kind in put(step, kinds)}
     if node.args.kwarg is not None:
         known = {*order, *(arg.arg for arg in node.args.kwonlyargs)}
         others = ((name, kinds) for name, kinds in named.items() if name not in known)
-        yield node.args.kwarg.arg, {kind for name, kinds in others for kind in put(item(name), kinds)}
+        yield node.args.kwarg.arg, {k for name, kinds in others for k in put(item(name), _near(kinds))}
+
+
+def _near(kinds: set[str]) -> set[str]:
+    """Return what something is itself: what is held, and handed on again and again, would only grow."""
+    return whole(kinds)
 
 
 def is_by_class(call: ast.Call) -> bool:
@@ -112,9 +120,9 @@ def is_owed(known: Facts, owner: Definition, name: str) -> bool:
     is_set = known.set_on_own.get((owner.key, text))
     if made is None or is_set is False or (is_set and _is_model_above(known, owner, text)):
         return False
-    place, within = Place(made.module, made.name), set(ast.walk(made.node))
-    values = _values(owner.node, name)
-    if not within.issuperset(values):
+    place = Place(made.module, made.name)
+    values = _values(owner).get(name, [])
+    if not set(ast.walk(made.node)).issuperset(values):
         return False
     parts = [part for value in values for part in _parts(value)]
     given = [part for part in parts if isinstance(part, ast.Name) and _is_model(known, made, part.id)]
@@ -159,18 +167,20 @@ def _makes_one(project: Project, value: ast.expr | None, place: Place) -> bool:
     return found is not None and isinstance(found.node, ast.ClassDef)
 
 
-def _values(owner: ast.AST, name: str) -> list[ast.AST]:
-    """Return what ``self.name`` is set to in a class, or where it is set in another way."""
-    found: list[ast.AST] = []
-    values: dict[ast.expr, ast.expr] = {}
-    for node in ast.walk(owner):
-        if isinstance(node, ast.Assign):
-            values.update((target, node.value) for target in node.targets)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            values[node.target] = node.value
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name:
-            found.append(values.get(node, node) if dotted(node.value) == "self" else node)
-    return found
+def _values(owner: Definition) -> dict[str, list[ast.AST]]:
+    """Return what the attributes of ``self`` are set to in a class, or where they are set in another way."""
+    if owner.values is None:
+        owner.values = {}
+        values: dict[ast.expr, ast.expr] = {}
+        for node in ast.walk(owner.node):
+            if isinstance(node, ast.Assign):
+                values.update((target, node.value) for target in node.targets)
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                values[node.target] = node.value
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                is_own = dotted(node.value) == "self"
+                owner.values.setdefault(node.attr, []).append(values.get(node, node) if is_own else node)
+    return owner.values
 
 
 def _parts(node: ast.AST) -> Iterator[ast.expr]:

@@ -41,6 +41,7 @@ from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from pathlib import Path
 
     from fsdp_migrate.source.project import Module
     from fsdp_migrate.source.project_scopes import Scope
@@ -52,6 +53,7 @@ ANY = "any:"
 """The same, of an object that is made elsewhere."""
 BARE = "bare:"
 """The same, of an object whose call gave the constructor none of the models that other calls give it."""
+_OBJECTS = frozenset({IS, ANY, BARE})
 DERIVED = "derived:"
 """Before the key of a class: the scopes that ask for what derives from it."""
 _MAKES = "makes:"
@@ -89,6 +91,8 @@ class ProjectKinds:
     """The classes that objects are known of, by their keys."""
     seen: dict[ast.expr, set[str]] = field(default_factory=dict, repr=False)
     """What expressions were found to be since facts were last looked for."""
+    names_seen: dict[tuple[Scope | None, Path, str, str], set[str]] = field(default_factory=dict, repr=False)
+    """The same of names."""
     frameworks: FrameworkModels = field(default_factory=FrameworkModels)
     asker: Scope | None = None
     """The scope whose statements are gone through."""
@@ -153,13 +157,20 @@ class ProjectKinds:
 
     def _of_names(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name, and of an attribute by the object that it is one of."""
-        found = self.lookup(text, place) | self.frameworks.of_name(text, place)
+        asked = self.asker, place.module.path, place.scope, text
+        known = self.names_seen.get(asked)
+        if known is None:
+            known = self.names_seen[asked] = self._find_names(text, place)
+        return known | self.frameworks.of_name(text, place)
+
+    def _find_names(self, text: str, place: Place) -> set[str]:
+        found = self.lookup(text, place)
         if text == "self" and (owner := self.project.class_of(place)) is not None:
             self.known[owner.key] = owner
-            found.add(f"{ANY}{owner.key}")
+            found = found | {f"{ANY}{owner.key}"}
         start, _, last = text.rpartition(".")
         if start and start not in {"self", "cls"}:
-            found |= self.attribute_kinds(self._of_names(start, place), last)
+            found = found | self.attribute_kinds(self._of_names(start, place), last)
         return found
 
     def attribute_kinds(self, kinds: Collection[str], name: str) -> set[str]:
@@ -175,10 +186,11 @@ class ProjectKinds:
     def objects_in(self, kinds: Collection[str]) -> Iterator[tuple[Definition, str]]:
         """Yield the classes that something is an object of, and how it is made."""
         for kind in kinds:
-            for start in (IS, ANY, BARE):
-                owner = self.known.get(kind.removeprefix(start)) if kind.startswith(start) else None
+            start, mark, key = kind.partition(":")
+            if mark and f"{start}:" in _OBJECTS:
+                owner = self.known.get(key)
                 if owner is not None:
-                    yield owner, start
+                    yield owner, f"{start}:"
 
     def _is_before(self, text: str, node: ast.expr, place: Place) -> bool:
         """Tell whether a name is used above the lines of its function that make it one, or without them."""

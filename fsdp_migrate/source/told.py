@@ -47,6 +47,7 @@ class Told:
     def links(self) -> dict[Path, Links]:
         """Return what each file should be told of by the others."""
         self.known.seen.clear()
+        self.known.names_seen.clear()
         gives: dict[Path, dict[str, frozenset[str]]] = {}
         given: dict[Path, dict[tuple[str, str], frozenset[str]]] = {}
         for (path, written), kinds in self.known.gives.items():
