@@ -295,3 +295,19 @@ def test_the_class_of_the_arguments_itself_sets_what_it_was_given(field: str, *,
         "        self.fsdp = 'full_shard' if self.fsdp else ''\n"
     )
     assert ("FM327" in comments(body, HF)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("base", "default", "is_said"),
+    [
+        ("Base", "full_shard auto_wrap", True),
+        ("Base", "zero3", False),
+        ("Base", "", False),
+        ("", "full_shard", False),
+    ],
+)
+def test_a_default_of_a_class_whose_base_stands_in_another_file(
+    base: str, default: str, *, is_said: bool
+) -> None:
+    body = f"from base import Base\nclass Ours({base}):\n    fsdp: str = field(default='{default}')\n"
+    assert ("FM327" in {use.code for use in scan_source(body)}) is is_said
