@@ -77,7 +77,8 @@ def _uses(models: Models, node: cst.Name) -> Iterator[cst.Name]:
 def _is_apart(models: Models, use: cst.Name) -> bool:
     """Tell whether a use of a module cannot put it into a model that is sharded."""
     index = models.index
-    above, below = index.parents[use], use
+    above: cst.CSTNode = index.parents[use]
+    below: cst.CSTNode = use
     if isinstance(above, cst.AssignTarget):
         return True
     while isinstance(above, cst.Attribute) and above.value is below:

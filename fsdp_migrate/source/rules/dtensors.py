@@ -286,8 +286,8 @@ def _is_about_ranks(source: Source, call: cst.Call) -> bool:
 
 def _is_multiplied_by_ranks(source: Source, line: cst.CSTNode) -> bool:
     """Tell whether what a line counts is multiplied by the number of ranks: ``total * world_size``."""
-    assigned = [*walk_for(line, cst.AssignTarget), *walk_for(line, cst.AugAssign)]
-    targets = {text_of(each.target) for each in assigned}
+    targets = {text_of(each.target) for each in walk_for(line, cst.AssignTarget)}
+    targets.update(text_of(each.target) for each in walk_for(line, cst.AugAssign))
     function = source.index.function(line)
     kinds = (cst.AugAssign, cst.BinaryOperation)
     for node in (each for kind in kinds if targets for each in source.index.by_kind.get(kind, ())):
