@@ -33,7 +33,13 @@ from fsdp_migrate.adapters.engine.claims import LIGHTNING
 from fsdp_migrate.adapters.engine.lightning_hook import SYNC_BATCHNORM, function_code, hook_code
 from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
 from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS, full_or_sharded
-from fsdp_migrate.adapters.engine.torch_objects import listed, own_policy, read_objects, target_of
+from fsdp_migrate.adapters.engine.torch_objects import (
+    listed,
+    own_policy,
+    read_objects,
+    target_of,
+    with_siblings,
+)
 from fsdp_migrate.config import FSDP1Config
 
 
@@ -260,11 +266,8 @@ class LightningAdapter:
 
 def _arguments(block: Block) -> dict[str, Any]:
     node = _arguments_node(block)
-    if node is None:
-        return {}
-    return {
-        name: value for name, value in plain_values(node).items() if name not in {"_target_", "class_path"}
-    }
+    values = with_siblings(plain_values(node)) if node is not None else {}
+    return {name: value for name, value in values.items() if name not in {"_target_", "class_path"}}
 
 
 def _arguments_node(block: Block) -> Mapping | None:
@@ -411,8 +414,9 @@ def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
 def _hook_references(block: Block, draft: Draft) -> None:
     """Take out references too: ModelParallelStrategy takes none of these arguments."""
     assert block.node is not None
+    values = with_siblings(plain_values(block.node))
     for name, entry in effective(block.node).items():
-        value = read_objects(plain_values(block.node)[name])
+        value = read_objects(values[name])
         if name not in _TO_HOOK or not holds_reference(plain_values(block.node)[name]):
             continue
         # The table kept the reference, and said so: what is done here takes the place of that.
@@ -428,7 +432,7 @@ def _hook_references(block: Block, draft: Draft) -> None:
 def _leave_own_policies(block: Block, draft: Draft) -> None:
     """Say of policies that code of the project makes that they are not in the hook."""
     assert block.node is not None
-    values = plain_values(block.node)
+    values = with_siblings(plain_values(block.node))
     for name in sorted(POLICIES & set(values)):
         maker = own_policy(values[name])
         if maker is None:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 FILE = "FILE"
 """Stands for the file in commands that are shown; who knows its name puts it there."""
+# Settings of so many keys have a number or a switch among them.
+_MOST_SETTINGS = 20
+_WORDS = 3
 _FSDP = re.compile(r"fsdp|fully_?sharded", re.IGNORECASE)
 _OFF = frozenset({"", "false", "no", "off", "none", "null", "0"})
 _SWITCHES = frozenset({"fsdp", "use_fsdp", "enable_fsdp", "is_fsdp", "accelerate_use_fsdp"})
@@ -235,10 +238,8 @@ def nothing_found(
     seen = list(dict.fromkeys(path for path, _ in like))
     # From what is surest to what only looks alike: a record of W&B, another framework's settings, what may be
     # ours, arguments of torch, and words.
-    mappings = [set(effective(document)) for document in documents if isinstance(document, Mapping)]
-    if (seen and all("_wandb" in names for names in mappings)) or any(n >= _RECORDED for n in mappings):
-        msg = "It is what W&B recorded of a run, which no framework reads. There is nothing to convert."
-        return NothingToConvertError(msg, names_fsdp=False)
+    if others := _of_no_run(documents, like):
+        return NothingToConvertError(f"{others} There is nothing to convert.", names_fsdp=False)
     foreign = next((found for found in map(foreign_of, documents) if found), None)
     by_value = _values_naming(documents) if foreign and not seen else []
     if foreign and (seen or by_value):
@@ -273,6 +274,31 @@ def nothing_found(
     else:
         msg += " What code of its own makes of that, `fsdp-migrate scan` tells."
     return NothingToConvertError(msg, names_fsdp=True, holds_arguments=bool(commands))
+
+
+def _of_no_run(documents: list[Node], like: list[tuple[str, Any]]) -> str:
+    """Return what documents are that no run reads, though keys in them name FSDP."""
+    mappings = [set(effective(document)) for document in documents if isinstance(document, Mapping)]
+    if (like and all("_wandb" in names for names in mappings)) or any(n >= _RECORDED for n in mappings):
+        return "It is what W&B recorded of a run, which no framework reads."
+    if like and all(_is_a_sentence(value) for _, value in like) and all(map(_holds_texts_alone, documents)):
+        return "It holds texts that are shown to people, of FSDP among others."
+    return ""
+
+
+def _is_a_sentence(value: Any) -> bool:
+    """Tell whether a value is read by people: of several words, and no command."""
+    is_text = isinstance(value, str) and value.count(" ") >= _WORDS and not _FLAG.search(value)
+    return is_text and " --" not in value and re.search(r"[^\W\d_][.,:!?)]*(?:\s|\Z)", value) is not None
+
+
+def _holds_texts_alone(document: Node) -> bool:
+    """Tell whether a document is many texts by their names, as a user interface has them in each language."""
+    values = plain(document)
+    leaves = [values]
+    while any(isinstance(each, dict) for each in leaves):
+        leaves = [v for each in leaves for v in (each.values() if isinstance(each, dict) else (each,))]
+    return len(leaves) >= _MOST_SETTINGS and all(isinstance(each, (Reference, str)) for each in leaves)
 
 
 def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:

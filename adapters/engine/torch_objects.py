@@ -24,6 +24,7 @@ _GETTERS = frozenset(
     }
 )
 _OF_POLICIES = frozenset({"transformer_layer_cls", "min_num_params"})
+_SIBLING = re.compile(r"\$\{\s*\.(\w+)\s*\}")
 _RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:\s*['\"]?([A-Za-z_][\w.]*)['\"]?\s*\}\Z")
 
 
@@ -106,3 +107,15 @@ def target_of(value: Any) -> str | None:
         return None
     target = value.get("_target_", value.get("class_path"))
     return target if isinstance(target, str) else None
+
+
+def with_siblings(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with what OmegaConf takes of the same mapping: ``${.auto_wrap_policy}``.
+
+    Example:
+        >>> with_siblings({"a": 1, "b": Reference("${.a}"), "c": Reference("${.d}")})
+        {'a': 1, 'b': 1, 'c': '${.d}'}
+    """
+    named = {name: _SIBLING.fullmatch(v.text) for name, v in values.items() if isinstance(v, Reference)}
+    found = {name: values.get(match[1]) for name, match in named.items() if match is not None}
+    return values | {name: v for name, v in found.items() if v is not None and not isinstance(v, Reference)}

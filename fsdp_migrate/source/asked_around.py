@@ -15,6 +15,7 @@ from fsdp_migrate.source.files import SHELL, find_sources, read_source
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
+    from pathlib import Path
 
 
 _FILES: Final = SHELL | {".json", ".yaml", ".yml"}
@@ -44,6 +45,7 @@ ASKS_COMPOSER: Final = re.compile(
     r"|\bparallelism_config['\"]?\s*[:=][\s\S]{0,60}?\bfsdp\b"
 )
 """What asks Composer for FSDP, beside what else is Composer's."""
+_FABRIC: Final = re.compile(r"\b_target_['\"]?\s*:\s*['\"]?(?:\w+\.)*Fabric\b")
 _COMMENT: Final = re.compile(r"^\s*(?:#|//).*$", re.MULTILINE)
 _IS_NEW: Final = re.compile(
     r"\bfsdp_version['\"]?\s*[:= ]\s*['\"]?2|['\"]version['\"]\s*:\s*2|^\s+version\s*:\s*2"
@@ -71,8 +73,19 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
         try:
             if path.suffix not in _FILES or path.stat().st_size > _MOST:
                 continue
-            if asks(read_source(path), pattern):
+            # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
+            is_asked = asks(read_source(path), pattern)
+            if is_asked and not (pattern is ASKS_LIGHTNING and _is_fabrics(path)):
                 return True
         except (SourceError, OSError):
             continue  # what is wrong with it is said where it is looked at
     return False
+
+
+def _is_fabrics(path: Path) -> bool:
+    """Tell whether a config, or one beside it that it takes defaults of, is what hydra makes a Fabric of."""
+    if path.suffix not in {".yaml", ".yml"}:
+        return False
+    beside = [each for each in sorted(path.parent.iterdir()) if each.suffix == path.suffix and each.is_file()]
+    texts = [read_source(each) for each in beside if each.stat().st_size <= _MOST]
+    return any(map(_FABRIC.search, texts)) and not any("Trainer" in text for text in texts)

@@ -281,3 +281,20 @@ def test_the_word_in_a_group_of_fabrics_becomes_fabrics_strategy(defaults: str, 
 def test_the_word_beside_fabrics_class_becomes_fabrics_strategy(package: str) -> None:
     done = convert(f"_target_: {package}.Fabric\naccelerator: auto\ndevices: 4\nstrategy: fsdp\n")
     assert loaded(done)["strategy"]["_target_"] == f"{package}.strategies.ModelParallelStrategy"
+
+
+def test_a_reference_to_a_key_beside_it() -> None:
+    policy = (
+        "auto_wrap_policy: {_target_: torch.distributed.fsdp.wrap.ModuleWrapPolicy, module_classes: [m.B]}\n"
+    )
+    own = "auto_wrap_policy: {_target_: pkg.policy}\n"
+    reference = "activation_checkpointing_policy: ${{{}}}\n"
+    done = convert(f"{STRATEGY}{policy}{reference.format('.auto_wrap_policy')}")
+    assert "FM346" not in {finding.code for finding in done.findings}
+    assert "activation_checkpointing" in (done.blocks[0].code or "")
+    assert "FM346" not in {
+        each.code for each in convert(f"{STRATEGY}{own}{reference.format('.auto_wrap_policy')}").findings
+    }
+    for name in (".other", "auto_wrap_policy", "..auto_wrap_policy"):
+        done = convert(f"{STRATEGY}{policy}{reference.format(name)}")
+        assert "FM346" in {finding.code for finding in done.findings}

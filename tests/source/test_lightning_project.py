@@ -164,3 +164,23 @@ def test_the_module_that_a_trainer_has_trained(
         (tmp_path / "train.py").write_text(AFTER_FIT.format(above, strategy, below))
         uses = scan_paths([tmp_path]).uses
         assert {use.code for use in uses if use.code in {"FM333", "FM423"}} == expected
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_fabrics"),
+    [
+        ("_target_: lightning.fabric.Fabric\ndevices: 4\n", True),
+        ("_target_: lightning.Trainer\n", False),
+        ("devices: 4\n", False),
+        ("_target_: lightning.Fabric\ntrainer: lightning.Trainer\n", False),
+    ],
+)
+def test_a_config_from_which_hydra_makes_a_fabric_is_none_of_a_trainers(
+    tmp_path: Path, beside: str, *, is_fabrics: bool
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text("defaults: [default]\nstrategy: fsdp\n")
+    (tmp_path / "default.yaml").write_text(beside)
+    train = "import lightning as L\nfrom own import Own\nL.Trainer(**cfg.trainer).fit(Own())\n"
+    body = "torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)"
+    own = OWN.format("L.LightningModule", "on_before_optimizer_step(self, optimizer)", body)
+    assert said(tmp_path, own, train) == ({} if is_fabrics else {"own.py": {"FM326"}})

@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS, model_of
 
 
@@ -123,6 +123,28 @@ def is_only_counted(index: Index, node: cst.CSTNode) -> bool:
     names = [each for each in walk_for(made.elt, cst.Name) if dotted(loop.target) == each.value]
     reads = (index.parents[each] for each in names)
     return all(isinstance(each, cst.Attribute) and each.attr.value in _TOLD for each in reads)
+
+
+def is_read_for_names(index: Index, call: cst.Call) -> bool:
+    """Tell whether ``model.state_dict(keep_vars=True).items()`` is gone through for what sharding leaves.
+
+    That is names, and what parameters say of themselves: ``{n for n, p in ... if p.requires_grad}``.
+    """
+    above = index.parents[call]
+    items = index.parents[above] if isinstance(above, cst.Attribute) else None
+    is_kept = any(arg.keyword is not None and arg.keyword.value == "keep_vars" for arg in call.args)
+    if not is_kept or not isinstance(items, cst.Call) or not isinstance(above, cst.Attribute):
+        return False
+    loop = index.parents[items]
+    if above.attr.value != "items" or not isinstance(loop, (cst.For, cst.CompFor)) or loop.iter is not items:
+        return False
+    names = [each.value for each in loop.target.elements] if isinstance(loop.target, cst.Tuple) else []
+    if len(names) != 2:
+        return False
+    region = loop.body if isinstance(loop, cst.For) else index.parents[loop]
+    reads = [each for each in walk_for(region, cst.Name) if each.value == text_of(names[1])]
+    asked = (index.parents[each] for each in reads if each is not names[1])
+    return all(isinstance(each, cst.Attribute) and each.attr.value in _TOLD for each in asked)
 
 
 _TOLD = frozenset({"device", "dtype", "element_size", "is_leaf", "ndim", "numel", "requires_grad", "shape"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,9 @@ _FALSE = frozenset({"0", "False", "None"})
 _LOOPS = (cst.For, cst.While, cst.CompFor)
 _TESTS = (cst.Attribute, cst.BooleanOperation, cst.Comparison, cst.Name, cst.UnaryOperation)
 _DEEPEST = 2
+_FRAMEWORK = re.compile(r"(^|[._])(accelerator|fabric)$")
+_PREPARES = frozenset({"prepare", "prepare_model", "setup", "setup_module"})
+_EARLY = frozenset({"__init__", "setup"})
 # Calls that say the same each time: what others say may change in between.
 _STEADY = frozenset({"bool", "get", "getattr", "hasattr", "int", "is_available", "is_initialized", "len"})
 _STEADY_NAMES = frozenset({"device_count", "get_world_size", "lower", "str", "strip", "upper"})
@@ -113,8 +117,17 @@ class Switches:
 
     def _of_value(self, target: cst.CSTNode) -> Iterator[Fact]:
         """Yield what decides in the value that makes a model: ``FSDP(m) if on else m``, ``wrap(m)``."""
-        statement = self.index.parents.get(self.index.parents[target])
+        above: cst.CSTNode | None = self.index.parents[target]
+        while isinstance(above, (cst.BaseElement, cst.Tuple, cst.List)):  # `model, opt = prepare(model, opt)`
+            above = self.index.parents.get(above)
+        statement = self.index.parents.get(above) if above is not None else None
         value = statement.value if isinstance(statement, cst.Assign) else None
+        framework = _framework(value)
+        if framework is not None:
+            yield Fact(text_of(framework), "None", truth=False, test=framework)
+            yield Fact(text_of(framework), None, truth=True, test=framework)
+        if above is not self.index.parents[target]:
+            return
         if isinstance(value, cst.IfExp) and isinstance(value.orelse, (cst.Name, cst.Attribute)):
             yield from (each for each in _split(value.test, truth=True) if _is_steady(each.test))
         elif isinstance(value, cst.IfExp) and isinstance(value.body, (cst.Name, cst.Attribute)):
@@ -124,6 +137,11 @@ class Switches:
             given = walk_for(functions[0].body, cst.Return) if len(functions) == 1 else ()
             wrapping = [each for each in given if not isinstance(each.value, (cst.Name, type(None)))]
             yield from self._facts(wrapping[0]) if len(wrapping) == 1 else ()
+
+    def _is_framework(self, test: cst.BaseExpression) -> bool:
+        above = self.index.parents.get(test)
+        call = self.index.parents.get(above) if isinstance(above, cst.Attribute) else None
+        return _framework(call) is test
 
     def _is_same(self, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
         """Tell whether two tests of one text are about the same variables."""
@@ -154,6 +172,15 @@ class Switches:
                 return True
             if is_one_run:
                 return any(first < order[place] < last for place in places)
+            if self._is_framework(test):
+                # What is asked to prepare is there: where it was not there yet, nothing was prepared.
+                early = {self.index.function(place) for place in places} - {
+                    function,
+                    self.index.function(node),
+                }
+                return any(each is None or each.name.value not in _EARLY for each in early) or any(
+                    self.index.function(place) not in early for place in places
+                )
             return len(places) > 1
 
         made_of = text_of(target)
@@ -168,6 +195,14 @@ class Switches:
                 return False
         texts = {each for part in walk_for(test, cst.Attribute) if (each := dotted(part)) is not None}
         return made_of not in texts and not any(changes(self.index.places_set(text)) for text in texts)
+
+
+def _framework(value: cst.CSTNode | None) -> cst.BaseExpression | None:
+    """Return the Accelerator or Fabric that a call asks to shard."""
+    func = value.func if isinstance(value, cst.Call) else None
+    if not isinstance(func, cst.Attribute) or func.attr.value not in _PREPARES:
+        return None
+    return func.value if _FRAMEWORK.search((dotted(func.value) or "").lower()) else None
 
 
 def _split(test: cst.BaseExpression, *, truth: bool) -> Iterator[Fact]:

@@ -104,6 +104,7 @@ _PARTS = re.compile(r"shard|world_size|per_rank|num_ranks|local_size")
 _RANKS = re.compile(
     r"world_size|element_size\(|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards"
 )
+_NUMBER = re.compile(r"world_?size|num_(?:ranks|processes|shards|gpus)|n_gpus")
 _ONE = (
     "this is a DTensor now, of which this rank holds a part: index it, and give it to what takes plain "
     "tensors, as .full_tensor() or .to_local(), and put back what is a DTensor."
@@ -308,7 +309,30 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
 def _is_about_ranks(source: Source, call: cst.Call) -> bool:
     """Tell whether a count is said to be one rank's, is of bytes, or is multiplied by the number of ranks."""
     line = source.index.statement(call)
-    return _RANKS.search(text_of(line).lower()) is not None or _is_summed_over_ranks(source, line)
+    is_said = _RANKS.search(text_of(line).lower()) is not None
+    return is_said or _is_summed_over_ranks(source, line) or _is_multiplied_by_ranks(source, line)
+
+
+def _is_multiplied_by_ranks(source: Source, line: cst.CSTNode) -> bool:
+    """Tell whether what a line counts is multiplied by the number of ranks: ``total * world_size``."""
+    targets = {text_of(each.target) for each in walk_for(line, cst.AssignTarget)}
+    targets.update(text_of(each.target) for each in walk_for(line, cst.AugAssign))
+    function = source.index.function(line)
+    kinds = (cst.AugAssign, cst.BinaryOperation)
+    for node in (each for kind in kinds if targets for each in source.index.by_kind.get(kind, ())):
+        if isinstance(node, cst.AugAssign):
+            is_product, sides = isinstance(node.operator, cst.MultiplyAssign), [node.target, node.value]
+        else:
+            product = cst.ensure_type(node, cst.BinaryOperation)
+            is_product, sides = isinstance(product.operator, cst.Multiply), [product.left, product.right]
+        is_its = is_product and any(text_of(each) in targets for each in sides)
+        if is_its and source.index.function(node) is function and any(map(_is_number_of_ranks, sides)):
+            return True
+    return False
+
+
+def _is_number_of_ranks(node: cst.BaseExpression) -> bool:
+    return _NUMBER.search(text_of(node).lower()) is not None
 
 
 def _is_summed_over_ranks(source: Source, line: cst.CSTNode) -> bool:

@@ -383,17 +383,22 @@ def _stated(source: Source, given: Given, place: cst.CSTNode) -> Iterator[Found]
 def _of_class(source: Source, node: cst.ClassDef) -> Iterator[Found]:
     """Find defaults of a class that extends the arguments: ``fsdp: str = "full_shard"``."""
     bases = [source.index.qualified(base.value) or {dotted(base.value) or ""} for base in node.bases]
-    if not any(_CLASS.search(name) for names in bases for name in names):
-        return
+    is_theirs = any(_CLASS.search(name) for names in bases for name in names)
     values, held, place = Values(source), dict[str, Any](), None
     for line in node.body.body:
         for small in line.body if isinstance(line, cst.SimpleStatementLine) else ():
             name, value = _default(small)
+            # A class of another file may extend the arguments: then the words tell.
+            is_theirs = is_theirs or (bool(bases) and name == "fsdp" and _is_said(source, value))
             if name in {"fsdp", "fsdp_config", *_FORMER, *_BESIDE} and value is not None:
                 held[name] = values.read(value)
                 place = small if name == "fsdp" else place
-    if place is not None and held.get("fsdp"):
+    if is_theirs and place is not None and held.get("fsdp"):
         yield from _commented(held, values, place, "a default of this class")
+
+
+def _is_said(source: Source, value: cst.BaseExpression | None) -> bool:
+    return value is not None and _says_so(source, value)
 
 
 def _default(small: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:

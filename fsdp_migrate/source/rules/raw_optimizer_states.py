@@ -14,6 +14,7 @@ from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.python.plain_modules import has_plain_parameters
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Found
 
@@ -278,9 +279,25 @@ def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
 
 
 def _is_of_plain_models(source: Source, optimizer: cst.BaseExpression) -> bool:
-    """Tell whether an optimizer is that of models that are plain here, by the switch that decides on them."""
+    """Tell whether an optimizer is that of models that are plain here, by the switch that decides on them.
+
+    Or of a module that no sharded model has.
+    """
     plain = list(_are_plain(source, optimizer))
-    return bool(plain) and all(plain)
+    return (bool(plain) and all(plain)) or _is_of_a_module_apart(source, optimizer)
+
+
+def _is_of_a_module_apart(source: Source, optimizer: cst.BaseExpression) -> bool:
+    """Tell whether an optimizer is always made of the parameters of a module that is plain in any case."""
+    text = text_of(optimizer)
+    made = [each.value for each in source.assignments if any(text_of(t.target) == text for t in each.targets)]
+    is_added_to = any(text_of(call.func) == f"{text}.add_param_group" for call in source.calls)
+    if not isinstance(optimizer, cst.Name) or is_added_to:
+        return False
+    given = [each.args[0].value if isinstance(each, cst.Call) and each.args else None for each in made]
+    return bool(given) and all(
+        each is not None and has_plain_parameters(source.models, each) for each in given
+    )
 
 
 def _are_plain(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:

@@ -37,6 +37,7 @@ from fsdp_migrate.source.python.nodes import (
     walk_for,
 )
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
+from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
@@ -136,7 +137,7 @@ def find(source: Source) -> Iterator[Found]:
     for setter in source.contexts.setters:
         yield from _of_setter(source, setter)
     for call in source.calls:
-        if call not in done:
+        if call not in done and not is_read_for_names(source.index, call):
             yield from _of_plain_call(source, call)
             yield from _of_asking(source, call)
             yield from _of_functions(source, call)

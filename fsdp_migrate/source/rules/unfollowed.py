@@ -15,6 +15,7 @@ from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.own_states import said_of_own_state
+from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.unknown_models import is_model, is_unknown, last_word
 from fsdp_migrate.source.uses import Found
 
@@ -147,6 +148,8 @@ def _is_of_gradients(call: cst.Call) -> bool:
 def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | None:
     """Return the model or optimizer that a call does something with, and what to know of it."""
     func, name = call.func, _name(call)
+    if is_read_for_names(source.index, call):
+        return None
     if isinstance(func, cst.Attribute) and name in _SAID and not source.index.qualified(func):
         last = last_word(func.value)
         if name in _OF_OPTIMIZERS and _OPTIMIZER_NAME.search(last):
@@ -157,9 +160,19 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
         is_one = is_model(last) and not is_whole and not is_no_model(source.index, func.value)
         return (func.value, _SAID[name]) if is_one else None
     given = call.args[0].value if name in _OF_FUNCTIONS and call.args else None
+    if given is not None and _is_of_a_saved_state(source, given):
+        return None
     if name == "clip_grad_norm_":
         given = _whose_parameters(given)
     return (given, _OF_FUNCTIONS[name]) if given is not None and is_model(last_word(given)) else None
+
+
+def _is_of_a_saved_state(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is an item of what ``load_state_dict`` is given: of tensors, and no model."""
+    root, function = node.value if isinstance(node, cst.Subscript) else None, source.index.function(node)
+    if not isinstance(root, cst.Name) or function is None or function.name.value != "load_state_dict":
+        return False
+    return root.value in {each.name.value for each in function.params.params}
 
 
 def _is_made_for_loading(source: Source, call: cst.Call) -> bool:

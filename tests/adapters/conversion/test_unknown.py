@@ -391,3 +391,26 @@ def test_names_of_runs_and_folders_choose_nothing(text: str) -> None:
 def test_what_wandb_recorded_is_no_config(text: str) -> None:
     with pytest.raises(ConfigError, match="W&B recorded of a run"):
         convert_text(text)
+
+
+_SAID = "Fully sharded: each rank has a part."
+
+
+@pytest.mark.parametrize(
+    ("text", "are_texts"),
+    [
+        (_SAID, True),
+        ("full_shard auto_wrap", False),
+        ("accelerate launch --use_fsdp train.py now", False),
+        ("python t.py --fsdp full_shard and more", False),
+    ],
+)
+@pytest.mark.parametrize("others", [{}, {"epochs": 3}])
+def test_texts_of_a_user_interface_are_no_config(
+    text: str, others: dict[str, int], *, are_texts: bool
+) -> None:
+    document = {f"label.{n}": "A word, {{name}}." for n in range(30)} | {"help.fsdp": text} | others
+    are_shown = are_texts and not others
+    with pytest.raises(ConfigError) as caught:
+        convert_text(json.dumps(document))
+    assert ("shown to people" in str(caught.value)) is are_shown

@@ -18,3 +18,17 @@ def test_fabric_gives_its_optimizers_behind_the_model(call: str) -> None:
     used = "optimizer.load_state_dict(state)\nx.load_state_dict(state)\nmodel.load_state_dict(state)\n"
     texts = [use.text for use in scan_source(HEADER + body + used) if use.code == "FM333"]
     assert texts == ["model.load_state_dict(state)"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_said"),
+    [
+        ("{n for n, p in model.state_dict(keep_vars=True).items() if p.requires_grad}", False),
+        ("[(n, p) for n, p in model.state_dict(keep_vars=True).items() if p.requires_grad]", True),
+        ("{n: p.grad for n, p in model.state_dict(keep_vars=True).items()}", True),
+        ("model.state_dict(keep_vars=True)", True),
+    ],
+)
+def test_a_state_that_is_read_for_names_alone(asked: str, *, is_said: bool) -> None:
+    body = f'fabric = Fabric(strategy="fsdp")\nmodel = fabric.setup(net)\nx = {asked}\n'
+    assert ("FM333" in {use.code for use in scan_source(HEADER + body)}) is is_said

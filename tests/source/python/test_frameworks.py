@@ -90,3 +90,51 @@ def test_the_models_that_an_accelerator_keeps_are_clipped_as_sharded() -> None:
     asked = f"if accelerator.distributed_type == DistributedType.FSDP:\n    {clips}"
     assert {use.action for use in scan_source(TYPE + asked) if use.code == "FM311"} == {"rewritten"}
     assert "FM311" not in {use.code for use in scan_source(f"{TYPE}{clips}# FSDP\n")}
+
+
+_PLUGIN = "from accelerate import Accelerator, FullyShardedDataParallelPlugin as P\nimport torch\n"
+_CLIP = "torch.nn.utils.clip_grad_norm_({}.parameters(), 1.0)"
+_RUN = (
+    "def main(a, model, opt, on):\n    accelerator = Accelerator(fsdp_plugin=P()) if on else None\n"
+    f"    {{}}\n    if {{}}:\n        x = 1\n    else:\n        {_CLIP.format('model')}\n"
+)
+_PREPARE = "model, opt = accelerator.prepare(model, opt)"
+_IF = f"if accelerator is not None:\n        {_PREPARE}"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "asked", "is_said"),
+    [
+        (_IF, "accelerator", False),
+        (_IF, "accelerator is not None", False),
+        (f"if accelerator:\n        {_PREPARE}", "accelerator is not None", False),
+        (f"if on:\n        {_PREPARE}", "accelerator and a", True),
+        (f"if on:\n        {_PREPARE}", "accelerator", False),
+        (_IF, "a", True),
+        (_IF, "accelerator is None", True),
+        (f"{_IF}\n    else:\n        model = accelerator.prepare(model)", "accelerator is not None", False),
+        (f"{_IF}\n    accelerator = None", "accelerator", True),
+        (
+            f"{_IF}\n    model = prepared(model)\n    model = other.accelerator.prepare(model)",
+            "accelerator",
+            True,
+        ),
+    ],
+)
+def test_without_an_accelerator_nothing_was_prepared(prepare: str, asked: str, *, is_said: bool) -> None:
+    found = {use.code for use in scan_source(f"{_PLUGIN}{_RUN.format(prepare, asked)}")}
+    assert ("FM326" in found) is is_said
+
+
+@pytest.mark.parametrize(
+    ("last", "is_said"), [("pass", False), ("def close(self):\n        self.accelerator = None", True)]
+)
+def test_an_attribute_that_is_none_until_it_is_set_up(last: str, *, is_said: bool) -> None:
+    body = (
+        "class T:\n    def __init__(self):\n        self.accelerator = None\n    def setup(self):\n"
+        "        self.accelerator = Accelerator(fsdp_plugin=P())\n    def build(self):\n"
+        "        self.model = self.accelerator.prepare(self.model)\n    def step(self):\n"
+        f"        if self.accelerator is None:\n            {_CLIP.format('self.model')}\n    {last}\n"
+    )
+    found = {use.code for use in scan_source(f"{_PLUGIN}{body}")}
+    assert ("FM326" in found) is is_said

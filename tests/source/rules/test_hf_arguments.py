@@ -325,3 +325,19 @@ def test_offload_in_a_source_needs_gloo_as_well() -> None:
     assert "max_grad_norm" not in comments(body.format(", max_grad_norm=0.0"), HF)
     sets = 'import os\nos.environ.update(ACCELERATE_USE_FSDP="true", FSDP_OFFLOAD_PARAMS="true")\n'
     assert "max_grad_norm" not in comments(sets + body.format(""), HF)
+
+
+@pytest.mark.parametrize(
+    ("base", "default", "is_said"),
+    [
+        ("Base", "full_shard auto_wrap", True),
+        ("Base", "zero3", False),
+        ("Base", "", False),
+        ("", "full_shard", False),
+    ],
+)
+def test_a_default_of_a_class_whose_base_stands_in_another_file(
+    base: str, default: str, *, is_said: bool
+) -> None:
+    body = f"from base import Base\nclass Ours({base}):\n    fsdp: str = field(default='{default}')\n"
+    assert ("FM327" in {use.code for use in scan_source(body)}) is is_said

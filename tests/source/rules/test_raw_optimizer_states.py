@@ -385,3 +385,39 @@ def test_an_optimizer_of_another_class_is_not_said_to_add(tmp_path: Path) -> Non
     text = after(tmp_path, files, "train.py")
     assert text.count("# fsdp-migrate: FM425 ") == 2
     assert "has a state_dict of its own" not in text
+
+
+_SIDE = """\
+def main(net, resume, settings):
+    side = {0}
+    model = {1}
+    opt = torch.optim.AdamW({2})
+    {3}
+    checkpoint = torch.load(resume)
+    opt.load_state_dict(checkpoint["opt"])
+    torch.save({{"model": model.state_dict(), "opt": opt.state_dict()}}, "x.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("side", "model", "given", "more", "is_said"),
+    [
+        ("torch.nn.Linear(4, 4).to(0)", "FSDP(net)", "side.parameters()", "log(side)", False),
+        ("Side(4)", "FSDP(net)", "list(side.parameters())", "side.head.copy_(x)", False),
+        ("Side(4)", "FSDP(net)", "model.parameters()", "log(side)", True),
+        ("Side(4)", "FSDP(Pair(net, side))", "side.parameters()", "pass", True),
+        ("Side(4)", "FSDP(side)", "side.parameters()", "pass", True),
+        ("Side(net)", "FSDP(net)", "side.parameters()", "pass", True),
+        ("Side(4)", "FSDP(net)", "side.parameters()", "side = FSDP(side)", True),
+        ("Side(4)", "FSDP(net)", "side.parameters()", "shard(side)", True),
+        ("Side(4)", "FSDP(net)", "side.parameters()", "opt.add_param_group(model.parameters())", True),
+        ("Side(4)\n    net.side = side", "FSDP(net)", "side.parameters()", "pass", True),
+        ("Side(4)\n    net.side = side.inner", "FSDP(net)", "side.parameters()", "pass", True),
+        ("load(4)", "FSDP(net)", "side.parameters()", "pass", True),
+    ],
+)
+def test_the_optimizer_of_a_module_beside_the_sharded_model(
+    side: str, model: str, given: str, more: str, *, is_said: bool
+) -> None:
+    found = [code for code, _ in codes(_SIDE.format(side, model, given, more)) if code == "FM425"]
+    assert len(found) == (2 if is_said else 0)

@@ -118,3 +118,25 @@ def test_attributes_are_followed_to_what_sets_them(tmp_path: Path) -> None:
     # A class that is set from elsewhere, such as one of a Trainer's.
     base = "class Saver(Trainer):\n    def save(self):\n        return self.model.state_dict()\n"
     assert list(found(tmp_path, base)) == ["self.model.state_dict()"]
+
+
+@pytest.mark.parametrize(
+    ("does", "is_said"),
+    [
+        ("load_state_dict(self, state):\n        self.mean = copy.deepcopy(state['ema'])", False),
+        ("load_state_dict(self, state):\n        self.mean = copy.deepcopy(self.ema)", True),
+        ("run(self, state):\n        self.mean = copy.deepcopy(state['ema'])", True),
+        (
+            "run(self, ema):\n        x = {n for n, p in ema.state_dict(keep_vars=True).items() if p.ndim}",
+            False,
+        ),
+        ("run(self, ema):\n        x = {n: p for n, p in ema.state_dict(keep_vars=True).items()}", True),
+        (
+            "run(self, ema):\n        x = {n for n, p in ema.state_dict(keep_vars=True).items() if p.sum()}",
+            True,
+        ),
+    ],
+)
+def test_items_of_a_loaded_state_and_names_of_one(tmp_path: Path, does: str, *, is_said: bool) -> None:
+    body = f"import copy\n\n\nclass EMA:\n    def {does}\n"
+    assert bool(found(tmp_path, body)) is is_said
