@@ -80,7 +80,12 @@ HOUSE: House = (
                 "source.parameter_values",
                 "source.settings_in_python",
             ],
-            ["source.copied_parameters", "source.framework_words", "source.kept_in_classes"],
+            [
+                "source.copied_parameters",
+                "source.framework_words",
+                "source.kept_in_classes",
+                "source.plain_tensors",
+            ],
             "source.rules",
             "source",
         ),

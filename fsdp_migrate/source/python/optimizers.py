@@ -34,7 +34,7 @@ def of_optimizer(name: str, given: Iterable[set[str]]) -> set[str]:
         >>> of_optimizer("count", [{"params"}])
         set()
     """
-    if not name.split(".")[-1][:1].isupper():
+    if not name.rpartition(".")[2][:1].isupper():
         return set()
     if not any(PARAMETERS in known | taken(item("params"), taken(EACH, known)) for known in given):
         return set()

@@ -106,6 +106,11 @@ _HOLDS = (
     "get_model_state_dict, given it, with options=StateDictOptions(full_state_dict=True), or "
     "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
 )
+_PART = (
+    "a part of a sharded model gives its state of DTensors now, and loads no other: on every rank take "
+    "torch's get_model_state_dict of it, with options=StateDictOptions(full_state_dict=True, "
+    "cpu_offload=True), or load_model_state_dict of fsdp_migrate.runtime."
+)
 _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
     "get_model_state_dict, or load_model_state_dict of fsdp_migrate.runtime, given it, on every rank."
@@ -232,10 +237,28 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM308", call, _ONE_RANK, "commented")
     elif certainty == "certain" and settings is not None:
         yield turned(source, call, settings)
-    elif certainty is None and _holds_models(source, func.value):
+    elif certainty is None:
+        yield from _of_what_is_no_model(source, call, func.value)
+
+
+def _of_what_is_no_model(source: Source, call: cst.Call, asked: cst.BaseExpression) -> Iterator[Found]:
+    """Find states of what holds sharded models, may be one elsewhere, or is a part of one."""
+    if _holds_models(source, asked):
         yield Found("FM308", call, _HOLDS, "commented")
-    elif certainty is None and is_asked_elsewhere(source.models, func.value):
+    elif is_asked_elsewhere(source.models, asked):
         yield Found("FM333", call, _ASKED, "commented")
+    elif not source.contexts.is_summoned(call) and _is_part(source, call, asked):
+        yield Found("FM308", call, _PART, "commented")
+
+
+def _is_part(source: Source, call: cst.Call, asked: cst.BaseExpression) -> bool:
+    """Tell whether it is a part of a sharded model: ``model.encoder``, ``model.layers[0]``."""
+    part: cst.BaseExpression | None = asked
+    while part is not None and not (isinstance(part, cst.Attribute) and part.attr.value == "module"):
+        part = part.value if isinstance(part, cst.Subscript) else source.models.sharded_with(part)
+        if part is not None and _certainty(source, call, part) is not None:
+            return True
+    return False
 
 
 def _decided_elsewhere(source: Source, call: cst.Call, settings: Settings | None) -> Found:
