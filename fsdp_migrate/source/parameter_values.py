@@ -238,6 +238,8 @@ class ParameterValues:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
+        if any(each.kind == "param" for each in self.source.index.scopes[node].lookup(node.value)):
+            return False  # of a hook, in which what it is given may be whole
         for loop in loops_around(self.source.index, node):
             over: cst.BaseExpression | None = loop.iter
             if isinstance(over, cst.Name) and over in self.source.index.scopes:

@@ -72,6 +72,8 @@ _BY_VALUE = frozenset(
 )
 _SHAPED = frozenset(
     {
+        "chunk",
+        "diff",
         "flatten",
         "flip",
         "movedim",
@@ -81,10 +83,12 @@ _SHAPED = frozenset(
         "reshape",
         "roll",
         "select",
+        "split",
         "squeeze",
         "swapaxes",
         "t",
         "take",
+        "tensor_split",
         "masked_select",
         "tile",
         "transpose",

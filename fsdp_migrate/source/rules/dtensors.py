@@ -132,6 +132,12 @@ _STEPPED = (
     "FSDP2 never runs the node of the graph that this hooks: nothing is stepped, without an error. Give each "
     "parameter an optimizer of its own, and step it in p.register_post_accumulate_grad_hook."
 )
+_NO_GRADIENT = (
+    "FSDP2's units put their gradients into .grad past the graph: of their parameters this raises, gives "
+    "None, or leaves .grad empty; FSDP1 gave a flat parameter's, without use_orig_params=True. Call "
+    "loss.backward(), and read p.grad."
+)
+_DIFFERENTIATES = frozenset({"torch.autograd.backward", "torch.autograd.grad"})
 _IN_BACKWARD = re.compile(r"^torch\.distributed\.optim\.(\w+\.)*_?apply_optimizer_in_backward$")
 _PUT = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it. Copy into "
@@ -296,6 +302,12 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
     known = source.index.qualified(call.func)
     if "torch._foreach_copy_" in known:
         return _COPIED if _are_given(values, call) else ""
+    if known & _DIFFERENTIATES or (
+        isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward"
+    ):
+        given = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "inputs"]
+        given += [arg.value for arg in call.args[1:2] if "torch.autograd.grad" in known and not arg.star]
+        return _NO_GRADIENT if any(values.is_one(each) or values.is_many(each) for each in given) else ""
     if any(map(_IN_BACKWARD.search, known)):
         return _STEPPED if _are_given(values, call) else ""
     if known & _ARRAYS:

@@ -116,6 +116,11 @@ def test_statistics_and_messages_of_what_is_made_of_a_parameter(use: str, is_sai
         ("for p in m.parameters():\n    p.register_post_accumulate_grad_hook(log)", True),
         ("m.head.weight.copy_(torch.nn.functional.normalize(m.head.weight, dim=-1))", True),
         ("from torch.distributed.optim import _apply_optimizer_in_backward as f\nf(o, m.parameters())", True),
+        ("g = torch.autograd.grad(loss, list(m.parameters()))", True),
+        ("g = torch.autograd.grad(loss, m.decoder.out.weight, retain_graph=True)[0]", True),
+        ("f(x).sum().backward(inputs=list(m.parameters()))", True),
+        ("g = torch.autograd.grad(loss, x, create_graph=True)", False),
+        ("loss.backward(retain_graph=True)", False),
         ("m.logit_scale.data = torch.clamp(m.logit_scale.data, 0, 4)", True),
         ("m.encoder.cls_token.data = x", True),
         ("m.running_mean.data = x", False),
@@ -130,6 +135,7 @@ def test_statistics_and_messages_of_what_is_made_of_a_parameter(use: str, is_sai
         ("for p in m.parameters():\n    p.register_hook(lambda g: g * 0.5)", True),
         ("n = FSDP(x, use_orig_params=True)\nfor p in m.parameters():\n    p.register_hook(f)", False),
         ("for k in m.modules():\n    k.register_forward_hook(f)", False),
+        ("for k in m.modules():\n    k.register_forward_hook(lambda k, i, o: k.weight.norm())", False),
     ],
 )
 def test_one_parameter_that_is_taken_of_all(use: str, is_said: bool) -> None:
