@@ -81,7 +81,12 @@ HOUSE: House = (
                 "source.settings_in_python",
                 "source.sharded_parts",
             ],
-            ["source.copied_parameters", "source.framework_words", "source.kept_in_classes"],
+            [
+                "source.copied_parameters",
+                "source.framework_words",
+                "source.kept_in_classes",
+                "source.plain_tensors",
+            ],
             "source.rules",
             "source",
         ),

@@ -95,7 +95,9 @@ def _is_without_gradients(source: Source, call: cst.Call) -> bool:
     for other in source.calls:
         if index.function(other) is not function or index.order[other] >= index.order[call]:
             continue
-        name = (dotted(other.func) or "").split(".")[-1]
+        # Of `model(x).sum().backward()` too, whose beginning is no name.
+        named = other.func.attr if isinstance(other.func, cst.Attribute) else other.func
+        name = named.value if isinstance(named, cst.Name) else ""
         clear = name == "zero_grad" or _shards(source, other) or (clear and "backward" not in name)
     return clear
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,9 @@ _COMPARES = (
     cst.LessThanEqual,
     cst.NotEqual,
 )
+_OWN = re.compile(
+    r"(^|_)(alpha|beta|bias|emb|embed|embedding|gamma|param|prompt|queries|query|scale|temp|temperature|token|w|weight)s?$"
+)
 _MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _ITEMS = frozenset({"items", "values"})
 # `torch.abs(p)` is no method of what is called torch.
@@ -55,7 +59,8 @@ class ParameterValues:
         while (inner := _inner(node)) is not None:
             node = inner
         if isinstance(node, (cst.BinaryOperation, cst.Comparison, cst.Call)):
-            return any(map(self.is_one, _parts(self.source, node)))
+            is_made = any(map(self.is_one, _parts(self.source, node)))
+            return is_made or (isinstance(node, cst.Call) and self._is_taken(node))
         if isinstance(node, cst.Subscript):
             return self._is_item(node)
         if isinstance(node, cst.Attribute):
@@ -78,10 +83,16 @@ class ParameterValues:
         """Tell whether it is one of many, a part of one, or what an optimizer keeps for one."""
         if STATE in self.source.models.kinds(node):
             return text_of(node.slice[0]).strip("'\"") != "step"  # a plain number
-        if not isinstance(node.value, (cst.Name, cst.Attribute, cst.Subscript)):
+        if not isinstance(node.value, (cst.Name, cst.Attribute, cst.Call, cst.Subscript)):
             return self.is_one(node.value)
         is_item = not is_slice(node) and self._once(node.value, self.is_many)
         return is_item or self._once(node.value, self.is_one)
+
+    def _is_taken(self, call: cst.Call) -> bool:
+        """Tell whether a call gives one of many: ``next(model.parameters())``, ``model.get_parameter(n)``."""
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "get_parameter":
+            return self._is_sharded(call.func.value) and not self.source.contexts.is_summoned(call)
+        return dotted(call.func) == "next" and bool(call.args) and self.is_many(call.args[0].value)
 
     def _is_weight(self, node: cst.Attribute) -> bool:
         """Tell whether it is a weight of a part of a sharded model: ``model.layers[0].weight``.
@@ -95,7 +106,13 @@ class ParameterValues:
             root = root.func if isinstance(root, cst.Call) else root.value
         if node.attr.value not in WEIGHTS or dotted(root) == "self":
             return False
-        return _is_part(self.source, node.value) and not self.source.contexts.is_summoned(node)
+        is_its = _is_part(self.source, node.value) or self._is_module_of_one(node.value)
+        return is_its and not self.source.contexts.is_summoned(node)
+
+    def is_own(self, node: cst.BaseExpression) -> bool:
+        """Tell whether it may be a parameter that a model's class made by itself: ``model.logit_scale``."""
+        is_named = isinstance(node, cst.Attribute) and _OWN.search(node.attr.value) is not None
+        return is_named and _is_part(self.source, cst.ensure_type(node, cst.Attribute).value)
 
     def is_many(self, node: cst.BaseExpression) -> bool:
         """Tell whether it holds parameters: ``[p.grad for p in m.parameters()]``, a dict, a list to fill."""
@@ -223,6 +240,8 @@ class ParameterValues:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
+        if any(each.kind == "param" for each in self.source.index.scopes[node].lookup(node.value)):
+            return False  # of a hook, in which what it is given may be whole
         for loop in loops_around(self.source.index, node):
             over: cst.BaseExpression | None = loop.iter
             if isinstance(over, cst.Name) and over in self.source.index.scopes:
@@ -243,16 +262,16 @@ def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
         return node.value
     if isinstance(node, cst.UnaryOperation) and not isinstance(node.operator, cst.Not):
         return node.expression
-    is_method = isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)
-    if is_method and node.func.attr.value in OF_METHODS and dotted(node.func.value) not in _LIBRARIES:
-        return node.func.value
-    return None
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return None
+    is_one = node.func.attr.value in OF_METHODS and dotted(node.func.value) not in _LIBRARIES
+    return node.func.value if is_one else None
 
 
 def _parts(
     source: Source, node: cst.BinaryOperation | cst.Comparison | cst.Call
 ) -> Iterator[cst.BaseExpression]:
-    """Yield what a tensor is made of, value by value: ``p ** 2``, ``p - before``, ``p == 0``, ``torch.abs(p)``."""
+    """Yield what a tensor is made of, value by value: ``p ** 2``, ``p == 0``, ``torch.abs(p)``."""
     if isinstance(node, cst.BinaryOperation):
         yield from (node.left, node.right)
     elif isinstance(node, cst.Comparison):

@@ -93,8 +93,9 @@ def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> b
     if isinstance(node, cst.Call):
         if source.index.qualified(node.func) & _MAKERS:
             return True
-        is_method = isinstance(node.func, cst.Attribute) and node.func.attr.value in OF_METHODS
-        return is_method and is_made_plain(source, node.func.value, depth + 1)
+        func = node.func
+        is_method = isinstance(func, cst.Attribute) and func.attr.value in OF_METHODS
+        return is_method and is_made_plain(source, cst.ensure_type(func, cst.Attribute).value, depth + 1)
     if isinstance(node, cst.Name) and node in source.index.scopes:
         loops = [loop for loop in loops_around(source.index, node) if binds(loop, node.value)]
         if loops:

@@ -49,6 +49,7 @@ def test_copies_of_parameters(given: str, *, is_said: bool) -> None:
     made = f"kept = copy.deepcopy({given})\n"
     assert is_found(HEADER + WITH + made) is is_said
     assert not is_found(HEADER + made + WITH)
+    assert is_found(f"{HEADER}optimizer.zero_grad()\nmodel(x).sum().backward()\n{made}") is is_said
     assert not is_found(HEADER + WITHOUT + made)
     # A round of a loop meets what the last one left.
     assert is_found(f"{HEADER}for x in loader:\n    {made}    loss.backward()\n") is is_said

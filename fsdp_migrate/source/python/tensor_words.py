@@ -1,4 +1,4 @@
-"""What functions and methods of tensors give: a tensor as before, value by value, or something of the whole."""
+"""What functions and methods of tensors give: a tensor, value by value, or something of the whole."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ _BY_VALUE = frozenset(
 )
 _SHAPED = frozenset(
     {
+        "chunk",
+        "diff",
         "flatten",
         "flip",
         "movedim",
@@ -81,10 +83,12 @@ _SHAPED = frozenset(
         "reshape",
         "roll",
         "select",
+        "split",
         "squeeze",
         "swapaxes",
         "t",
         "take",
+        "tensor_split",
         "masked_select",
         "tile",
         "transpose",
@@ -121,9 +125,7 @@ OF_METHODS = (
 )
 """Methods of a tensor that give one of its kind."""
 
-OF_FUNCTIONS = frozenset(
-    {f"torch.{name}" for name in _BY_VALUE | _SHAPED} | {"torch.nn.functional.normalize"}
-)
+OF_FUNCTIONS = frozenset(f"torch.{name}" for name in _BY_VALUE | _SHAPED)
 """Functions that give a tensor of the kind that they are given."""
 
 STATISTICS = frozenset(
@@ -151,6 +153,7 @@ STATISTICS = frozenset(
         "isnan",
         "item",
         "kthvalue",
+        "log_softmax",
         "logsumexp",
         "max",
         "mean",
@@ -164,6 +167,8 @@ STATISTICS = frozenset(
         "norm",
         "prod",
         "quantile",
+        "renorm",
+        "softmax",
         "sort",
         "std",
         "std_mean",
@@ -199,7 +204,18 @@ _LINEAR = frozenset(
         "vector_norm",
     }
 )
-_COMPARED = frozenset({"cosine_similarity", "l1_loss", "mse_loss", "pairwise_distance", "smooth_l1_loss"})
+_COMPARED = frozenset(
+    {
+        "cosine_similarity",
+        "l1_loss",
+        "log_softmax",
+        "mse_loss",
+        "normalize",
+        "pairwise_distance",
+        "smooth_l1_loss",
+        "softmax",
+    }
+)
 OF_THE_WHOLE = frozenset(
     {
         *(f"torch.{name}" for name in STATISTICS),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_tensors import met
@@ -115,9 +116,30 @@ _BESIDE = (
     "rows of the other."
 )
 _COPIED = (
-    "torch._foreach_copy_ takes no DTensors: copy each, a.copy_(b), or give it .to_local() of each, where both "
-    "lists are sharded alike."
+    "torch._foreach_copy_ takes no DTensors: copy each, a.copy_(b), or give it .to_local() of each, where "
+    "both lists are sharded alike."
 )
+_HOOKED = (
+    "FSDP1 called no such hook where use_orig_params=True, and else one for each flat parameter, before its "
+    "gradient was reduced. FSDP2 calls it for each parameter, with the reduced gradient in p.grad, a "
+    "DTensor. See that this is meant."
+)
+_NEVER = (
+    "FSDP2 never calls this hook, without an error; FSDP1 called it with the gradient of a flat parameter, "
+    "unless use_orig_params=True. Take p.register_post_accumulate_grad_hook, and change p.grad in it, which "
+    "is reduced then, and a DTensor."
+)
+_STEPPED = (
+    "FSDP2 never runs the node of the graph that this hooks: nothing is stepped, without an error. Give each "
+    "parameter an optimizer of its own, and step it in p.register_post_accumulate_grad_hook."
+)
+_NO_GRADIENT = (
+    "FSDP2's units put their gradients into .grad past the graph: of their parameters this raises, gives "
+    "None, or leaves .grad empty; FSDP1 gave a flat parameter's, without use_orig_params=True. Call "
+    "loss.backward(), and read p.grad."
+)
+_DIFFERENTIATES = frozenset({"torch.autograd.backward", "torch.autograd.grad"})
+_IN_BACKWARD = re.compile(r"^torch\.distributed\.optim\.(\w+\.)*_?apply_optimizer_in_backward$")
 _PUT = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it. Copy into "
     "it, p.data.copy_(x); where another dtype is meant, give mixed_precision."
@@ -168,33 +190,32 @@ def find(source: Source) -> Iterator[Found]:
         if said and not any(_is_other_class(call)):
             named.add(call)
             yield Found("FM423", call, _on_one_rank(source, call, said), "commented")
-    for node in met(values):
+    for node, said in _of_statements(values):
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
         if named.isdisjoint(inside) and not source.contexts.is_summoned(node):
             named.add(node)
-            yield Found("FM423", node, _BESIDE, "commented")
-    for target in _items_set(source):
-        if values.is_one(target.value) and not source.contexts.is_summoned(target):
-            named.add(target)
-            yield Found("FM423", target, _ONE, "commented")
+            yield Found("FM423", node, said, "commented")
     for node in source.attributes:
         above = source.index.parents[node]
         if node.attr.value == "data" and isinstance(above, cst.AssignTarget):
-            if values.is_one(node.value) and not source.contexts.is_summoned(node):
+            is_its = values.is_one(node.value) or values.is_own(node.value)
+            if is_its and not source.contexts.is_summoned(node):
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
         elif named.isdisjoint(source.index.ancestors(node)) and _is_one_parameters(source, node):
             yield Found("FM423", node, _on_one_rank(source, node, _ONE), "commented")
 
 
-def _items_set(source: Source) -> Iterator[cst.Subscript]:
-    """Yield the items that are set: ``p.grad[mask] = 0``, and not those of dicts by a name."""
+def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield where a plain tensor meets a parameter, and where items of one are set: ``p.grad[mask] = 0``."""
+    source = values.source
+    yield from ((node, _BESIDE) for node in met(values))
     targets = [each.target for assign in source.assignments for each in assign.targets]
     targets += [
         cst.ensure_type(node, cst.AugAssign).target for node in source.index.by_kind.get(cst.AugAssign, ())
     ]
     for each in targets:
-        if isinstance(each, cst.Subscript):
-            yield each
+        if isinstance(each, cst.Subscript) and values.is_one(each.value):
+            yield each, _ONE
 
 
 def _on_one_rank(source: Source, node: cst.CSTNode, said: str) -> str:
@@ -265,8 +286,7 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
         return _WHOLE
     first = call.args[0].value if call.args and not call.args[0].star else None
     if name in _COLLECTIVES and any(each.startswith("torch.distributed.") for each in known):
-        given = [arg.value for arg in call.args if not arg.star]
-        if any(values.is_one(each) or values.is_many(each) for each in given):
+        if _are_given(values, call):
             return _COLLECTIVE
         if first is None or name != "all_reduce":
             return ""
@@ -274,18 +294,35 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
         return _CLIPPED if is_summed or _is_of_gradients(source, call, first) else ""
     if first is not None and any(map(_LIGHTNINGS.search, known)):
         return _GRAD_NORM if source.models.certainty(first) is not None else ""
+    return _of_function(values, call, name)
+
+
+def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
+    """Return what is said of a function that is given parameters, or of a method of one."""
+    source = values.source
+    known = source.index.qualified(call.func)
     if "torch._foreach_copy_" in known:
-        return _COPIED if any(values.is_many(arg.value) for arg in call.args) else ""
+        return _COPIED if _are_given(values, call) else ""
+    if known & _DIFFERENTIATES or (
+        isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward"
+    ):
+        given = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "inputs"]
+        given += [arg.value for arg in call.args[1:2] if "torch.autograd.grad" in known and not arg.star]
+        return _NO_GRADIENT if any(values.is_one(each) or values.is_many(each) for each in given) else ""
+    if any(map(_IN_BACKWARD.search, known)):
+        return _STEPPED if _are_given(values, call) else ""
     if known & _ARRAYS:
-        return _NO_MEMORY.format(name) if first is not None and values.is_one(first) else ""
+        return _NO_MEMORY.format(name) if any(values.is_one(arg.value) for arg in call.args[:1]) else ""
     if known & OF_THE_WHOLE:
-        given = [arg.value for arg in call.args if not arg.star]
-        return (
-            _statistic(source) if any(values.is_one(each) or values.is_many(each) for each in given) else ""
-        )
+        return _statistic(source) if _are_given(values, call) else ""
     if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
         return _of_method(source, call, call.func.attr.value)
     return ""
+
+
+def _are_given(values: ParameterValues, call: cst.Call) -> bool:
+    given = [arg.value for arg in call.args if not arg.star]
+    return any(values.is_one(each) or values.is_many(each) for each in given)
 
 
 def _statistic(source: Source) -> str:
@@ -297,6 +334,10 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
     """Return what is said of a method that is called on a parameter."""
     if name in _REFUSED:
         return _ONE
+    if name == "register_post_accumulate_grad_hook":
+        return _HOOKED
+    if name == "register_hook":
+        return "" if catalog.MAY_KEEP_NAMES.search(source.code) else _NEVER
     if name in _MEMORY:
         return _NO_ADDRESS if name == "data_ptr" else _NO_MEMORY.format(name)
     if name in STATISTICS:

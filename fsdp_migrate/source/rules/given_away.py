@@ -92,4 +92,4 @@ def _holds(values: ParameterValues, node: cst.BaseExpression) -> bool:
     """Tell whether it holds parameters, or holds what does: ``{"ema": shadow, "step": step}``."""
     if isinstance(node, (cst.List, cst.Tuple, cst.Dict)):
         return any(values.is_one(each.value) or values.is_many(each.value) for each in node.elements)
-    return values.is_many(node)
+    return values.is_one(node) or values.is_many(node)

@@ -60,7 +60,7 @@ _TORCHS = {
     "torch.optim.LBFGS": "it makes one vector of all gradients, which DTensor cannot flatten",
     "torch.optim.Rprop": "it sets masked items of gradients, which DTensors refuse before torch 2.15",
     "torch.distributed.optim.ZeroRedundancyOptimizer": (
-        "it sends parameters to other ranks, which collectives refuse; FSDP2 shards the optimizer's state itself"
+        "it sends parameters to other ranks, which collectives refuse; FSDP2 shards the state itself"
     ),
 }
 _ADAMW = frozenset({"transformers.AdamW", "transformers.optimization.AdamW"})

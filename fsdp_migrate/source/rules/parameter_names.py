@@ -35,6 +35,11 @@ _START = (
     "model's, so this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 "
     "has the old groups."
 )
+_NONE = (
+    "FSDP1's names began with `_fsdp_wrapped_module.` here, so that none was like this; FSDP2's are the "
+    "model's, so this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 "
+    "has the old groups."
+)
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name|_flat_param")
 _ASKS = frozenset({"endswith", "find", "startswith"})
 _MATCHES = frozenset({"fullmatch", "match", "search"})
@@ -62,11 +67,24 @@ def find(source: Source) -> Iterator[Found]:
         by = source.models.sharded_by(func.value)
         if by in _OF_A_MODULE:
             continue
+        is_inner = text_of(func.value).endswith(".module")
         for test, is_start in _tests(loop, names[0]):
-            if is_start and not text_of(func.value).endswith(".module"):
+            if is_start and not is_inner:
                 yield Found("FM318", test, _START, "commented")
+            elif not is_inner and isinstance(test, cst.Comparison) and _is_of_wholes(source, test):
+                yield Found("FM318", test, _NONE, "commented")
             elif is_flat and by not in _KEEP_NAMES:
                 yield Found("FM318", test, _FLAT, "commented")
+
+
+def _is_of_wholes(source: Source, test: cst.Comparison) -> bool:
+    """Tell whether a name is compared with whole names that stand here: ``n == "head.weight"``."""
+    sides = [_value(source, each) for each in (test.left, test.comparisons[0].comparator)]
+    if isinstance(test.comparisons[0].operator, (cst.Equal, cst.NotEqual)):
+        return any(isinstance(each, cst.SimpleString) for each in sides)
+    held = sides[1]
+    texts = [each.value for each in held.elements] if isinstance(held, (cst.List, cst.Set, cst.Tuple)) else []
+    return bool(texts) and all(isinstance(each, cst.SimpleString) for each in texts)
 
 
 def _are_flat(source: Source) -> bool:
@@ -126,7 +144,8 @@ def _tests(loop: cst.CSTNode, name: str) -> Iterator[tuple[cst.BaseExpression, b
         for part in walk_for(test, cst.Comparison):
             operator, other = part.comparisons[0].operator, part.comparisons[0].comparator
             sides = (part.left, other)
-            if isinstance(operator, (cst.In, cst.NotIn)) and any(_is_name(each, name) for each in sides):
+            is_told = isinstance(operator, (cst.Equal, cst.In, cst.NotEqual, cst.NotIn))
+            if is_told and any(_is_name(each, name) for each in sides):
                 yield part, False
         for call in walk_for(test, cst.Call):
             last = (dotted(call.func) or "").split(".")[-1]

@@ -108,11 +108,6 @@ _HOLDS = (
     "get_model_state_dict, given it, with options=StateDictOptions(full_state_dict=True), or "
     "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
 )
-_PART = (
-    "it is a part of the sharded model, and its state is of DTensors: take torch's get_model_state_dict, "
-    "given it, with options=StateDictOptions(full_state_dict=True, cpu_offload=True), or "
-    "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
-)
 _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
     "get_model_state_dict, or load_model_state_dict of fsdp_migrate.runtime, given it, on every rank."
@@ -241,20 +236,8 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield turned(source, call, settings)
     elif certainty is None and _holds_models(source, func.value):
         yield Found("FM308", call, _HOLDS, "commented")
-    elif certainty is None:
-        yield from _of_part(source, call, func.value)
-
-
-def _of_part(source: Source, call: cst.Call, node: cst.BaseExpression) -> Iterator[Found]:
-    """Find the state of what may be a sharded model, or is a part of one: ``model.encoder.state_dict()``."""
-    if is_asked_elsewhere(source.models, node):
+    elif certainty is None and is_asked_elsewhere(source.models, func.value):
         yield Found("FM333", call, _ASKED, "commented")
-        return
-    whole, certainty = _whole_of(source, call, node) or (None, None)
-    if whole is not None and certainty == "certain":
-        yield Found("FM308", call, _PART, "commented")
-    elif whole is not None:
-        yield Found("FM333", call, f"where {short(whole)} is sharded, {_PART}", "commented")
 
 
 def _decided_elsewhere(source: Source, call: cst.Call, settings: Settings | None) -> Found:

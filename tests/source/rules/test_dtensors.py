@@ -108,6 +108,42 @@ def test_statistics_and_messages_of_what_is_made_of_a_parameter(use: str, is_sai
     assert codes(body, header).count(("FM423", "commented")) == is_said
 
 
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("x = m.get_parameter('head.weight').norm()", True),
+        ("x = next(m.parameters()).norm()", True),
+        ("x = list(m.parameters())[0].norm()", True),
+        ("w = dict(m.named_parameters())['head.weight']\nx = w.mean()", True),
+        ("for p in m.parameters():\n    p.register_post_accumulate_grad_hook(log)", True),
+        ("m.head.weight.copy_(torch.nn.functional.normalize(m.head.weight, dim=-1))", True),
+        ("from torch.distributed.optim import _apply_optimizer_in_backward as f\nf(o, m.parameters())", True),
+        ("g = torch.autograd.grad(loss, list(m.parameters()))", True),
+        ("g = torch.autograd.grad(loss, m.decoder.out.weight, retain_graph=True)[0]", True),
+        ("f(x).sum().backward(inputs=list(m.parameters()))", True),
+        ("g = torch.autograd.grad(loss, x, create_graph=True)", False),
+        ("loss.backward(retain_graph=True)", False),
+        ("m.logit_scale.data = torch.clamp(m.logit_scale.data, 0, 4)", True),
+        ("m.encoder.cls_token.data = x", True),
+        ("m.running_mean.data = x", False),
+        ("m.logit_scale.data.clamp_(0, 4)", False),
+        ("other.logit_scale.data = x", False),
+        ("for k in m.modules():\n    if hasattr(k, 'weight'):\n        x += k.weight.norm()", True),
+        ("for k in other.modules():\n    if hasattr(k, 'weight'):\n        x += k.weight.norm()", False),
+        ("torch.save(m.head.weight, 'x')", True),
+        ("x = next(m.parameters()).device", False),
+        ("x = other.get_parameter('head.weight').norm()", False),
+        ("x = next(iter(loader)).mean()", False),
+        ("for p in m.parameters():\n    p.register_hook(lambda g: g * 0.5)", True),
+        ("n = FSDP(x, use_orig_params=True)\nfor p in m.parameters():\n    p.register_hook(f)", False),
+        ("for k in m.modules():\n    k.register_forward_hook(f)", False),
+        ("for k in m.modules():\n    k.register_forward_hook(lambda k, i, o: k.weight.norm())", False),
+    ],
+)
+def test_one_parameter_that_is_taken_of_all(use: str, is_said: bool) -> None:
+    assert codes(f"{MODEL}{use}\n", HEADER).count(("FM423", "commented")) == is_said
+
+
 def test_copies_of_many_at_once() -> None:
     body = f"{MODEL}torch._foreach_copy_({{}}, [p.detach() for p in m.parameters()])\n"
     assert ("FM423", "commented") in codes(body.format("ema"), HEADER)

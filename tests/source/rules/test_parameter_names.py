@@ -65,6 +65,24 @@ def test_how_a_name_begins_was_never_asked_rightly() -> None:
     assert not _is_said(START.replace("model.", "model.module."), "model = FSDP(net, use_orig_params=True)\n")
 
 
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        ("n == 'head.weight'", True),
+        ("'head.weight' != n", True),
+        ("n in ('head.weight', 'head.bias')", True),
+        ("n in FROZEN", True),
+        ("n in names", False),
+        ("n == wanted", False),
+        ("'bias' in n", False),
+    ],
+)
+def test_whole_names_were_never_met(test: str, is_said: bool) -> None:
+    body = f"FROZEN = ['head.weight']\n{_LOOP.format(test, 'p.requires_grad = False')}"
+    assert _is_said(body, "model = FSDP(net, use_orig_params=True)\n") is is_said
+    assert not _is_said(body.replace("model.", "model.module."), "model = FSDP(net, use_orig_params=True)\n")
+
+
 def test_another_file_says_whether_names_are_kept(tmp_path: Path) -> None:
     used = f"def groups(model):\n    {NAMES[0]}    return xs\n"
     (tmp_path / "groups.py").write_text(used)

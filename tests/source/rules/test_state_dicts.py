@@ -477,3 +477,18 @@ def test_states_with_keys_of_hooks_are_not_asked_of_torchs_function(hook: str) -
 )
 def test_functions_of_other_packages_that_ask_a_model_for_its_state(body: str, is_said: bool) -> None:
     assert (("FM333", "commented") in codes(body.format(MODEL))) is is_said
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("torch.save(model.encoder.state_dict(), 'x')\n", True),
+        ("state = model.layers[0].state_dict()\n", True),
+        ("model.encoder.load_state_dict(state)\n", True),
+        ("state = other.encoder.state_dict()\n", False),
+        ("state = model.optimizer.state_dict()\n", False),
+        ("with FSDP.summon_full_params(model):\n    state = model.encoder.state_dict()\n", False),
+    ],
+)
+def test_the_state_of_a_part_is_sharded(use: str, is_said: bool) -> None:
+    assert (("FM308", "commented") in codes(f"model = FSDP(net)\n{use}")) is is_said
