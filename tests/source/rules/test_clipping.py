@@ -194,3 +194,27 @@ def test_parameters_of_a_module_that_shards_its_own_parts(made: str, given: str,
     body = PARTS.format(made=made, given=given)
     found = codes(f"from torch.nn.utils import clip_grad_norm_\n{body}")
     assert (("FM326", "commented") in found) is is_said
+
+
+OWN = (
+    "class Own(torch.optim.SGD):\n    def step(self, closure=None):\n"
+    "        params = [p for g in self.param_groups for p in g['params']]\n"
+    "        torch.nn.utils.clip_grad_norm_(params, 1.0)\n        super().step(closure)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "opt = SGD({}.parameters())\ntorch.nn.utils.clip_grad_norm_(opt.param_groups[0]['params'], 1.0)\n",
+        (
+            "opt = SGD({}.parameters())\nfor g in opt.param_groups:\n"
+            "    torch.nn.utils.clip_grad_norm_(g['params'], 1.0)\n"
+        ),
+        "names, kept = filter_params({})\ntorch.nn.utils.clip_grad_norm_(kept, 1.0)\n",
+        f"{OWN}opt = Own({{}}.parameters())\n",
+    ],
+)
+def test_lists_of_optimizers_and_of_functions_that_pick_parameters(body: str) -> None:
+    assert ("FM326", "commented") in codes(f"model = FSDP(net)\n{body.format('model')}")
+    assert "FM326" not in dict(codes(f"model = FSDP(net)\n{body.format('other')}"))
