@@ -72,7 +72,8 @@ def _is_known(source: Source, node: cst.BaseExpression) -> bool:
         return True
     if not source.links.is_linked and not source.uses_fsdp1:
         return source.guards.is_of_other_wrapper(node) or source.guards.is_without_fsdp(node)
-    return bool(source.models.kinds(node)) or source.models.is_other_branch(node)
+    # A call that gives DistributedDataParallel's says nothing of those that are not seen.
+    return bool(source.models.kinds(node) - {"ddp"}) or source.models.is_other_branch(node)
 
 
 def _is_of_fsdp2(source: Source, node: cst.BaseExpression) -> bool:

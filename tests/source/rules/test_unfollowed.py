@@ -201,3 +201,14 @@ def test_loops_that_take_dtensors_apart_are_not_named(tmp_path: Path) -> None:
     )
     assert found(tmp_path, loop.format("_local_tensor", "DTensor")) == {}
     assert len(found(tmp_path, loop.format("data", "Other"))) == 1
+
+
+def test_a_function_that_is_given_ddps_model_too_is_named(tmp_path: Path) -> None:
+    train = (
+        f"{TRAIN}\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nfrom tools import save\n"
+        "save(DDP(net))\n"
+    )
+    assert len(found(tmp_path, "def save(model):\n    return model.state_dict()\n", train)) == 1
+    wraps = "def save(net):\n    model = DDP(net)\n    return model.state_dict()\n"
+    imports = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    assert found(tmp_path, imports + wraps, train) == {}
