@@ -23,6 +23,7 @@ from fsdp_migrate.source.method_calls import (
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.python.parameter_lists import shares
+from fsdp_migrate.source.python.strategies import are_whole
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -81,7 +82,8 @@ def find(source: Source) -> Iterator[Found]:
         if _is_given_a_model(source, call) and is_of_one_rank(source.models.guards, call):
             yield Found("FM326", call, _ONE_RANK, "commented")
         elif _is_given_a_model(source, call):
-            yield _renamed(source, call, "FM326", _WHOLE)
+            # Where every rank held all of it, the norm was that of the whole before.
+            yield _renamed(source, call, "FM326", "" if are_whole(source.models) else _WHOLE)
         elif _is_given_a_list(source, call):
             yield Found("FM326", call, _LIST, "commented")
         elif _may_be_given_one(source, call):
