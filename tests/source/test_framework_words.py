@@ -17,7 +17,7 @@ SETS_UP = (
     "model = fabric.setup_module(net)\n"
     "optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters()))\n"
 )
-OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM326", "FM333", "FM423", "FM448"})
+OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM324", "FM326", "FM333", "FM423", "FM448"})
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM326", "FM333", "FM423", "F
         ("head = model.module.head\n", "", ""),
         ("y = model.forward(x)\n", "", ""),
         ("model.apply(init_weights)\n", "FM322", "shards"),
+        ("apply_activation_checkpointing(model)\n", "FM324", "above the one that gives it the model."),
         ("model.module.apply(enable_monitoring)\n", "", ""),
         ("torch.save(optimizer.state, p)\n", "", ""),
     ],
