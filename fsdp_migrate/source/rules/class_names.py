@@ -30,8 +30,8 @@ _OWN_CLASS = (
     "take isinstance, or the name with removeprefix('FSDP')."
 )
 _INNER = (
-    "FSDP1's wrapper was no `{}`, so that this was false of a sharded model. FSDP2 wraps nothing: where it is "
-    "one, this is true now. See which branch is meant."
+    "FSDP1's wrapper was no `{}`, so that this was false of a sharded model. FSDP2 wraps nothing: where it "
+    "is one, this is true now. See which branch is meant."
 )
 # What a sharded model is under both, or under neither.
 _OF_BOTH = re.compile(
