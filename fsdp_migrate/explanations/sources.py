@@ -86,7 +86,8 @@ EXPLANATIONS = {
     "FM316": (
         "FSDP1 put `_fsdp_wrapped_module` into the names of parameters and modules. Under FSDP2 names are those of the model, so that a test for the"
         " prefix is never true, and a lookup with it fails. Nor is any class called `FullyShardedDataParallel`: a unit's class is called as its own,"
-        " with `FSDP` before it, so that `type(m).__name__` is another.",
+        " with `FSDP` before it, so that `type(m).__name__` is another. That class derives from the model's own, as FSDP1's wrapper did not: `isinstance(model, Net)`"
+        " was false of a sharded model, and is true now.",
         "Use the names without the prefix. Code that only takes the prefix out may stay: it does nothing. Instead of a class's name ask"
         " `isinstance(m, FSDPModule)`.",
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.method_calls import MIXED
+from fsdp_migrate.source.method_calls import mixed_with
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
@@ -96,7 +96,7 @@ def mixed(source: Source, model: cst.BaseExpression) -> str:
     name = _NAMES.get(source.models.sharded_by(model), "")
     if not name and source.models.is_unknown(model):
         return _BY_NAME
-    return f"this may be the model that {name} shards: where it is, " if name else MIXED
+    return f"this may be the model that {name} shards: where it is, " if name else mixed_with(source, model)
 
 
 def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:

@@ -24,6 +24,8 @@ _OTHERS = frozenset({"accelerator", "engine", "fabric", "scaler", "strategy", "t
 
 _HOOKS = re.compile(r"\.(_register_state_dict_hook|register_state_dict_post_hook)\(")
 MIXED = "this may be a DistributedDataParallel model as well: where it is sharded, "
+PLAIN = "this may be a plain model as well: where it, or a part of it, is sharded, "
+_DDP = re.compile(r"(?<!FullySharded)DataParallel|(?<![a-z])ddp|DDP|[Dd]eep[Ss]peed")
 
 
 def adds_keys(text: str) -> bool:
@@ -34,6 +36,12 @@ def adds_keys(text: str) -> bool:
         True
     """
     return _HOOKS.search(text) is not None
+
+
+def mixed_with(source: Source, model: cst.BaseExpression) -> str:
+    """Return how a comment begins about a model that may be another than FSDP1's: one of which is seen."""
+    is_ddp = "ddp" in source.models.kinds(model) or source.models.is_guarded_among(model)
+    return MIXED if is_ddp or _DDP.search(source.code) else PLAIN
 
 
 def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:

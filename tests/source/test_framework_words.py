@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_migrate.source import scan_source
+from tests.source.samples import uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -16,7 +17,7 @@ SETS_UP = (
     "model = fabric.setup_module(net)\n"
     "optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters()))\n"
 )
-OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM326", "FM333", "FM423", "FM448"})
+OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM324", "FM326", "FM333", "FM423", "FM448"})
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,7 @@ OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM326", "FM333", "FM423", "F
         ("head = model.module.head\n", "", ""),
         ("y = model.forward(x)\n", "", ""),
         ("model.apply(init_weights)\n", "FM322", "shards"),
+        ("apply_activation_checkpointing(model)\n", "FM324", "above the one that gives it the model."),
         ("model.module.apply(enable_monitoring)\n", "", ""),
         ("torch.save(optimizer.state, p)\n", "", ""),
     ],
@@ -70,3 +72,25 @@ def test_the_norm_that_accelerate_gives_is_gathered(uses: str, *, is_said: bool)
     )
     assert ("FM423" in {use.code for use in scan_source(made + uses)}) is is_said
     assert "FM423" not in {use.code for use in scan_source(made.replace("fsdp_plugin=plugin", "") + uses)}
+
+
+PARTS = """
+def wrapped(model):
+    for name, part in model.named_children():
+        model.add_module(name, FSDP(part))
+    return model.cuda()
+model = wrapped(net)
+state = model.state_dict()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (PARTS, "this may be a plain model as well: where it, or a part of it, is sharded, "),
+        (f"from torch.nn.parallel import DistributedDataParallel as DDP\n{PARTS}", "DistributedDataParallel"),
+        ("model = FSDP(net) if many else DDP(net)\nstate = model.state_dict()\n", "DistributedDataParallel"),
+    ],
+)
+def test_a_comment_speaks_of_the_other_wrapper_where_one_is(body: str, said: str) -> None:
+    assert [use.becomes for use in uses(body) if use.code == "FM333" and said in use.becomes]

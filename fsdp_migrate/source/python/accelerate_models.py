@@ -124,8 +124,12 @@ def only_infers(code: str) -> bool:
         >>> only_infers("model.eval()"), only_infers("model.eval()\nloss.backward()"), only_infers("")
         (True, False, False)
     """
-    bare = _SAYS_NOTHING.sub("", code)
-    return _INFERS.search(bare) is not None and _TRAINS.search(bare) is None
+    return _INFERS.search(_SAYS_NOTHING.sub("", code)) is not None and not speaks_of_training(code)
+
+
+def speaks_of_training(code: str) -> bool:
+    """Tell whether a source has an optimizer, or takes a backward pass, as its words say."""
+    return _TRAINS.search(_SAYS_NOTHING.sub("", code)) is not None
 
 
 def is_list_of_models(node: cst.Attribute) -> bool:

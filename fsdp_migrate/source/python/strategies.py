@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.held import MODEL
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, literal
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
@@ -31,6 +32,33 @@ def is_sharded_for_certain(models: Models, node: cst.BaseExpression) -> bool:
     return bool(found) and found.isdisjoint({None, "NO_SHARD"})
 
 
+def are_whole(models: Models) -> bool:
+    """Tell whether every FSDP1 model of a source is made here, by ``NO_SHARD``."""
+    index = models.index
+    told = (*models.links.gives.values(), *models.links.is_given.values())
+    if any(MODEL in kind for kinds in told for kind in kinds):
+        return False
+    calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
+    makes = [call for call in calls if models.is_constructor(call.func)]
+    others = (call for call in calls if dotted(call.func) != "isinstance")
+    is_given = any(index.fsdp1(arg.value) == catalog.FSDP for call in others for arg in call.args)
+    is_manual = any(index.fsdp1(call.func) in catalog.MANUAL_WRAPPING for call in calls)
+    found = {_of_call(models, call) for call in makes}
+    return found == {"NO_SHARD"} and not is_given and not is_manual
+
+
+def keep_shapes(models: Models) -> bool:
+    """Tell whether the parameters of every FSDP1 model of a source had their own shapes at any time."""
+    calls = [cst.ensure_type(node, cst.Call) for node in models.index.by_kind.get(cst.Call, ())]
+    makes = [call for call in calls if models.is_constructor(call.func)]
+    return are_whole(models) and all(_keeps_parameters(call) for call in makes)
+
+
+def _keeps_parameters(call: cst.Call) -> bool:
+    given = [a.value for a in call.args if a.keyword is not None and a.keyword.value == "use_orig_params"]
+    return bool(given) and literal(given[0]) is True
+
+
 def _of_target(models: Models, target: cst.CSTNode) -> str | None:
     """Return the strategy in ``target = FSDP(net, sharding_strategy=...)``."""
     index = models.index
@@ -42,7 +70,13 @@ def _of_target(models: Models, target: cst.CSTNode) -> str | None:
         and value.func.attr.value in SAME_MODEL
     ):
         value = value.func.value
-    if not isinstance(value, cst.Call) or any(arg.star for arg in value.args):
+    return _of_call(models, value) if isinstance(value, cst.Call) else None
+
+
+def _of_call(models: Models, value: cst.Call) -> str | None:
+    """Return the strategy of a call that makes a model, where it is seen."""
+    index = models.index
+    if any(arg.star for arg in value.args):
         return None
     name = index.fsdp1(value.func)
     if name is None or (name != catalog.FSDP and name not in catalog.MANUAL_WRAPPING):

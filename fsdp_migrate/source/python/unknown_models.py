@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.last_values import values_set
+from fsdp_migrate.source.python.last_values import stands_for, values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.wrappers import FSDP2
 
 
 if TYPE_CHECKING:
@@ -67,9 +68,27 @@ def is_unknown(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool
 
 def _is_known(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether the source shows what a model is; where it speaks of no FSDP only checks may show it."""
+    if "fully_shard" in source.code and _is_of_fsdp2(source, node):
+        return True
     if not source.links.is_linked and not source.uses_fsdp1:
         return source.guards.is_of_other_wrapper(node) or source.guards.is_without_fsdp(node)
-    return bool(source.models.kinds(node)) or source.models.is_other_branch(node)
+    # A call that gives DistributedDataParallel's says nothing of those that are not seen.
+    return bool(source.models.kinds(node) - {"ddp"}) or source.models.is_other_branch(node)
+
+
+def _is_of_fsdp2(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether the source gives a model to FSDP2's functions itself, or calls here give such a one."""
+    models = source.models
+    given = (call.args[0].value for call in source.calls if call.args and _is_fsdp2s(source, call))
+    known = {models.key_of(each) for each in given} - {None}
+    if models.key_of(node) in known:
+        return True
+    held = list(stands_for(source.index, source.guards, node)) if isinstance(node, cst.Name) else []
+    return bool(held) and all(models.key_of(each) in known or models.is_fsdp2(each) for each in held)
+
+
+def _is_fsdp2s(source: Source, call: cst.Call) -> bool:
+    return bool(source.index.qualified(call.func) & FSDP2)
 
 
 def _is_unknown_attribute(source: Source, node: cst.Attribute, depth: int) -> bool:
@@ -85,8 +104,17 @@ def _values_taken_apart(owner: cst.ClassDef, text: str) -> Iterator[cst.BaseExpr
     """Yield what ``self.model, self.tokenizer = load(path)`` takes apart in a class."""
     for assign in walk_for(owner, cst.Assign):
         targets = [each.target for each in assign.targets if isinstance(each.target, (cst.List, cst.Tuple))]
-        if any(text_of(part.value) == text for target in targets for part in target.elements):
-            yield assign.value
+        for target in targets:
+            for place, part in enumerate(target.elements):
+                if text_of(part.value) == text:
+                    yield _part_of(assign.value, place, len(target.elements))
+
+
+def _part_of(value: cst.BaseExpression, place: int, count: int) -> cst.BaseExpression:
+    """Return what stands at a place of ``a, b = (x, y)``; the whole where that is not seen."""
+    if isinstance(value, (cst.List, cst.Tuple)) and len(value.elements) == count:
+        return value.elements[place].value
+    return value
 
 
 def _is_unknown_name(source: Source, node: cst.Name, depth: int) -> bool:

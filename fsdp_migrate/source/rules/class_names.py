@@ -1,4 +1,7 @@
-"""The classes of modules of a sharded model: FSDP2 gives each unit one of its own, ``FSDPBlock``."""
+"""The classes of modules of a sharded model: FSDP2 gives each unit one of its own, ``FSDPBlock``.
+
+That derives from the model's class, of which FSDP1's wrapper was none.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,16 @@ _OWN_CLASS = (
     "FSDP2 gives each unit a class of its own, a subclass that is called FSDP and the name of its class: "
     "take isinstance, or the name with removeprefix('FSDP')."
 )
+_INNER = (
+    "FSDP1's wrapper was no `{}`, so that this was false of a sharded model. FSDP2 wraps nothing: where it "
+    "is one, this is true now. See which branch is meant."
+)
+# What a sharded model is under both, or under neither.
+_OF_BOTH = re.compile(
+    r"^[a-z_]|Parallel|DDP|FSDP|Engine|Compiled|Optimized|Script|Wrapper|Protocol|^(Module|Path|Tensor)$"
+)
+_PLAIN = ("builtins.", "collections.", "numpy.", "pathlib.", "types.", "typing.")
+_UNWRAPS = re.compile(r"\bmodule\b|unwrap|getattr", re.IGNORECASE)
 _OF_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _DDPS = re.compile(r"Parallel")
 
@@ -35,6 +48,51 @@ def find(source: Source) -> Iterator[Found]:
     for test in source.index.by_kind.get(cst.Comparison, ()):
         if _asks_for_own_class(source, cst.ensure_type(test, cst.Comparison)):
             yield Found("FM316", test, _OWN_CLASS, "commented")
+    for call in source.calls:
+        if dotted(call.func) == "isinstance" and len(call.args) == 2 and _is_wrapped(source, call):
+            names = _classes(source, call.args[1].value)
+            if names:
+                yield Found("FM316", call, _INNER.format(names[0]), "commented")
+
+
+def _is_wrapped(source: Source, call: cst.Call) -> bool:
+    """Tell whether a check is about a model that FSDP1 wrapped, and not about what was taken out of it."""
+    model = call.args[0].value
+    if not isinstance(model, (cst.Name, cst.Attribute)) or source.models.certainty(model) is None:
+        return False
+    if source.models.sharded_by(model) not in {"", "accelerate"} or _UNWRAPS.search(text_of(model)):
+        return False
+    bound = source.index.bindings_of(model) if isinstance(model, cst.Name) else ()
+    if any(each.value is not None and _UNWRAPS.search(text_of(each.value)) for each in bound):
+        return False
+    return not _is_required(source, call)
+
+
+def _is_required(source: Source, call: cst.Call) -> bool:
+    """Tell whether a check only makes sure of a class: then the model was none of FSDP1's there."""
+    for above in source.index.ancestors(call):
+        if isinstance(above, cst.If):
+            return any(walk_for(above.body, cst.Raise))
+        if isinstance(above, (cst.Assert, cst.BaseStatement)):
+            return isinstance(above, cst.Assert)
+    return False
+
+
+def _classes(source: Source, given: cst.BaseExpression) -> list[str]:
+    """Return the classes of a check that a model may be of, and FSDP1's wrapper is none of."""
+    asked = [each.value for each in given.elements] if isinstance(given, cst.Tuple) else [given]
+    names = [(dotted(each) or "").split(".")[-1] for each in asked]
+    if "Module" in names:
+        return []
+    known = [source.index.qualified(each) for each in asked]
+    return [
+        name
+        for name, those, each in zip(names, known, asked, strict=True)
+        if name
+        and not _OF_BOTH.search(name)
+        and not any(full.startswith(_PLAIN) for full in those)
+        and not source.models.is_constructor(each)
+    ]
 
 
 def _asks_for_own_class(source: Source, test: cst.Comparison) -> bool:

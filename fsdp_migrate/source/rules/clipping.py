@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.clipped_lists import are_of_a_model, clipped
 from fsdp_migrate.source.framework_words import clips, is_an_accelerator, name_of_framework
 from fsdp_migrate.source.method_calls import (
     is_likely_made_elsewhere,
@@ -22,6 +23,7 @@ from fsdp_migrate.source.method_calls import (
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.python.parameter_lists import shares
+from fsdp_migrate.source.python.strategies import are_whole
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -51,6 +53,11 @@ _MAYBE_WHOLE = (
     "where this model is sharded the norm is now that of the whole gradient; under FSDP1 it was that of one "
     "rank's shards. Take {}, and see that max_norm is meant so."
 )
+_LIST = (
+    "where these are a sharded model's parameters, the norm is now that of the whole gradient; under FSDP1 "
+    "it was that of one rank's shards. Take fsdp_migrate.runtime.clip_grad_norm_, and see that max_norm is "
+    "meant so."
+)
 _ONE_RANK = (
     "one rank alone comes here, and every rank must take part in the norm of the whole gradient: FSDP1's was "
     "that of one rank's shards. Call fsdp_migrate.runtime.clip_grad_norm_ above this branch."
@@ -75,7 +82,10 @@ def find(source: Source) -> Iterator[Found]:
         if _is_given_a_model(source, call) and is_of_one_rank(source.models.guards, call):
             yield Found("FM326", call, _ONE_RANK, "commented")
         elif _is_given_a_model(source, call):
-            yield _renamed(source, call, "FM326", _WHOLE)
+            # Where every rank held all of it, the norm was that of the whole before.
+            yield _renamed(source, call, "FM326", "" if are_whole(source.models) else _WHOLE)
+        elif _is_given_a_list(source, call):
+            yield Found("FM326", call, _LIST, "commented")
         elif _may_be_given_one(source, call):
             said = _MAYBE_WHOLE.format(clips(source, _model_of(call)))
             yield Found("FM326", call, said, "commented")
@@ -157,6 +167,12 @@ def _model_of(call: cst.Call) -> cst.BaseExpression | None:
 def _is_given_a_model(source: Source, call: cst.Call) -> bool:
     model = _model_of(call)
     return model is not None and source.models.certainty(model) == "certain"
+
+
+def _is_given_a_list(source: Source, call: cst.Call) -> bool:
+    """Tell whether a list is given that is an optimizer's, or that a function made of a sharded model."""
+    given = clipped(call)
+    return given is not None and not source.models.is_parameters(given) and are_of_a_model(source, given)
 
 
 def _may_be_given_one(source: Source, call: cst.Call) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.copied_parameters import copies
-from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters
+from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters, name_of_framework
 from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
@@ -72,6 +72,16 @@ _PART_COPIED = (
 _APPLY = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.apply_activation_checkpointing"
 # Functions of other sources that do so, by what they are called.
 _CHECKPOINTS = re.compile(r"^(apply|enable|set|wrap)_\w*checkpointing|^apply_(ac|activation_checkpoint)$")
+_BY_FRAMEWORK = (
+    "checkpoint layers before {} shards the model, which spares a second all-gather: make this call above "
+    "the one that gives it the model{}."
+)
+_BY_SETTING = {
+    "accelerate": (
+        ", or delete it and give FullyShardedDataParallelPlugin activation_checkpointing=True (in a config "
+        "`fsdp_activation_checkpointing: true`)"
+    )
+}
 _TE = "transformer_engine.pytorch.distributed.prepare_te_modules_for_fsdp"
 _TRL = "trl.models.prepare_fsdp"
 _FUNCTIONS = {
@@ -123,7 +133,7 @@ def find(source: Source) -> Iterator[Found]:
         if isinstance(func, (cst.Name, cst.Attribute)) and not source.index.qualified(func) & set(_FUNCTIONS):
             named = _CHECKPOINTS.search((dotted(func) or "").split(".")[-1])
             if named and first is not None and source.models.certainty(first) is not None:
-                yield Found("FM324", call, _FUNCTIONS[_APPLY][1], "commented")
+                yield Found("FM324", call, _of_checkpointing(source, first), "commented")
         for name in source.index.qualified(func) & set(_FUNCTIONS):
             known = first is not None and source.models.certainty(first) is not None
             if (
@@ -132,7 +142,15 @@ def find(source: Source) -> Iterator[Found]:
                 or (name == _APPLY and _comes_after_wrapping(source, call))
             ):
                 code, meant = _FUNCTIONS[name]
+                meant = _of_checkpointing(source, first) if name == _APPLY and first is not None else meant
                 yield Found(code, call, meant, "commented")
+
+
+def _of_checkpointing(source: Source, model: cst.BaseExpression) -> str:
+    """Return what checkpoints the layers of a model, by whom it is sharded."""
+    name = name_of_framework(source, model)
+    setting = _BY_SETTING.get(source.models.sharded_by(model), "")
+    return _BY_FRAMEWORK.format(name, setting) if name else _FUNCTIONS[_APPLY][1]
 
 
 def _of_copies(source: Source) -> Iterator[Found]:

@@ -14,6 +14,7 @@ import libcst as cst
 from fsdp_migrate.source.python.held import FLAT
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.strategies import keep_shapes
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_prepared_with_its_model
 from fsdp_migrate.source.uses import Found
 
@@ -54,6 +55,8 @@ _LISTS = frozenset({"named_parameters", "parameters"})
 
 def find(source: Source) -> Iterator[Found]:
     """Find tests of dimensions in functions that go through a sharded model's parameters."""
+    if keep_shapes(source.models):
+        return
     functions = {function for call in source.calls for function in _going_through(source, call)}
     for kind in (cst.For, cst.CompFor):
         for loop in source.index.by_kind.get(kind, ()):
@@ -71,6 +74,11 @@ def find(source: Source) -> Iterator[Found]:
             if _is_of_loop(source, test):
                 seen.add(test)
                 yield Found("FM318", test, _MEANT, "commented")
+    yield from _of_timm(source)
+
+
+def _of_timm(source: Source) -> Iterator[Found]:
+    """Find timm's functions that group parameters by their dimensions."""
     for call in source.calls:
         is_timms = any(map(_TIMM.match, source.index.qualified(call.func)))
         if is_timms and any(source.models.certainty(arg.value) is not None for arg in call.args):

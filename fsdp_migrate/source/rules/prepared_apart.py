@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     names_layers,
     only_infers,
     prepared,
+    speaks_of_training,
 )
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.frameworks import by_whom
@@ -44,6 +45,13 @@ _MEANT = (
 _UNTRAINED = (
     "Accelerate's FSDP2 refuses a model without an optimizer, and there is none here. Leave out a model that "
     "is not trained, `model.to(accelerator.device)`, or have it sharded with an optimizer that never steps: "
+    "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`."
+)
+_EITHER = (
+    "Accelerate's FSDP2 refuses it: a model and its optimizer must be passed together, and no optimizer is "
+    "made here. Where the model is trained, write `model, optimizer = accelerator.prepare(model, optimizer)` "
+    "where both are. Where it is not, leave it out, `model.to(accelerator.device)`, or have it sharded with "
+    "an optimizer that never steps: "
     "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`."
 )
 _SEVERAL = (
@@ -81,8 +89,8 @@ def find(source: Source) -> Iterator[Found]:
         return
     for call in calls:
         meant = "" if call in again or _is_elsewhere(source, call) else _refused(source, call)
-        if meant == _MEANT and only_infers(source.code):
-            meant = _UNTRAINED
+        if meant == _MEANT and not speaks_of_training(source.code):
+            meant = _UNTRAINED if only_infers(source.code) else _EITHER
         if call not in again and not meant and (others := _held_besides(source, call)):
             meant = _HOLDS_MORE.format(others=named(others))
         if meant or (call not in again and _is_second(source, call, calls)):

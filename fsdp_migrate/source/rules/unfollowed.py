@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.clipped_lists import are_unknown, clipped
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
@@ -17,6 +18,7 @@ from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.unknown_models import is_model, is_unknown, last_word
+from fsdp_migrate.source.unknown_foreach import of_foreach
 from fsdp_migrate.source.uses import Found
 
 
@@ -57,6 +59,12 @@ _GRADIENTS = (
     "rank's, and collectives take none. clip_grad_norm_(model, float('inf')) of fsdp_migrate.runtime gives "
     "the norm as a plain tensor."
 )
+_LIST = "of a sharded model's parameters the norm is that of the whole gradient; FSDP1's was one rank's."
+_FOREACH = (
+    "torch._foreach_* takes no list of both a sharded model's parameters, which are DTensors, and its "
+    "buffers, which are plain: give each a list of its own."
+)
+_OF_DTENSORS: Final = frozenset({"DTensor", "_local_tensor", "full_tensor", "to_local"})
 _MAKES_STATES: Final = frozenset(
     {
         "flatten_sharded_optim_state_dict",
@@ -84,6 +92,7 @@ _OF_FUNCTIONS: Final = {
 _OPTIMIZER_NAME: Final = re.compile(r"optim|(?:^|_)opt$")
 _MAY_FIND: Final = re.compile(
     r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\()"
+    r"|\butils\.clip_grad_norm_\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
     r"|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
 )
 _LAST: Final = re.compile(r"(\w+)(?:['\"]\])?\s*$")
@@ -111,11 +120,14 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
         return
     said = {source.index.statement(each.node) for _, each in found}
     commented = {line for line, *_ in find_left(source.code)}
+    is_foreach_said = any(each.code == "FM447" and each.action == "commented" for _, each in found)
     asked = ((call, _asked(source, call)) for call in source.calls)
     done = [(call, *what) for call, what in asked if what is not None]
-    for node, model, meant in (*done, *_loops(source)):
+    both = () if is_foreach_said else of_foreach(source)
+    lists = [*((each, None, _LIST) for each in _clipped_lists(source)), *((e, None, _FOREACH) for e in both)]
+    for node, model, meant in (*done, *_loops(source), *lists):
         statement = source.index.statement(node)
-        if statement in said or not is_unknown(source, model):
+        if statement in said or (model is not None and not is_unknown(source, model)):
             continue
         if source.position(statement)[0] not in commented:
             said.add(statement)
@@ -131,12 +143,27 @@ def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpress
             if not models:
                 continue
             region = node.body if isinstance(node, cst.For) else source.index.parents[node]
+            if _knows_dtensors(region):
+                continue
             if len(models) > 1:
                 named = (each for each in models if is_model(last_word(each)))
                 yield from ((node.iter, model, _BESIDE) for model in named)
             elif any(each.attr.value == "grad" for each in walk_for(region, cst.Attribute)):
                 made = (each for each in walk_for(region, cst.Call) if _is_of_gradients(each))
                 yield from ((each, models[0], _GRADIENTS) for each in made)
+
+
+def _knows_dtensors(region: cst.CSTNode) -> bool:
+    """Tell whether a loop takes DTensors apart itself."""
+    return any(each.value in _OF_DTENSORS for each in walk_for(region, cst.Name))
+
+
+def _clipped_lists(source: Source) -> Iterator[cst.Call]:
+    """Yield what clips an optimizer's parameters, or a list that others give, of which nothing is known."""
+    for call in source.calls:
+        given = clipped(call)
+        if given is not None and are_unknown(source, given):
+            yield call
 
 
 def _is_of_gradients(call: cst.Call) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import IMPORTS, codes
+from tests.source.samples import IMPORTS, codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -59,3 +59,46 @@ def test_what_chooses_modules_for_fsdp2_is_neither_fsdp1s_nor_wrong() -> None:
 )
 def test_the_class_of_a_unit_is_one_of_its_own(body: str, *, is_said: bool) -> None:
     assert (("FM316", "commented") in codes(body)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("check", "is_said"),
+    [
+        ("isinstance(model, PeftModel)", True),
+        ("isinstance(model, (DDP, PeftModel))", True),
+        ("not isinstance(model, torch.nn.Sequential)", True),
+        ("isinstance(model, torch.nn.Module)", False),
+        ("isinstance(model, (DDP, torch.nn.DataParallel))", False),
+        ("isinstance(model, (list, tuple))", False),
+        ("isinstance(model, Path)", False),
+        ("isinstance(model, FSDP)", False),
+        ("isinstance(model.module, PeftModel)", False),
+        ("isinstance(net, PeftModel)", False),
+        ("isinstance(inner, PeftModel)", False),
+        ("isinstance(taken, PeftModel)", False),
+    ],
+)
+def test_a_class_that_the_wrapper_was_none_of(check: str, is_said: bool) -> None:
+    body = (
+        "from pathlib import Path\nmodel = FSDP(net)\ninner = model.module\ntaken = unwrap(model)\n"
+        f"if {check}:\n    save(1)\n"
+    )
+    found = [use.becomes for use in uses(body) if use.code == "FM316"]
+    assert bool(found) is is_said
+    assert all("wrapper was no `" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "assert isinstance(model, PeftModel)\n",
+        "if not isinstance(model, PeftModel):\n    raise TypeError(model)\n",
+    ],
+)
+def test_a_class_that_is_required_is_not_said(body: str) -> None:
+    assert "FM316" not in dict(codes(f"model = FSDP(net)\n{body}"))
+
+
+def test_a_class_is_asked_before_wrapping() -> None:
+    body = "if isinstance(model, PeftModel):\n    x = 1\nmodel = FSDP(model)\n"
+    assert "FM316" not in dict(codes(body))

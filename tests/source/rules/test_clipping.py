@@ -194,3 +194,47 @@ def test_parameters_of_a_module_that_shards_its_own_parts(made: str, given: str,
     body = PARTS.format(made=made, given=given)
     found = codes(f"from torch.nn.utils import clip_grad_norm_\n{body}")
     assert (("FM326", "commented") in found) is is_said
+
+
+OWN = (
+    "class Own(torch.optim.SGD):\n    def step(self, closure=None):\n"
+    "        params = [p for g in self.param_groups for p in g['params']]\n"
+    "        torch.nn.utils.clip_grad_norm_(params, 1.0)\n        super().step(closure)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "opt = SGD({}.parameters())\ntorch.nn.utils.clip_grad_norm_(opt.param_groups[0]['params'], 1.0)\n",
+        (
+            "opt = SGD({}.parameters())\nfor g in opt.param_groups:\n"
+            "    torch.nn.utils.clip_grad_norm_(g['params'], 1.0)\n"
+        ),
+        "names, kept = filter_params({})\ntorch.nn.utils.clip_grad_norm_(kept, 1.0)\n",
+        f"{OWN}opt = Own({{}}.parameters())\n",
+    ],
+)
+def test_lists_of_optimizers_and_of_functions_that_pick_parameters(body: str) -> None:
+    assert ("FM326", "commented") in codes(f"model = FSDP(net)\n{body.format('model')}")
+    assert "FM326" not in dict(codes(f"model = FSDP(net)\n{body.format('other')}"))
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("m = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\n", False),
+        ("s = ShardingStrategy.NO_SHARD\nm = FSDP(net, None, s).to(0)\n", False),
+        ("m = FSDP(net, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)\n", True),
+        ("m = FSDP(net, sharding_strategy=strategy)\n", True),
+        ("m = FSDP(net)\n", True),
+        ("m = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\nn = FSDP(b)\n", True),
+        ("m = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\nf = partial(FSDP, a=1)\n", True),
+    ],
+)
+def test_the_norm_of_whole_parameters_is_what_it_was(made: str, is_said: bool) -> None:
+    clip = "torch.nn.utils.clip_grad_norm_(m.parameters(), 2.0)\n"
+    body = f"from torch.distributed.fsdp import ShardingStrategy\n{made}{clip}"
+    found = [use for use in uses(body) if use.code == "FM326"]
+    assert [use.action for use in found] == ["rewritten"]
+    assert bool(found[0].note) is is_said

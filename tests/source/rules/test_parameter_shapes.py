@@ -108,3 +108,16 @@ def test_before_the_wrapping_parameters_have_their_own_shapes() -> None:
     used = "opt = torch.optim.AdamW(model.parameters())\n"
     assert "FM318" not in dict(codes(f"{marked.format('net')}model = FSDP(net)\n{used}"))
     assert "FM318" in dict(codes(f"model = FSDP(net)\n{marked.format('model')}{used}"))
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("sharding_strategy=ShardingStrategy.NO_SHARD, use_orig_params=True", False),
+        ("sharding_strategy=ShardingStrategy.NO_SHARD", True),
+        ("sharding_strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True", True),
+    ],
+)
+def test_parameters_that_kept_their_shapes(given: str, is_said: bool) -> None:
+    body = f"model = FSDP(net, {given})\nx = [p for p in model.parameters() if p.ndim >= 2]\n"
+    assert ("FM318" in dict(codes(body))) is is_said

@@ -236,3 +236,23 @@ def test_an_optimizer_that_holds_more_than_the_model(made: str, others: str) -> 
     said = comments(f"{groups}optimizer = {made}\n{prepare}", PLUGIN)
     assert (f"FM449 this optimizer holds the parameters of {others} too" in said) is bool(others)
     assert ("FM449" in said) is bool(others)
+
+
+def test_checkpointing_of_what_accelerate_shards_names_its_plugin() -> None:
+    prepare = "model, optimizer = accelerator.prepare(model, optimizer)\n"
+    plugin = PLUGIN.replace("fsdp_version=2, ", "")
+    said = comments(f"{prepare}apply_activation_checkpointing(model, check_fn=check)\n", plugin)
+    assert "FullyShardedDataParallelPlugin activation_checkpointing=True" in said
+    assert "prepare_fully_shard" not in said
+
+
+@pytest.mark.parametrize(
+    ("around", "said"),
+    [
+        ("print({})\n", "Where the model is trained, write"),
+        ("{}.eval()\n", "there is none here"),
+        ("optimizer = AdamW({}.parameters())\n", "Make the optimizer first"),
+    ],
+)
+def test_where_no_optimizer_is_made_it_says_what_a_file_that_infers_does(around: str, said: str) -> None:
+    assert said in comments(f"model = accelerator.prepare(model)\n{around.format('model')}", PLUGIN)

@@ -80,7 +80,6 @@ def test_it_says_what_to_know_if_the_model_is_sharded(tmp_path: Path, does: str,
         "def run(model, x):\n    model.save_pretrained(x, state_dict=x)\n",
         "def run(model_cfg, model_args):\n    copy.deepcopy(model_cfg)\n    copy.deepcopy(model_args)\n",
         "def run(model, x):\n    if not isinstance(model, FSDP):\n        model.load_state_dict(x)\n",
-        "def run(parameters):\n    torch.nn.utils.clip_grad_norm_(parameters, 1.0)\n",
         "def run(model):\n    return model(1)\n",
         LOADED,
         "def run(model):\n    return [p.grad for p in model.parameters()], sum(p.norm() for p in [])\n",
@@ -140,3 +139,98 @@ def test_attributes_are_followed_to_what_sets_them(tmp_path: Path) -> None:
 def test_items_of_a_loaded_state_and_names_of_one(tmp_path: Path, does: str, *, is_said: bool) -> None:
     body = f"import copy\n\n\nclass EMA:\n    def {does}\n"
     assert bool(found(tmp_path, body)) is is_said
+
+
+AVERAGE = """import torch
+class State:
+    def values(self, model):
+        yield from model.named_parameters()
+        yield from {buffers}
+    def update(self, mine, model):
+        torch._foreach_mul_(mine, 0.9)
+        torch._foreach_add_(mine, [v for _, v in self.values(model)], alpha=0.1)
+"""
+
+
+def test_lists_of_parameters_and_buffers_for_foreach(tmp_path: Path) -> None:
+    uses = found(tmp_path, AVERAGE.format(buffers="model.named_buffers()"))
+    assert list(uses) == ["torch._foreach_mul_(mine, 0.9)"]
+    assert "give each a list of its own" in uses["torch._foreach_mul_(mine, 0.9)"]
+    assert found(tmp_path, AVERAGE.format(buffers="other.named_buffers()")) == {}
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "def run({}):\n    clip_grad_norm_(given, 1.0)\n",
+        (
+            "class A:\n    def __init__(self, {}):\n        self.x = given\n    def run(self):\n"
+            "        torch.nn.utils.clip_grad_norm_(self.x, 1.0)\n"
+        ),
+        (
+            "class A(base()):\n    def step(self):\n        {} = [g['params'] for g in self.param_groups]\n"
+            "        clip_grad_norm_(given, 1.0)\n"
+        ),
+        (
+            "def run(optimizer):\n    for {} in optimizer.param_groups:\n"
+            "        clip_grad_norm_(given['params'], 1.0)\n"
+        ),
+    ],
+)
+def test_lists_that_are_clipped(tmp_path: Path, does: str) -> None:
+    imports = "import torch\nfrom torch.nn.utils import clip_grad_norm_\n"
+    uses = found(tmp_path, imports + does.format("given"))
+    assert len(uses) == 1
+    assert "of a sharded model's parameters the norm" in next(iter(uses.values()))
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "def run(given):\n    clip_grad_norm_(given, 1.0)\nrun(Net().parameters())\n",
+        "def run():\n    given = Net().parameters()\n    clip_grad_norm_(given, 1.0)\n",
+        "def run(tensors):\n    tensors.clip_grad_norm_(1.0)\n",
+        "def run(tensors, x):\n    tensors(x).clip_grad_norm_(1.0)\n    (x if x else tensors)(1.0)\n",
+        "def run():\n    opt = SGD(Net().parameters())\n    clip_grad_norm_(opt.param_groups[0]['p'], 1)\n",
+    ],
+)
+def test_lists_of_plain_models_that_are_clipped(tmp_path: Path, does: str) -> None:
+    assert found(tmp_path, f"from torch.nn.utils import clip_grad_norm_\n{does}") == {}
+
+
+FSDP2S = """import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import clip_grad_norm_
+def train(model, loader):
+    for x in loader:
+        model(x).sum().backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+def main(net, loader):
+    {}
+    train(net, loader)
+"""
+
+
+def test_models_of_fsdp2_itself_are_not_named(tmp_path: Path) -> None:
+    assert found(tmp_path, FSDP2S.format("fully_shard(net)")) == {}
+    assert len(found(tmp_path, FSDP2S.format("fully_shard(other)"))) == 1
+
+
+def test_loops_that_take_dtensors_apart_are_not_named(tmp_path: Path) -> None:
+    loop = (
+        "def norms(model):\n    for p in model.parameters():\n"
+        "        g = p.grad.{} if isinstance(p.grad, {}) else p.grad\n        print(g.norm())\n"
+    )
+    assert found(tmp_path, loop.format("_local_tensor", "DTensor")) == {}
+    assert len(found(tmp_path, loop.format("data", "Other"))) == 1
+
+
+def test_a_function_that_is_given_ddps_model_too_is_named(tmp_path: Path) -> None:
+    train = (
+        f"{TRAIN}\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nfrom tools import save\n"
+        "save(DDP(net))\n"
+    )
+    assert len(found(tmp_path, "def save(model):\n    return model.state_dict()\n", train)) == 1
+    wraps = "def save(net):\n    model = DDP(net)\n    return model.state_dict()\n"
+    imports = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    assert found(tmp_path, imports + wraps, train) == {}

@@ -1,0 +1,97 @@
+"""Lists of parameters that are clipped, and no ``model.parameters()``: an optimizer's, or of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.loops import binds, loops_around
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.parameter_lists import named_as_parameters
+from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.python.unknown_models import is_unknown, last_word
+from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_given_parameters
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_GROUPS = "param_groups"
+_NORMS = frozenset({"clip_grad_norm", "clip_grad_norm_"})
+_DEEPEST = 4
+
+
+def are_of_a_model(source: Source, given: cst.BaseExpression) -> bool:
+    """Tell whether a list is that of an optimizer of a sharded model, or one that a function took of it."""
+    optimizer = whose_groups(source, given)
+    if optimizer is not None:
+        return _is_of_a_model(source, optimizer)
+    models = (named_as_parameters(each, name) for name, each in _values(source, given))
+    return any(source.models.certainty(each) is not None for each in models if each is not None)
+
+
+def are_unknown(source: Source, given: cst.BaseExpression) -> bool:
+    """Tell whether nothing shows whose parameters a list has: an optimizer's, or of others."""
+    optimizer = whose_groups(source, given)
+    if optimizer is not None:
+        return text_of(optimizer) == "self" or is_unknown(source, optimizer)
+    if not isinstance(given, (cst.Name, cst.Attribute)) or not is_unknown(source, given):
+        return False
+    if isinstance(given, cst.Attribute) and last_word(given) == _GROUPS:
+        return False
+    held = list(stands_for(source.index, source.guards, given)) if isinstance(given, cst.Name) else []
+    models = [model_of(source.index, each) for each in held]
+    return not any(each is not None and not is_unknown(source, each) for each in models)
+
+
+def whose_groups(source: Source, given: cst.BaseExpression, depth: int = 0) -> cst.BaseExpression | None:
+    """Return the optimizer whose groups a list is made of: ``[p for g in opt.param_groups for p in ...]``."""
+    for node in walk_for(given, cst.Attribute):
+        if node.attr.value == _GROUPS:
+            return node.value
+    for name in walk_for(given, cst.Name) if depth < _DEEPEST else ():
+        for value in _comes_of(source, name):
+            found = whose_groups(source, value, depth + 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _comes_of(source: Source, name: cst.Name) -> Iterator[cst.BaseExpression]:
+    """Yield the value of a name, or what the loop goes through that it is the target of."""
+    if name not in source.index.scopes:
+        return
+    value = last_value(source.index, name)
+    if value is not None:
+        yield value
+    yield from (loop.iter for loop in loops_around(source.index, name) if binds(loop, name.value))
+
+
+def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
+    text = text_of(optimizer)
+    if text == "self":
+        return source.index.class_of(optimizer) in list(classes_given_parameters(source))
+    made = (each for each in source.assignments if any(text_of(t.target) == text for t in each.targets))
+    calls = (each.value for each in made if isinstance(each.value, cst.Call))
+    return any(is_given_parameters(source, call) for call in calls)
+
+
+def _values(source: Source, given: cst.BaseExpression) -> Iterator[tuple[str, cst.BaseExpression]]:
+    """Yield what a name is bound to, also as a part of a tuple, with the name."""
+    if isinstance(given, cst.Name) and given in source.index.scopes:
+        for binding in source.index.scopes[given].lookup(given.value):
+            if binding.value is not None:
+                yield given.value, binding.value
+
+
+def clipped(call: cst.Call) -> cst.BaseExpression | None:
+    """Return what a function that clips is given, ``clip_grad_norm_(params, 1.0)``; none of a method's."""
+    *before, name = (dotted(call.func) or "").split(".")
+    is_function = not before or before[-1] in {"clip_grad", "utils"}
+    is_given = bool(call.args) and not call.args[0].star
+    return call.args[0].value if name in _NORMS and is_function and is_given else None
