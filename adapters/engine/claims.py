@@ -112,6 +112,11 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "BatchNorm's, and in a model that is not of transformers at parameters of the model itself",
             since="1.7",
         ),
+        "ignores_nothing": Claim(
+            "with `fsdp_cpu_ram_efficient_loading` FSDP2 shards what `fsdp_ignored_modules` names all the "
+            "same, and gives every rank the values of rank 0",
+            since="1.7",
+        ),
         "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }
 )

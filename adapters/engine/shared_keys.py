@@ -189,6 +189,12 @@ def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str
         draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")
 
 
+def ignore_nothing(name: str) -> Outcome:
+    """Return the outcome of ignored modules where rank 0 loads for all: FSDP2 shards new parameters."""
+    text = f"Kept, and lost: {ACCELERATE['ignores_nothing'].says}, without an error."
+    return Outcome("FM343", text, f"Write `{name}: false`; the launcher takes true where nothing is said.")
+
+
 def keep_wrap_policy(value: Any, block: Block) -> Outcome:
     """Keep the policy's name; a policy by size wraps other modules under Accelerate's FSDP2."""
     del block
