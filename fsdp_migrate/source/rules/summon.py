@@ -43,7 +43,7 @@ _PARTS_RUN = (
     "context away."
 )
 _METHOD_RUNS = (
-    "the model seems to run in this context, by its method {0!r}, which FSDP2 does not allow: if it does, call "
+    "the model seems to run in this context, by its method {0!r}, which FSDP2 does not allow: if so, call "
     "fsdp_migrate.runtime.register_forward_methods(model, {0!r}) once, and take the context away. If it "
     "does not run, call fsdp_migrate.runtime.summon_full_params."
 )
