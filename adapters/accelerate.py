@@ -19,7 +19,6 @@ from fsdp_migrate.adapters.engine.base import (
     bare_values,
     by_name,
     is_known,
-    keep,
     keep_bool,
     keep_count,
     mapping_at,
@@ -35,6 +34,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     ORIG_PARAMS,
     broadcasts_from_rank0,
     drop_prefetch,
+    ignore_nothing,
     keep_classes,
     keep_ram_loading,
     keep_state_dict_type,
@@ -135,6 +135,13 @@ def drop_prefetch_policy(value: Any, block: Block) -> Outcome:
     return Outcome("FM343", text, remove=True)
 
 
+def keep_ignored(value: Any, block: Block) -> Outcome:
+    """Keep what is ignored; where rank 0 loads for all, FSDP2 shards it all the same."""
+    if words.is_nothing(value) or not broadcasts_from_rank0(block, ACCELERATE_KEYS, default=True):
+        return Outcome("FM340", "Kept: it means the same.")
+    return ignore_nothing("fsdp_cpu_ram_efficient_loading")
+
+
 def keep_unread(value: Any, block: Block) -> Outcome:
     """Keep the name that the variable in the environment has: the launcher has no such flag."""
     del block
@@ -180,7 +187,11 @@ ACCELERATE_KEYS: tuple[Key, ...] = (
     Key("cpu_ram_efficient_loading", "kept", keep_ram_loading),
     Key("activation_checkpointing", "kept", keep_bool),
     Key("activation_checkpointing_offload", "kept: only FSDP2 has it", keep_bool),
-    Key("ignored_modules", "kept: FSDP2 ignores their parameters (torch 2.7 and later)", keep()),
+    Key(
+        "ignored_modules",
+        "kept: FSDP2 ignores their parameters (torch 2.7 and later), if `cpu_ram_efficient_loading` is false",
+        keep_ignored,
+    ),
     replace(LIMIT_ALL_GATHERS, is_read=False),
 )
 

@@ -127,6 +127,11 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "`ACCELERATE_USE_PARALLELISM_CONFIG` is true",
             since="1.10",
         ),
+        "ignores_nothing": Claim(
+            "with `fsdp_cpu_ram_efficient_loading` FSDP2 shards what `fsdp_ignored_modules` names all the "
+            "same, and gives every rank the values of rank 0",
+            since="1.7",
+        ),
         "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }
 )

@@ -291,6 +291,12 @@ def _meant_policy(word: str, block: Block) -> str:
     return " With the layers' class, or a model that names them itself, it is TRANSFORMER_BASED_WRAP."
 
 
+def ignore_nothing(name: str) -> Outcome:
+    """Return the outcome of ignored modules where rank 0 loads for all: FSDP2 shards new parameters."""
+    text = f"Kept, and lost: {ACCELERATE['ignores_nothing'].says}, without an error."
+    return Outcome("FM343", text, f"Write `{name}: false`; the launcher takes true where nothing is said.")
+
+
 def keep_wrap_policy(value: Any, block: Block) -> Outcome:
     """Keep the policy's name; a policy by size wraps other modules under Accelerate's FSDP2."""
     if value is None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_SETTINGS: Final = frozenset({".json", ".yaml", ".yml"}) | SHELL
+SETTINGS: Final = frozenset({".json", ".yaml", ".yml"}) | SHELL
+"""The endings of files that may hold settings of Accelerate's."""
 _GIVEN: Final = re.compile(r"cpu_ram_efficient_loading[\"']?\s*[:=\s]\s*[\"']?(\w+)")
 # Of Accelerate's launcher, which turns it on where nothing is said; HF Trainer alone does not.
 _LAUNCHED: Final = re.compile(r"distributed_type[\"']?\s*:\s*[\"']?FSDP\b|--use_fsdp\b")
@@ -48,16 +49,17 @@ def find_not_loaded(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         []
     """
     found = list(paths)
-    sources = dict(_read(find_sources(found)))
+    sources = dict(read(find_sources(found)))
     preparing = {path: code for path, code in sources.items() if "accelerator.prepare(" in code}
-    if not preparing or not _loads_so(code for _, code in _read(find_sources(found, _SETTINGS))):
+    if not preparing or not loads_so(code for _, code in read(find_sources(found, SETTINGS))):
         return []
     classes = _Classes(sources)
     others = _made_anywhere(sources, classes)
     return [each for path, code in preparing.items() for each in _of_file(path, code, classes, others)]
 
 
-def _read(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+def read(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield files with their texts, but those that cannot be read, or are very large."""
     for path in files:
         text = _text_of(path)
         if text is not None:
@@ -71,13 +73,14 @@ def _text_of(path: Path) -> str | None:
         return None
 
 
-def _loads_so(texts: Iterable[str]) -> bool:
+def loads_so(texts: Iterable[str]) -> bool:
     """Tell whether settings turn it on, or leave it to Accelerate's launcher."""
-    for text in texts:
-        given = [value.lower() in _ON for value in _GIVEN.findall(text)]
-        if any(given) or (not given and _LAUNCHED.search(text)):
-            return True
-    return False
+    return any(says_so([text]) or (not _GIVEN.search(text) and _LAUNCHED.search(text)) for text in texts)
+
+
+def says_so(texts: Iterable[str]) -> bool:
+    """Tell whether settings, or sources that hold them, turn it on themselves."""
+    return any(value.lower() in _ON for text in texts for value in _GIVEN.findall(text))
 
 
 class _Classes:
@@ -108,13 +111,14 @@ class _Classes:
 
     def _node(self, name: str) -> ast.ClassDef | None:
         if name not in self._nodes and name in self._codes:
-            for each in _parsed(self._codes[name]).body:
+            for each in parsed(self._codes[name]).body:
                 if isinstance(each, ast.ClassDef):
                     self._nodes[each.name] = each
         return self._nodes.get(name)
 
 
-def _parsed(code: str) -> ast.Module:
+def parsed(code: str) -> ast.Module:
+    """Return a source's tree, which has nothing in it where it is no Python of today."""
     try:
         return ast.parse(code)
     except (SyntaxError, ValueError, RecursionError):
@@ -162,7 +166,7 @@ def _buffers(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _of_file(path: Path, code: str, classes: _Classes, others: Mapping[str, str]) -> Iterator[str]:
-    tree = _parsed(code)
+    tree = parsed(code)
     own = _made(tree, classes)
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("accelerator.prepare"):
@@ -192,7 +196,7 @@ def _made_anywhere(sources: Mapping[Path, str], classes: _Classes) -> dict[str, 
     found: dict[str, set[str]] = {}
     for code in sources.values():
         if any(f"{name}(" in code for name in classes.names):
-            for word, name in _made(_parsed(code), classes).items():
+            for word, name in _made(parsed(code), classes).items():
                 found.setdefault(word, set()).add(name)
     return {word: min(names) for word, names in found.items() if len(names) == 1 and word not in _ANYBODYS}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source.catalog import MODEL_ALONE, PREPARED_WITH
 from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.source.ignored_modules import find_ignored
 from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import only_infers
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _CODE: Final = "FM449"
+_OF_SETTINGS: Final = "FM343"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class PreparedApart:
     untrained: tuple[str, ...] = ()
     not_loaded: tuple[str, ...] = ()
     """Where it is given models that rank 0 cannot load for all, and what of them."""
+    ignored: tuple[str, ...] = ()
+    """Where its plugin is told to ignore modules, and rank 0 loads for all."""
 
 
 def find_prepared_apart(
@@ -52,7 +56,9 @@ def find_prepared_apart(
         >>> find_prepared_apart(["fsdp_migrate/source"]).trained
         ()
     """
-    told = {f"{use.path}:{use.line}" for use in report.uses if use.code == _CODE} if report else set()
+    uses = report.uses if report else ()
+    told = {f"{use.path}:{use.line}" for use in uses if use.code == _CODE}
+    settings = {f"{use.path}:{use.line}" for use in uses if use.code == _OF_SETTINGS}
     trained: list[str] = []
     untrained: list[str] = []
     every = list(paths)
@@ -63,7 +69,8 @@ def find_prepared_apart(
             continue
         found = [f"{path}:{number}" for number in _lines(code)]
         (untrained if only_infers(code) else trained).extend(place for place in found if place not in told)
-    return PreparedApart(tuple(trained), tuple(untrained), tuple(find_not_loaded(every)))
+    ignored = (place for place in find_ignored(every) if place not in settings)
+    return PreparedApart(tuple(trained), tuple(untrained), tuple(find_not_loaded(every)), tuple(ignored))
 
 
 def _lines(code: str) -> list[int]:

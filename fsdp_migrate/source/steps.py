@@ -95,6 +95,11 @@ _NOT_LOADED = (
     "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
     "FSDP2 stops at what these models hold"
 )
+_IGNORED = (
+    "Write `fsdp_cpu_ram_efficient_loading: false`: with true, which Accelerate's launcher takes where "
+    "nothing is said, its FSDP2 shards the modules in `ignored_modules` all the same, and gives every rank "
+    "the values of rank 0"
+)
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
@@ -173,7 +178,12 @@ def next_steps(
     steps += _steps_for_configs(converted, launches)
     steps += _steps_for_launches(launches, configs)
     if apart is not None:
-        said = ((_TOGETHER, apart.trained), (_LEFT_OUT, apart.untrained), (_NOT_LOADED, apart.not_loaded))
+        said = (
+            (_TOGETHER, apart.trained),
+            (_LEFT_OUT, apart.untrained),
+            (_NOT_LOADED, apart.not_loaded),
+            (_IGNORED, apart.ignored),
+        )
         steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     return steps + _steps_for_checkpoints(old, models, is_run=bool(report.num_files or configs or launches))

@@ -118,7 +118,7 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_cpu_ram_efficient_loading", "true", True, "FM343"),
     ("fsdp_cpu_ram_efficient_loading", "false", False, "FM340"),
     ("fsdp_activation_checkpointing", "true", True, "FM340"),
-    ("fsdp_ignored_modules", ".*router.*", ".*router.*", "FM340"),
+    ("fsdp_ignored_modules", ".*router.*", ".*router.*", "FM343"),
     ("fsdp_ofload_params", "true", True, "FM345"),
     ("fsdp_offload_params", "${oc.env:OFFLOAD}", "${oc.env:OFFLOAD}", "FM346"),
     ("fsdp_use_orig_params", "{{ orig }}", None, "FM342"),
@@ -389,6 +389,21 @@ def test_hybrid_sharding_on_nodes_that_the_file_does_not_count(machines: str, co
 
 
 _BY_CLASS = "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\nfsdp_transformer_layer_cls_to_wrap: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("beside", "code"),
+    [
+        ("fsdp_cpu_ram_efficient_loading: true", "FM343"),
+        ("fsdp_offload_params: false", "FM343"),
+        ("fsdp_cpu_ram_efficient_loading: false", "FM340"),
+    ],
+)
+def test_ignored_modules_are_lost_where_rank_0_loads_for_all(beside: str, code: str) -> None:
+    found = convert(f"fsdp_ignored_modules: '.*moe'\n{beside}").findings
+    (said,) = (each for each in found if each.subject.endswith("ignored_modules"))
+    assert said.code == code
+    assert ("shards what" in said.message) is (code == "FM343")
 
 
 @pytest.mark.parametrize(

@@ -414,6 +414,9 @@ def test_a_repository_of_the_trainer_is_seen(
     _, document = run_json("scan", ".")
     (step,) = (step["text"] for step in document["steps"] if "own.py:4: Own has" in step["text"])
     assert step.startswith("Write `fsdp_cpu_ram_efficient_loading: false`")
+    Path("own.py").write_text("trainer.accelerator.state.fsdp_plugin.ignored_modules = [model.moe]\n")
+    (step,) = (each["text"] for each in run_json("scan", ".")[1]["steps"] if "(own.py:1)" in each["text"])
+    assert "`ignored_modules` all the same" in step
     Path("launch.sh").unlink()
     # Beside the plugin it gets a comment, which is a step of its own.
     Path("own.py").write_text("Accelerator(fsdp_plugin=made)\nmodel = accelerator.prepare(model)\n")

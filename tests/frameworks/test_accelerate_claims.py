@@ -135,6 +135,11 @@ for own in (nn.Sequential(*layers), nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 
     except (AttributeError, ValueError) as error:
         refused.append(str(error))
 found["loads_not_all"] = [bool(each) for each in refused] == [True, True, False]
+plugin.cpu_ram_efficient_loading = True
+model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+plugin.ignored_modules = [model[0]]
+fsdp2_prepare_model(asked, model)
+found["ignores_nothing"] = hasattr(model[0].weight, "full_tensor")
 from accelerate import Accelerator
 Accelerator.is_fsdp2 = property(lambda self: True)  # which no Accelerator is on a CPU
 try:

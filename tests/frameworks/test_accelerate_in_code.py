@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,6 +68,15 @@ def test_fsdp2_takes_no_optimizer_that_holds_more_than_the_model() -> None:
     for before, after in zip(*(run_ranks(accelerate_bodies.hold_more, each) for each in (1, 2)), strict=True):
         assert before == ""
         assert "couldn't be switched to its sharded version" in after
+
+
+def test_fsdp2_shards_what_is_ignored_where_rank_0_loads_for_all() -> None:
+    """FM343 and a step of `scan` say so; otherwise each rank has its own values, as under FSDP1."""
+    own = [(False, 1.0), (False, 2.0)]
+    assert run_ranks(partial(accelerate_bodies.ignore, is_loaded_by_rank_0=False), 1) == own
+    assert run_ranks(partial(accelerate_bodies.ignore, is_loaded_by_rank_0=False), 2) == own
+    lost = [(True, 1.0), (True, 1.0)]
+    assert run_ranks(partial(accelerate_bodies.ignore, is_loaded_by_rank_0=True), 2) == lost
 
 
 @pytest.mark.parametrize("places", [1, 2])

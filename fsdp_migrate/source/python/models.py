@@ -29,6 +29,7 @@ from fsdp_migrate.source.python.makers import put_into
 from fsdp_migrate.source.python.model_kinds import ModelKinds
 from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
+from fsdp_migrate.source.python.older_names import older_names
 from fsdp_migrate.source.python.switches import Switches
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
 
@@ -213,6 +214,7 @@ class Models(ModelKinds):
         for where, step, value in added_to(node):
             kinds = self.kinds(value)
             self._add(self.key_of(where), put(step, kinds) if step else held(kinds))
+        self._follow_older_names(node)
         for function in self.guards.functions(node.func):
             self._follow_arguments(node, function)
         for owner in classes(self.index, node.func):
@@ -222,6 +224,18 @@ class Models(ModelKinds):
         for name, _, value in bound_fields(self.index, node, self.links.fields):
             for owner in classes(self.index, node.func):
                 self._add_given((owner, f"self.{name}"), self.kinds(value))
+
+    def _follow_older_names(self, call: cst.Call) -> None:
+        """Note that what a call shards in place is so by its other names too: ``inner = model``."""
+        kinds = {"fsdp"} if self.is_constructor(call.func) else self.frameworks.of_call(call)
+        for place, arg in enumerate(call.args) if kinds else ():
+            is_one = "fsdp" in kinds and place == 0
+            found = kinds if is_one else taken(str(place), kinds)
+            for name in older_names(self.index, call, arg.value) if "fsdp" in found else ():
+                key = self.key_of(name)
+                self._add(key, {*found, "other"})
+                if key is not None and arg.value not in self.made.setdefault(key, []):
+                    self.made[key].append(arg.value)
 
     def _follow_arguments(self, call: cst.Call, function: cst.FunctionDef) -> None:
         """Note what a call gives to the parameters of a function."""

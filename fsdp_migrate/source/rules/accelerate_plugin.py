@@ -82,6 +82,8 @@ _CASTS_ARE_SET = (
     "buffer_dtype."
 )
 _ITS_CASTS = " `mixed_precision_policy` takes FSDP2's MixedPrecisionPolicy in place of MixedPrecision."
+_SET_IGNORED = re.compile(r"plugin\.ignored_modules$")
+_LOADS_ITSELF = re.compile(r"cpu_ram_efficient_loading['\"]?\]?\s*[:=]\s*['\"]?(?i:false)")
 _SET_CASTS = re.compile(r"plugin\.mixed_precision_policy$")
 _CASTS = (
     "`mixed_precision_policy`: {} cannot be given to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
@@ -109,6 +111,13 @@ _HYBRID = (
     ),
 )
 _INIT = ("Accelerate's FSDP2 does not call it.", "See that the model is whole before `prepare`.")
+_IGNORED = (
+    (
+        "with `cpu_ram_efficient_loading`, which `accelerate launch` turns on where nothing is said, "
+        "Accelerate's FSDP2 shards the ignored modules all the same, with the values of rank 0 on every rank."
+    ),
+    "Give cpu_ram_efficient_loading=False.",
+)
 _EACH_CLASS = (
     "torch's policy passed over a class that the model has no module of, and Accelerate stops at one.",
     "Name those classes alone that the model has.",
@@ -139,8 +148,17 @@ def find(source: Source) -> Iterator[Found]:
             name, value = dotted(target.target) or "", assign.value
             if _SET_POLICY.search(name) and text_of(value) != "None":
                 yield Found("FM343", assign, _POLICY_IS_SET, "commented")
+            elif _SET_IGNORED.search(name) and text_of(value) != "None" and _may_load_so(source):
+                yield Found("FM343", assign, " ".join(_IGNORED), "commented")
             elif _SET_CASTS.search(name) and _is_of_fsdp1(source, value):
                 yield Found("FM343", assign, _CASTS_ARE_SET, "commented")
+
+
+def _may_load_so(source: Source) -> bool:
+    """Tell whether rank 0 may load for all by the source's own plugin; of configs a step says it."""
+    names = (source.index.qualified(call.func) for call in source.calls)
+    is_made = any(_PLUGIN.match(name) for each in names for name in each)
+    return is_made and _LOADS_ITSELF.search(source.code) is None and "fsdp_version=2" not in source.code
 
 
 def _is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:
@@ -184,6 +202,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
     values = Values(source)
     held, findings, reasons = _held(source, given, values)
+    lost = list(_said_of_ignored(given, values))
     # A source does not say how many nodes there will be.
     document = {"distributed_type": "FSDP", "num_machines": "${NODES}", "fsdp_config": {**_UNSAID, **held}}
     word = held.pop("mixed_precision_policy", None)
@@ -202,19 +221,21 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     if _is_changed_later(source, call):
         reasons.append(_CHANGED_LATER)
     after = _after(held, converted)
+    more = "".join(f" `{each.subject}`: {each.message} {each.hint}" for each in lost)
     if not set(given) - _ASIDE and not reasons and any(_switches(source)):
         yield Found("FM320", call, _IN_ENVIRONMENT, "kept")
     elif not set(given) - _ASIDE and not reasons:
-        yield Found("FM320", call, f"{_LAUNCHED} {_MEANT}", "commented")
+        yield Found("FM320", call, f"{_LAUNCHED} {_MEANT}{more}", "commented")
     elif reasons:
         text = f"{in_sentences(reasons)} {_MEANT} {_known(values, after)}"
         if any(each.message == _EACH_CLASS[0] for each in findings):
             text = f"{text} {' '.join(_EACH_CLASS)}"
         casts = given.get("mixed_precision_policy")
         text += _ITS_CASTS if casts is not None and _is_of_fsdp1(source, casts) else ""
+        text += more
         yield Found("FM320", call, text, "commented", is_of_its_own=True)
     else:
-        yield from _rewritten(source, call, values, (*converted.findings, *findings), given, after)
+        yield from _rewritten(source, call, values, (*converted.findings, *findings, *lost), given, after)
 
 
 def _known(values: Values, after: dict[str, Any]) -> str:
@@ -269,6 +290,13 @@ def _said_of_offload(source: Source, held: dict[str, Any]) -> Iterator[Finding]:
     environment = {**fsdp_environment(source), SWITCH: "true"}
     if held.get("offload_params") is True and _CLIPS in source.code and not makes_gloo(environment):
         yield make_finding("FM343", "cpu_offload", f"true: {NO_GLOO}", _SET_OFFLOAD)
+
+
+def _said_of_ignored(given: Given, values: Values) -> Iterator[Finding]:
+    ignored, loads = given.get("ignored_modules"), given.get("cpu_ram_efficient_loading")
+    is_off = loads is not None and values.read(loads) is False
+    if ignored is not None and text_of(ignored) != "None" and not is_off:
+        yield make_finding("FM343", "ignored_modules", *_IGNORED)
 
 
 def _is_made_elsewhere(source: Source, node: cst.BaseExpression | None) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.called_methods import methods_that_may_run
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up
 from fsdp_migrate.source.method_calls import sureness, unbound
 from fsdp_migrate.source.python.nodes import dotted, keyword, text_of, walk_for
@@ -40,6 +41,11 @@ _PARTS_RUN = (
     "parts of the model run in this context, which FSDP2 does not allow: put these lines into a method of "
     "the model, call fsdp_migrate.runtime.register_forward_methods(model, 'that_method') once, and take the "
     "context away."
+)
+_METHOD_RUNS = (
+    "the model seems to run in this context, by its method {0!r}, which FSDP2 does not allow: if so, call "
+    "fsdp_migrate.runtime.register_forward_methods(model, {0!r}) once, and take the context away. If it "
+    "does not run, call fsdp_migrate.runtime.summon_full_params."
 )
 _FORWARD_RUNS = (
     "the model runs in this context, which FSDP2 does not allow: take the context away, the model gathers "
@@ -209,7 +215,8 @@ def _said_of(source: Source, body: cst.CSTNode, model: str) -> str:
     method = _runs_the_model(source, body, model)
     if method is not None:
         return _FORWARD_RUNS if method == "forward" else _RUNS.format(method) if method else _PARTS_RUN
-    return _may_run_the_model(source, body, model)
+    named = next(methods_that_may_run(source, body, model), None)
+    return _METHOD_RUNS.format(named) if named is not None else _may_run_the_model(source, body, model)
 
 
 def _runs_the_model(source: Source, body: cst.CSTNode, model: str) -> str | None:

@@ -33,8 +33,8 @@ PLUGINS = [
         f"fsdp_version=2, reshard_after_forward=True, {SHARDED}",
     ),
     (
-        "sharding_strategy=2, cpu_offload=CPUOffload(True), ignored_modules=f(m)",
-        f"fsdp_version=2, reshard_after_forward=False, cpu_offload=True, ignored_modules=f(m), {WHOLE}",
+        "sharding_strategy=2, cpu_offload=CPUOffload(True), ignored_modules=None",
+        f"fsdp_version=2, reshard_after_forward=False, cpu_offload=True, ignored_modules=None, {WHOLE}",
     ),
     (
         "fsdp_version=1, auto_wrap_policy=functools.partial(by_class, transformer_layer_cls={Block})",
@@ -258,3 +258,40 @@ def test_what_the_launcher_takes_by_itself_a_plugin_does_not() -> None:
     assert "FSDP2 does not send rank 0's weights to the other ranks" in said
     sends = made.format(", sync_module_states=True, cpu_ram_efficient_loading=True")
     assert "does not send rank 0's weights" not in comments(sends, ACCELERATE)
+
+
+_LOST = "ignored modules all the same"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_said"),
+    [
+        (f"sharding_strategy=1, ignored_modules=f(m), {WHOLE}", True),
+        (f"sharding_strategy=1, cpu_ram_efficient_loading=True, ignored_modules=f(m), {WHOLE}", True),
+        (f"sharding_strategy=s, ignored_modules=f(m), {WHOLE}", True),
+        ("ignored_modules=f(m)", True),
+        (f"sharding_strategy=1, cpu_ram_efficient_loading=False, ignored_modules=f(m), {WHOLE}", False),
+        (f"sharding_strategy=1, ignored_modules=None, {WHOLE}", False),
+        ("fsdp_version=2, ignored_modules=f(m)", False),
+    ],
+)
+def test_ignored_modules_that_rank_0_loads_for_all_are_said_to_be_lost(
+    arguments: str, *, is_said: bool
+) -> None:
+    uses = scan_source(f"{ACCELERATE}plugin = Plugin({arguments})\n")
+    assert sum(_LOST in each.becomes for each in uses) == is_said
+
+
+@pytest.mark.parametrize(
+    ("made", "line", "is_said"),
+    [
+        ("p = Plugin()\n", "acc.state.fsdp_plugin.ignored_modules = [m.moe]\n", True),
+        ("p = Plugin()\n", "acc.state.fsdp_plugin.ignored_modules = None\n", False),
+        ("p = Plugin(cpu_ram_efficient_loading=False)\n", "my_plugin.ignored_modules = [m.moe]\n", False),
+        # What others say decides: a step of `scan`.
+        ("", "acc.state.fsdp_plugin.ignored_modules = [m.moe]\n", False),
+    ],
+)
+def test_so_are_those_that_are_set_on_the_plugin(made: str, line: str, *, is_said: bool) -> None:
+    found = [each for each in scan_source(f"{ACCELERATE}{made}{line}") if each.code == "FM343"]
+    assert sum(_LOST in each.becomes for each in found) == is_said

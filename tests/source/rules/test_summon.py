@@ -169,3 +169,44 @@ def test_a_function_of_another_file_that_runs_the_model(
     main = f"from other import embed\n{FSDP}with FSDP.summon_full_params(model):\n    y = {call}\n"
     found = after(tmp_path, {"main.py": main, "other.py": function}, "main.py")
     assert ("# fsdp-migrate: FM332 the model seems to run in this context" in found) is is_run
+
+
+METHODS = """\
+with (
+    unwrap_model_for_generation(self.model_wrapped, self.accelerator) as unwrapped,
+    torch.no_grad(),
+    FSDP.summon_full_params(self.model_wrapped, recurse=False) if self.is_fsdp else nullcontext(),
+):
+    out = {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "is_said"),
+    [
+        ("unwrapped.generate_batch(x)", True),
+        ("self.model_wrapped.score(x)", True),
+        ("self.model_wrapped.module.rank_all(x)", True),
+        ("accelerator.unwrap_model(self.model_wrapped).get_image_features(x)", True),
+        ("unwrapped.log_prob(x)", True),
+        ("unwrapped.save_pretrained(x)", False),
+        ("unwrapped.get_input_embeddings()", False),
+        ("unwrapped.named_parameters()", False),
+        ("unwrapped.merge_adapter()", False),
+        ("unwrapped.to(0).eval()", False),
+        ("unwrapped.print_trainable_parameters()", False),
+        ("self.model_wrapped.weight.norm()", False),
+        ("self.processing_class.batch_decode(x)", False),
+        ("writer.flush()", False),
+    ],
+)
+def test_any_method_of_the_models_own_may_run_it(call: str, *, is_said: bool) -> None:
+    assert (("FM332", "commented") in codes(METHODS.format(call))) is is_said
+
+
+@pytest.mark.parametrize(
+    ("method", "is_said"), [("return self.layers(x)", True), ("return sum(p.sum() for p in self.w)", False)]
+)
+def test_a_method_that_is_seen_to_call_nothing_does_not_run_the_model(method: str, *, is_said: bool) -> None:
+    own = f"class Net(nn.Module):\n    def rate(self, x):\n        {method}\n\n\n"
+    assert (("FM332", "commented") in codes(f"{own}{METHODS.format('unwrapped.rate(x)')}")) is is_said

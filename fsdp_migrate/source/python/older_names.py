@@ -1,0 +1,73 @@
+"""Names that a model had before it was sharded: FSDP2 shards in place, so they stand for the sharded one.
+
+``self.inner = model`` above ``model = accelerator.prepare(model)``; FSDP1's was the module in the wrapper.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.wrappers import SAME_MODEL
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.scopes import Index
+
+
+def older_names(index: Index, call: cst.Call, given: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield the other names that the same function gave what a call is given, above the call.
+
+    Those that it bound anew until then are none.
+    """
+    while isinstance(given, cst.Call) and _is_same(given, ""):
+        given = cst.ensure_type(given.func, cst.Attribute).value
+    if not isinstance(given, (cst.Name, cst.Attribute)):
+        return
+    function, text = index.function(call), text_of(given)
+    for node in index.by_kind.get(cst.Assign, ()):
+        assign = cst.ensure_type(node, cst.Assign)
+        is_above = index.order[assign] < index.order[call]
+        if not is_above or text_of(assign.value) != text or index.function(assign) is not function:
+            continue
+        for each in assign.targets:
+            name = each.target
+            is_other = isinstance(name, (cst.Name, cst.Attribute)) and text_of(name) != text
+            if is_other and not any(_is_bound_between(index, end, assign, call) for end in (given, name)):
+                yield name
+
+
+def _is_bound_between(index: Index, name: cst.BaseExpression, assign: cst.Assign, call: cst.Call) -> bool:
+    """Tell whether a name is bound to something else between two places of its function."""
+    return any(
+        index.order[assign] < index.order[place] < index.order[call]
+        and index.function(place) is index.function(call)
+        and not index.excludes(place, call)
+        and value is not assign.value
+        and value is not call
+        and not _is_same(value, text_of(name))
+        for place, value in _bindings(index, name)
+    )
+
+
+def _bindings(
+    index: Index, name: cst.BaseExpression
+) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression | None]]:
+    if isinstance(name, cst.Name):
+        every = index.bindings_of(name) if name in index.scopes else ()
+        yield from ((each.node, each.value) for each in every)
+        return
+    for target in index.places_set(text_of(name)):
+        line = index.parents[target]
+        yield target, line.value if isinstance(line, cst.Assign) else None
+
+
+def _is_same(value: cst.BaseExpression | None, text: str) -> bool:
+    """Tell whether a value is the model of a name, or of any, as it was: ``model.to(device)``."""
+    func = value.func if isinstance(value, cst.Call) else None
+    is_so = isinstance(func, cst.Attribute) and func.attr.value in SAME_MODEL
+    return is_so and (not text or text_of(cst.ensure_type(func, cst.Attribute).value) == text)
