@@ -163,12 +163,12 @@ def test_what_hf_trainer_trains_is_the_same_or_said() -> None:
     if not is_within(transformers.__version__, "5.10", ""):
         pytest.skip("older versions do not read most of it")
     configs: list[dict[str, Any]] = [{key: value} for key, values in HF.items() for value in values]
-    given = [{"fsdp": words, "fsdp_config": config} for config in configs for words in FSDP[1:3]]
-    given += [{"fsdp": words, "fsdp_config": {}} for words in FSDP]
+    given: list[tuple[Any, dict[str, Any]]] = list(itertools.product(FSDP[1:3], configs))
+    given += [(words, {}) for words in FSDP]
     for one, two in itertools.combinations(HF, 2):
-        given.append({"fsdp": FSDP[1], "fsdp_config": {one: HF[one][0], two: HF[two][0]}})
+        given.append((FSDP[1], {one: HF[one][0], two: HF[two][0]}))
     texts = [
-        json.dumps({"output_dir": "x", **each, "fsdp_config": {"version": 1, **dict(each["fsdp_config"])}})
-        for each in given
+        json.dumps({"output_dir": "x", "fsdp": words, "fsdp_config": {"version": 1, **config}})
+        for words, config in given
     ]
     assert wrong("hf", texts) == []
