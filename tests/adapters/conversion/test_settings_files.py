@@ -67,3 +67,14 @@ def test_arguments_that_belong_into_the_file_are_named(flag: str, file: str) -> 
     [said] = [f for f in done.findings if flag.split(maxsplit=1)[0].removeprefix("--") in f.subject]
     assert said.code == "FM356"
     assert f"It belongs into {file}" in said.message
+
+
+@pytest.mark.parametrize("run", ["accelerate launch --config_file {} t.py\n", RUN.format("full_shard", "{}")])
+def test_a_file_behind_a_variable_is_read_as_one_that_is_named(tmp_path: Path, run: str) -> None:
+    script, config = tmp_path / "run.sh", tmp_path / "c.json"
+    converted = '{"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}'
+    config.write_text(converted if "accelerate" in run else '{"version": 2, "min_num_params": 0}')
+    script.write_text("C=c.json\n" + run.format('"$C"'))
+    codes = {finding.code for finding in convert_config_file(script).conversion.findings}
+    assert "FM347" in codes
+    assert not {"FM346", "FM356"} & codes
