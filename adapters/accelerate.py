@@ -268,7 +268,8 @@ class AccelerateAdapter:
         )
         draft.table(block, self.keys, rename=_prefixed, ignore=ignored)
         config_file = plain_values(block.owner).get("config_file")
-        if node is block.owner and plain_values(node).get("use_fsdp") is not True:
+        is_flags = node is block.owner and _are_launch_flags(block.path, node)
+        if is_flags and plain_values(node).get("use_fsdp") is not True:
             config_file = config_file or "Another file"
         if not words.is_nothing(config_file):
             text = (

@@ -25,7 +25,7 @@ from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.config_texts import is_json_text, read_text, settings_in
+from fsdp_migrate.config_texts import is_file, is_json_text, read_text, settings_in
 from fsdp_migrate.errors import (
     ConfigError,
     NothingToConvertError,
@@ -372,10 +372,23 @@ def _with_name(text: str, path: Path) -> str:
 
 def _with_commands(conversion: TextConversion, path: Path) -> TextConversion:
     findings = (
-        replace(finding, hint=_with_name(finding.hint, path)) if finding.hint else finding
+        replace(finding, hint=_from_here(_with_name(finding.hint, path), path.parent))
+        if finding.hint
+        else finding
         for finding in conversion.findings
     )
     return replace(conversion, findings=tuple(findings))
+
+
+def _from_here(text: str, folder: Path) -> str:
+    """Name a file that a script names, and that lies beside it alone, as it is found from here."""
+
+    def found(match: re.Match[str]) -> str:
+        name = match[1]
+        is_beside = not name.startswith("/") and not is_file(Path(name)) and is_file(folder / name)
+        return f"fsdp-migrate config {folder / name}" if is_beside else match[0]
+
+    return re.sub(r"fsdp-migrate config ([\w./-]+\.(?:json|ya?ml))\b", found, text)
 
 
 def _written(report: ConfigConversion, dst: Path, *, overwrite: bool) -> ConfigConversion:

@@ -55,6 +55,14 @@ def _read_bytes(path: Path) -> bytes:
         raise ConfigError(msg) from error
 
 
+def is_file(path: Path) -> bool:
+    """Tell whether there is a file; a name that none can have is no error."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def is_json_text(path: Path, text: str) -> bool:
     """Tell whether a text is JSON: by the file's name, and else by its looks."""
     if path.suffix.lower() == ".json":

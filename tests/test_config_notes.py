@@ -60,7 +60,10 @@ def test_of_several_copies_the_newest_is_named_and_without_one_no_file_is(tmp_pa
     assert "version control" in str(found.hint)
 
 
-PLAIN = "  fsdp_backward_prefetch: BACKWARD_PRE\n  fsdp_cpu_ram_efficient_loading: false\n"
+PLAIN = (
+    "  fsdp_backward_prefetch: BACKWARD_PRE\n  fsdp_cpu_ram_efficient_loading: false\n"
+    "  fsdp_sync_module_states: false\n"
+)
 
 
 def test_what_the_frameworks_own_fsdp2_does_otherwise_is_said(tmp_path: Path) -> None:

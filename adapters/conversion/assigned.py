@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.shell import assignment_of, in_folder_of
+from fsdp_migrate.adapters.engine.base import Settings, elsewhere
+from fsdp_migrate.findings import make_finding
 
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ _FOLDER = re.compile(r"\$\{?\w+\}?/")
 _DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}\Z")
 
 
-def with_assignment(finding: Finding, text: str) -> Finding:
+def with_assignment(finding: Finding, text: str, settings: Settings | None = None) -> Finding:
     """Say of a variable that the script sets where it does, and to what, with the file that this names.
 
     Example:
@@ -55,6 +57,9 @@ def with_assignment(finding: Finding, text: str) -> Finding:
     options = f"{framework}{counts.group() if counts else ''}"
     # Behind a `$ROOT/` that the script does not set it is below a folder that is not known here.
     name = whole if _FILE.fullmatch(whole) else file.group().lstrip("/") if file else ""
+    given_settings = settings or Settings()
+    if name and (given_settings.is_converted(name) or given_settings.refusal(name) is not None):
+        return make_finding(*elsewhere(name, given_settings, finding.subject, message))
     # What is to be written into the file holds whatever the file is called.
     there = re.search(r", and write .*(?=\.\Z)", finding.hint or "")
     command = (

@@ -230,7 +230,7 @@ class _Script:
         self.pieces |= pieces
         blocks = (replace(block, path=place) for block in done.blocks)
         findings = (
-            replace(with_assignment(finding, self.text), subject=f"{place}: {finding.subject}")
+            replace(with_assignment(finding, self.text, self.settings), subject=f"{place}: {finding.subject}")
             for finding in done.findings
         )
         # What a command's variables may hold does not change all that is said of it.

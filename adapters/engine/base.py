@@ -160,15 +160,25 @@ def lost(message: str, *harmless: Any, hint: str | None = None) -> Handler:
 
     With one of the ``harmless`` values, or none, nothing differs.
     """
+    off = {item for item in harmless if isinstance(item, bool)}
 
     def handle(value: Any, block: Block) -> Outcome:
         del block
         word = str(value).strip().lower()
-        if words.is_nothing(value) or any(word == str(item).lower() for item in harmless):
+        is_harmless = any(word == str(item).lower() for item in harmless)
+        if words.is_nothing(value) or is_harmless or _boolean_of(value) in off:
             return Outcome("FM342", f"{shown(value)}: nothing was asked for.", remove=True)
         return Outcome("FM343", f"{shown(value)}: {message}", hint, remove=True)
 
     return handle
+
+
+def _boolean_of(value: Any) -> bool | None:
+    """Return the boolean that a value stands for, in any of its words; None for any other."""
+    try:
+        return words.read_bool(value, "value")
+    except ConfigError:
+        return None
 
 
 def shown(value: Any) -> str:

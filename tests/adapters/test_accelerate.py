@@ -460,3 +460,13 @@ def test_a_policy_that_there_is_not_is_not_taken_for_its_contrary(word: str, mor
     done = convert_text(f"{HEAD}fsdp_config:\n  fsdp_auto_wrap_policy: {word}\n  {more}\n")
     [said] = [f for f in done.findings if f.code == "FM348"]
     assert said.message.endswith(meant)
+
+
+def test_the_root_that_the_user_names_is_no_mapping_of_flags() -> None:
+    text = "fsdp_sharding_strategy: 2\nfsdp_state_dict_type: SHARDED_STATE_DICT\nfsdp_offload_optimizer: 1\n"
+    done = convert_text(text, framework="accelerate", key=".")
+    found = YAML(typ="safe").load(done.text)
+    assert found["fsdp_version"] == 2
+    assert found["fsdp_reshard_after_forward"] is False
+    assert found["fsdp_state_dict_type"] == "SHARDED_STATE_DICT"
+    assert not any("Another file" in f.message for f in done.findings)

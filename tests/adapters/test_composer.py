@@ -175,3 +175,10 @@ def test_automatic_microbatches_that_composers_fsdp2_refuses_are_told(
     done = convert(f"{HEAD}device_train_microbatch_size: {size}\n{block}\n")
     found = {f.code for f in done.findings if f.subject.endswith("device_train_microbatch_size")}
     assert found == ({"FM343"} if told else set())
+
+
+@pytest.mark.parametrize("value", ["0", "'no'", "'f'", "false", "'False'"])
+def test_a_switch_that_is_off_in_any_word_asks_for_nothing(value: str) -> None:
+    for key in ("cpu_offload", "forward_prefetch", "te_checkpoint_wrapper"):
+        done = convert_text(f"max_duration: 1ep\nfsdp_config:\n  {key}: {value}\n")
+        assert {f.code for f in done.findings if f.subject == f"fsdp_config.{key}"} == {"FM342"}

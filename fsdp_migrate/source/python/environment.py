@@ -39,6 +39,6 @@ def fsdp_environment(source: Source) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for _, name, value in variables_set(source) if "environ" in source.code else ():
         if name.startswith(("FSDP_", "ACCELERATE_")):
-            known = isinstance(value, cst.SimpleString)
-            found.setdefault(name, set()).add(str(value.evaluated_value) if known else f"${name}")
+            text = str(value.evaluated_value) if isinstance(value, cst.SimpleString) else f"${name}"
+            found.setdefault(name, set()).add(text)
     return {name: values.pop() if len(values) == 1 else f"${name}" for name, values in found.items()}

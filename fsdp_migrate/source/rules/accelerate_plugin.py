@@ -390,7 +390,7 @@ def _is_global(source: Source, node: cst.BaseExpression) -> bool:
 
 def _after(held: dict[str, Any], converted: Converted) -> dict[str, Any]:
     """Return what the adapter wrote, by the plugin's names."""
-    after = dict(converted.after.get("fsdp_config", held))
+    after: dict[str, Any] = dict(converted.after.get("fsdp_config", held))
     for name in _UNSAID.keys() - held.keys():
         after.pop(name, None)
     return {_NAMES.get(key, key): value for key, value in after.items()}

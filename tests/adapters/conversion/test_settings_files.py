@@ -67,3 +67,28 @@ def test_arguments_that_belong_into_the_file_are_named(flag: str, file: str) -> 
     [said] = [f for f in done.findings if flag.split(maxsplit=1)[0].removeprefix("--") in f.subject]
     assert said.code == "FM356"
     assert f"It belongs into {file}" in said.message
+
+
+@pytest.mark.parametrize("run", ["accelerate launch --config_file {} t.py\n", RUN.format("full_shard", "{}")])
+def test_a_file_behind_a_variable_is_read_as_one_that_is_named(tmp_path: Path, run: str) -> None:
+    script, config = tmp_path / "run.sh", tmp_path / "c.json"
+    converted = '{"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}'
+    config.write_text(converted if "accelerate" in run else '{"version": 2, "min_num_params": 0}')
+    script.write_text("C=c.json\n" + run.format('"$C"'))
+    codes = {finding.code for finding in convert_config_file(script).conversion.findings}
+    assert "FM347" in codes
+    assert not {"FM346", "FM356"} & codes
+
+
+def test_a_file_beside_the_script_is_named_from_here(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/c.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}\n"
+    )
+    script = tmp_path / "run.sh"
+    for line, found in (("C=conf/c.yaml", '"$C"'), ("", "conf/c.yaml"), ("", "conf/other.yaml")):
+        script.write_text(f"{line}\naccelerate launch --config_file {found} t.py\n")
+        [said] = [f for f in convert_config_file(script).conversion.findings if f.code == "FM356"]
+        is_there = "other" not in found
+        wanted = f"{tmp_path}/conf/c.yaml" if is_there else "conf/other.yaml"
+        assert f"`fsdp-migrate config {wanted} --from accelerate" in str(said.hint)
