@@ -491,4 +491,4 @@ def test_functions_of_other_packages_that_ask_a_model_for_its_state(body: str, i
     ],
 )
 def test_the_state_of_a_part_is_sharded(use: str, is_said: bool) -> None:
-    assert (("FM308", "commented") in codes(f"model = FSDP(net)\n{use}")) is is_said
+    assert (("FM333", "commented") in codes(f"model = FSDP(net)\n{use}")) is is_said
