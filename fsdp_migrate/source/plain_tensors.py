@@ -91,7 +91,10 @@ def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> b
         is_plain = any(is_made_plain(source, each, depth + 1) for each in sides)
         return is_plain and any(isinstance(each, (cst.Float, cst.Integer, cst.Name)) for each in sides)
     if isinstance(node, cst.Call):
-        if source.index.qualified(node.func) & _MAKERS:
+        known = source.index.qualified(node.func)
+        # One number without a dimension may stand beside a DTensor.
+        is_list = bool(node.args) and isinstance(node.args[0].value, (cst.List, cst.Tuple))
+        if known & _MAKERS or (is_list and "torch.tensor" in known):
             return True
         func = node.func
         is_method = isinstance(func, cst.Attribute) and func.attr.value in OF_METHODS

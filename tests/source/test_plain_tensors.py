@@ -24,6 +24,7 @@ LOOP = "m = FSDP(net)\nfor n, p in m.named_parameters():\n    "
         ("x = p - torch.zeros(p.shape)", True),
         ("p.data.add_(torch.randn_like(p) * 0.01)", False),
         ("p.grad = torch.zeros_like(p)", False),
+        ("p.grad.mul_(torch.tensor([0.5]))", True),
         ("p.grad.mul_(torch.tensor(0.5))", False),
         ("p.grad.mul_(scale)", False),
         ("p.requires_grad = bool(torch.ones(1))", False),

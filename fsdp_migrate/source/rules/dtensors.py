@@ -140,6 +140,10 @@ _NO_GRADIENT = (
 )
 _DIFFERENTIATES = frozenset({"torch.autograd.backward", "torch.autograd.grad"})
 _IN_BACKWARD = re.compile(r"^torch\.distributed\.optim\.(\w+\.)*_?apply_optimizer_in_backward$")
+_REPLACED = (
+    "FSDP2 goes on with the parameter that it has, and raises at its next all-gather: give a module another "
+    "weight, or one that it shares, before it is sharded, or copy into the one that it has."
+)
 _PUT = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it. Copy into "
     "it, p.data.copy_(x); where another dtype is meant, give mixed_precision."
@@ -216,6 +220,8 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
     for each in targets:
         if isinstance(each, cst.Subscript) and values.is_one(each.value):
             yield each, _ONE
+        elif isinstance(each, cst.Attribute) and each.attr.value in WEIGHTS and values.is_one(each):
+            yield each, _REPLACED
 
 
 def _on_one_rank(source: Source, node: cst.CSTNode, said: str) -> str:
