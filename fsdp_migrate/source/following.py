@@ -163,10 +163,16 @@ class _Following(ProjectFacts):
 
     def _note_derived(self, module: Module) -> None:
         """Note the classes that a module derives from others."""
+        below: set[str] = set()
         for definition in module.definitions.values():
             for base in self.project.bases(definition) if isinstance(definition.node, ast.ClassDef) else ():
                 self.derived.setdefault(base.key, []).append(definition)
-                self._found_more(f"{DERIVED}{base.key}")
+                below.add(definition.name)
+        for name in module.definitions:
+            owner, _, method = name.rpartition(".")
+            if owner in below:
+                self.methods_below.add(method)
+                self._found_more(f"{DERIVED}{method}")
 
     def _statement(self, statement: Statement) -> None:
         node, place = statement.node, statement.place

@@ -55,7 +55,7 @@ BARE = "bare:"
 """The same, of an object whose call gave the constructor none of the models that other calls give it."""
 _OBJECTS = frozenset({IS, ANY, BARE})
 DERIVED = "derived:"
-"""Before the key of a class: the scopes that ask for what derives from it."""
+"""Before the name of a method: the scopes that ask for it of classes below another."""
 _MAKES = "makes:"
 MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
 _DEEPEST = 3
@@ -87,6 +87,8 @@ class ProjectKinds:
     """What a function gives, by its key."""
     derived: dict[str, list[Definition]] = field(default_factory=dict)
     """The classes that derive from one, by its key."""
+    methods_below: set[str] = field(default_factory=set)
+    """The names of the methods that these have themselves."""
     known: dict[str, Definition] = field(default_factory=dict)
     """The classes that objects are known of, by their keys."""
     seen: dict[ast.expr, set[str]] = field(default_factory=dict, repr=False)
@@ -407,10 +409,12 @@ class ProjectKinds:
         if not isinstance(func, ast.Attribute):
             return
         name = func.attr
+        self.ask(f"{DERIVED}{name}")
+        if name not in self.methods_below:
+            return
         todo = [(owner, 0) for owner, start in self.objects_in(self.kinds(func.value, place)) if start == ANY]
         while todo:
             above, depth = todo.pop()
-            self.ask(f"{DERIVED}{above.key}")
             for below in self.derived.get(above.key, ()) if depth < _DEEPEST else ():
                 own = below.module.definitions.get(f"{below.name}.{name}")
                 yield from () if own is None else (own,)
