@@ -63,6 +63,14 @@ _RUN_IT = re.compile(
     r"evaluat|validat|infer|predict|generat|sampl|metric|run_|test_|trace|respond|answer_|chat|complet|rollout"
 )
 _LEAVE_IT = re.compile(r"_*(?:copy|export|load|log|push|save)")
+# What methods do, by how they are called, without a forward of the model.
+_RUN_NOTHING = re.compile(
+    r"_|(?:active|add|apply|base|bfloat16|buffers|children|config|copy|count|cpu|cuda|delete|disable|double|dump|"
+    r"enable|eval|export|float|freeze|get|gradient|half|has|init|is|load|log|merge|modules|named|num|"
+    r"parameters|print|push|register|requires|reset|resize|save|set|state|summary|tie|to|train|type|unfreeze|"
+    r"unload|unmerge|unset|update|upload|zero)(?![a-z])"
+)
+_UNWRAPS = re.compile(r"unwrap|\.module\b")
 _DEEPEST = 2
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
 _OTHERS = (
@@ -272,7 +280,30 @@ def _may_run_the_model(source: Source, body: cst.CSTNode, model: str) -> str:
             return _PIPE_RUNS
         if model in given and (_RUN_IT.search(last) or _is_run_elsewhere(source, inner, last, model)):
             return _MAY_RUN
-    return ""
+    return _MAY_RUN if _calls_a_method(source, body, model) else ""
+
+
+def _calls_a_method(source: Source, body: cst.CSTNode, model: str) -> bool:
+    """Tell whether a method of the model is called that may run it, also by the name it has unwrapped."""
+    for inner in walk_for(body, cst.Call):
+        func = inner.func
+        owner, name = (func.value, func.attr.value) if isinstance(func, cst.Attribute) else (func, "")
+        is_its = text_of(owner) in {model, f"{model}.module"} or _is_unwrapped(source, owner)
+        if is_its and (not name or not _RUN_NOTHING.match(name)):
+            return True
+    return False
+
+
+def _is_unwrapped(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a name is what a model was taken out of its wrapper as: ``with unwrap(model) as m:``."""
+    if not isinstance(node, cst.Name):
+        return False
+    for above in source.index.ancestors(node):
+        for item in above.items if isinstance(above, cst.With) else ():
+            if item.asname is not None and text_of(item.asname.name) == node.value:
+                return _UNWRAPS.search(text_of(item.item)) is not None
+    bound = [each.value for each in source.index.bindings_of(node)]
+    return bool(bound) and all(each is not None and _UNWRAPS.search(text_of(each)) for each in bound)
 
 
 def _is_run_elsewhere(source: Source, call: cst.Call, name: str, model: str) -> bool:

@@ -169,3 +169,29 @@ def test_a_function_of_another_file_that_runs_the_model(
     main = f"from other import embed\n{FSDP}with FSDP.summon_full_params(model):\n    y = {call}\n"
     found = after(tmp_path, {"main.py": main, "other.py": function}, "main.py")
     assert ("# fsdp-migrate: FM332 the model seems to run in this context" in found) is is_run
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_said"),
+    [
+        ("unwrapped.generate_batch(ids)", True),
+        ("unwrapped.score(ids)", True),
+        ("unwrapped(ids)", True),
+        ("model.module.score(ids)", True),
+        ("model.rollout(ids)", True),
+        ("unwrapped.save_pretrained(path)", False),
+        ("unwrapped.merge_adapter()", False),
+        ("dict(model.named_parameters())", False),
+        ("model.eval()", False),
+        ("model.tie_weights()", False),
+        ("tokenizer.batch_decode(ids)", False),
+        ("vllm.load_weights(unwrapped.state_dict())", False),
+    ],
+)
+def test_methods_that_may_run_the_model_by_whatever_name(runs: str, is_said: bool) -> None:
+    body = (
+        "def make(self, model: FSDP, ids):\n"
+        "    with unwrap_model_for_generation(model) as unwrapped, FSDP.summon_full_params(model):\n"
+        f"        return {runs}\n"
+    )
+    assert (("FM332", "commented") in codes(body)) is is_said
