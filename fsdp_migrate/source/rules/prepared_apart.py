@@ -76,6 +76,9 @@ _AGAIN = (
 _DEEPEST = 3
 _PREPARES = ("accelerator.prepare", "accelerator.prepare_model")
 _OTHERS = re.compile(PREPARED_WITH)
+# What a model is handed over with that is no optimizer, by its name, and by what makes it.
+_DATA = re.compile(r"loader|sched|dataset|tokenizer|processor|collator|(?:^|_)dl$")
+_MAKES_DATA = re.compile(r"Tokenizer|Processor|DataLoader|Dataset|load_dataset|[Cc]ollator")
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -87,7 +90,7 @@ def find(source: Source) -> Iterator[Found]:
     if not _knows_of_fsdp(source):
         return
     for call in calls:
-        meant = "" if call in again or _is_elsewhere(source, call) else _refused(call)
+        meant = "" if call in again or _is_elsewhere(source, call) else _refused(source, call)
         if meant == _MEANT and not speaks_of_training(source.code):
             meant = _UNTRAINED if only_infers(source.code) else _EITHER
         if call not in again and not meant and (others := _held_besides(source, call)):
@@ -110,7 +113,7 @@ def _is_elsewhere(source: Source, call: cst.Call) -> bool:
     return any(fsdp_said(test, truth=truth) is False for test, truth in facts)
 
 
-def _refused(call: cst.Call) -> str:
+def _refused(source: Source, call: cst.Call) -> str:
     """Return what is said of a call that Accelerate's FSDP2 refuses, by what its arguments are called."""
     if (dotted(call.func) or "").endswith("accelerator.prepare_model"):
         return "" if _is_for_evaluation(call) else _MEANT  # it takes no optimizer, and refuses FSDP2
@@ -122,7 +125,32 @@ def _refused(call: cst.Call) -> str:
     others = [name for name in names if _OTHERS.search(name)]
     if len(_models(call)) > 1:
         return _SEVERAL
+    if _models(call) and _is_beside_no_optimizer(source, call):
+        return _MEANT
     return _MEANT if others == names and any("opt" in name for name in names) else ""
+
+
+def _is_beside_no_optimizer(source: Source, call: cst.Call) -> bool:
+    """Tell whether all that a model is prepared with is shown to be something else than its optimizer."""
+    for arg, name in zip(call.args, _names(call), strict=True):
+        if name in _models(call) or _DATA.search(name):
+            continue
+        node = arg.value
+        is_name = isinstance(node, cst.Name) and node in source.index.scopes
+        every = source.index.bindings_of(node) if is_name else ()
+        bound = [each for each in every if each.value is not call]
+        made = (_part(each.value, each.index) for each in bound)
+        if not bound or not all(each is not None and _MAKES_DATA.search(text_of(each)) for each in made):
+            return False
+    return True
+
+
+def _part(value: cst.BaseExpression | None, place: int | None) -> cst.BaseExpression | None:
+    """Return what a name is given of ``a, b = x(), y()``."""
+    if place is None:
+        return value
+    is_tuple = isinstance(value, cst.Tuple) and place < len(value.elements)
+    return cst.ensure_type(value, cst.Tuple).elements[place].value if is_tuple else None
 
 
 def _held_besides(source: Source, call: cst.Call) -> list[str]:
