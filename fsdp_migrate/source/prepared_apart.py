@@ -11,6 +11,8 @@ from fsdp_migrate.source.catalog import MODEL_ALONE
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
 from fsdp_migrate.source.python.accelerate_models import only_infers
+from fsdp_migrate.source.python.text import Source
+from fsdp_migrate.source.rules.prepared_apart import refused_calls
 
 
 if TYPE_CHECKING:
@@ -58,9 +60,21 @@ def find_prepared_apart(
             code = read_source(path)
         except FSDPMigrateError:
             continue
-        found = [f"{path}:{number}" for number, line in enumerate(code.splitlines(), 1) if _is_meant(line)]
+        numbers = {number for number, line in enumerate(code.splitlines(), 1) if _is_meant(line)}
+        found = [f"{path}:{number}" for number in sorted(numbers | _by_the_tree(code, str(path)))]
         (untrained if only_infers(code) else trained).extend(place for place in found if place not in told)
     return PreparedApart(tuple(trained), tuple(untrained), tuple(find_not_loaded(every)))
+
+
+def _by_the_tree(code: str, path: str) -> set[int]:
+    """Return the lines of calls that take several, or that give a model with what is no optimizer."""
+    if "accelerator.prepare" not in code:
+        return set()
+    try:
+        source = Source(code, path)
+        return {source.position(call)[0] for call in refused_calls(source)}
+    except (FSDPMigrateError, RecursionError):
+        return set()
 
 
 def _is_meant(line: str) -> bool:

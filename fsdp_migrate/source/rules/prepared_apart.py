@@ -99,6 +99,14 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM449", call, meant or _SECOND, "commented")
 
 
+def refused_calls(source: Source) -> Iterator[cst.Call]:
+    """Yield the calls that Accelerate's FSDP2 refuses, where a config of the project may ask for it."""
+    for call in source.calls:
+        is_one = (dotted(call.func) or "").endswith(_PREPARES)
+        if is_one and not _is_elsewhere(source, call) and _refused(source, call):
+            yield call
+
+
 def _knows_of_fsdp(source: Source) -> bool:
     """Tell whether a source asks Accelerate for FSDP, or asks whether it was, or gives FSDP1 its models."""
     if asks_for_plugin(source.index) or asks_for_fsdp(source.index):
