@@ -46,6 +46,8 @@ def methods_that_may_run(source: Source, body: cst.CSTNode, model: str) -> Itera
     """
     for call in walk_for(body, cst.Call):
         func = call.func
+        if isinstance(func, cst.Name) and _is_model(source, func, model):
+            yield "forward"  # `unwrapped(x)`
         if not isinstance(func, cst.Attribute) or not is_own(func.attr.value):
             continue
         is_followed = text_of(func.value) in {"self", "cls"}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.errors import FSDPMigrateError
-from fsdp_migrate.source.catalog import MODEL_ALONE, PREPARED_WITH
+from fsdp_migrate.source.catalog import MODEL_ALONE
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.ignored_modules import find_ignored
 from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
-from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import only_infers
-from fsdp_migrate.source.python.asked_as_models import asked_in, is_model
+from fsdp_migrate.source.python.text import Source
+from fsdp_migrate.source.rules.prepared_apart import refused_calls
 
 
 if TYPE_CHECKING:
@@ -67,33 +66,23 @@ def find_prepared_apart(
             code = read_source(path)
         except FSDPMigrateError:
             continue
-        found = [f"{path}:{number}" for number in _lines(code)]
+        numbers = {number for number, line in enumerate(code.splitlines(), 1) if _is_meant(line)}
+        found = [f"{path}:{number}" for number in sorted(numbers | _by_the_tree(code, str(path)))]
         (untrained if only_infers(code) else trained).extend(place for place in found if place not in told)
     ignored = (place for place in find_ignored(every) if place not in settings)
     return PreparedApart(tuple(trained), tuple(untrained), tuple(find_not_loaded(every)), tuple(ignored))
 
 
-def _lines(code: str) -> list[int]:
-    """Return the lines at which a source gives Accelerate models without one optimizer each."""
+def _by_the_tree(code: str, path: str) -> set[int]:
+    """Return the lines of calls that take several, or that give a model with what is no optimizer."""
     if "accelerator.prepare" not in code:
-        return []
+        return set()
     try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError):  # Python 2, or none
-        lines = enumerate(code.splitlines(), 1)
-        return [n for n, line in lines if re.search(MODEL_ALONE, line) and not line.lstrip().startswith("#")]
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    asked = asked_in(tree)
-    return sorted(call.lineno for call in calls if _is_meant(call, asked))
+        source = Source(code, path)
+        return {source.position(call)[0] for call in refused_calls(source)}
+    except (FSDPMigrateError, RecursionError):
+        return set()
 
 
-def _is_meant(call: ast.Call, asked: frozenset[str]) -> bool:
-    func = dotted(call.func) or ""
-    is_whole = any(each.arg == "evaluation_mode" for each in call.keywords)
-    if not func.endswith(("accelerator.prepare", "accelerator.prepare_model")) or is_whole:
-        return False
-    names = [(dotted(arg) or "?").rpartition(".")[2].lower() for arg in call.args]
-    models = [name for name in names if is_model(name, asked)]
-    beside = [name for name in names if re.search(PREPARED_WITH, name)]
-    is_alone = len(models) + len(beside) == len(names) and not any("opt" in name for name in beside)
-    return len(models) > 1 or (bool(models) and is_alone)
+def _is_meant(line: str) -> bool:
+    return re.search(MODEL_ALONE, line) is not None and not line.lstrip().startswith("#")

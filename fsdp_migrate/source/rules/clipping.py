@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.clipped_lists import are_of_a_model, clipped
 from fsdp_migrate.source.framework_words import clips, is_an_accelerator, name_of_framework
 from fsdp_migrate.source.method_calls import (
     is_likely_made_elsewhere,
@@ -20,10 +19,12 @@ from fsdp_migrate.source.method_calls import (
     sureness,
     unbound,
 )
+from fsdp_migrate.source.python.clipped_lists import clipped, values_of, whose_groups
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
-from fsdp_migrate.source.python.parameter_lists import shares
+from fsdp_migrate.source.python.parameter_lists import named_as_parameters, shares
 from fsdp_migrate.source.python.strategies import are_whole
+from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_given_parameters
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -172,7 +173,25 @@ def _is_given_a_model(source: Source, call: cst.Call) -> bool:
 def _is_given_a_list(source: Source, call: cst.Call) -> bool:
     """Tell whether a list is given that is an optimizer's, or that a function made of a sharded model."""
     given = clipped(call)
-    return given is not None and not source.models.is_parameters(given) and are_of_a_model(source, given)
+    return given is not None and not source.models.is_parameters(given) and _are_of_a_model(source, given)
+
+
+def _are_of_a_model(source: Source, given: cst.BaseExpression) -> bool:
+    """Tell whether a list is that of an optimizer of a sharded model, or one that a function took of it."""
+    optimizer = whose_groups(source, given)
+    if optimizer is not None:
+        return _is_of_a_model(source, optimizer)
+    models = (named_as_parameters(each, name) for name, each in values_of(source, given))
+    return any(source.models.certainty(each) is not None for each in models if each is not None)
+
+
+def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
+    text = text_of(optimizer)
+    if text == "self":
+        return source.index.class_of(optimizer) in list(classes_given_parameters(source))
+    made = (each for each in source.assignments if any(text_of(t.target) == text for t in each.targets))
+    calls = (each.value for each in made if isinstance(each.value, cst.Call))
+    return any(is_given_parameters(source, call) for call in calls)
 
 
 def _may_be_given_one(source: Source, call: cst.Call) -> bool:

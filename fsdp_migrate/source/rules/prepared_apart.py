@@ -77,6 +77,9 @@ _AGAIN = (
 _DEEPEST = 3
 _PREPARES = ("accelerator.prepare", "accelerator.prepare_model")
 _OTHERS = re.compile(PREPARED_WITH)
+# What a model is handed over with that is no optimizer, by its name, and by what makes it.
+_DATA = re.compile(r"loader|sched|dataset|tokenizer|processor|collator|(?:^|_)dl$")
+_MAKES_DATA = re.compile(r"Tokenizer|Processor|DataLoader|Dataset|load_dataset|[Cc]ollator")
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -95,6 +98,14 @@ def find(source: Source) -> Iterator[Found]:
             meant = _HOLDS_MORE.format(others=named(others))
         if meant or (call not in again and _is_second(source, call, calls)):
             yield Found("FM449", call, meant or _SECOND, "commented")
+
+
+def refused_calls(source: Source) -> Iterator[cst.Call]:
+    """Yield the calls that Accelerate's FSDP2 refuses, where a config of the project may ask for it."""
+    for call in source.calls:
+        is_one = (dotted(call.func) or "").endswith(_PREPARES)
+        if is_one and not _is_elsewhere(source, call) and _refused(source, call):
+            yield call
 
 
 def _knows_of_fsdp(source: Source) -> bool:
@@ -124,9 +135,33 @@ def _refused(source: Source, call: cst.Call) -> str:
     models = _models(source, call)
     if len(models) > 1:
         return _SEVERAL
-    if models and len(models) + len(others) == len(names) and not any("opt" in name for name in names):
-        return _MEANT  # on several lines, or by a name that says nothing
+    if models and _is_beside_no_optimizer(source, call):
+        return _MEANT
     return _MEANT if others == names and any("opt" in name for name in names) else ""
+
+
+def _is_beside_no_optimizer(source: Source, call: cst.Call) -> bool:
+    """Tell whether all that a model is prepared with is shown to be something else than its optimizer."""
+    models = _models(source, call)
+    for arg, name in zip(call.args, _names(call), strict=True):
+        if name in models or _DATA.search(name):
+            continue
+        node = arg.value
+        is_name = isinstance(node, cst.Name) and node in source.index.scopes
+        every = source.index.bindings_of(node) if is_name else ()
+        bound = [each for each in every if each.value is not call]
+        made = (_part(each.value, each.index) for each in bound)
+        if not bound or not all(each is not None and _MAKES_DATA.search(text_of(each)) for each in made):
+            return False
+    return True
+
+
+def _part(value: cst.BaseExpression | None, place: int | None) -> cst.BaseExpression | None:
+    """Return what a name is given of ``a, b = x(), y()``."""
+    if place is None:
+        return value
+    is_tuple = isinstance(value, cst.Tuple) and place < len(value.elements)
+    return cst.ensure_type(value, cst.Tuple).elements[place].value if is_tuple else None
 
 
 def _held_besides(source: Source, call: cst.Call) -> list[str]:

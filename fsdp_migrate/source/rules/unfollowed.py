@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.clipped_lists import are_unknown, clipped
+from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
+from fsdp_migrate.source.python.unknown_foreach import of_foreach
 from fsdp_migrate.source.python.unknown_models import is_model, is_unknown, last_word
-from fsdp_migrate.source.unknown_foreach import of_foreach
 from fsdp_migrate.source.uses import Found
 
 

@@ -256,3 +256,22 @@ def test_checkpointing_of_what_accelerate_shards_names_its_plugin() -> None:
 )
 def test_where_no_optimizer_is_made_it_says_what_a_file_that_infers_does(around: str, said: str) -> None:
     assert said in comments(f"model = accelerator.prepare(model)\n{around.format('model')}", PLUGIN)
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_said"),
+    [
+        ("tok", True),
+        ("tokenizer", True),
+        ("processor, collator, train_loader", True),
+        ("other", False),
+        ("tok, optimizer", False),
+        ("opt", False),
+    ],
+)
+def test_a_model_beside_what_is_no_optimizer(beside: str, is_said: bool) -> None:
+    body = (
+        'net, tok = Net.from_pretrained("a"), AutoTokenizer.from_pretrained("a")\n'
+        f"net, {beside} = accelerator.prepare(net, {beside})\n"
+    )
+    assert ("FM449" in comments(body, PLUGIN)) is is_said

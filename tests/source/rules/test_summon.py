@@ -210,3 +210,29 @@ def test_any_method_of_the_models_own_may_run_it(call: str, *, is_said: bool) ->
 def test_a_method_that_is_seen_to_call_nothing_does_not_run_the_model(method: str, *, is_said: bool) -> None:
     own = f"class Net(nn.Module):\n    def rate(self, x):\n        {method}\n\n\n"
     assert (("FM332", "commented") in codes(f"{own}{METHODS.format('unwrapped.rate(x)')}")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_said"),
+    [
+        ("unwrapped.generate_batch(ids)", True),
+        ("unwrapped.score(ids)", True),
+        ("unwrapped(ids)", True),
+        ("model.module.score(ids)", True),
+        ("model.rollout(ids)", True),
+        ("unwrapped.save_pretrained(path)", False),
+        ("unwrapped.merge_adapter()", False),
+        ("dict(model.named_parameters())", False),
+        ("model.eval()", False),
+        ("model.tie_weights()", False),
+        ("tokenizer.batch_decode(ids)", False),
+        ("vllm.load_weights(unwrapped.state_dict())", False),
+    ],
+)
+def test_methods_that_may_run_the_model_by_whatever_name(runs: str, is_said: bool) -> None:
+    body = (
+        "def make(self, model: FSDP, ids):\n"
+        "    with unwrap_model_for_generation(model) as unwrapped, FSDP.summon_full_params(model):\n"
+        f"        return {runs}\n"
+    )
+    assert (("FM332", "commented") in codes(body)) is is_said

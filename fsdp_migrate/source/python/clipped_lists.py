@@ -9,10 +9,8 @@ import libcst as cst
 from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.parameter_lists import named_as_parameters
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.unknown_models import is_unknown, last_word
-from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_given_parameters
 
 
 if TYPE_CHECKING:
@@ -24,15 +22,6 @@ if TYPE_CHECKING:
 _GROUPS = "param_groups"
 _NORMS = frozenset({"clip_grad_norm", "clip_grad_norm_"})
 _DEEPEST = 4
-
-
-def are_of_a_model(source: Source, given: cst.BaseExpression) -> bool:
-    """Tell whether a list is that of an optimizer of a sharded model, or one that a function took of it."""
-    optimizer = whose_groups(source, given)
-    if optimizer is not None:
-        return _is_of_a_model(source, optimizer)
-    models = (named_as_parameters(each, name) for name, each in _values(source, given))
-    return any(source.models.certainty(each) is not None for each in models if each is not None)
 
 
 def are_unknown(source: Source, given: cst.BaseExpression) -> bool:
@@ -72,16 +61,7 @@ def _comes_of(source: Source, name: cst.Name) -> Iterator[cst.BaseExpression]:
     yield from (loop.iter for loop in loops_around(source.index, name) if binds(loop, name.value))
 
 
-def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
-    text = text_of(optimizer)
-    if text == "self":
-        return source.index.class_of(optimizer) in list(classes_given_parameters(source))
-    made = (each for each in source.assignments if any(text_of(t.target) == text for t in each.targets))
-    calls = (each.value for each in made if isinstance(each.value, cst.Call))
-    return any(is_given_parameters(source, call) for call in calls)
-
-
-def _values(source: Source, given: cst.BaseExpression) -> Iterator[tuple[str, cst.BaseExpression]]:
+def values_of(source: Source, given: cst.BaseExpression) -> Iterator[tuple[str, cst.BaseExpression]]:
     """Yield what a name is bound to, also as a part of a tuple, with the name."""
     if isinstance(given, cst.Name) and given in source.index.scopes:
         for binding in source.index.scopes[given].lookup(given.value):
