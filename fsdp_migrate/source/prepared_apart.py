@@ -14,7 +14,7 @@ from fsdp_migrate.source.ignored_modules import find_ignored
 from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import only_infers
-from fsdp_migrate.source.python.asked_as_models import asked_in, is_model
+from fsdp_migrate.source.python.asked_as_models import asked_in, is_model, made_as_others_in
 
 
 if TYPE_CHECKING:
@@ -83,17 +83,17 @@ def _lines(code: str) -> list[int]:
         lines = enumerate(code.splitlines(), 1)
         return [n for n, line in lines if re.search(MODEL_ALONE, line) and not line.lstrip().startswith("#")]
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    asked = asked_in(tree)
-    return sorted(call.lineno for call in calls if _is_meant(call, asked))
+    asked, made = asked_in(tree), made_as_others_in(tree)
+    return sorted(call.lineno for call in calls if _is_meant(call, asked, made))
 
 
-def _is_meant(call: ast.Call, asked: frozenset[str]) -> bool:
+def _is_meant(call: ast.Call, asked: frozenset[str], made: frozenset[str]) -> bool:
     func = dotted(call.func) or ""
     is_whole = any(each.arg == "evaluation_mode" for each in call.keywords)
     if not func.endswith(("accelerator.prepare", "accelerator.prepare_model")) or is_whole:
         return False
     names = [(dotted(arg) or "?").rpartition(".")[2].lower() for arg in call.args]
-    models = [name for name in names if is_model(name, asked)]
-    beside = [name for name in names if re.search(PREPARED_WITH, name)]
+    models = [name for name in names if name not in made and is_model(name, asked)]
+    beside = [name for name in names if name in made or re.search(PREPARED_WITH, name)]
     is_alone = len(models) + len(beside) == len(names) and not any("opt" in name for name in beside)
     return len(models) > 1 or (bool(models) and is_alone)

@@ -20,7 +20,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     only_infers,
     prepared,
 )
-from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
+from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model, made_as_others
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -45,6 +45,10 @@ _UNTRAINED = (
     "Accelerate's FSDP2 refuses a model without an optimizer, and there is none here. Leave out a model that "
     "is not trained, `model.to(accelerator.device)`, or have it sharded with an optimizer that never steps: "
     "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`."
+)
+_BY_TRAINER = (
+    "Accelerate's FSDP2 refuses a model without its optimizer, which the Trainer makes: give the Trainer the "
+    "model as it is, it prepares it itself."
 )
 _SEVERAL = (
     "Accelerate's FSDP2 takes one model in a call, with its optimizer: give each that is trained a call of "
@@ -81,7 +85,9 @@ def find(source: Source) -> Iterator[Found]:
         return
     for call in calls:
         meant = "" if call in again or _is_elsewhere(source, call) else _refused(source, call)
-        if meant == _MEANT and only_infers(source.code):
+        if meant == _MEANT and _is_trainers(source, call):
+            meant = _BY_TRAINER
+        elif meant == _MEANT and only_infers(source.code):
             meant = _UNTRAINED
         if call not in again and not meant and (others := _held_besides(source, call)):
             meant = _HOLDS_MORE.format(others=named(others))
@@ -112,13 +118,31 @@ def _refused(source: Source, call: cst.Call) -> str:
     if any(arg.star for arg in call.args):
         return ""
     names = _names(call)
-    others = [name for name in names if _OTHERS.search(name)]
+    made = made_as_others(source.index)
+    others = [name for name in names if _OTHERS.search(name) or name in made]
     models = _models(source, call)
     if len(models) > 1:
         return _SEVERAL
     if models and len(models) + len(others) == len(names) and not any("opt" in name for name in names):
         return _MEANT  # on several lines, or by a name that says nothing
     return _MEANT if others == names and any("opt" in name for name in names) else ""
+
+
+def _is_trainers(source: Source, call: cst.Call) -> bool:
+    """Tell whether a Trainer, which makes the optimizer itself, is given the model below."""
+    models = set(_models(source, call))
+    return any(
+        (dotted(each.func) or "").endswith("Trainer")
+        and source.index.order[each] > source.index.order[call]
+        and source.index.function(each) is source.index.function(call)
+        and not models.isdisjoint([*_names(each)[:1], *_given_as(each, "model")])
+        for each in source.calls
+    )
+
+
+def _given_as(call: cst.Call, keyword: str) -> list[str]:
+    named = (arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == keyword)
+    return [(dotted(value) or "?").split(".")[-1].lower() for value in named]
 
 
 def _held_besides(source: Source, call: cst.Call) -> list[str]:
@@ -154,7 +178,8 @@ def _names(call: cst.Call) -> list[str]:
 def _models(source: Source, call: cst.Call) -> list[str]:
     """Return what the models are called that a call is given."""
     asked = asked_as_models(source.index)
-    return [name for name in _names(call) if is_model(name, asked)]
+    made = made_as_others(source.index)
+    return [name for name in _names(call) if name not in made and is_model(name, asked)]
 
 
 def _is_second(source: Source, call: cst.Call, calls: list[cst.Call]) -> bool:
