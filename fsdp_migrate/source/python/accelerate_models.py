@@ -39,7 +39,7 @@ def shards_by_accelerate(index: Index) -> bool:
     calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
     made = [call for call in calls if any(map(_PLUGIN.match, index.qualified(call.func)))]
     given = [(arg.keyword.value, arg.value) for call in calls for arg in call.args if arg.keyword is not None]
-    if any(name == "fsdp_version" for name, _ in given):
+    if any(name == "fsdp_version" and text_of(value) != "1" for name, value in given):
         return False
     is_given = any(name == "fsdp_plugin" and text_of(value) != "None" for name, value in given)
     return bool(made) or is_given or _is_set(index)
