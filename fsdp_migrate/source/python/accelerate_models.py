@@ -24,6 +24,7 @@ _TYPE = re.compile(
     r"\bDistributedType\.FSDP\b|\bdistributed_type(?:[!=]=|in|notin).*['\"]FSDP['\"]"
     r"|\.is_fsdp(?:_enabled)?\b(?!\()"
 )
+_OTHER_TYPE = re.compile(r"\bdistributed_type(?:==|is)(?:\w+\.)*DistributedType\.(?!FSDP\b)[A-Z_]+$")
 _TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
 _INFERS = re.compile(
     r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("
@@ -92,6 +93,12 @@ def asks_for_fsdp(index: Index) -> bool:
     return any(_TYPE.search(text_of(node)) for node in asked)
 
 
+def asks_for_launch(index: Index) -> bool:
+    """Tell whether a source asks Accelerate how it was launched, with whatever answer in mind."""
+    asked = index.by_kind.get(cst.Comparison, ())
+    return any(_OTHER_TYPE.search(text_of(node)) for node in asked) or asks_for_fsdp(index)
+
+
 def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
     """Return whether Accelerate runs FSDP where a test has come out as ``truth``; None where nothing tells.
 
@@ -100,6 +107,8 @@ def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
         >>> fsdp_said(test, truth=True), fsdp_said(test, truth=False)
         (True, None)
         >>> fsdp_said(cst.parse_expression("not self.is_fsdp_enabled"), truth=True)
+        False
+        >>> fsdp_said(cst.parse_expression("a.distributed_type == DistributedType.NO"), truth=True)
         False
     """
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
@@ -111,6 +120,8 @@ def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
         parts = [fsdp_said(each, truth=truth) for each in (test.left, test.right)]
         return next((part for part in parts if part is not None), None)
     text = text_of(test)
+    if truth and _OTHER_TYPE.search(text):
+        return False
     if _TYPE.search(text) is None:
         return None
     return truth is not ("!=" in text or "notin" in text)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
@@ -113,7 +114,7 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     done = [(call, *what) for call, what in asked if what is not None]
     for node, model, meant in (*done, *_loops(source)):
         statement = source.index.statement(node)
-        if statement in said or not is_unknown(source, model):
+        if statement in said or not is_unknown(source, model) or is_fsdp2s(source.index, node):
             continue
         if source.position(statement)[0] not in commented:
             said.add(statement)
