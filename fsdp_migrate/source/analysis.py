@@ -139,9 +139,10 @@ def _below(source: Source, found: Found, checks: set[cst.CSTNode]) -> Found | No
 def _left_alone(source: Source, found: Found, branches: set[cst.CSTNode]) -> Found | None:
     """Return what is said of a use in a branch for FSDP1, beside one for FSDP2: once for each branch."""
     branch = None if found.action == "kept" else fsdp1_branch(source.index, found.node)
+    above = None if branch is None else source.index.parents.get(branch)
     if branch is None:
         return None
-    if branch in branches:
+    if branch in branches or isinstance(above, cst.FunctionDef):
         return Found("FM420", found.node, _IN_BRANCH, "kept", covers=found.covers)
     branches.add(branch)
     return Found("FM420", found.node, _BRANCH, "commented", covers=found.covers)

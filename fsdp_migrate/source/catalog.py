@@ -274,7 +274,7 @@ def is_private(name: str) -> bool:
     return first.startswith("_") and first not in ARGUMENT_WORDS
 
 
-_NO_OPTIMIZER = r"(?:,\s*[\w.]*(?:loader|sched|dataset)\w*\s*)*"
+_NO_OPTIMIZER = r"(?:,\s*[\w.]*(?:loader|sched|dataset|tok|process|collat)\w*\s*)*"
 MODEL_ALONE = (
     r"\baccelerator\.prepare(?:_model)?\(\s*(?:self\.)?(?:\w*_)?(?:model|net|module|policy)\s*"
     + _NO_OPTIMIZER
@@ -286,5 +286,5 @@ PREPARED_MODEL = (
     r"|discriminator)(?:_\w+)?$"
 )
 """What models are called that Accelerate is given."""
-PREPARED_WITH = r"optim|loader|sched|dataset|config|tokenizer|(?:^|_)(?:dl|lr|opt)(?:_|$)"
+PREPARED_WITH = r"optim|loader|sched|dataset|config|tokenizer|process|collat|(?:^|_)(?:dl|lr|opt|tok)(?:_|$)"
 """What is called otherwise, though a model's name may be in it: ``critic_opt``."""

@@ -32,7 +32,7 @@ _WORDS = {
         re.compile(r"\bFullyShardedDataParallelPlugin\("),
         re.compile(r"ccelerator\.prepare(_model)?\("),
         re.compile(r"\bAccelerator\("),
-        re.compile(r"fsdp_version"),
+        re.compile(r"fsdp_version(?!\s*=\s*1\b)"),
     ),
     "fabric": (
         re.compile(r"\bFSDPStrategy\("),

@@ -397,7 +397,8 @@ def test_a_repository_of_the_trainer_is_seen(
     _, document = run_json("scan", ".")
     assert [step["text"].endswith("(own.py:2).") for step in document["steps"]].count(True) == 1
     pair = "opt = SGD([*dit.parameters()])\nvae.eval()\ndit, vae = accelerator.prepare(\n    dit, vae\n)\n"
-    for text in (pair, pair.replace("prepare(\n", "prepare(opt,\n")):
+    tokens = "tk = AutoTokenizer.from_pretrained(p)\n\nmodel, tk = accelerator.prepare(model, tk)\n"
+    for text in (pair, pair.replace("prepare(\n", "prepare(opt,\n"), tokens):
         Path("own.py").write_text(text)
         assert "(own.py:3)" in str(run_json("scan", ".")[1]["steps"])
     Path("own.py").write_text("dit.train()\ndit, opt = accelerator.prepare(dit, opt)\n")

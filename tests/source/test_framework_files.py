@@ -37,6 +37,7 @@ def test_the_plugin_of_another_file_shards_what_is_prepared(tmp_path: Path) -> N
     own = PREPARES.replace("from make import make\n", "from accelerate import Accelerator\n")
     assert codes(tmp_path, MAKES, own.replace("make()", "Accelerator()")) == set()
     assert codes(tmp_path, MAKES.replace("Plugin())", "Plugin(fsdp_version=2))"), PREPARES) == set()
+    assert codes(tmp_path, MAKES.replace("Plugin())", "Plugin(fsdp_version=1))"), PREPARES) == {"FM333"}
 
 
 def test_the_fabric_of_another_file_shards_what_it_sets_up(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ _TYPE = re.compile(
     r"\bDistributedType\.FSDP\b|\bdistributed_type(?:[!=]=|in|notin).*['\"]FSDP['\"]"
     r"|\.is_fsdp(?:_enabled)?\b(?!\()"
 )
+_OTHER_TYPE = re.compile(r"\bdistributed_type(?:==|is)(?:\w+\.)*DistributedType\.(?!FSDP\b)[A-Z_]+$")
 _TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
 _INFERS = re.compile(
     r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("
@@ -40,7 +41,7 @@ def shards_by_accelerate(index: Index) -> bool:
     calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
     made = [call for call in calls if any(map(_PLUGIN.match, index.qualified(call.func)))]
     given = [(arg.keyword.value, arg.value) for call in calls for arg in call.args if arg.keyword is not None]
-    if any(name == "fsdp_version" for name, _ in given):
+    if any(name == "fsdp_version" and text_of(value) != "1" for name, value in given):
         return False
     is_given = any(name == "fsdp_plugin" and text_of(value) != "None" for name, value in given)
     return bool(made) or is_given or _is_set(index)
@@ -93,6 +94,12 @@ def asks_for_fsdp(index: Index) -> bool:
     return any(_TYPE.search(text_of(node)) for node in asked)
 
 
+def asks_for_launch(index: Index) -> bool:
+    """Tell whether a source asks Accelerate how it was launched, with whatever answer in mind."""
+    asked = index.by_kind.get(cst.Comparison, ())
+    return any(_OTHER_TYPE.search(text_of(node)) for node in asked) or asks_for_fsdp(index)
+
+
 def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
     """Return whether Accelerate runs FSDP where a test has come out as ``truth``; None where nothing tells.
 
@@ -101,6 +108,8 @@ def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
         >>> fsdp_said(test, truth=True), fsdp_said(test, truth=False)
         (True, None)
         >>> fsdp_said(cst.parse_expression("not self.is_fsdp_enabled"), truth=True)
+        False
+        >>> fsdp_said(cst.parse_expression("a.distributed_type == DistributedType.NO"), truth=True)
         False
     """
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
@@ -112,6 +121,8 @@ def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
         parts = [fsdp_said(each, truth=truth) for each in (test.left, test.right)]
         return next((part for part in parts if part is not None), None)
     text = text_of(test)
+    if truth and _OTHER_TYPE.search(text):
+        return False
     if _TYPE.search(text) is None:
         return None
     return truth is not ("!=" in text or "notin" in text)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.catalog import PREPARED_MODEL, PREPARED_WITH
+from fsdp_migrate.source.python.nodes import text_of
 
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ ASKS_A_MODEL: Final = frozenset(
 """Methods of models that nothing else which ``prepare`` is given has."""
 _NAMED = re.compile(PREPARED_MODEL)
 _OTHERS = re.compile(PREPARED_WITH)
+# By the classes that make them: what is prepared beside a model, and is no optimizer.
+_MADE = re.compile(
+    r"(?:Tokenizer|Processor|Collator\w*|Loader|Dataset|FeatureExtractor)(?:\.from_pretrained)?$"
+)
 _FUNCTION = re.compile(r"collat|criteri|fn$|func|loss|metric|process|token|transform$")
 
 
@@ -60,7 +65,8 @@ def asked_as_models(index: Index, *, or_called: bool = True) -> frozenset[str]:
     asked = [f.value for f in calls if isinstance(f, cst.Attribute) and f.attr.value in ASKS_A_MODEL]
     nodes = (*index.by_kind.get(cst.FunctionDef, ()), *index.by_kind.get(cst.ClassDef, ()))
     made = [node.name.value for node in nodes if isinstance(node, (cst.FunctionDef, cst.ClassDef))]
-    return _names(map(_last, asked), map(_last, calls) if or_called else (), made)
+    called = _names(map(_last, asked), map(_last, calls) if or_called else (), made)
+    return called - made_as_others(index)
 
 
 @functools.lru_cache(maxsize=64)
@@ -70,7 +76,46 @@ def asked_in(tree: ast.Module, *, or_called: bool = True) -> frozenset[str]:
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
     asked = [func.value for func in calls if isinstance(func, ast.Attribute) and func.attr in ASKS_A_MODEL]
     made = [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    return _names(map(_last_of, asked), map(_last_of, calls) if or_called else (), made)
+    called = _names(map(_last_of, asked), map(_last_of, calls) if or_called else (), made)
+    return called - made_as_others_in(tree)
+
+
+@functools.lru_cache(maxsize=8)
+def made_as_others(index: Index) -> frozenset[str]:
+    """Return the last parts of names that are given a tokenizer, a loader or the like, in small letters."""
+    found: set[str] = set()
+    for node in index.by_kind.get(cst.Assign, ()):
+        assign = cst.ensure_type(node, cst.Assign)
+        for target in assign.targets:
+            for name, value in _pairs(target.target, assign.value):
+                if isinstance(value, cst.Call) and _MADE.search(text_of(value.func)):
+                    found.add(_last(name).lower())
+    return frozenset(found)
+
+
+def _pairs(
+    target: cst.BaseExpression, value: cst.BaseExpression
+) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Return names with what each is given: ``model, tok = make(), AutoTokenizer.from_pretrained(path)``."""
+    if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+        both = zip(target.elements, value.elements, strict=False)
+        return [(name.value, given.value) for name, given in both]
+    return [(target, value)]
+
+
+@functools.lru_cache(maxsize=64)
+def made_as_others_in(tree: ast.Module) -> frozenset[str]:
+    """Return what :func:`made_as_others` does, of a source that the standard library has parsed."""
+    found: set[str] = set()
+    for node in (each for each in ast.walk(tree) if isinstance(each, ast.Assign)):
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for name, value in pairs:
+                if isinstance(value, ast.Call) and _MADE.search(ast.unparse(value.func)):
+                    found.add(_last_of(name).lower())
+    return frozenset(found)
 
 
 def _names(asked: Iterable[str], called: Iterable[str], made: Iterable[str]) -> frozenset[str]:

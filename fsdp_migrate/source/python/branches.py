@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.chosen_functions import places_chosen
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
@@ -44,9 +45,44 @@ def fsdp1_branch(index: Index, node: cst.CSTNode) -> cst.CSTNode | None:
         elif isinstance(above, cst.IndentedBlock) and _comes_after_fsdp2(index, above, below):
             return above
         if isinstance(above, cst.FunctionDef):
-            return None
+            return above.body if is_fsdp1s_function(index, above) else None
         below = above
     return None
+
+
+def is_fsdp1s_function(index: Index, function: cst.FunctionDef) -> bool:
+    """Tell whether FSDP1's branches alone choose a function, each beside one of FSDP2's."""
+    places = places_chosen(index, function)
+    return bool(places) and all(_is_beside_fsdp2s(index, place) for place in places)
+
+
+def _is_beside_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
+    below: cst.CSTNode = node
+    for above in index.ancestors(node):
+        if isinstance(above, cst.If) and below is above.body:
+            return _FSDP1.search(_plain(above.test)) is not None and any(_others(index, above))
+        if isinstance(above, cst.FunctionDef):
+            return False
+        below = above
+    return False
+
+
+def is_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
+    """Tell whether a place is in a function that FSDP2's branches alone choose."""
+    own = index.function(node)
+    places = places_chosen(index, own) if own is not None else []
+    return bool(places) and all(_is_asked_for_fsdp2(index, place) for place in places)
+
+
+def _is_asked_for_fsdp2(index: Index, node: cst.CSTNode) -> bool:
+    below: cst.CSTNode = node
+    for above in index.ancestors(node):
+        if isinstance(above, cst.If) and below is above.body:
+            return asks_for_fsdp2(index, above.test)
+        if isinstance(above, cst.FunctionDef):
+            return False
+        below = above
+    return False
 
 
 def asks_for_fsdp2(index: Index, test: cst.BaseExpression) -> bool:

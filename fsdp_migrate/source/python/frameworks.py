@@ -171,7 +171,11 @@ class Frameworks:
         if f"{BY}transformers" in kinds:
             facts = self.guards.facts(node)
             return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
-        if ACCELERATE not in kinds or self._accelerate:
+        if ACCELERATE not in kinds:
+            return False
+        if any(fsdp_said(test, truth=truth) is False for test, truth in self.guards.facts(node)):
+            return True
+        if self._accelerate:
             return False
         if self._told and not self._asks_accelerate:
             return False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerate_models import asks_for_launch, fsdp_said
 from fsdp_migrate.source.python.asked_classes import (
     MAY_SHARD,
     is_of_modules,
@@ -16,6 +17,7 @@ from fsdp_migrate.source.python.asked_classes import (
     is_other_wrapper,
 )
 from fsdp_migrate.source.python.branches import asks_of_one_object, leaves
+from fsdp_migrate.source.python.chosen_functions import places_chosen
 from fsdp_migrate.source.python.last_values import last_value, renamed_as
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
@@ -166,8 +168,39 @@ class Guards:
             elif isinstance(above, (cst.IndentedBlock, cst.Module)):
                 yield from self._before(above, below)
             if isinstance(above, (cst.FunctionDef, cst.ClassDef)):
-                return  # a body runs later, when what was tested around it may have changed
+                # A body runs later, when what was tested around it may have changed, but not the launch.
+                yield from self._chosen_by(above) if isinstance(above, cst.FunctionDef) else ()
+                return
             below = above
+
+    def _chosen_by(self, function: cst.FunctionDef) -> tuple[tuple[cst.BaseExpression, bool], ...]:
+        """Return what every place that calls a function, or hands it on, knows of Accelerate's launch."""
+        if not self._asks_launch:
+            return ()
+        if function not in self._chosen:
+            self._chosen[function] = ()  # what calls itself in circles is not known
+            self._chosen[function] = self._find_chosen(function)
+        return self._chosen[function]
+
+    def _find_chosen(self, function: cst.FunctionDef) -> tuple[tuple[cst.BaseExpression, bool], ...]:
+        said: list[tuple[cst.BaseExpression, bool]] = []
+        for place in places_chosen(self.index, function):
+            known = ((fact, fsdp_said(fact[0], truth=fact[1])) for fact in self.facts(place))
+            fact, is_fsdp = next(
+                ((fact, answer) for fact, answer in known if answer is not None), (None, None)
+            )
+            if fact is None or any(fsdp_said(test, truth=truth) is not is_fsdp for test, truth in said):
+                return ()
+            said.append(fact)
+        return tuple(said[:1])
+
+    @functools.cached_property
+    def _asks_launch(self) -> bool:
+        return asks_for_launch(self.index)
+
+    @functools.cached_property
+    def _chosen(self) -> dict[cst.FunctionDef, tuple[tuple[cst.BaseExpression, bool], ...]]:
+        return {}
 
     @staticmethod
     def _before(

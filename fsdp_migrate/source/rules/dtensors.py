@@ -17,6 +17,7 @@ from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.averages import is_averaged
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.loops import item_of
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
@@ -272,6 +273,8 @@ def _is_one_parameters(source: Source, node: cst.Attribute) -> bool:
         held = held.func if isinstance(held, cst.Call) else held.value
         if isinstance(held, (cst.Attribute, cst.Name)) and source.models.certainty(held) is not None:
             return True
+        if isinstance(held, cst.Name):  # `emb = model.get_input_embeddings()`, `for layer in model.layers`
+            held = item_of(source.index, held) or held
     return False
 
 

@@ -21,7 +21,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     prepared,
     speaks_of_training,
 )
-from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
+from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model, made_as_others
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -54,6 +54,10 @@ _EITHER = (
     "an optimizer that never steps: "
     "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`."
 )
+_BY_TRAINER = (
+    "Accelerate's FSDP2 refuses a model without its optimizer, which the Trainer makes: give the Trainer the "
+    "model as it is, it prepares it itself."
+)
 _SEVERAL = (
     "Accelerate's FSDP2 takes one model in a call, with its optimizer: give each that is trained a call of "
     "its own, and leave out those that are not, `ema.to(accelerator.device)`."
@@ -79,7 +83,6 @@ _PREPARES = ("accelerator.prepare", "accelerator.prepare_model")
 _OTHERS = re.compile(PREPARED_WITH)
 # What a model is handed over with that is no optimizer, by its name, and by what makes it.
 _DATA = re.compile(r"loader|sched|dataset|tokenizer|processor|collator|(?:^|_)dl$")
-_MAKES_DATA = re.compile(r"Tokenizer|Processor|DataLoader|Dataset|load_dataset|[Cc]ollator")
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -92,7 +95,9 @@ def find(source: Source) -> Iterator[Found]:
         return
     for call in calls:
         meant = "" if call in again or _is_elsewhere(source, call) else _refused(source, call)
-        if meant == _MEANT and not speaks_of_training(source.code):
+        if meant == _MEANT and _is_trainers(source, call):
+            meant = _BY_TRAINER
+        elif meant == _MEANT and not speaks_of_training(source.code):
             meant = _UNTRAINED if only_infers(source.code) else _EITHER
         if call not in again and not meant and (others := _held_besides(source, call)):
             meant = _HOLDS_MORE.format(others=named(others))
@@ -142,26 +147,25 @@ def _refused(source: Source, call: cst.Call) -> str:
 
 def _is_beside_no_optimizer(source: Source, call: cst.Call) -> bool:
     """Tell whether all that a model is prepared with is shown to be something else than its optimizer."""
-    models = _models(source, call)
-    for arg, name in zip(call.args, _names(call), strict=True):
-        if name in models or _DATA.search(name):
-            continue
-        node = arg.value
-        is_name = isinstance(node, cst.Name) and node in source.index.scopes
-        every = source.index.bindings_of(node) if is_name else ()
-        bound = [each for each in every if each.value is not call]
-        made = (_part(each.value, each.index) for each in bound)
-        if not bound or not all(each is not None and _MAKES_DATA.search(text_of(each)) for each in made):
-            return False
-    return True
+    known = {*_models(source, call), *made_as_others(source.index)}
+    return all(name in known or _DATA.search(name) for name in _names(call))
 
 
-def _part(value: cst.BaseExpression | None, place: int | None) -> cst.BaseExpression | None:
-    """Return what a name is given of ``a, b = x(), y()``."""
-    if place is None:
-        return value
-    is_tuple = isinstance(value, cst.Tuple) and place < len(value.elements)
-    return cst.ensure_type(value, cst.Tuple).elements[place].value if is_tuple else None
+def _is_trainers(source: Source, call: cst.Call) -> bool:
+    """Tell whether a Trainer, which makes the optimizer itself, is given the model below."""
+    models = set(_models(source, call))
+    return any(
+        (dotted(each.func) or "").endswith("Trainer")
+        and source.index.order[each] > source.index.order[call]
+        and source.index.function(each) is source.index.function(call)
+        and not models.isdisjoint([*_names(each)[:1], *_given_as(each, "model")])
+        for each in source.calls
+    )
+
+
+def _given_as(call: cst.Call, keyword: str) -> list[str]:
+    named = (arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == keyword)
+    return [(dotted(value) or "?").split(".")[-1].lower() for value in named]
 
 
 def _held_besides(source: Source, call: cst.Call) -> list[str]:

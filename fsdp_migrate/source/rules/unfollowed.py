@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.mentions import find_left
@@ -127,7 +128,8 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     lists = [*((each, None, _LIST) for each in _clipped_lists(source)), *((e, None, _FOREACH) for e in both)]
     for node, model, meant in (*done, *_loops(source), *lists):
         statement = source.index.statement(node)
-        if statement in said or (model is not None and not is_unknown(source, model)):
+        is_known = model is not None and not is_unknown(source, model)
+        if statement in said or is_known or is_fsdp2s(source.index, node):
             continue
         if source.position(statement)[0] not in commented:
             said.add(statement)

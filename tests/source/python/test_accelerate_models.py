@@ -36,6 +36,8 @@ def test_what_accelerate_prepares_beside_its_plugin_is_sharded(body: str, code: 
     found = [each for each in ("FM326", "FM333", "FM446") if each in said]
     assert found == ([code] if code else [])
     assert not comments(prepare + body, FSDP1.replace('sharding_strategy="FULL_SHARD"', "fsdp_version=2"))
+    said = comments(prepare + body, FSDP1.replace('sharding_strategy="FULL_SHARD"', "fsdp_version=1"))
+    assert not code or code in said
 
 
 def test_an_optimizer_is_given_the_sharded_parameters_by_accelerate() -> None:

@@ -64,6 +64,36 @@ def test_a_model_is_known_by_what_is_asked_of_it(before: str, call: str, said: s
     assert (said in found) if said else ("FM449" not in found)
 
 
+TOKENS = "AutoTokenizer.from_pretrained(path)"
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "is_said"),
+    [
+        ("", "model, tok = accelerator.prepare(model, tok)\n", True),
+        ("", "model, x = accelerator.prepare(model, tokenizer, processor, loader)\n", True),
+        (f"model, t = make(), {TOKENS}\n", "model, t = accelerator.prepare(model, t)\n", True),
+        ("self.c = DataCollatorForSeq(t)\n", "x = self.accelerator.prepare(self.model, self.c)\n", True),
+        (f"model, t = {TOKENS}, make()\n", "model, t = accelerator.prepare(model, t)\n", False),
+        ("t = make()\n", "model, t = accelerator.prepare(model, t)\n", False),
+        ("", "model, tok, optim = accelerator.prepare(model, tok, optim)\n", False),
+    ],
+)
+def test_what_is_seen_to_be_no_optimizer_does_not_stand_for_one(
+    before: str, call: str, *, is_said: bool
+) -> None:
+    assert ("FM449" in comments(f"{before}{call}", PLUGIN)) is is_said
+
+
+def test_a_model_that_a_trainer_is_given_below_is_left_to_it() -> None:
+    call = "model, tok = accelerator.prepare(model, tok)\n"
+    given = "trainer = SFTTrainer({}, args=a)\n"
+    assert "give the Trainer the model as it is" in comments(call + given.format("model=model"), PLUGIN)
+    assert "give the Trainer the model as it is" in comments(call + given.format("model"), PLUGIN)
+    assert "passed together" in comments(call + given.format("model=other"), PLUGIN)
+    assert "passed together" in comments(given.format("model=model") + call, PLUGIN)
+
+
 @pytest.mark.parametrize(
     ("asks", "is_said"),
     [
