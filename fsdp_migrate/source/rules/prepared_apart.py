@@ -144,8 +144,8 @@ def _is_beside_no_optimizer(source: Source, call: cst.Call) -> bool:
         if name in _models(call) or _DATA.search(name):
             continue
         node = arg.value
-        is_name = isinstance(node, cst.Name) and node in source.index.scopes
-        every = source.index.bindings_of(node) if is_name else ()
+        is_seen = isinstance(node, cst.Name) and node in source.index.scopes
+        every = source.index.bindings_of(cst.ensure_type(node, cst.Name)) if is_seen else ()
         bound = [each for each in every if each.value is not call]
         made = (_part(each.value, each.index) for each in bound)
         if not bound or not all(each is not None and _MAKES_DATA.search(text_of(each)) for each in made):
