@@ -67,7 +67,7 @@ def test_what_may_be_sharded_as_a_whole_stays_a_wall(tmp_path: Path, main: str) 
 )
 def test_parts_of_what_is_asked_for_its_state_are_no_fsdp_in_fsdp(tmp_path: Path, main: str) -> None:
     text = after(tmp_path, {"wrapper.py": CLASS, "main.py": IMPORT + main}, "wrapper.py")
-    assert "FM303 nothing here shards the whole of `Wrapper`" in text
+    assert "FM303 no FSDP is seen around `Wrapper`" in text
     assert "FSDP inside FSDP" not in text
 
 

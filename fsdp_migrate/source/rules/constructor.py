@@ -44,7 +44,7 @@ _NESTED = (
     "and select the inner modules by the policy."
 )
 _ASKED_FOR = (
-    "nothing here shards the whole of `{}`, which shards parts: call prepare_fully_shard(part, {{...}}) "
+    "no FSDP is seen around `{}`, which shards its parts: call prepare_fully_shard(part, {{...}}) "
     "for each. Its objects are asked for their parameters or states, those of the parts among them, which "
     "are DTensors then: see that each such place takes them."
 )
