@@ -214,10 +214,10 @@ def _looked_up(test: cst.BaseExpression) -> tuple[str, str] | None:
 
 def _tried_before(source: Source, choice: cst.If) -> Iterator[cst.BaseExpression]:
     """Yield the tests for clean names that were false above: of ``elif``, and of branches that left."""
-    above: cst.CSTNode | None = choice
-    while isinstance(above, cst.If):
-        first, above = above, source.index.parents.get(above)
-        if first is not choice and not _NAMES.search(text_of(first.test)):
+    first = choice
+    while isinstance(above := source.index.parents.get(first), cst.If):
+        first = above
+        if not _NAMES.search(text_of(first.test)):
             yield first.test
     for each in above.body if isinstance(above, cst.IndentedBlock) else ():
         if each is first:
