@@ -72,6 +72,7 @@ HOUSE: House = (
             ["source.catalog", "source.uses"],
             "source.python",
             [
+                "source.called_methods",
                 "source.kept_lists",
                 "source.kept_parameters",
                 "source.lightning_checks",

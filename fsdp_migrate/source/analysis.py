@@ -11,7 +11,7 @@ import libcst as cst
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python import mentions
-from fsdp_migrate.source.python.branches import fsdp1_branch
+from fsdp_migrate.source.python.branches import fsdp1_branch, is_fsdp1s_function
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.nodes import short, walk
 from fsdp_migrate.source.python.text import Source
@@ -139,10 +139,11 @@ def _below(source: Source, found: Found, checks: set[cst.CSTNode]) -> Found | No
 def _left_alone(source: Source, found: Found, branches: set[cst.CSTNode]) -> Found | None:
     """Return what is said of a use in a branch for FSDP1, beside one for FSDP2: once for each branch."""
     branch = None if found.action == "kept" else fsdp1_branch(source.index, found.node)
-    above = None if branch is None else source.index.parents.get(branch)
     if branch is None:
         return None
-    if branch in branches or isinstance(above, cst.FunctionDef):
+    above = source.index.parents.get(branch)
+    is_chosen = isinstance(above, cst.FunctionDef) and is_fsdp1s_function(source.index, above)
+    if branch in branches or is_chosen:
         return Found("FM420", found.node, _IN_BRANCH, "kept", covers=found.covers)
     branches.add(branch)
     return Found("FM420", found.node, _BRANCH, "commented", covers=found.covers)

@@ -196,12 +196,13 @@ def hold_more(version: int) -> str:
 def ignore(version: int, *, is_loaded_by_rank_0: bool) -> tuple[bool, float]:
     """Return whether an ignored module is sharded, and its value here, of one by rank, from 1 on."""
     rank = dist.get_rank()
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    nn.init.constant_(model[0].weight, rank + 1)
+    ignored = nn.Linear(2, 2)
+    model = nn.Sequential(ignored, nn.Linear(2, 2))
+    nn.init.constant_(ignored.weight, rank + 1)
     with _as_accelerators():
         given: dict[str, Any] = {
             "cpu_ram_efficient_loading": is_loaded_by_rank_0,
-            "ignored_modules": [model[0]],
+            "ignored_modules": [ignored],
         }
         _, sharded, _ = _sharded(version, model, "no", **given)
     weight = next(param for name, param in sharded.named_parameters() if name.endswith("0.weight"))

@@ -156,9 +156,8 @@ def find(source: Source) -> Iterator[Found]:
 
 def _may_load_so(source: Source) -> bool:
     """Tell whether rank 0 may load for all by the source's own plugin; of configs a step says it."""
-    names = (source.index.qualified(call.func) for call in source.calls)
-    is_made = any(_PLUGIN.match(name) for each in names for name in each)
-    return is_made and _LOADS_ITSELF.search(source.code) is None and "fsdp_version=2" not in source.code
+    made = (_PLUGIN.match(name) for call in source.calls for name in source.index.qualified(call.func))
+    return any(made) and _LOADS_ITSELF.search(source.code) is None and "fsdp_version=2" not in source.code
 
 
 def _is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:
@@ -183,10 +182,8 @@ def _of_variables(source: Source) -> str:
 
 
 def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
-    above = source.index.parents[node]
-    if isinstance(above, cst.Attribute) or any(
-        isinstance(a, cst.Annotation) for a in source.index.ancestors(node)
-    ):
+    above, around = source.index.parents[node], source.index.ancestors(node)
+    if isinstance(above, cst.Attribute) or any(isinstance(each, cst.Annotation) for each in around):
         yield Found("FM320", node, _CLASS_ITSELF, "kept")
         return
     if isinstance(above, cst.Call) and above.func is node:

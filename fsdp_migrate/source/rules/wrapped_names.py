@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -24,9 +25,12 @@ NAME = "wrapped-names"
 CODES = ("FM316",)
 
 _NAMES = re.compile(r"_fsdp_wrapped_module|_fpw_module|_flat_param\b")
+_PART = re.compile(r"(?:_fsdp_wrapped_module|_fpw_module|_flat_param)\.?")
+_EMPTY = re.compile(r"^(?:f?['\"]{2}\+|f['\"]\{)(.+?)(?:\}['\"])?$")
 _OF_NAMES = re.compile(r"\bnamed_|state_dict")
 _CLEAN = "stays: names are clean already, so there is nothing to take out"
 _LISTED = "stays: one of several parts that names may have, and no name has it any more"
+_TRIED = "stays: tried after the clean name, which is found first now"
 _MEANT = "FSDP2 puts nothing into names: no name has this part any more."
 _CLASS = (
     "no FSDP2 model's class has this name: that of a unit is its own class's with FSDP before it. Ask "
@@ -61,6 +65,8 @@ def find(source: Source) -> Iterator[Found]:
                 continue
             if _is_taken_out(source, node) or _is_asked_for(source, node):
                 yield Found("FM316", node, _CLEAN, "kept")
+            elif _is_tried_last(source, node):
+                yield Found("FM316", node, _TRIED, "kept")
             elif _is_one_of_a_list(source, node):
                 yield Found("FM316", node, _LISTED, "kept")
             else:
@@ -173,6 +179,52 @@ def _is_one_of_a_list(source: Source, node: cst.CSTNode) -> bool:
     if not isinstance(element, cst.Element) or not isinstance(whole, (cst.List, cst.Tuple, cst.Set)):
         return False
     return len(whole.elements) > 1 and all(isinstance(each.value, cst.BaseString) for each in whole.elements)
+
+
+def _is_tried_last(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a name with the part is looked for where the same name without it was not there.
+
+    ``if key in keys: return key``, and below it ``if "_fsdp_wrapped_module." + key in keys:``.
+    """
+    choice = next((a for a in source.index.ancestors(node) if isinstance(a, cst.If)), None)
+    asked = _looked_up(choice.test) if choice is not None else None
+    if asked is None or choice is None or not _NAMES.search(text_of(choice.test)):
+        return False
+    is_asked = choice.test in set(source.index.ancestors(node))
+    # What is found so is given back by the same name.
+    is_same = any(text_of(each) == text_of(_key(choice.test)) for each in source.index.ancestors(node))
+    is_last = any(_looked_up(test) == asked for test in _tried_before(source, choice))
+    return is_last and (is_asked or is_same)
+
+
+def _key(test: cst.BaseExpression) -> cst.BaseExpression:
+    return cst.ensure_type(test, cst.Comparison).left
+
+
+def _looked_up(test: cst.BaseExpression) -> tuple[str, str] | None:
+    """Return what is looked up, without FSDP1's part, and in what: ``("key", "keys")`` of ``key in keys``."""
+    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
+        return None
+    asked = test.comparisons[0]
+    if not isinstance(asked.operator, cst.In):
+        return None
+    clean = _PART.sub("", text_of(test.left))
+    return _EMPTY.sub(r"\1", clean), text_of(asked.comparator)
+
+
+def _tried_before(source: Source, choice: cst.If) -> Iterator[cst.BaseExpression]:
+    """Yield the tests for clean names that were false above: of ``elif``, and of branches that left."""
+    first = choice
+    while isinstance(above := source.index.parents.get(first), cst.If):
+        first = above
+        if not _NAMES.search(text_of(first.test)):
+            yield first.test
+    for each in above.body if isinstance(above, cst.IndentedBlock) else ():
+        if each is first:
+            return
+        is_past = isinstance(each, cst.If) and each.orelse is None and leaves(each.body)
+        if is_past and isinstance(each, cst.If) and not _NAMES.search(text_of(each.test)):
+            yield each.test
 
 
 def _is_asked_for(source: Source, node: cst.CSTNode) -> bool:

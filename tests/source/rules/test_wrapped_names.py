@@ -124,3 +124,32 @@ def test_a_short_word_for_what_stood_in_names(loop: str, *, is_said: bool) -> No
 )
 def test_lightnings_strategy_by_its_name(test: str, is_said: bool) -> None:
     assert (("FM316", "commented") in codes(f"if {test}:\n    clip()\n", "")) is is_said
+
+
+TRIED = """\
+def find(key, keys, other):
+    if {first} in keys:
+        {leaves}
+    if "model." + key in keys:
+        return "model." + key
+    if "_fsdp_wrapped_module." + key in {where}:
+        return "_fsdp_wrapped_module." + key
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "leaves", "where", "is_kept"),
+    [
+        ("key", "return key", "keys", True),
+        ("key", "other.append(key)", "other", False),
+        ("key", "return key", "other", False),
+        ("other", "return key", "keys", False),
+    ],
+)
+def test_the_last_of_several_tries_is_no_work(first: str, leaves: str, where: str, *, is_kept: bool) -> None:
+    code = TRIED.format(first=first, leaves=leaves, where=where)
+    wanted = {"kept" if is_kept else "commented"}
+    chained = code.replace('    if "', '    elif "')
+    by_format = code.replace('"_fsdp_wrapped_module." + key', 'f"_fsdp_wrapped_module.{key}"')
+    for each in (code, chained, by_format):
+        assert {use.action for use in scan_source(each) if use.code == "FM316"} == wanted
