@@ -66,23 +66,19 @@ def find_prepared_apart(
             code = read_source(path)
         except FSDPMigrateError:
             continue
-        numbers = {number for number, line in enumerate(code.splitlines(), 1) if _is_meant(line)}
-        found = [f"{path}:{number}" for number in sorted(numbers | _by_the_tree(code, str(path)))]
+        found = [f"{path}:{number}" for number in sorted(_lines(code, str(path)))]
         (untrained if only_infers(code) else trained).extend(place for place in found if place not in told)
     ignored = (place for place in find_ignored(every) if place not in settings)
     return PreparedApart(tuple(trained), tuple(untrained), tuple(find_not_loaded(every)), tuple(ignored))
 
 
-def _by_the_tree(code: str, path: str) -> set[int]:
-    """Return the lines of calls that take several, or that give a model with what is no optimizer."""
+def _lines(code: str, path: str) -> set[int]:
+    """Return the lines of calls that give models without one optimizer each."""
     if "accelerator.prepare" not in code:
         return set()
     try:
         source = Source(code, path)
         return {source.position(call)[0] for call in refused_calls(source)}
-    except (FSDPMigrateError, RecursionError):
-        return set()
-
-
-def _is_meant(line: str) -> bool:
-    return re.search(MODEL_ALONE, line) is not None and not line.lstrip().startswith("#")
+    except (FSDPMigrateError, RecursionError):  # Python 2, or none
+        lines = enumerate(code.splitlines(), 1)
+        return {n for n, line in lines if re.search(MODEL_ALONE, line) and not line.lstrip().startswith("#")}

@@ -106,8 +106,14 @@ def loops_around(index: Index, node: cst.CSTNode) -> Iterator[cst.For | cst.Comp
             while each is not None:
                 yield each
                 each = each.inner_for_in
-        elif isinstance(above, cst.FunctionDef):
+        elif isinstance(above, cst.FunctionDef) or (isinstance(above, cst.Lambda) and _takes(above, node)):
             return
+
+
+def _takes(function: cst.Lambda, node: cst.CSTNode) -> bool:
+    """Tell whether a name is a parameter of a lambda, and no longer what a loop around it binds."""
+    names = {each.name.value for each in function.params.params}
+    return isinstance(node, cst.Name) and node.value in names
 
 
 def binds(loop: cst.For | cst.CompFor, name: str) -> bool:

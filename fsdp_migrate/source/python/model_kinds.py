@@ -46,7 +46,7 @@ from fsdp_migrate.source.python.makers import (
     is_wrapping,
     makes_fsdp,
 )
-from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
 from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
@@ -445,12 +445,8 @@ class ModelKinds:
         if back is None:
             return set(gives)
         place, _, name = back.removeprefix(ARGUMENT).partition(":")
-        for arg in call.args:
-            if arg.keyword is not None and arg.keyword.value == name:
-                return self.kinds(arg.value)
-        given = call.args[: int(place) + 1]
-        is_seen = len(given) > int(place) and not any(arg.star or arg.keyword for arg in given)
-        return self.kinds(given[-1].value) if is_seen else set()
+        given = argument_of(call, int(place), {name})
+        return self.kinds(given) if given is not None else set()
 
     def _kinds_of_wrapping(self, call: cst.Call, names: set[str]) -> set[str]:
         """Return what a call gives whose function is the class in disguise, or is given it."""

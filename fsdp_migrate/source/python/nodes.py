@@ -8,7 +8,7 @@ import libcst as cst
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 
 NodeT = TypeVar("NodeT", bound=cst.CSTNode)
@@ -147,8 +147,13 @@ def literal(node: cst.CSTNode | None) -> bool | None:
 
 def model_argument(call: cst.Call, place: int) -> cst.BaseExpression | None:
     """Return the argument that is the model: by its name, or by its place where no star hides that."""
+    return argument_of(call, place, {"model", "module"})
+
+
+def argument_of(call: cst.Call, place: int, names: Collection[str]) -> cst.BaseExpression | None:
+    """Return an argument by one of its names, or by its place where no star hides that."""
     for arg in call.args:
-        if arg.keyword is not None and arg.keyword.value in {"model", "module"}:
+        if arg.keyword is not None and arg.keyword.value in names:
             return arg.value
     before = call.args[: place + 1]
     if len(before) <= place or any(arg.star or arg.keyword is not None for arg in before):
