@@ -12,6 +12,7 @@ from fsdp_migrate.adapters.conversion.text import BlockReport, convert_text
 from fsdp_migrate.adapters.conversion.variables import without_comments
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, may_switch_on
 from fsdp_migrate.adapters.engine.base import by_name
+from fsdp_migrate.adapters.engine.claims import ACCELERATE
 from fsdp_migrate.adapters.engine.shared_keys import LOADED_BY_RANK_0
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding, named
@@ -33,6 +34,7 @@ _GIVEN = re.compile(
     re.MULTILINE,
 )
 _LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+_IGNORED = "FSDP_IGNORED_MODULES"
 _SAME = frozenset({SWITCH, _LOADING, "FSDP_OFFLOAD_PARAMS"})
 _SAID = frozenset({"FM343", "FM353", "FM355"})
 """Of a variable's value that FSDP2 takes otherwise, or not at all."""
@@ -98,8 +100,10 @@ def told_of_precision(precision: str, subject: str) -> list[Finding]:
 
 def _of_loading(given: dict[str, str]) -> str:
     """Return what is said of ``fsdp_cpu_ram_efficient_loading`` in a config, where the variable is on."""
-    is_off = given.get(_LOADING, "").lower() in _OFF
-    return "" if is_off else f" {LOADED_BY_RANK_0} ({_LOADING}=false)."
+    if given.get(_LOADING, "").lower() in _OFF:
+        return ""
+    lost = f" {ACCELERATE['ignores_nothing'].says}." if given.get(_IGNORED) else ""
+    return f" {LOADED_BY_RANK_0} ({_LOADING}=false).{lost[:1]}{lost[1:2].upper()}{lost[2:]}"
 
 
 def _become(given: dict[str, str], settings: Settings | None) -> tuple[str, list[Finding]]:

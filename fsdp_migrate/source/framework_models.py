@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.other_launches import is_of_other_launch
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import prepared_by
 from fsdp_migrate.source.python.asked_as_models import asked_in
@@ -86,6 +87,7 @@ class FrameworkModels:
         if self._uses("accelerate", place) and not any(isinstance(arg, ast.Starred) for arg in call.args):
             given = [dotted(arg) or "" for arg in call.args]
             found = prepared_by(owner, func.attr, given, asked_in(place.module.tree))
+            found = set() if found and is_of_other_launch(place) else found
         if not found and self._uses("fabric", place):
             found = set_up_by(owner, func.attr, has_optimizers=len(call.args) > 1)
         return found

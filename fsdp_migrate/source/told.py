@@ -48,20 +48,7 @@ class Told:
         """Return what each file should be told of by the others."""
         self.known.seen.clear()
         self.known.names_seen.clear()
-        gives: dict[Path, dict[str, frozenset[str]]] = {}
-        given: dict[Path, dict[tuple[str, str], frozenset[str]]] = {}
-        for (path, written), kinds in self.known.gives.items():
-            told = self.told(kinds)
-            if told:
-                gives.setdefault(path, {})[written] = told
-        for (key, text), kinds in self.known.from_others.items():
-            path, name = self.known.project.split(key)
-            told = self.told(kinds)
-            if told:
-                given.setdefault(path, {})[name, text] = told
-        for module in self.known.looked_at:
-            for (name, text), kinds in (*self._imported(module), *self._inherited(module)):
-                given.setdefault(module.path, {})[name, text] = frozenset(kinds)
+        gives, given = self._named()
         setters = {path for path, text in self.known.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.known.types_from
         whole_project = of_the_whole(self.known.project)
@@ -107,6 +94,26 @@ class Told:
             )
             for p in paths
         }
+
+    def _named(
+        self,
+    ) -> tuple[dict[Path, dict[str, frozenset[str]]], dict[Path, dict[tuple[str, str], frozenset[str]]]]:
+        """Return by file what calls of the others' things give, and what names are given by the others."""
+        gives: dict[Path, dict[str, frozenset[str]]] = {}
+        given: dict[Path, dict[tuple[str, str], frozenset[str]]] = {}
+        for (path, written), kinds in self.known.gives.items():
+            told = self.told(kinds)
+            if told:
+                gives.setdefault(path, {})[written] = told
+        for (key, text), kinds in self.known.from_others.items():
+            path, name = self.known.project.split(key)
+            told = self.told(kinds)
+            if told:
+                given.setdefault(path, {})[name, text] = told
+        for module in self.known.looked_at:
+            for (name, text), kinds in (*self._imported(module), *self._inherited(module)):
+                given.setdefault(module.path, {})[name, text] = frozenset(kinds)
+        return gives, given
 
     def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:
         """Yield the attributes that classes have by classes of other files, or objects have at all."""

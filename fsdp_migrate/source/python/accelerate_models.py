@@ -25,6 +25,7 @@ _TYPE = re.compile(
     r"\bDistributedType\.FSDP\b|\bdistributed_type(?:[!=]=|in|notin).*['\"]FSDP['\"]"
     r"|\.is_fsdp(?:_enabled)?\b(?!\()"
 )
+_LAUNCH_NAMES = frozenset({"DistributedType", "distributed_type", "is_fsdp", "is_fsdp_enabled"})
 _OTHER_TYPE = re.compile(r"\bdistributed_type(?:==|is)(?:\w+\.)*DistributedType\.(?!FSDP\b)[A-Z_]+$")
 _TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
 _INFERS = re.compile(
@@ -96,6 +97,10 @@ def asks_for_fsdp(index: Index) -> bool:
 
 def asks_for_launch(index: Index) -> bool:
     """Tell whether a source asks Accelerate how it was launched, with whatever answer in mind."""
+    # The names are looked at first: texts of expressions are slow, and most sources have none of these.
+    names = (cst.ensure_type(node, cst.Name).value for node in index.by_kind.get(cst.Name, ()))
+    if not any(name in _LAUNCH_NAMES for name in names):
+        return False
     asked = index.by_kind.get(cst.Comparison, ())
     return any(_OTHER_TYPE.search(text_of(node)) for node in asked) or asks_for_fsdp(index)
 
