@@ -132,7 +132,7 @@ def test_the_mesh_of_hybrid_shard_is_said_where_nodes_are_known() -> None:
 
 
 def test_ignored_modules_that_rank_0_loads_for_all_are_said_to_be_lost() -> None:
-    text = "ACCELERATE_USE_FSDP=1 FSDP_IGNORED_MODULES=moe FSDP_CPU_RAM_EFFICIENT_LOADING={} torchrun t.py"
+    text = "ACCELERATE_USE_FSDP=true FSDP_IGNORED_MODULES=moe FSDP_CPU_RAM_EFFICIENT_LOADING={} torchrun t.py"
     for value, is_said in (("true", True), ("false", False)):
         _, findings = told_by_environment(text.format(value))
         assert ("`fsdp_ignored_modules` names all the same" in str(findings[0].hint)) is is_said
