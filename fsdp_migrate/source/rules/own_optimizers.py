@@ -249,7 +249,8 @@ def is_prepared_with_its_model(source: Source, call: cst.Call) -> bool:
     """
     made = source.index.parents[call]
     names = {text_of(each.target) for each in made.targets} if isinstance(made, cst.Assign) else set()
-    for other in source.calls if names and call.args else ():
+    prepare = (*source.index.calls_of_method("prepare"), *source.index.calls_of_method("setup"))
+    for other in prepare if names and call.args else ():
         given = {text_of(arg.value) for arg in other.args}
         is_below = source.index.order[other] > source.index.order[call]
         if names & given and is_below and source.index.function(other) is source.index.function(call):
