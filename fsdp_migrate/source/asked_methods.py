@@ -44,7 +44,13 @@ def runners(project: Project) -> Iterator[tuple[str, str | int]]:
     """Yield the functions that run what they are given, of those called where parameters are summoned."""
     paths = [path for path, text in project.texts.items() if "summon_full_params" in text]
     asking = filter(None, map(project.module, paths))
-    calls = (node.func for module in asking for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+    blocks = (node for module in asking for node in ast.walk(module.tree) if isinstance(node, ast.With))
+    summoned = (
+        block
+        for block in blocks
+        if any("summon_full_params" in ast.unparse(item.context_expr) for item in block.items)
+    )
+    calls = (node.func for block in summoned for node in ast.walk(block) if isinstance(node, ast.Call))
     called = {(dotted(func) or "").rpartition(".")[2] for func in calls} - {""}
     for path in project.holding(called) if called else ():
         module = project.module(path)

@@ -38,6 +38,7 @@ class ProjectFacts(ProjectKinds):
     """The classes whose objects hold models, by their keys."""
     _news: set[Scope] = field(default_factory=set, repr=False)
     """The scopes to go through: they are new, or asked for something of which more was found since."""
+    _asked_paths: set[Path] = field(default_factory=set, repr=False)
 
     def _found_more(self, key: Key) -> None:
         """Note that more is known of something: the scopes that asked for it are gone through again."""
@@ -56,11 +57,11 @@ class ProjectFacts(ProjectKinds):
 
     def look_at(self, paths: Iterable[Path]) -> None:
         """Add files to those that are gone through."""
-        seen = {module.path for module in self.looked_at}
         for path in paths:
-            module = self.project.module(path) if path not in seen else None
-            if module is not None:
-                self.looked_at.append(module)
+            if path not in self._asked_paths:
+                self._asked_paths.add(path)
+                module = self.project.module(path)
+                self.looked_at += [module] if module is not None else []
 
     def _assign(self, target: ast.expr, kinds: set[str], place: Place) -> None:
         for part, held_here in targets_of(target, kinds) if kinds else ():

@@ -118,11 +118,12 @@ class Told:
     def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:
         """Yield the attributes that classes have by classes of other files, or objects have at all."""
         scopes = [("", module.tree), *((each.name, each.node) for each in module.definitions.values())]
+        texts: dict[int, set[str]] = {}
+        _note_attributes(module.tree, texts)
         for name, scope in scopes:
             place, key = Place(module, name), f"{module.path}:{name}"
             is_class = isinstance(scope, ast.ClassDef)
-            texts = {dotted(each) or "" for each in ast.walk(scope) if isinstance(each, ast.Attribute)}
-            for text in texts - {""}:
+            for text in texts[id(scope)]:
                 is_own = text.startswith("self.")
                 if is_class is not is_own or not (is_own or self._is_known(text, place)):
                     continue
@@ -191,3 +192,19 @@ class Told:
             if text.startswith("self."):
                 found.setdefault(key, []).append((text, kinds))
         return found
+
+
+def _note_attributes(scope: ast.AST, texts: dict[int, set[str]]) -> set[str]:
+    """Note the attributes in each function and class, those of the ones in it too; a tree is walked once."""
+    found: set[str] = set()
+    left = list(ast.iter_child_nodes(scope))
+    while left:
+        node = left.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found |= _note_attributes(node, texts)
+            continue
+        text = dotted(node) if isinstance(node, ast.Attribute) else None
+        found |= {text} if text else set()
+        left.extend(ast.iter_child_nodes(node))
+    texts[id(scope)] = found
+    return found

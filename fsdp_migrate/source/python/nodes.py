@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import libcst as cst
@@ -69,8 +70,9 @@ def walk_for(node: cst.CSTNode, kind: type[NodeT]) -> Iterator[NodeT]:
             yield cast("NodeT", found)
 
 
+@functools.lru_cache(maxsize=20_000)
 def code(node: cst.CSTNode) -> str:
-    """Return a node as it stands in the source."""
+    """Return a node as it stands in the source; many rules ask for the same ones."""
     return _EMPTY.code_for_node(node)
 
 

@@ -325,9 +325,10 @@ def _is_a_field(source: Source, target: cst.Attribute) -> bool:
 
 def _configs(source: Source) -> Iterator[Found]:
     """Find where ``fsdp_config`` alone is set, to a dict or to one picked from a dict of them."""
-    told = {code(each.target) for assign in source.assignments for each in assign.targets}
-    for assign in source.assignments:
-        for text in (code(each.target) for each in assign.targets):
+    texts = [(assign, [code(each.target) for each in assign.targets]) for assign in source.assignments]
+    told = {text for _, every in texts for text in every}
+    for assign, every in texts:
+        for text in every:
             # Where `fsdp` is set beside it, what becomes of both is said there.
             if not _IS_CONFIG.search(text) or text.replace("fsdp_config", "fsdp") in told:
                 continue
