@@ -34,6 +34,7 @@ from fsdp_migrate.runtime.state_dicts import (
 )
 from fsdp_migrate.runtime.weights import clone_parameters, ema_update, swapped_parameters
 from fsdp_migrate.sharding.told_in_training import tell_where_gradients_add_up
+from fsdp_migrate.sharding.zeroed import forget_what_is_zeroed
 from fsdp_migrate.torch_compat import devices, param_groups, unit_state
 from fsdp_migrate.torch_compat.process_groups import end_process_group
 
@@ -74,7 +75,10 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     The first backward after the context reduces what has accumulated. Gradients are FSDP1's bit for bit,
     except where they are reduced in a wider dtype than that of the parameters (bfloat16 parameters, float32
     reduction): FSDP1 accumulated in the parameters' dtype, FSDP2 does in the wider one, which loses less and
-    takes the memory of it. In both, whole gradients are held until they are reduced.
+    takes the memory of it. In both, whole gradients are held until they are reduced, or thrown away:
+    ``optimizer.zero_grad()`` and ``model.zero_grad()`` drop them, as FSDP1's did. FSDP2 keeps them out of
+    ``.grad``, so torch's two functions are told of it, from the first ``no_sync`` of a process on; a loop of
+    ``p.grad = None``, and an optimizer whose own ``zero_grad`` does not call torch's, do not reach them.
 
     ``set_requires_gradient_sync`` of FSDP2 keeps its setting until it is set again; this puts back what each
     unit had, also after an error, and in nested contexts. Under HSDP neither the reduce-scatter nor the
@@ -110,6 +114,7 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     require_units(model, "no_sync")
     before = [(group, group.reduces) for group in param_groups.parameter_groups(model)]
     tell_where_gradients_add_up(model, (group for group, _ in before))
+    forget_what_is_zeroed(model)
     for group, _ in before:
         group.reduces = (False, False)
     try:

@@ -13,7 +13,7 @@ from fsdp_migrate.torch_compat.tensor_kinds import plain_zeros
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     import torch
 
@@ -34,6 +34,15 @@ def drop_empty_gradients(params: Iterable[Any]) -> None:
     """Drop gradients without elements, which torch cannot reduce; under FSDP1 there were none."""
     for param in params:
         if param.sharded_param.numel() == 0 and has_pending_gradient(param):
+            param._unsharded_param.grad = None
+            if accumulates_apart(param):
+                param.unsharded_accumulated_grad = None
+
+
+def drop_gradients(params: Iterable[Any], sharded: Collection[int]) -> None:
+    """Drop the gradients that wait for sharded parameters, which are given by their ``id``."""
+    for param in params:
+        if id(param.sharded_param) in sharded and has_pending_gradient(param):
             param._unsharded_param.grad = None
             if accumulates_apart(param):
                 param.unsharded_accumulated_grad = None

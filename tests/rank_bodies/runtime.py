@@ -108,6 +108,33 @@ def accumulate(case: str) -> tuple[Any, Any]:
     return both(case, _accumulate)
 
 
+def _throw_away(model: Any, how: str) -> tuple[list[float], Tensors, Tensors]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    losses = []
+    for step in range(2):
+        with model.no_sync() if isinstance(model, FSDP) else no_sync(model):
+            losses.append(100 * backward(model, 10 * step))
+        if how == "model":
+            model.zero_grad()
+        else:
+            optimizer.zero_grad(set_to_none=how != "zeros")
+        with model.no_sync() if isinstance(model, FSDP) else no_sync(model):
+            losses.append(backward(model, 10 * step + 1))
+        losses.append(backward(model, 10 * step + 2))
+        optimizer.step()
+        optimizer.zero_grad()
+    with model.no_sync() if isinstance(model, FSDP) else no_sync(model):
+        losses.append(backward(model, 30))  # the epoch ends in the middle of a window
+    optimizer.zero_grad()
+    losses.append(backward(model, 31))
+    return losses, whole_of(model, grads=True), whole_of(model)
+
+
+def throw_away(case: str, how: str) -> tuple[Any, Any]:
+    """Zero gradients between microbatches that are not reduced, and after a window that is not full."""
+    return both(case, lambda model: _throw_away(model, how))
+
+
 def fail() -> None:
     """Fail in a context."""
     raise KeyError

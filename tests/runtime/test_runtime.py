@@ -24,6 +24,20 @@ def test_accumulating_without_reduction_is_as_under_fsdp1(case: str) -> None:
         assert_equal(found_params, params)
 
 
+THROWN_AWAY = Cases(
+    runtime.throw_away,
+    [*((case, "optimizer") for case in STRATEGIES), ("blocks", "model"), ("blocks", "zeros")],
+)
+
+
+@pytest.mark.parametrize("case", THROWN_AWAY.cases)
+def test_what_was_not_reduced_is_thrown_away_as_under_fsdp1(case: tuple[str, str]) -> None:
+    for (losses, grads, params), (found_losses, found_grads, found_params) in THROWN_AWAY.of(*case):
+        assert found_losses == losses
+        assert_equal(found_grads, grads)
+        assert_equal(found_params, params)
+
+
 @pytest.mark.slow
 def test_accumulating_is_the_same_at_two_by_two_ranks() -> None:
     for expected, found in run_ranks(runtime.accumulate, "HYBRID_SHARD", world_size=4, timeout=400):
