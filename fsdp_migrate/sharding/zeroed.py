@@ -1,7 +1,8 @@
 """Gradients that add up without a reduction, and that ``zero_grad`` throws away, as FSDP1's were.
 
-FSDP1 showed them as ``.grad``, where ``zero_grad`` finds them. FSDP2 keeps them apart until they are reduced, and
-no optimizer reaches them: those of a batch that was thrown away, or of an epoch's last window, came back.
+FSDP1 showed them as ``.grad``, where ``zero_grad`` finds them. FSDP2 keeps them apart until they are
+reduced, and no optimizer reaches them: those of a batch that was thrown away, or of an epoch's last window,
+came back.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from torch import nn
-
 from fsdp_migrate.torch_compat.param_groups import parameter_groups
+from fsdp_migrate.torch_compat.pending_gradients import drop_gradients
 from fsdp_migrate.torch_compat.zeroed_gradients import tell_of_zero_grad
 
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import torch
+    from torch import nn
 
 
 _adding_up: WeakSet[nn.Module] = WeakSet()
@@ -35,4 +36,4 @@ def _forget(zeroed: Iterable[torch.Tensor]) -> None:
     ids = {id(param) for param in zeroed}
     for model in list(_adding_up):
         for group in parameter_groups(model):
-            group.drop_gradients(ids)
+            drop_gradients(group.parameters, ids)

@@ -18,7 +18,6 @@ from fsdp_migrate.torch_compat.inference_mode import gather_outside_inference
 from fsdp_migrate.torch_compat.pending_gradients import (
     accumulates_apart,
     drop_empty_gradients,
-    drop_gradients,
     has_pending_gradient,
     pending_dtypes,
     pending_gradient,
@@ -200,10 +199,6 @@ class ParameterGroup:
     def reshard(self) -> None:
         """Free the gathered parameters, if there are any."""
         self._group._to_sharded()
-
-    def drop_gradients(self, sharded: Collection[int]) -> None:
-        """Drop the gradients that wait for some of the sharded parameters, given by their ``id``."""
-        drop_gradients(self.parameters, sharded)
 
     def forget(self) -> None:
         """Drop gradients that wait for a reduction, and gathered parameters."""

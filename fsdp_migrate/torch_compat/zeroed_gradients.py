@@ -29,15 +29,14 @@ def tell_of_zero_grad(told: Callable[[Iterable[torch.Tensor]], None]) -> None:
     of_optimizers = Optimizer.zero_grad
 
     @functools.wraps(of_optimizers)
-    @torch.compiler.disable  # as torch's own is
     def zero_grad_of_optimizer(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         of_optimizers(self, *args, **kwargs)
         told(param for group in self.param_groups for param in group["params"])
 
-    @torch.compiler.disable
     def zero_grad_of_model(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         super(FSDPModule, self).zero_grad(*args, **kwargs)  # type: ignore[misc]
         told(self.parameters())
 
-    setattr(Optimizer, "zero_grad", zero_grad_of_optimizer)  # noqa: B010
-    setattr(FSDPModule, "zero_grad", zero_grad_of_model)  # noqa: B010
+    # torch.compile leaves torch's own out, too.
+    setattr(Optimizer, "zero_grad", torch.compiler.disable(zero_grad_of_optimizer))  # noqa: B010
+    setattr(FSDPModule, "zero_grad", torch.compiler.disable(zero_grad_of_model))  # noqa: B010
