@@ -276,6 +276,8 @@ def read_parameters(version: int) -> dict[str, str]:
             "histogram": lambda: np.histogram(parameter.detach().cpu()),
             "norm as an array": lambda: norm.cpu().numpy(),
             "norm as a number": norm.item,
+            "norm in a text": lambda: f"{norm:.3f}",
+            "norm in a list": lambda: torch.tensor([1.0, norm]),
         }
         found = {name: _says(call) for name, call in calls.items()}
         return {**found, "state of a part": type(part.state_dict()["weight"]).__name__}

@@ -1,4 +1,4 @@
-"""Collectives of Accelerate and Lightning that are given DTensors, and Accelerate's norm as an array.
+"""Collectives of Accelerate and Lightning that are given DTensors, and Accelerate's norm as an array or text.
 
 They take plain tensors, which FSDP1's parameters, gradients and norms were.
 """
@@ -16,6 +16,7 @@ from fsdp_migrate.source.framework_words import (
     is_fabrics_collective,
 )
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
+from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
 
@@ -36,9 +37,14 @@ _NORM = (
     "Accelerate's FSDP2 gives the norm as a DTensor, which has no {}(): take .full_tensor() of it before "
     "this, on every rank."
 )
+_TEXT = (
+    "Accelerate's FSDP2 gives the norm as a DTensor, which takes no format and stands in no list for "
+    "torch.tensor: take .item() of it, on every rank."
+)
+_FORMAT = re.compile(r"\{[^{}]*:[^{}]+\}")
 _ARRAYS = frozenset({"numpy", "tolist"})
 _SAME = frozenset({"clone", "cpu", "detach", "float"})
-_MAY_FIND = re.compile(r"gather|reduce|broadcast|numpy\(|tolist\(")
+_MAY_FIND = re.compile(r"gather|reduce|broadcast|numpy\(|tolist\(|clip_grad_norm_")
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -55,6 +61,33 @@ def find(source: Source) -> Iterator[Found]:
                 yield Found("FM423", call, _MEANT, "commented")
         elif isinstance(func, cst.Attribute) and func.attr.value in _ARRAYS and _is_norm(source, func.value):
             yield Found("FM423", call, _NORM.format(func.attr.value), "commented")
+    yield from _of_texts(source)
+
+
+def _of_texts(source: Source) -> Iterator[Found]:
+    """Find norms that are formatted, or put into a tensor."""
+    for call in source.calls:
+        if any(_is_norm(source, each) for each in _put_into_text(call)):
+            yield Found("FM423", call, _TEXT, "commented")
+    for node in source.index.by_kind.get(cst.FormattedStringExpression, ()):
+        part = cst.ensure_type(node, cst.FormattedStringExpression)
+        if part.format_spec and _is_norm(source, part.expression):
+            yield Found("FM423", part, _TEXT, "commented")
+
+
+def _put_into_text(call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Yield what is formatted, ``"{:.2f}".format(norm)``, or made a tensor of, ``torch.tensor([norm])``."""
+    func, given = call.func, [arg.value for arg in call.args]
+    if isinstance(func, cst.Attribute) and func.attr.value == "format" and _has_format(func.value):
+        yield from given
+    elif isinstance(func, cst.Name) and func.value == "format" and len(given) > 1:
+        yield given[0]
+    elif dotted(func) == "torch.tensor" and given and isinstance(given[0], (cst.List, cst.Tuple)):
+        yield from (each.value for each in given[0].elements)
+
+
+def _has_format(node: cst.BaseExpression) -> bool:
+    return isinstance(node, cst.SimpleString) and _FORMAT.search(node.value) is not None
 
 
 def _is_weights(node: cst.BaseExpression) -> bool:
