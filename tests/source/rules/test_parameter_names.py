@@ -30,11 +30,20 @@ NAMES = [
     _LOOP.format("'bias' in n or 'norm' in n", "xs.append(p)"),
     _LOOP.format("p.requires_grad", "(xs if 'bias' in n else ys).append(p)"),
     _LOOP.format("'bias' in n", "xs.append({'params': [p], 'lr': 1})"),
+    "for n, p in model.named_parameters():\n    m = n.lower()\n    if 'bias' in m:\n        xs.append(p)\n",
+    "for n, p in model.named_parameters():\n    no = 'bias' in n\n    (xs if no else ys).append(p)\n",
+    "for n, p in model.named_parameters():\n    p.requires_grad = re.search('lora', n) is not None\n",
+    _LIST.format("n.split('.')[-1] == 'bias'"),
+    _LIST.format("fnmatch(n, '*.bias')"),
+    "def plain(name):\n    return 'bias' in name\n" + _LIST.format("plain(n)"),
 ]
 OTHERS = [
     _LIST.format("p.requires_grad"),
     _LOOP.format("'bias' in n", "print(n, p)"),
     _LOOP.format("'bias' in n", "names.append(n)"),
+    "for n, p in model.named_parameters():\n    is_no = 'bias' in n\n    xs.append(p)\n",
+    _LIST.format("len(n)"),
+    _LIST.format("seen(n)"),
     f"with FSDP.summon_full_params(model):\n    {NAMES[0]}",
     _LOOP.format("'bias' in n.replace('_fsdp_wrapped_module.', '')", "xs.append(p)"),
 ]
