@@ -19,6 +19,7 @@ from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.exported import as_command, with_exports, with_strategy
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
+from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
@@ -79,8 +80,9 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
         >>> print(convert_command(command).text.partition("--use_fsdp ")[2])
         --fsdp_reshard_after_forward false --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT x.py --lr 1
     """
-    done = _changes_of(command, with_exports(settings or Settings(), command))
-    return TextConversion(command, _changed(command, done.pieces), done.blocks, done.findings)
+    text = with_line_feeds(command)
+    done = _changes_of(text, with_exports(settings or Settings(), text))
+    return TextConversion(command, with_pieces(command, done.pieces), done.blocks, done.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,6 @@ class _Changes:
     pieces: tuple[Piece, ...]
     blocks: tuple[BlockReport, ...]
     findings: tuple[Finding, ...]
-
-
-def _changed(text: str, pieces: Iterable[Piece]) -> str:
-    """Carry changes out; of two at one place what is removed goes first."""
-    for start, end, new in sorted(pieces, key=lambda piece: (piece.start, piece.end), reverse=True):
-        text = text[:start] + new + text[end:]
-    return text
 
 
 def _changes_of(command: str, settings: Settings | None) -> _Changes:
@@ -151,6 +146,7 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
         >>> [(block.path, block.state) for block in convert_script(script).blocks]
         [('line 2', 'converted')]
     """
+    source, text = text, with_line_feeds(text)
     script = Script(text)
     done = _Script(text, settings)
     for start, end in script.others():
@@ -168,7 +164,7 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     inner = settings_written(text)
     if inner:
         findings.append(make_finding("FM356", "here-document", inner))
-    return TextConversion(text, _changed(text, done.pieces), tuple(blocks), tuple(findings))
+    return TextConversion(source, with_pieces(source, done.pieces), tuple(blocks), tuple(findings))
 
 
 def settings_in_script(text: str) -> list[str]:
@@ -178,6 +174,7 @@ def settings_in_script(text: str) -> list[str]:
         >>> settings_in_script("accelerate launch --use_fsdp --fsdp_offload_params true x.py\n")
         ['{"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": "true"}}']
     """
+    text = with_line_feeds(text)
     script = Script(text)
     commands = (one.text for start, end in script.others() for one in script.variants(start, end))
     found: dict[str, None] = {}
@@ -247,7 +244,7 @@ class _Script:
         for piece in pieces:
             placed = command.placed(piece)
             if placed is None or any(placed != other and _collide(placed, other) for other in self.pieces):
-                changed = _changed(command.text, pieces)
+                changed = with_pieces(command.text, pieces)
                 msg = (
                     "Its flags stand within quotes, or in a variable that others use, where they cannot be "
                     f"changed. With the variables' contents it becomes `{' '.join(changed.split())}`."
