@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
+from fsdp_migrate.adapters.conversion.branches import sure_place
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.exported import as_command, with_exports, with_strategy
-from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
+from fsdp_migrate.adapters.conversion.flags import Flag, end_of, is_on, read_flags
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
@@ -242,7 +243,7 @@ class _Script:
         """
         found = set()
         for piece in pieces:
-            placed = command.placed(piece)
+            placed = command.placed(sure_place(command, piece))
             if placed is None or any(placed != other and _collide(placed, other) for other in self.pieces):
                 changed = with_pieces(command.text, pieces)
                 msg = (
@@ -459,12 +460,6 @@ def _as_flags(framework: str, document: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _end_of(flag: Flag, command: str) -> int:
-    """Return where a flag ends; what follows the switch `--use_fsdp` is the script, in a variable too."""
-    bare = re.compile(r"--use[-_]fsdp(?!=)").match(command, flag.start)
-    return bare.end() if bare else flag.end
-
-
 def _edits(
     command: str, flags: dict[str, Flag], old: dict[str, str], new: dict[str, str]
 ) -> tuple[Piece, ...]:
@@ -489,7 +484,5 @@ def _edits(
     if any(name.startswith("parallelism_config") for name in new):
         added += " --use_parallelism_config"
     # Behind the last of them: what follows may be the script, and flags of its own.
-    last = max(
-        _end_of(flag, command) for flag in flags.values() if flag.name.startswith(("fsdp", "use_fsdp"))
-    )
+    last = max(end_of(flag, command) for flag in flags.values() if flag.name.startswith(("fsdp", "use_fsdp")))
     return (*pieces, Piece(last, last, added))
