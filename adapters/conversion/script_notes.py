@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.adapters.conversion.shell import heredocs_of
+from fsdp_migrate.adapters.conversion.shell import commands_of, heredocs_of, is_printed
 from fsdp_migrate.adapters.conversion.unknown import FOREIGN, named_files, with_stand_ins
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.findings import named
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
-_PRINTED = re.compile(r"^[ \t]*(?:echo|printf)\b[^|>\n]*$", re.MULTILINE)
 _OWN_FLAG = re.compile(
     r"(?<=\s)--(?:(?!use[-_])\w+[-_]fsdp(?:[-_]\w+)*|sharding[-_]strategy|backward[-_]prefetch"
     r"|limit[-_]all[-_]gathers)(?![\w.-])"
@@ -50,7 +49,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     said = " ".join(f"{finding.subject}: {finding.message}" for finding in findings)
     can = " that can be changed" if said else ""
     parts = [f"No command in this script has FSDP flags of HF Trainer or of `accelerate launch`{can}.", said]
-    bare = _COMMENT.sub("", text)
+    bare = _without_printed(_COMMENT.sub("", text))
     foreign = _foreign(bare)
     own = [flag for flag in dict.fromkeys(_OWN_FLAG.findall(bare)) if f"`{flag}`" not in said]
     if foreign:
@@ -63,12 +62,20 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     if sources and not own and not foreign and not said:
         parts.append(f"It starts {named(sources, 3)}: `fsdp-migrate scan` looks into sources.")
     if not own and not foreign and not said:
-        parts += [_choices(_PRINTED.sub("", bare)), _scripts(bare)]
+        parts += [_choices(bare), _scripts(bare)]
     inner = settings_written(text)
     if inner:
         parts.append(inner)
     names_fsdp = bool(findings or own or foreign or inner)
     return NothingToConvertError(" ".join(part for part in parts if part), names_fsdp=names_fsdp)
+
+
+def _without_printed(bare: str) -> str:
+    """Return a script without the commands that print: what they name they do not start."""
+    for start, end in reversed(list(commands_of(bare))):
+        if is_printed(bare, start, end):
+            bare = bare[:start] + bare[end:]
+    return bare
 
 
 def settings_written(text: str) -> str:

@@ -25,7 +25,9 @@ _PRODUCT = re.compile(
     r"\$\(\(\s*((?:\$?\{?\w+\}?\s*\*\s*)+\$?\{?\w+\}?)\s*\)\)\Z|\$\(expr\s+((?:\$?\{?\w+\}?\s*\\?\*\s*)+\$?\{?\w+\}?)\s*\)\Z"
 )
 _SBATCH_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]\s*|-N\s*)(\d+)\s*$", re.MULTILINE)
-_PRINTED = re.compile(r"(?:echo|printf)\b(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|[^>'\"])*\Z", re.DOTALL)
+_PRINTED = re.compile(
+    r"(?:(?:then|else|do|\{)\s+)*(?:echo|printf)\b(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|>&2|[^>'\"])*\Z", re.DOTALL
+)
 _DEEPEST = 5
 _SUFFIXES = frozenset(
     {
@@ -100,6 +102,8 @@ def is_printed(text: str, start: int, end: int) -> bool:
     Example:
         >>> is_printed("echo '--a'", 0, 10), is_printed("echo a > b", 0, 10), is_printed("echo a | sh", 0, 6)
         (True, False, False)
+        >>> is_printed("then echo 'a' >&2", 0, 17)
+        True
     """
     piped = text[end:].lstrip(" \t").startswith("|")
     return _PRINTED.match(text[start:end]) is not None and not piped
