@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.branches import sure_place
-from fsdp_migrate.adapters.conversion.environment import told_by_environment
+from fsdp_migrate.adapters.conversion.environment import of_framework, told_by_environment
 from fsdp_migrate.adapters.conversion.exported import as_command, with_exports, with_strategy
 from fsdp_migrate.adapters.conversion.flags import Flag, end_of, is_on, read_flags
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
@@ -159,7 +159,7 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
         done.take(start, script.content(given) if given.is_quoted else script.whole(start, end))
     blocks, findings = done.blocks, done.findings
     told, said = told_by_environment(text, settings)
-    blocks, findings = [*blocks, *told], [*findings, *said]
+    blocks, findings = [*blocks, *told], [*findings, *of_framework(said, blocks)]
     if not blocks:
         raise nothing_in_script(text, findings)
     inner = settings_written(text)
@@ -245,14 +245,20 @@ class _Script:
         for piece in pieces:
             placed = command.placed(sure_place(command, piece))
             if placed is None or any(placed != other and _collide(placed, other) for other in self.pieces):
-                changed = with_pieces(command.text, pieces)
+                changed = _as_typed(with_pieces(command.text, pieces))
                 msg = (
                     "Its flags stand within quotes, or in a variable that others use, where they cannot be "
-                    f"changed. With the variables' contents it becomes `{' '.join(changed.split())}`."
+                    f"changed. With the variables' contents it becomes `{changed}`."
                 )
                 raise ConfigError(msg)
             found.add(placed)
         return found
+
+
+def _as_typed(command: str) -> str:
+    """Return a command in one line, without the shell that ran it as one text of it."""
+    bare = re.sub(r"\b(?:eval|(?:ba|z|da)?sh\s+-\w*c)\s+", "", command.replace("\\\n", " "), count=1)
+    return " ".join(bare.split())
 
 
 def _collide(one: Piece, other: Piece) -> bool:

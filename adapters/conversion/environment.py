@@ -20,7 +20,7 @@ from fsdp_migrate.findings import Finding, make_finding, named
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.adapters.engine.base import Settings
 
@@ -53,6 +53,13 @@ _UNREAD = {
     "FSDP_FORWARD_PREFETCH": None,
 }
 """What Accelerate's FSDP2 does not read, so that a variable in it cannot stay, with what to set instead."""
+_OF_TRAINER = (
+    "FSDP_FORWARD_PREFETCH",
+    "FSDP_BACKWARD_PREFETCH",
+    "FSDP_USE_ORIG_PARAMS",
+    "FSDP_SYNC_MODULE_STATES",
+)
+"""What HF Trainer gives Accelerate from `fsdp_config`: 4.x overwrites them, 5.x hands them to the plugin."""
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -97,6 +104,13 @@ def told_by_environment(
     ]
     casts = told_of_precision(every.get(_PRECISION, "no"), f"{place}: {_PRECISION}")
     return (BlockReport("accelerate", place, "unchanged"),), (finding, *said, *casts)
+
+
+def of_framework(said: Sequence[Finding], blocks: Sequence[BlockReport]) -> list[Finding]:
+    """Return what is said of the variables without those that HF Trainer sets itself, where it runs alone."""
+    if not blocks or any(block.framework != "hf" for block in blocks):
+        return list(said)
+    return [each for each in said if each.code == "FM355" or not each.subject.endswith(_OF_TRAINER)]
 
 
 def told_of_precision(precision: str, subject: str) -> list[Finding]:

@@ -160,3 +160,19 @@ def test_a_variable_in_what_fsdp2_does_not_read_is_told(name: str) -> None:
     advice, told = convert_script(f"ACCELERATE_USE_FSDP=true {name}=$P python t.py").findings
     assert f"and not `{name}`" in (advice.hint or "")
     assert told.message == "$P is not set in this file: kept, but FSDP2 does not read it."
+
+
+@pytest.mark.parametrize("name", ["FORWARD_PREFETCH", "BACKWARD_PREFETCH", "SYNC_MODULE_STATES"])
+@pytest.mark.parametrize("value", ["true", "$P"])
+def test_what_hf_trainer_sets_itself_changes_nothing(name: str, value: str) -> None:
+    exported = f"export ACCELERATE_USE_FSDP=true\nexport FSDP_{name}={value}\n"
+    done = convert_script(f'{exported}torchrun t.py --output_dir o --fsdp "full_shard auto_wrap"\n')
+    assert not [f for f in done.findings if f.subject.endswith(f"FSDP_{name}")]
+    assert [f for f in done.findings if f.subject.endswith("ACCELERATE_USE_FSDP")]
+
+
+def test_an_argument_of_the_script_is_a_variable() -> None:
+    text = "export ACCELERATE_USE_FSDP=true\nexport FSDP_SHARDING_STRATEGY=$1\ntorchrun t.py\n"
+    advice, told = convert_script(text).findings
+    assert "cannot be converted" not in (advice.hint or "")
+    assert told.code == "FM346"
