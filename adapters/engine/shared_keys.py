@@ -231,7 +231,7 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
         (_SHARED_EMBEDDINGS, "the encoder and the decoder of such a model hold its embeddings too", "these"),
         (
             _SHARED_BIAS,
-            "the head of a masked or causal language model holds its decoder's bias too",
+            _BIAS_OF_HEAD,
             _DECODER,
         ),
     ):
@@ -245,6 +245,9 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
             draft.say("FM343", block.at(key), text, _EMBEDDINGS_STAY)
 
 
+_BIAS_OF_HEAD = (
+    "the head of a masked or causal language model holds its decoder's bias too (a model without it goes on)"
+)
 _DECODER = "the decoder and the last norm"
 _EMBEDDINGS_STAY = (
     "Before the model is prepared, or the Trainer trains, write `model.get_input_embeddings = "
