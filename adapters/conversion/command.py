@@ -20,9 +20,10 @@ from fsdp_migrate.adapters.conversion.branches import sure_place
 from fsdp_migrate.adapters.conversion.environment import of_framework, told_by_environment
 from fsdp_migrate.adapters.conversion.exported import as_command, with_exports, with_strategy
 from fsdp_migrate.adapters.conversion.flags import Flag, end_of, is_on, read_flags
+from fsdp_migrate.adapters.conversion.here_documents import settings_written
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
-from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
+from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.conversion.variables import Expanded, Piece, Script

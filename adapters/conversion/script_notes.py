@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.adapters.conversion.shell import commands_of, heredocs_of, is_printed
+from fsdp_migrate.adapters.conversion.here_documents import settings_written
+from fsdp_migrate.adapters.conversion.shell import commands_of, is_printed
 from fsdp_migrate.adapters.conversion.unknown import FOREIGN, named_files, with_stand_ins
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.findings import named
@@ -35,7 +36,6 @@ _SCRIPT = re.compile(r"(?!-)[\w./${}-]*fsdp[\w./-]*\.(?:sh|bash|slurm|sbatch|pbs
 _SOURCE = re.compile(r"(?!-)[\w./${}-]*fsdp[\w./-]*\.py\b|(?<=\s-m )[\w.-]*fsdp[\w.-]*", re.IGNORECASE)
 _FAIRSEQ = re.compile(r"--ddp[-_]backend(?:[ =]|\s*\\\n\s*)[\"']?fully_sharded|\bddp_backend=fully_sharded")
 _STRATEGY = re.compile(r"\bstrategy=[\"']?(fsdp\w*)", re.IGNORECASE)
-_SETTINGS = re.compile(r"^\s*[\"']?fsdp(?:_\w+)?[\"']?\s*:", re.MULTILINE)
 FAIRSEQ = "fairseq's `fully_sharded` is fairscale's FSDP, not torch's; fairseq2 runs FSDP2"
 
 
@@ -76,25 +76,6 @@ def _without_printed(bare: str) -> str:
         if is_printed(bare, start, end):
             bare = bare[:start] + bare[end:]
     return bare
-
-
-def settings_written(text: str) -> str:
-    r"""Say which here-documents of a script hold FSDP settings; nothing where none does.
-
-    Example:
-        >>> settings_written("cat > c.yaml <<E\nfsdp_config:\n  a: 1\nE\n")[:47]
-        'The here-document in line 1 holds FSDP settings'
-    """
-    lines = [line for line, inner in heredocs_of(text) if _SETTINGS.search(inner)]
-    if not lines:
-        return ""
-    what = "here-document" if len(lines) == 1 else "here-documents"
-    where = f"line {lines[0]}" if len(lines) == 1 else f"lines {', '.join(map(str, lines))}"
-    holds = "holds" if len(lines) == 1 else "hold"
-    return (
-        f"The {what} in {where} {holds} FSDP settings, which are not read: convert the file that the script "
-        "writes, and put the outcome there."
-    )
 
 
 def _choices(bare: str) -> str:
