@@ -31,6 +31,7 @@ from fsdp_migrate.adapters.engine.base import (
 )
 from fsdp_migrate.adapters.engine.claims import LIGHTNING
 from fsdp_migrate.adapters.engine.lightning_hook import SYNC_BATCHNORM, function_code, hook_code
+from fsdp_migrate.adapters.engine.lightning_hydra import is_hydra, tell_of_group
 from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
 from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS, full_or_sharded
 from fsdp_migrate.adapters.engine.torch_objects import (
@@ -294,14 +295,6 @@ def _trainer(block: Block) -> Mapping:
     return mapping_at(block.root, "trainer") or block.owner
 
 
-def _is_hydra(block: Block) -> bool:
-    """Tell Hydra's YAML from that of LightningCLI."""
-    if block.node is not None:
-        return "_target_" in effective(block.node)
-    targets = [mapping for _, mapping in mappings_of(block.root) if "_target_" in effective(mapping)]
-    return bool(targets) or "defaults" in (effective(block.root) if isinstance(block.root, Mapping) else {})
-
-
 def _data_parallel_size(block: Block, draft: Draft) -> Any:
     """Return the number of ranks; where nothing tells it, Hydra's word for a value that must be given."""
     if block.settings.world_size is not None:
@@ -314,7 +307,7 @@ def _data_parallel_size(block: Block, draft: Draft) -> Any:
     if count is not None and count > 0 and nodes is not None:
         return count * nodes
     subject = block.at("data_parallel_size")
-    if _is_hydra(block):
+    if is_hydra(block):
         text = (
             "The number of ranks, which this file does not say: `???` must be given (Hydra stops without it)."
         )
@@ -352,7 +345,7 @@ def _is_fabrics(block: Block) -> bool:
 
 def _emit_word(block: Block, size: Any, draft: Draft) -> None:
     entry = effective(block.owner)["strategy"]
-    hydra = _is_hydra(block)
+    hydra = is_hydra(block)
     here = next((name for name in PACKAGES if name in draft.edits.text), None)
     package = here or block.settings.lightning or "lightning.pytorch"
     is_fabric = _is_fabrics(block)
@@ -371,6 +364,7 @@ def _emit_word(block: Block, size: Any, draft: Draft) -> None:
         f"saves {'a folder' if is_fabric else 'one file'}, as FSDP1 did."
     )
     draft.say("FM341", block.name, text)
+    tell_of_group(block, draft)
     if _word(block) == "fsdp" and package == "pytorch_lightning":
         text = f"fsdp: {LIGHTNING['word_is_torchs'].says} from 2.0 on; before, it was fairscale's."
         draft.say(

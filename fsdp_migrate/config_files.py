@@ -12,7 +12,11 @@ from fsdp_migrate import words
 from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.manifests import commands_become
-from fsdp_migrate.adapters.conversion.project_imports import fabric_of_group, lightning_package
+from fsdp_migrate.adapters.conversion.project_imports import (
+    fabric_of_group,
+    is_hydra_group,
+    lightning_package,
+)
 from fsdp_migrate.adapters.conversion.shell import is_script
 from fsdp_migrate.adapters.conversion.text import (
     TextConversion,
@@ -165,6 +169,7 @@ def convert_config_file(
     names_lightning = _names_lightning(text)
     package = (fabric_of_group(path) or lightning_package(path)) if names_lightning else None
     settings = settings_in(path.parent, world_size, nodes, package)
+    settings = replace(settings, is_hydra=names_lightning and is_hydra_group(path))
     try:
         if is_script(path.suffix or path.name, text):
             conversion = convert_script(text, settings=settings)

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.assigned import with_assignment
-from fsdp_migrate.adapters.conversion.environment import told_by_environment
+from fsdp_migrate.adapters.conversion.branches import sure_place
+from fsdp_migrate.adapters.conversion.environment import of_framework, told_by_environment
 from fsdp_migrate.adapters.conversion.exported import as_command, with_exports, with_strategy
-from fsdp_migrate.adapters.conversion.flags import Flag, is_on, read_flags
+from fsdp_migrate.adapters.conversion.flags import Flag, end_of, is_on, read_flags
+from fsdp_migrate.adapters.conversion.here_documents import settings_written
+from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
-from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script, settings_written
+from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.conversion.variables import Expanded, Piece, Script
@@ -79,8 +82,9 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
         >>> print(convert_command(command).text.partition("--use_fsdp ")[2])
         --fsdp_reshard_after_forward false --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT x.py --lr 1
     """
-    done = _changes_of(command, with_exports(settings or Settings(), command))
-    return TextConversion(command, _changed(command, done.pieces), done.blocks, done.findings)
+    text = with_line_feeds(command)
+    done = _changes_of(text, with_exports(settings or Settings(), text))
+    return TextConversion(command, with_pieces(command, done.pieces), done.blocks, done.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +92,6 @@ class _Changes:
     pieces: tuple[Piece, ...]
     blocks: tuple[BlockReport, ...]
     findings: tuple[Finding, ...]
-
-
-def _changed(text: str, pieces: Iterable[Piece]) -> str:
-    """Carry changes out; of two at one place what is removed goes first."""
-    for start, end, new in sorted(pieces, key=lambda piece: (piece.start, piece.end), reverse=True):
-        text = text[:start] + new + text[end:]
-    return text
 
 
 def _changes_of(command: str, settings: Settings | None) -> _Changes:
@@ -151,6 +148,7 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
         >>> [(block.path, block.state) for block in convert_script(script).blocks]
         [('line 2', 'converted')]
     """
+    source, text = text, with_line_feeds(text)
     script = Script(text)
     done = _Script(text, settings)
     for start, end in script.others():
@@ -162,13 +160,13 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
         done.take(start, script.content(given) if given.is_quoted else script.whole(start, end))
     blocks, findings = done.blocks, done.findings
     told, said = told_by_environment(text, settings)
-    blocks, findings = [*blocks, *told], [*findings, *said]
+    blocks, findings = [*blocks, *told], [*findings, *of_framework(said, blocks)]
     if not blocks:
         raise nothing_in_script(text, findings)
     inner = settings_written(text)
     if inner:
         findings.append(make_finding("FM356", "here-document", inner))
-    return TextConversion(text, _changed(text, done.pieces), tuple(blocks), tuple(findings))
+    return TextConversion(source, with_pieces(source, done.pieces), tuple(blocks), tuple(findings))
 
 
 def settings_in_script(text: str) -> list[str]:
@@ -178,6 +176,7 @@ def settings_in_script(text: str) -> list[str]:
         >>> settings_in_script("accelerate launch --use_fsdp --fsdp_offload_params true x.py\n")
         ['{"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": "true"}}']
     """
+    text = with_line_feeds(text)
     script = Script(text)
     commands = (one.text for start, end in script.others() for one in script.variants(start, end))
     found: dict[str, None] = {}
@@ -245,16 +244,22 @@ class _Script:
         """
         found = set()
         for piece in pieces:
-            placed = command.placed(piece)
+            placed = command.placed(sure_place(command, piece))
             if placed is None or any(placed != other and _collide(placed, other) for other in self.pieces):
-                changed = _changed(command.text, pieces)
+                changed = _as_typed(with_pieces(command.text, pieces))
                 msg = (
                     "Its flags stand within quotes, or in a variable that others use, where they cannot be "
-                    f"changed. With the variables' contents it becomes `{' '.join(changed.split())}`."
+                    f"changed. With the variables' contents it becomes `{changed}`."
                 )
                 raise ConfigError(msg)
             found.add(placed)
         return found
+
+
+def _as_typed(command: str) -> str:
+    """Return a command in one line, without the shell that ran it as one text of it."""
+    bare = re.sub(r"\b(?:eval|(?:ba|z|da)?sh\s+-\w*c)\s+", "", command.replace("\\\n", " "), count=1)
+    return " ".join(bare.split())
 
 
 def _collide(one: Piece, other: Piece) -> bool:
@@ -462,12 +467,6 @@ def _as_flags(framework: str, document: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _end_of(flag: Flag, command: str) -> int:
-    """Return where a flag ends; what follows the switch `--use_fsdp` is the script, in a variable too."""
-    bare = re.compile(r"--use[-_]fsdp(?!=)").match(command, flag.start)
-    return bare.end() if bare else flag.end
-
-
 def _edits(
     command: str, flags: dict[str, Flag], old: dict[str, str], new: dict[str, str]
 ) -> tuple[Piece, ...]:
@@ -492,7 +491,5 @@ def _edits(
     if any(name.startswith("parallelism_config") for name in new):
         added += " --use_parallelism_config"
     # Behind the last of them: what follows may be the script, and flags of its own.
-    last = max(
-        _end_of(flag, command) for flag in flags.values() if flag.name.startswith(("fsdp", "use_fsdp"))
-    )
+    last = max(end_of(flag, command) for flag in flags.values() if flag.name.startswith(("fsdp", "use_fsdp")))
     return (*pieces, Piece(last, last, added))

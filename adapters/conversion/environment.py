@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
+from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.text import BlockReport, convert_text
 from fsdp_migrate.adapters.conversion.variables import without_comments
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, may_switch_on
@@ -19,7 +20,7 @@ from fsdp_migrate.findings import Finding, make_finding, named
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.adapters.engine.base import Settings
 
@@ -42,6 +43,23 @@ _MESH = (
     "For several nodes set `ACCELERATE_USE_PARALLELISM_CONFIG=true "
     "PARALLELISM_CONFIG_DP_REPLICATE_SIZE=<nodes> PARALLELISM_CONFIG_DP_SHARD_SIZE=<ranks of a node>` too."
 )
+_NO_RESHARD = (
+    "Where it says SHARD_GRAD_OP or NO_SHARD (2 or 3) set `FSDP_RESHARD_AFTER_FORWARD=false`: without it "
+    f"each unit is freed after forward. Where it says HYBRID_SHARD: {_MESH[0].lower()}{_MESH[1:]}"
+)
+_UNREAD = {
+    "FSDP_SHARDING_STRATEGY": _NO_RESHARD,
+    "FSDP_BACKWARD_PREFETCH": None,
+    "FSDP_FORWARD_PREFETCH": None,
+}
+"""What Accelerate's FSDP2 does not read, so that a variable in it cannot stay, with what to set instead."""
+_OF_TRAINER = (
+    "FSDP_FORWARD_PREFETCH",
+    "FSDP_BACKWARD_PREFETCH",
+    "FSDP_USE_ORIG_PARAMS",
+    "FSDP_SYNC_MODULE_STATES",
+)
+"""What HF Trainer gives Accelerate from `fsdp_config`: 4.x overwrites them, 5.x hands them to the plugin."""
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -81,9 +99,18 @@ def told_by_environment(
     message = f"Accelerate reads FSDP settings from the environment: {listed}. Left as they are."
     hint, said = _become(given, settings)
     finding = make_finding("FM355", subject, message, hint + _of_loading(given))
-    said = [replace(each, subject=f"{place}: {each.subject}") for each in said]
+    said = [
+        with_assignment(replace(each, subject=f"{place}: {each.subject}"), bare, settings) for each in said
+    ]
     casts = told_of_precision(every.get(_PRECISION, "no"), f"{place}: {_PRECISION}")
     return (BlockReport("accelerate", place, "unchanged"),), (finding, *said, *casts)
+
+
+def of_framework(said: Sequence[Finding], blocks: Sequence[BlockReport]) -> list[Finding]:
+    """Return what is said of the variables without those that HF Trainer sets itself, where it runs alone."""
+    if not blocks or any(block.framework != "hf" for block in blocks):
+        return list(said)
+    return [each for each in said if each.code == "FM355" or not each.subject.endswith(_OF_TRAINER)]
 
 
 def told_of_precision(precision: str, subject: str) -> list[Finding]:
@@ -128,7 +155,8 @@ def _become(given: dict[str, str], settings: Settings | None) -> tuple[str, list
         where = refused.subject.removeprefix("fsdp_config.")
         return f"They cannot be converted: {where}: {refused.message}", []
     after = json.loads(done.text)
-    new = {_NAMES[key]: value for key, value in after["fsdp_config"].items() if key in _NAMES}
+    named_now = {_NAMES[key]: value for key, value in after["fsdp_config"].items() if key in _NAMES}
+    new = {name: value for name, value in named_now.items() if name not in _UNREAD}
     mesh = {name.upper(): size for name, size in after.get("parallelism_config", {}).items()}
     use = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"} if mesh else {}
     shown = {SWITCH: given[SWITCH], **new, **use, **mesh}
@@ -147,6 +175,9 @@ def _otherwise(given: dict[str, str], findings: tuple[Finding, ...]) -> Iterator
     names = {key: name for name, key in _KEYS.items() if name in given}
     for each in findings:
         key = each.subject.removeprefix("fsdp_config.")
+        if each.code == "FM346" and names.get(key) in _UNREAD:
+            message = f"{given[names[key]]} is not set in this file: kept, but FSDP2 does not read it."
+            yield replace(each, subject=names[key], message=message, hint=_UNREAD[names[key]])
         if each.code in _SAID and key in names:
             hint = _MESH if each.code == "FM355" else each.hint
             yield replace(each, subject=names[key], hint=hint)

@@ -68,3 +68,9 @@ def _key(name: str) -> str:
 def is_on(flag: Flag) -> bool:
     """Tell whether a switch is on, as ``--bf16``, ``--bf16 True`` or ``--bf16=1``."""
     return str(flag.value).lower() in {"true", "none", "1"}
+
+
+def end_of(flag: Flag, command: str) -> int:
+    """Return where a flag ends; what follows the switch `--use_fsdp` is the script, in a variable too."""
+    bare = re.compile(r"--use[-_]fsdp(?!=)").match(command, flag.start)
+    return bare.end() if bare else flag.end

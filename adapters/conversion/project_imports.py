@@ -17,6 +17,8 @@ _ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 _LIGHTNING = re.compile(r"^\s*(?:import|from)\s+(pytorch_lightning|lightning)\b", re.MULTILINE)
 _MOST_LEVELS = 6
 _MOST_FILES = 400
+_MOST_GROUPS = 4
+_MOST_ABOVE = 40
 _MOST_BYTES = 1 << 20
 _FABRICS = frozenset({"lightning.fabric", "lightning_fabric"})
 _TARGET = re.compile(r"^_target_:[ \t]*[\"']?([\w.]+)\.\w+", re.MULTILINE)
@@ -61,6 +63,24 @@ def fabric_of_group(config: Path, depth: int = 4) -> str | None:
     names = re.findall(r"[\w./-]*\w", given[1]) if given and depth else []
     parents = (config.parent / f"{name.removesuffix('.yaml')}.yaml" for name in reversed(names))
     return next((found for each in parents if (found := fabric_of_group(each, depth - 1))), None)
+
+
+def is_hydra_group(config: Path) -> bool:
+    """Tell whether a file in a folder above names the folder of a config in its ``defaults``, as Hydra's do.
+
+    Example:
+        >>> is_hydra_group(Path("/absent/trainer/fsdp.yaml"))
+        False
+    """
+    path = config.resolve()
+    for folder in path.parents[1:_MOST_GROUPS]:
+        group = path.parent.relative_to(folder).as_posix()
+        chosen = re.compile(rf"(?<![\w/.-])/?{re.escape(group)}(?:@[\w.]+)?[\"']?\s*:")
+        above = sorted(each for each in folder.glob("*.y*ml") if each.is_file())[:_MOST_ABOVE]
+        texts = (each.read_text("utf-8", "replace") for each in above if each.stat().st_size <= _MOST_BYTES)
+        if any(chosen.search(given[1]) for text in texts for given in _DEFAULTS.finditer(text)):
+            return True
+    return False
 
 
 def project_root(path: Path) -> Path | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.adapters.conversion.shell import heredocs_of
+from fsdp_migrate.adapters.conversion.here_documents import settings_written
+from fsdp_migrate.adapters.conversion.shell import commands_of, is_printed
 from fsdp_migrate.adapters.conversion.unknown import FOREIGN, named_files, with_stand_ins
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.findings import named
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
-_PRINTED = re.compile(r"^[ \t]*(?:echo|printf)\b[^|>\n]*$", re.MULTILINE)
 _OWN_FLAG = re.compile(
     r"(?<=\s)--(?:(?!use[-_])\w+[-_]fsdp(?:[-_]\w+)*|sharding[-_]strategy|backward[-_]prefetch"
     r"|limit[-_]all[-_]gathers)(?![\w.-])"
@@ -36,7 +36,6 @@ _SCRIPT = re.compile(r"(?!-)[\w./${}-]*fsdp[\w./-]*\.(?:sh|bash|slurm|sbatch|pbs
 _SOURCE = re.compile(r"(?!-)[\w./${}-]*fsdp[\w./-]*\.py\b|(?<=\s-m )[\w.-]*fsdp[\w.-]*", re.IGNORECASE)
 _FAIRSEQ = re.compile(r"--ddp[-_]backend(?:[ =]|\s*\\\n\s*)[\"']?fully_sharded|\bddp_backend=fully_sharded")
 _STRATEGY = re.compile(r"\bstrategy=[\"']?(fsdp\w*)", re.IGNORECASE)
-_SETTINGS = re.compile(r"^\s*[\"']?fsdp(?:_\w+)?[\"']?\s*:", re.MULTILINE)
 FAIRSEQ = "fairseq's `fully_sharded` is fairscale's FSDP, not torch's; fairseq2 runs FSDP2"
 
 
@@ -50,7 +49,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     said = " ".join(f"{finding.subject}: {finding.message}" for finding in findings)
     can = " that can be changed" if said else ""
     parts = [f"No command in this script has FSDP flags of HF Trainer or of `accelerate launch`{can}.", said]
-    bare = _COMMENT.sub("", text)
+    bare = _without_printed(_COMMENT.sub("", text))
     foreign = _foreign(bare)
     own = [flag for flag in dict.fromkeys(_OWN_FLAG.findall(bare)) if f"`{flag}`" not in said]
     if foreign:
@@ -63,7 +62,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     if sources and not own and not foreign and not said:
         parts.append(f"It starts {named(sources, 3)}: `fsdp-migrate scan` looks into sources.")
     if not own and not foreign and not said:
-        parts += [_choices(_PRINTED.sub("", bare)), _scripts(bare)]
+        parts += [_choices(bare), _scripts(bare)]
     inner = settings_written(text)
     if inner:
         parts.append(inner)
@@ -71,23 +70,12 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     return NothingToConvertError(" ".join(part for part in parts if part), names_fsdp=names_fsdp)
 
 
-def settings_written(text: str) -> str:
-    r"""Say which here-documents of a script hold FSDP settings; nothing where none does.
-
-    Example:
-        >>> settings_written("cat > c.yaml <<E\nfsdp_config:\n  a: 1\nE\n")[:47]
-        'The here-document in line 1 holds FSDP settings'
-    """
-    lines = [line for line, inner in heredocs_of(text) if _SETTINGS.search(inner)]
-    if not lines:
-        return ""
-    what = "here-document" if len(lines) == 1 else "here-documents"
-    where = f"line {lines[0]}" if len(lines) == 1 else f"lines {', '.join(map(str, lines))}"
-    holds = "holds" if len(lines) == 1 else "hold"
-    return (
-        f"The {what} in {where} {holds} FSDP settings, which are not read: convert the file that the script "
-        "writes, and put the outcome there."
-    )
+def _without_printed(bare: str) -> str:
+    """Return a script without the commands that print: what they name they do not start."""
+    for start, end in reversed(list(commands_of(bare))):
+        if is_printed(bare, start, end):
+            bare = bare[:start] + bare[end:]
+    return bare
 
 
 def _choices(bare: str) -> str:

@@ -25,7 +25,9 @@ _PRODUCT = re.compile(
     r"\$\(\(\s*((?:\$?\{?\w+\}?\s*\*\s*)+\$?\{?\w+\}?)\s*\)\)\Z|\$\(expr\s+((?:\$?\{?\w+\}?\s*\\?\*\s*)+\$?\{?\w+\}?)\s*\)\Z"
 )
 _SBATCH_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]\s*|-N\s*)(\d+)\s*$", re.MULTILINE)
-_PRINTED = re.compile(r"(?:echo|printf)\b(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|[^>'\"])*\Z", re.DOTALL)
+_PRINTED = re.compile(
+    r"(?:(?:then|else|do|\{)\s+)*(?:echo|printf)\b(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|>&2|[^>'\"])*\Z", re.DOTALL
+)
 _DEEPEST = 5
 _SUFFIXES = frozenset(
     {
@@ -100,6 +102,8 @@ def is_printed(text: str, start: int, end: int) -> bool:
     Example:
         >>> is_printed("echo '--a'", 0, 10), is_printed("echo a > b", 0, 10), is_printed("echo a | sh", 0, 6)
         (True, False, False)
+        >>> is_printed("then echo 'a' >&2", 0, 17)
+        True
     """
     piped = text[end:].lstrip(" \t").startswith("|")
     return _PRINTED.match(text[start:end]) is not None and not piped
@@ -141,16 +145,37 @@ def assignment_of(name: str, text: str) -> tuple[int, str] | None:
     Example:
         >>> assignment_of("C", 'set -e\nexport C="${D:-x.json}"  # a\n'), assignment_of("D", "C=1")
         ((2, '${D:-x.json}'), None)
+        >>> assignment_of("C", 'C=$(echo "$1"); shift\n')
+        (1, '$(echo "$1")')
     """
     before = r"(?:^|[;)])[ \t]*(?:(?:export|local|readonly|declare)\s+)?"
     found = re.search(rf"{before}{re.escape(name)}=(.*)$", text, re.MULTILINE)
     if found is None:
         return None
-    value = re.sub(r"\s+#.*$", "", found.group(1)).strip()
-    simple = re.match(r"""("[^"]*"|'[^']*'|[^\s;]+)(?=[\s;]|$)""", value) if "$(" not in value else None
-    value = simple.group(1) if simple else value
+    value = _first_word(re.sub(r"\s+#.*$", "", found.group(1)).strip())
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return text.count("\n", 0, found.start(1)) + 1, value[1:-1] if quoted else value
+
+
+def _first_word(text: str) -> str:
+    """Return the first word of a text; quotes and the commands in `$(...)` may stand in each other."""
+    inside: list[str] = []
+    index = 0
+    while index < len(text):
+        char, around = text[index], inside[-1] if inside else ""
+        if char == "\\" and around != "'":
+            index += 1
+        elif around and char == {"(": ")"}.get(around, around):
+            inside.pop()
+        elif around != "'" and (char == '"' or (char == "'" and around != '"')):
+            inside.append(char)
+        elif around != "'" and (text.startswith("$(", index) or (char == around == "(")):
+            index += text.startswith("$(", index)
+            inside.append("(")
+        elif not inside and (char.isspace() or char in ";&|"):
+            return text[:index]
+        index += 1
+    return text
 
 
 def in_folder_of(path: str, text: str, depth: int = 3) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
+from fsdp_migrate.adapters.conversion.here_documents import settings_written
 from fsdp_migrate.adapters.document.nodes import (
     Alias,
     Mapping,
@@ -49,6 +50,8 @@ _ARGUMENT_FLAG = re.compile(
 )
 _MOST_SHOWN = 60
 _HYDRA_GROUP = re.compile(r"(?:\A|\.)defaults\.\d+\.(?:override )?/?(?P<group>[\w/-]+)(?:@[\w.]+)?\Z")
+_OF_DEFAULTS = re.compile(r"(?:\A|\.)defaults\.\d+\b")
+_ANYONES = frozenset({"ulysses_sequence_parallel_size"})
 _NAMED_FILE = re.compile(
     r"(?:--config_file[ =]\"?|(?=[\w./-]*(?i:fsdp)))((?!-)[\w./-]+\.(?:json|ya?ml))\b",
 )
@@ -168,6 +171,13 @@ def foreign_of(document: Node) -> Foreign | None:
         ),
         None,
     )
+
+
+def _shows_surely(documents: Many[Node]) -> bool:
+    """Tell whether more shows a framework than one key, which projects of others have too."""
+    names = {name for document in documents for _, each in mappings_of(document) for name in effective(each)}
+    keys = {key for found in FOREIGN for key in (*found.keys, *found.together)}
+    return bool(names & (keys - _ANYONES)) or not names & _ANYONES
 
 
 def off_paths(documents: Many[Node]) -> list[str]:
@@ -321,6 +331,10 @@ def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
             f"`fsdp-migrate scan` tells what the script does with that."
         )
         return NothingToConvertError(msg, names_fsdp=True)
+    written = [f"In `{path}`: {said}" for path, value in found if (said := settings_written(value))]
+    if written:
+        msg = f"No key in it configures FSDP{whose}, but a script in it writes a file that does."
+        return NothingToConvertError(" ".join([msg, *written]), names_fsdp=True)
     msg = f"Nothing in it configures FSDP{whose}: there is nothing to convert."
     off = [
         path
@@ -370,9 +384,11 @@ def _of_hydra(path: str, value: str) -> list[str]:
 
 
 def _values_naming(documents: list[Node]) -> list[str]:
-    """Return the paths of the values that name FSDP."""
+    """Return the paths of the values that name FSDP for the framework that a document shows."""
     texts = (one for document in documents for one in _texts(plain(document)))
-    return [path for path, value in texts if _telling(value) and not _is_label(path, value)]
+    found = [path for path, value in texts if _telling(value) and not _is_label(path, value)]
+    # What `defaults` choose stands in another file, which is not read.
+    return [path for path in found if _shows_surely(documents) or not _OF_DEFAULTS.search(path)]
 
 
 def with_stand_ins(text: str) -> str:

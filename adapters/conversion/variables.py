@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from fsdp_migrate.adapters.conversion.branches import branches_of, is_sure
 from fsdp_migrate.adapters.conversion.shell import commands_of
 
 
@@ -84,6 +85,9 @@ class Expanded:
     text: str = ""
     parts: list[_Part] = field(default_factory=list)
     used: list[Assignment] = field(default_factory=list)
+    branch: tuple[int, ...] = ()
+    unsure: list[tuple[int, int]] = field(default_factory=list)
+    """What of it stands there only where a condition holds under which the command is not."""
 
     def take(self, script: str, start: int, end: int, quote: str) -> None:
         """Append a text of the script; its comments become spaces."""
@@ -126,12 +130,15 @@ class Script:
         self.text = text
         self.used: set[Assignment] = set()
         self._commands = list(_without_patterns(text))
+        self._branches = branches_of(text, commands_of(text))
         self._assignments: dict[int, Assignment] = {}
+        self._branches_at: dict[Assignment, tuple[int, ...]] = {}
         self._groups: dict[str, list[list[Assignment]]] = {}
         for start, end in self._commands:
             match = _ASSIGNMENT.match(text[start:end])
             if match is not None:
                 self._add(start, _assignment(match, start))
+                self._branches_at[self._assignments[start]] = self._branches[end]
 
     def _add(self, at: int, given: Assignment) -> None:
         self._assignments[at] = given
@@ -156,7 +163,7 @@ class Script:
         """Return a command with what its variables may hold: one for each place that sets them anew."""
         found: list[Expanded] = []
         for number in range(_MOST_VARIANTS):
-            one = Expanded()
+            one = Expanded(branch=self._branches[end])
             most = self._expand(one, (start, end, ""), number, 0)
             found.append(one)
             if number + 1 >= most:
@@ -208,9 +215,11 @@ class Script:
                     if index:
                         to.space()
                     to.used.append(given)
-                    adds = name if index else None
+                    adds, before = name if index else None, len(to.text)
                     for part in given.parts:
                         most = max(most, self._expand(to, part, number, depth + 1, adding=adds))
+                    if not self._is_sure(given, group[0], to.branch):
+                        to.unsure.append((before, len(to.text)))
             else:
                 continue
             at = match.end()
@@ -223,10 +232,19 @@ class Script:
         # A variable that adds to itself is taken once.
         return [given for given in group if not given.start <= at <= given.end]
 
+    def _is_sure(self, given: Assignment, first: Assignment, within: tuple[int, ...]) -> bool:
+        """Tell whether a command has what a variable is given: of several that set it anew, it has one."""
+        if given is first and len(self._telling(given.name)) > 1:
+            return True
+        own, of_first = self._branches_at[given], self._branches_at[first]
+        return is_sure(own, within) or (given is not first and is_sure(own, of_first))
+
+    def _telling(self, name: str) -> list[list[Assignment]]:
+        return [group for group in self._groups.get(name, []) if any(map(self._is_telling, group))]
+
     def _fresh(self, name: str, at: int) -> list[list[Assignment]]:
         """Return what a variable may hold at a place, as far as it tells anything about a command."""
-        telling = [group for group in self._groups.get(name, []) if any(map(self._is_telling, group))]
-        before = [group for group in telling if group[0].start < at]
+        before = [group for group in self._telling(name) if group[0].start < at]
         fresh = [group for group in before if not self.used.issuperset(group)]
         return fresh or before[-1:]
 

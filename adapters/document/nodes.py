@@ -92,7 +92,7 @@ _FLOAT = re.compile(
 )
 _NO_NUMBERS = re.compile(r"[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z")
 _LONGEST_INT = 4000  # digits; Python reads 4300, and none of them counts anything
-REFERENCE = re.compile(r"\$\{|\{\{|\{%|<[A-Z][A-Z0-9_/]*>|\$[A-Za-z_]|\$\(")
+REFERENCE = re.compile(r"\$\{|\{\{|\{%|<[A-Z][A-Z0-9_/]*>|\$[A-Za-z_0-9@*]|\$\(")
 
 
 @dataclass(frozen=True, slots=True)

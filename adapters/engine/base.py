@@ -37,7 +37,8 @@ class Settings:
     ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it, ``refusal``
     why it is refused itself, or None, and ``number`` which number a word of a command is, or None.
     ``is_command`` tells that the keys are flags of a command, ``adds_json`` that it had no ``--fsdp_config``
-    before, and ``environment`` what is handed on to Accelerate beside it.
+    before, and ``environment`` what is handed on to Accelerate beside it. ``is_hydra`` tells of a file of
+    Lightning's that another one chooses it as of a group of Hydra's.
     """
 
     world_size: int | None = None
@@ -49,6 +50,7 @@ class Settings:
     is_command: bool = False
     adds_json: bool = False
     environment: dict[str, str] = field(default_factory=dict)
+    is_hydra: bool = False
 
 
 @dataclass

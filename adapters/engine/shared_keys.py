@@ -184,7 +184,7 @@ def say_units_by_size(policy: object, subject: str, draft: Draft) -> None:
 
 
 _OF_TRANSFORMERS = re.compile(
-    r"(?!\w*Transformer|Encoder|Decoder|Residual|Basic|Self|Cross|Attention|Parallel)"
+    r"(?!(?!SwitchTransformers)\w*Transformer|Encoder|Decoder|Residual|Basic|Self|Cross|Attention|Parallel)"
     r"[A-Z]\w+(?:Layer|Block|Embeddings?|Attention|Stage)\Z"
 )
 """Layers of transformers begin with their model's name, those of torch with what they are."""
@@ -194,9 +194,14 @@ _LOADED_WITH_BUFFERS = re.compile(
 """Layers of models of transformers with buffers in their state dicts: `final_logits_bias`, `inv_freq`."""
 _SHARED_EMBEDDINGS = re.compile(
     r"(?:(?:M|UM|Long)?T5|SwitchTransformers|Pop2Piano)Block\Z"
-    r"|(?:(?:M|PL)?Bart|Marian|(?:BigBird)?PegasusX?|Blenderbot(?:Small)?|LED|Mvp|M2M100|NllbMoe)(?:En|De)coderLayer\Z"
+    r"|(?:(?:M|PL)?Bart|Marian|(?:BigBird)?PegasusX?|Blenderbot(?:Small)?|LED|Mvp|M2M100|NllbMoe|(?:XLM)?ProphetNet)"
+    r"(?:En|De)coderLayer\Z"
 )
 """Layers of models whose encoder and decoder hold the embeddings too."""
+_SHARED_BIAS = re.compile(
+    r"(?:Bert|(?:XLM)?Roberta|DebertaV2|Albert|MPNet|BigBird|Longformer)Layer(?:Group)?\Z"
+)
+"""Layers of models of which a language model's head holds the bias of its decoder too."""
 LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}: write false for such a model"
 
 
@@ -219,19 +224,31 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def say_shared_embeddings(block: Block, draft: Draft) -> None:
-    """Say of an encoder and a decoder that share embeddings that Accelerate's FSDP2 splits these."""
+    """Say of embeddings, or a bias, that two modules hold that Accelerate's FSDP2 splits these."""
     key = written_key(block.node, "transformer_layer_cls_to_wrap") if block.node is not None else None
     value = plain_values(block.node).get(key or "") if block.node is not None else None
-    shared = [name for name in _names(value) if _SHARED_EMBEDDINGS.match(name)]
-    if key is not None and shared:
-        text = (
-            f"{','.join(shared)}: the encoder and the decoder of such a model hold its embeddings too. "
-            f"Accelerate {ACCELERATE['embeddings_apart'].versions} gives these a unit of their own, and the "
-            "first forward stops: `shared with a parameter already managed by another FSDP group`."
-        )
-        draft.say("FM343", block.at(key), text, _EMBEDDINGS_STAY)
+    for layers, holds, unit in (
+        (_SHARED_EMBEDDINGS, "the encoder and the decoder of such a model hold its embeddings too", "these"),
+        (
+            _SHARED_BIAS,
+            _BIAS_OF_HEAD,
+            _DECODER,
+        ),
+    ):
+        shared = [name for name in _names(value) if layers.match(name)]
+        if key is not None and shared:
+            text = (
+                f"{','.join(shared)}: {holds}. Accelerate {ACCELERATE['embeddings_apart'].versions} gives "
+                f"{unit} a unit of their own, and the first forward stops: `shared with a parameter already "
+                "managed by another FSDP group`."
+            )
+            draft.say("FM343", block.at(key), text, _EMBEDDINGS_STAY)
 
 
+_BIAS_OF_HEAD = (
+    "the head of a masked or causal language model holds its decoder's bias too (a model without it goes on)"
+)
+_DECODER = "the decoder and the last norm"
 _EMBEDDINGS_STAY = (
     "Before the model is prepared, or the Trainer trains, write `model.get_input_embeddings = "
     "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1."

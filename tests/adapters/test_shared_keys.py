@@ -29,12 +29,19 @@ def of_hf(classes: str) -> dict[str, object]:
         ("MT5Block", True),
         ("BartEncoderLayer,BartDecoderLayer", True),
         ("M2M100DecoderLayer", True),
+        ("ProphetNetEncoderLayer,ProphetNetDecoderLayer", True),
+        ("BertLayer", True),
+        ("XLMRobertaLayer", True),
+        ("DebertaV2Layer", True),
+        ("AlbertLayerGroup", True),
+        ("ElectraLayer", False),
+        ("EsmLayer", False),
         ("LlamaDecoderLayer", False),
         ("GPT2Block", False),
         ("WhisperDecoderLayer", False),
     ],
 )
-def test_embeddings_that_an_encoder_and_a_decoder_hold_are_told(classes: str, is_told: bool) -> None:
+def test_parameters_that_two_modules_hold_are_told(classes: str, is_told: bool) -> None:
     for document in (of_accelerate(classes), of_hf(classes)):
         done = convert_text(json.dumps(document))
         told = [f for f in done.findings if f.code == "FM343" and "another FSDP group" in f.message]
@@ -49,6 +56,7 @@ def test_embeddings_that_an_encoder_and_a_decoder_hold_are_told(classes: str, is
         ("PegasusEncoderLayer", "FM343"),
         ("EsmLayer", "FM343"),
         ("T5Block", "FM340"),
+        ("SwitchTransformersBlock", "FM340"),
         ("PegasusXDecoderLayer", "FM340"),
         ("LlamaDecoderLayer", "FM340"),
     ],

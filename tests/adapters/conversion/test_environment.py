@@ -136,3 +136,43 @@ def test_ignored_modules_that_rank_0_loads_for_all_are_said_to_be_lost() -> None
     for value, is_said in (("true", True), ("false", False)):
         _, findings = told_by_environment(text.format(value))
         assert ("`fsdp_ignored_modules` names all the same" in str(findings[0].hint)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "says"),
+    [
+        ("${S:-SHARD_GRAD_OP}", "", "${S:-SHARD_GRAD_OP} is not set in this file: kept, but FSDP2 does not"),
+        ("$S", "S=2\n", "$S is kept: line 1 sets it to `2`, but FSDP2 does not read it."),
+    ],
+)
+def test_a_strategy_in_a_variable_is_not_handed_on_to_fsdp2(value: str, before: str, says: str) -> None:
+    text = f'{before}export ACCELERATE_USE_FSDP=true\nexport FSDP_SHARDING_STRATEGY="{value}"\npython t.py\n'
+    advice, told = convert_script(text).findings
+    assert (advice.hint or "").startswith("For FSDP2 set `ACCELERATE_USE_FSDP=true FSDP_VERSION=2 ")
+    assert "and not `FSDP_SHARDING_STRATEGY`" in (advice.hint or "")
+    assert (told.code, told.subject.partition(": ")[2]) == ("FM346", "FSDP_SHARDING_STRATEGY")
+    assert told.message.startswith(says)
+    assert "set `FSDP_RESHARD_AFTER_FORWARD=false`" in (told.hint or "")
+
+
+@pytest.mark.parametrize("name", ["FSDP_BACKWARD_PREFETCH", "FSDP_FORWARD_PREFETCH"])
+def test_a_variable_in_what_fsdp2_does_not_read_is_told(name: str) -> None:
+    advice, told = convert_script(f"ACCELERATE_USE_FSDP=true {name}=$P python t.py").findings
+    assert f"and not `{name}`" in (advice.hint or "")
+    assert told.message == "$P is not set in this file: kept, but FSDP2 does not read it."
+
+
+@pytest.mark.parametrize("name", ["FORWARD_PREFETCH", "BACKWARD_PREFETCH", "SYNC_MODULE_STATES"])
+@pytest.mark.parametrize("value", ["true", "$P"])
+def test_what_hf_trainer_sets_itself_changes_nothing(name: str, value: str) -> None:
+    exported = f"export ACCELERATE_USE_FSDP=true\nexport FSDP_{name}={value}\n"
+    done = convert_script(f'{exported}torchrun t.py --output_dir o --fsdp "full_shard auto_wrap"\n')
+    assert not [f for f in done.findings if f.subject.endswith(f"FSDP_{name}")]
+    assert [f for f in done.findings if f.subject.endswith("ACCELERATE_USE_FSDP")]
+
+
+def test_an_argument_of_the_script_is_a_variable() -> None:
+    text = "export ACCELERATE_USE_FSDP=true\nexport FSDP_SHARDING_STRATEGY=$1\ntorchrun t.py\n"
+    advice, told = convert_script(text).findings
+    assert "cannot be converted" not in (advice.hint or "")
+    assert told.code == "FM346"

@@ -77,3 +77,24 @@ def test_names_and_comments_choose_nothing() -> None:
 def test_a_script_without_fsdp_says_no_more(text: str) -> None:
     with pytest.raises(ConfigError, match=r"`accelerate launch`\.$"):
         convert_script(text)
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        'if [ -n "$X" ]; then echo "use run_fsdp.sh instead" >&2; fi; ',
+        "printf 'see run_fsdp.sh\\n' >&2\n",
+        'x || echo "not train_fsdp.py, or --sharding_strategy"\n',
+        'echo "conf/fsdp.yaml is read by mode=fsdp"; ',
+    ],
+)
+def test_what_is_printed_starts_and_names_nothing(printed: str) -> None:
+    with pytest.raises(NothingToConvertError) as caught:
+        convert_script(f"{printed}torchrun train_ddp.py\n")
+    assert str(caught.value).endswith("FSDP flags of HF Trainer or of `accelerate launch`.")
+
+
+@pytest.mark.parametrize("handed_on", ['echo "bash run_fsdp.sh" | sh\n', 'echo "bash run_fsdp.sh" > go.sh\n'])
+def test_what_is_printed_into_a_shell_or_a_file_is_named(handed_on: str) -> None:
+    with pytest.raises(NothingToConvertError, match=r"It starts `run_fsdp\.sh`"):
+        convert_script(handed_on)

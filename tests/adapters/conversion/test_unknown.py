@@ -414,3 +414,19 @@ def test_texts_of_a_user_interface_are_no_config(
     with pytest.raises(ConfigError) as caught:
         convert_text(json.dumps(document))
     assert ("shown to people" in str(caught.value)) is are_shown
+
+
+def test_a_file_that_a_script_in_a_manifest_writes_is_told() -> None:
+    inner = "    cat > /tmp/a.yaml <<EOF\n    distributed_type: FSDP\n    fsdp_config:\n      a: 1\n    EOF\n"
+    with pytest.raises(ConfigError) as caught:
+        convert_text(f"image: x\ninline_script:\n  - |\n{inner}")
+    assert "In `inline_script.0`: The here-document in line 1 holds FSDP settings" in str(caught.value)
+    assert "nothing to convert" not in str(caught.value)
+
+
+def test_one_key_of_verls_does_not_make_it_verls_what_defaults_choose() -> None:
+    text = "defaults:\n  - /x/strategy/fsdp_dpo\ntraining_args:\n  ulysses_sequence_parallel_size: 1\n"
+    with pytest.raises(ConfigError) as caught:
+        convert_text(text)
+    assert "verl" not in str(caught.value)
+    assert "FSDP is named by `defaults.0: /x/strategy/fsdp_dpo`: what that chooses" in str(caught.value)

@@ -157,3 +157,12 @@ def test_a_text_whose_quotes_are_closed_for_a_variable_is_one_command(ranks: str
     two = "--fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT"
     assert done.text == run.replace("{}", f"--fsdp_reshard_after_forward=false {two} --mixed_precision=bf16")
     assert "FM354" in {finding.code for finding in done.findings}
+
+
+@pytest.mark.parametrize("run", ['sh -c "$C"', 'eval "$C"', 'srun bash -lc "$C"'])
+def test_a_command_that_is_shown_can_be_typed(run: str) -> None:
+    text = f"C=\"torchrun t.py \\\n  --output_dir o \\\n  --fsdp 'full_shard auto_wrap'\n\"; {run}\n"
+    with pytest.raises(
+        ConfigError, match=r"it becomes `(srun )?torchrun t\.py --output_dir o --fsdp 'full_shard"
+    ):
+        convert_script(text)
