@@ -31,8 +31,8 @@ from fsdp_migrate.checkpoint_convert.outputs.opening import join_output, open_ou
 from fsdp_migrate.checkpoint_convert.planning.merged import check_merged
 from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
-from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG, is_tokenizer
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
+from fsdp_migrate.checkpoint_convert.targets.safetensors import missing_files
 from fsdp_migrate.errors import CheckpointMismatchError, OutputError
 from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 
@@ -388,15 +388,18 @@ def _report(run: _Run, placement: Placement, outcome: _Outcome, url: str) -> Con
         output=url,
         bytes_written=sum(item.length for items in files.values() for item in items),
         bytes_linked=outcome.linked,
-        findings=(*_settled(run.plan.findings, outcome.kept), *_own_findings(run, outcome, url)),
+        findings=(*_settled(run.plan, outcome.kept), *_own_findings(run, outcome, url)),
         bytes_resumed=outcome.resumed,
     )
 
 
-def _settled(findings: Sequence[Finding], kept: Sequence[str]) -> list[Finding]:
-    """Return the findings but for what was missing and stood in the folder already."""
-    is_there = MODEL_CONFIG in kept and any(map(is_tokenizer, kept))
-    return [finding for finding in findings if finding.code != "FM292" or not is_there]
+def _settled(plan: ConversionPlan, kept: Sequence[str]) -> list[Finding]:
+    """Return the findings; of what was missing, those of what did not stand in the folder already."""
+    found: list[Finding] = []
+    for finding in plan.findings:
+        again = finding.code == "FM292" and kept
+        found += missing_files({*plan.extra_files, *plan.model_files, *kept}) if again else [finding]
+    return found
 
 
 def _say_checks(outcome: _Outcome, unread: int) -> tuple[str, str]:

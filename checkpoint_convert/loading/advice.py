@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 LIGHTNINGS_WAY: Final = "with `ModelParallelStrategy` and `ckpt_path`"
+# The HF Trainer has words of its own for what Accelerate's config says.
+_TRAINERS: Final = "trainer_state.json"
 _ACCELERATES_FULL: Final = "pytorch_model_fsdp.bin"
 # What a script calls for a full state, by layout.
 _READ_BY: Final = {"file": "torch.load", "safetensors": "load_file or from_pretrained"}
@@ -115,9 +117,12 @@ def _by_framework(manifest: Manifest) -> str | None:
         return None
     command = shlex.join(["fsdp-migrate", "convert", manifest.source, "OUT"])
     if manifest.framework == "accelerate" and _ACCELERATES_FULL in manifest.files:
+        is_trainers = any(name.rpartition("/")[2] == _TRAINERS for name in manifest.extra_files)
+        key = "state_dict_type" if is_trainers else "fsdp_state_dict_type"
+        where = " in the HF Trainer's `fsdp_config`" if is_trainers else ""
         return (
             f"{TARGETS['accelerate'].loader} loads it as it is, under FSDP2 with "
-            "`fsdp_state_dict_type: FULL_STATE_DICT`, from Accelerate 1.7 on. For SHARDED_STATE_DICT: "
+            f"`{key}: FULL_STATE_DICT`{where}, from Accelerate 1.7 on. For SHARDED_STATE_DICT: "
             f"`{command} --state-dict-type sharded`."
         )
     if manifest.framework == "lightning" and manifest.layout == "file":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE
-from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG
+from fsdp_migrate.checkpoint_convert.storage.model_files import MODEL_CONFIG, is_text_of_model
 
 
 if TYPE_CHECKING:
@@ -32,8 +32,23 @@ def is_weights(name: str) -> bool:
 
 
 def is_model_folder(path: Path) -> bool:
-    """Tell whether a folder is one of a model, of which only the weights are replaced."""
-    return path.is_dir() and not path.is_symlink() and (path / MODEL_CONFIG).is_file()
+    """Tell whether a folder is one of a model, of which only the weights are replaced.
+
+    Without a ``config.json`` it is one where it holds nothing but what a conversion writes and copies there.
+    """
+    if not path.is_dir() or path.is_symlink():
+        return False
+    return (path / MODEL_CONFIG).is_file() or not unknown_files(path)
+
+
+def unknown_files(path: Path) -> list[str]:
+    """Return what is in a folder and no conversion for Hugging Face writes; all files where weights lack."""
+    names = sorted(
+        p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_symlink() or not p.is_dir()
+    )
+    if not any(is_weights(name) and name.endswith(".safetensors") for name in names):
+        return names
+    return [name for name in names if not is_weights(name) and not is_text_of_model(name)]
 
 
 def take_over_others(old: Path, new: Path, written: Collection[str]) -> list[str]:

@@ -21,7 +21,11 @@ from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.outputs.durable_file import create_file
 from fsdp_migrate.checkpoint_convert.outputs.journal import NOTHING, Journal, Written
-from fsdp_migrate.checkpoint_convert.outputs.kept_files import is_model_folder, take_over_others
+from fsdp_migrate.checkpoint_convert.outputs.kept_files import (
+    is_model_folder,
+    take_over_others,
+    unknown_files,
+)
 from fsdp_migrate.checkpoint_convert.outputs.output import (
     OutputFile,
     already_there,
@@ -37,6 +41,7 @@ from fsdp_migrate.checkpoint_convert.storage.folders import (
 )
 from fsdp_migrate.checkpoint_convert.storage.model_files import FULL_MODEL
 from fsdp_migrate.errors import OutputError, OutputExistsError
+from fsdp_migrate.findings import named
 
 
 if TYPE_CHECKING:
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
 
 # Linux's `ioctl(FICLONE)`; Python's fcntl has a name for it from 3.12 on only.
 _FICLONE: Final = 0x40049409
+_MOST_NAMED: Final = 3
 _SAFETENSORS: Final = (".safetensors", ".safetensors.index.json")
 # RENAME_EXCHANGE and AT_FDCWD of renameat2(2), for which Python has neither a function nor names.
 _EXCHANGE: Final = 2
@@ -299,12 +305,17 @@ def _check_free(path: Path, *, overwrite: bool, keeps_others: bool = False) -> N
         raise already_there(str(path))
     if not _is_checkpoint(path) and not (keeps_others and is_model_folder(path)):
         msg = (
-            f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`, and holds other "
-            "files than safetensors. It is not "
-            "overwritten, because something else would be deleted. Choose another output, or remove it "
-            "yourself."
+            f"{str(path)!r} is there already, and is no checkpoint: it has no `.metadata`{_others(path)}. It "
+            "is not overwritten, because something else would be deleted. Choose another output, or remove "
+            "it yourself."
         )
         raise OutputExistsError(msg, path=path)
+
+
+def _others(path: Path) -> str:
+    """Name what no conversion has written, which is why the folder stays."""
+    found = unknown_files(path) if path.is_dir() else []
+    return f", and holds {named(found, _MOST_NAMED)}" if found else ""
 
 
 def _is_checkpoint(path: Path) -> bool:

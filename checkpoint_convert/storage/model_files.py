@@ -18,21 +18,30 @@ MODEL_CONFIG: Final = "config.json"
 FULL_MODEL: Final = "pytorch_model_fsdp.bin"
 """The model in the full form of Accelerate: without it, nothing beside it is a checkpoint."""
 _TEXTS: Final = re.compile(
-    r"(?:[^/]*\.(?:json|jinja|md|merges|model|py|spm|tiktoken|txt|vocab|ya?ml)|(?:LICEN[CS]E|NOTICE|COPYING)[^/]*)",
+    # A list of names and no pattern for all JSON: a training state has files of the user's beside it.
+    r"(?:config|(?:generation|adapter)_config|[\w-]*tokenizer[\w-]*|special_tokens_map|added_tokens)\.json"
+    r"|(?:[\w-]*vocab[\w-]*|emoji|normalizer|tekken|chat_template|(?:\w*_)?(?:pre)?processor_config)\.json"
+    r"|[\w.-]*(?:vocab|merges|dict|bpe)[\w-]*\.(?:txt|bpe|codes)|[\w.-]+\.(?:tiktoken|spm|tokenizer)"
+    r"|[\w.-]*(?:tokenizer|spiece|spm|bpe)[\w.-]*\.model(?:\.v\d+)?"
+    r"|(?:additional_chat_templates/)?[^/]+\.jinja"
+    # Code of a model that transformers has no class for: `trust_remote_code`.
+    r"|(?:modeling|modular|configuration|tokenization|\w*processing|feature_extraction)_\w+\.py"
+    r"|(?:README|USE_POLICY)\.md|(?:LICEN[CS]E|NOTICE|COPYING)[^/]*",
     re.IGNORECASE,
 )
-_OF_A_RUN: Final = re.compile(r"(?:.*index\.json|trainer_state\.json|scheduler.*|optimizer.*|rng_state.*)")
+# Code of a model's folder that the code above may import; this one is DeepSpeed's, of a run.
+_CODE: Final = re.compile(r"(?!zero_to_fp32)\w+\.py")
 _TOKENIZERS: Final = re.compile(r"tokenizer|vocab|merges|spiece|sentencepiece|tiktoken", re.IGNORECASE)
 
 
 def is_text_of_model(name: str) -> bool:
-    """Tell whether a file may be published with a model: text, and nothing that runs when loaded.
+    """Tell whether a file is one that transformers reads beside the weights, a model card or a licence.
 
     Example:
-        >>> [is_text_of_model(name) for name in ("config.json", "training_args.bin", "tokenizer.model")]
-        [True, False, True]
+        >>> [is_text_of_model(name) for name in ("config.json", "training_args.bin", "progress.json")]
+        [True, False, False]
     """
-    return _TEXTS.fullmatch(name) is not None and _OF_A_RUN.fullmatch(name) is None
+    return _TEXTS.fullmatch(name) is not None
 
 
 def is_tokenizer(name: str) -> bool:
@@ -41,7 +50,9 @@ def is_tokenizer(name: str) -> bool:
 
 
 def read_model_files(folder: Location) -> dict[str, bytes]:
-    """Return the files of a model's folder that are no weights and no pickles, by name.
+    """Return the files of a model's folder that transformers reads beside the weights, by name.
+
+    The model card and licences come too; weights, pickles and the files of a run do not.
 
     Raises:
         CheckpointNotFoundError: There is no such folder, or no ``config.json`` in it.
@@ -57,7 +68,7 @@ def read_model_files(folder: Location) -> dict[str, bytes]:
     opened = open_folder(folder)
     try:
         sizes = opened.files(1)
-        names = [name for name in sizes if is_text_of_model(name)]
+        names = [name for name in sizes if is_text_of_model(name) or _CODE.fullmatch(name)]
         if MODEL_CONFIG not in names:
             msg = f"{opened.url!r} has no {MODEL_CONFIG}: it is no folder of a Hugging Face model."
             raise CheckpointNotFoundError(msg, path=opened.url)

@@ -15,7 +15,7 @@ from fsdp_migrate.findings import Finding, counted, make_finding, named
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest, Part
@@ -28,8 +28,9 @@ _INTEGRATION: Final = "integrations.huggingface"
 
 
 _HOW_TO_BRING: Final = (
-    "Give the folder of the model that was trained from: `model_files` (--hf-config DIR). Or convert with "
-    "--overwrite into a folder that has them."
+    "Convert again with `--hf-config DIR --overwrite` (in Python `model_files=read_model_files(DIR)`); DIR "
+    "is the folder of the model that was trained from. Or copy these files into the output yourself: "
+    "`--overwrite` replaces the weights there, and keeps every other file."
 )
 _TOKENIZER_ALONE: Final = (
     "AutoTokenizer needs it, the model does not. Copy its files into the output from where the training "
@@ -108,21 +109,22 @@ class HfTarget(Target):
         if rest or lost:
             text = f"{named((*rest, *lost), 8)}: safetensors hold the tensors of a model, and nothing else."
             found.append(make_finding("FM257", "hf", text))
-        found += self._missing_files()
+        beside = {*filter(self.carries, self.manifest.extra_files), *self.options.model_files}
+        found += missing_files(beside)
         return Arrangement(tuple(kept), findings=tuple(found))
 
     def carries(self, name: str) -> bool:
         """Tell whether another file of the source comes along: no pickle goes where a model is published."""
         return is_text_of_model(name) and name not in self.options.model_files
 
-    def _missing_files(self) -> Iterator[Finding]:
-        beside = {*filter(self.carries, self.manifest.extra_files), *self.options.model_files}
-        missing = [] if MODEL_CONFIG in beside else [f"`{MODEL_CONFIG}`"]
-        missing += [] if any(map(is_tokenizer, beside)) else ["the tokenizer"]
-        if missing:
-            # Of a folder that was given, `config.json` is there.
-            how = _TOKENIZER_ALONE if self.options.model_files else _HOW_TO_BRING
-            yield make_finding("FM292", "hf", f"the output lacks {' and '.join(missing)}.", how)
+
+def missing_files(beside: Collection[str]) -> list[Finding]:
+    """Say what ``from_pretrained`` needs and is not among the files beside the weights."""
+    missing = [] if MODEL_CONFIG in beside else [f"`{MODEL_CONFIG}`"]
+    # Whoever has `config.json` there has brought it, and is not told to bring it.
+    how = _HOW_TO_BRING if missing else _TOKENIZER_ALONE
+    missing += [] if any(map(is_tokenizer, beside)) else ["the tokenizer"]
+    return [make_finding("FM292", "hf", f"the output lacks {' and '.join(missing)}.", how)] if missing else []
 
 
 def is_huggingface_model(manifest: Manifest, models: Sequence[Part]) -> bool:

@@ -153,8 +153,9 @@ EXPLANATIONS = {
     "FM292": (
         "The output holds weights. To load it, `from_pretrained` also needs `config.json`, which says what kind of model it is, and the files of the tokenizer."
         " What the finding names is not in the checkpoint, so it could not be copied. Without it `from_pretrained` fails.",
-        "Convert again with `--hf-config DIR`; DIR is the folder of the model that the training started from. Or copy these files into the output yourself:"
-        " `--overwrite` leaves them there when you convert again. Pickles such as `training_args.bin` are never copied.",
+        "Convert again with `--hf-config DIR --overwrite`; DIR is the folder of the model that the training started from. Or copy these files into the output"
+        " yourself: when you convert again, `--overwrite` replaces the weights there, and keeps every other file. What transformers does not read, such as"
+        " `training_args.bin` or a JSON of your own, is never copied.",
     ),
     "FM293": (
         "A config beside the checkpoint asks for `FULL_STATE_DICT`, or the source has that form, or `--state-dict-type full` was given."

@@ -55,6 +55,12 @@ _BEFORE = (
     "Do it before the config is converted: FSDP1 runs by it. Afterwards the copy is right, which is kept as "
     "NAME.fsdp1."
 )
+_BY_VERSION = (
+    "Do it before the config is converted: `parity` runs FSDP1 by it. Afterwards the copy is right, which is "
+    "kept as NAME.fsdp1. HF Trainer itself runs FSDP1 by {} before transformers 5.10 alone: there is no "
+    "`version`, and from 5.10 on it runs FSDP2. For an FSDP1 run of your script to compare with, write "
+    '`"version": 1` into a copy.'
+)
 _COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
 _INSPECT = (
     "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
@@ -253,7 +259,7 @@ def _steps_for_proof(
     model = shlex.quote(f"transformers:{models[0]}") if models else _FACTORY
     whose = _FOUND_MODEL if models else _OWN_MODEL
     is_left = bool(given) and len(given) == sum(each.holds_arguments for each in changing)
-    when = "" if is_left else _BEFORE if given else _COPY if copies else ""
+    when = "" if is_left else _before(changing) if given else _COPY if copies else ""
     if not options:
         whose, options = f"{whose} {_OWN_CONFIG}", [" --config fsdp.yaml"]
     # With the model it also names what a framework's own FSDP2 stops at.
@@ -268,6 +274,12 @@ def _steps_for_proof(
             tuple(f"fsdp-migrate parity --model {model}{option}" for option in options),
         ),
     ]
+
+
+def _before(configs: Sequence[ConfigFound]) -> str:
+    """Say when to compare; what a config without a version means, transformers decides."""
+    lacking = [each.path for each in configs if each.lacks_version]
+    return _BY_VERSION.format(listed(lacking, _PLACES)) if lacking else _BEFORE
 
 
 def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[ConfigFound]) -> list[Step]:

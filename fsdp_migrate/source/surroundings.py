@@ -37,6 +37,8 @@ from fsdp_migrate.text_files import newest_backup
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from fsdp_migrate.config_files import ConfigConversion
+
 
 _CONFIGS = frozenset({".json", ".yaml", ".yml"})
 _MODEL_CONFIG = "config.json"
@@ -69,6 +71,7 @@ class ConfigFound:
 
     ``fsdp1_copy`` is the copy of FSDP1's settings that was kept beside one that is FSDP2's.
     ``holds_arguments``: of no framework, but with FSDP1's arguments for code of its own.
+    ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
     """
 
     path: str
@@ -77,6 +80,7 @@ class ConfigFound:
     message: str = ""
     fsdp1_copy: str = ""
     holds_arguments: bool = False
+    lacks_version: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -200,7 +204,14 @@ def _look_at(path: Path) -> ConfigFound | None:
         *(str(path), frameworks, report.state),
         fsdp1_copy="" if copy is None else str(copy),
         holds_arguments=frameworks == "torch" and report.state == "changes",
+        lacks_version=frameworks == "hf" and report.state == "changes" and not _has_version(report),
     )
+
+
+def _has_version(report: ConfigConversion) -> bool:
+    """Tell whether a version stood there, which then becomes 2."""
+    codes = {(finding.code, finding.subject.rpartition(".")[2]) for finding in report.conversion.findings}
+    return ("FM341", "version") in codes or ("FM341", "fsdp_version") in codes
 
 
 def turned_at(

@@ -152,3 +152,16 @@ def test_commands_that_are_shown_name_the_file_and_convert_it(
     [command] = re.findall(r"`fsdp-migrate (config [^`]*)`", capsys.readouterr().err.replace("\n", " "))
     assert main(shlex.split(command)) == 0
     assert "reshard_after_forward: true" in capsys.readouterr().out
+
+
+def test_settings_that_no_key_leads_to_are_called_the_whole_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fsdp.json"
+    path.write_text('{"transformer_layer_cls_to_wrap": ["Block"]}')
+    assert main(["config", str(path), "--from", "hf", "-o", str(tmp_path / "new.json")]) == 0
+    shown = capsys.readouterr()
+    told = shown.out + shown.err
+    assert "hf: the whole file: converted to FSDP2." in told
+    assert re.search(r"FM358  the whole file\n", told)
+    assert "`.`" not in told

@@ -677,3 +677,26 @@ def test_a_config_that_a_launch_line_names_has_the_command_that_converts_it(
     assert main(["config", "fsdp.json", "--from", "hf", "--write"]) == 0
     steps = str(run_json("scan", ".")[1]["steps"])
     assert "--from hf" not in steps
+
+
+@pytest.mark.parametrize("version", [None, 1])
+def test_what_a_trainers_config_without_version_runs_is_said_by_version(
+    tmp_path: Path,
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    version: int | None,
+) -> None:
+    """From transformers 5.10 on it runs FSDP2 before anything is converted."""
+    monkeypatch.chdir(tmp_path)
+    inner = {"transformer_layer_cls_to_wrap": ["Block"], **({} if version is None else {"version": version})}
+    given = {"output_dir": "x", "fsdp": "full_shard auto_wrap", "fsdp_config": inner}
+    Path("args.json").write_text(json.dumps(given))
+    Path("fsdp.json").write_text(json.dumps(inner))
+    Path("run.sh").write_text("torchrun t.py --output_dir x --fsdp full_shard --fsdp_config fsdp.json\n")
+    _, document = run_json("scan", ".")
+    [said] = [step["text"] for step in document["steps"] if "Do it before" in step["text"]]
+    assert ("HF Trainer itself runs FSDP1 by args.json, fsdp.json before transformers 5.10" in said) is (
+        version is None
+    )
+    assert ('`"version": 1`' in said) is (version is None)
+    assert ("FSDP1 runs by it" in said) is (version is not None)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.config_files import ConfigConversion
 
 
+# Where the settings are all that stands in a file, as in HF Trainer's JSON, no key leads to them.
+_WHOLE = "the whole file"
 STATES = {
     "converted": "converted to FSDP2",
     "fsdp2": "FSDP2 already, unchanged",
@@ -29,17 +31,21 @@ def show_config(report: ConfigConversion, *, check: bool, everything: bool = Fal
     """
     aside = report.is_command and not check
     out = console(aside=aside)
-    findings = [finding.as_dict() for finding in report.conversion.findings]
+    findings = [
+        {**finding.as_dict(), "subject": _WHOLE if finding.subject == "." else finding.subject}
+        for finding in report.conversion.findings
+    ]
     # Where nothing is converted, all of them are the answer why.
     has_nothing = report.has_nothing and not report.is_changed
     is_left = all(block.state == "unchanged" for block in report.conversion.blocks)
     show_findings(findings, everything=everything or has_nothing or is_left, aside=aside)
     for block in report.conversion.blocks:
         state = STATES[block.state].replace("converted", "to be converted") if check else STATES[block.state]
+        place = _WHOLE if block.path == "." else f"`{block.path}`"
         if block.framework == "none":
-            out.print(escape(f"`{block.path}`: FSDP is off, unchanged."))
+            out.print(escape(f"{place}: FSDP is off, unchanged."))
         else:
-            out.print(escape(f"{block.framework}: `{block.path}`: {state}."))
+            out.print(escape(f"{block.framework}: {place}: {state}."))
         if block.code:
             out.print("This must stand in your code:")
             out.print(escape(block.code), soft_wrap=True)

@@ -73,3 +73,17 @@ def test_what_stands_beside_the_model_has_a_name_of_its_own(tmp_path: Path) -> N
         load_checkpoint(tmp_path / "a.pt", model, extra={"scheduler": None, "step": 0})
     report = load_checkpoint(tmp_path / "a.pt", model, extra={"app.sched": None, "app.step": 0})
     assert report.values == {"app.sched": app["sched"], "app.step": 3}
+
+
+@pytest.mark.parametrize("is_trainers", [False, True])
+def test_the_state_dict_type_is_named_as_its_reader_names_it(tmp_path: Path, is_trainers: bool) -> None:
+    model = nn.Linear(2, 2)
+    torch.save(dict(model.state_dict()), tmp_path / "pytorch_model_fsdp.bin")
+    moments = {name: {"momentum_buffer": value} for name, value in model.state_dict().items()}
+    groups = [{"lr": 0.1, "params": list(moments)}]
+    torch.save({"state": moments, "param_groups": groups}, tmp_path / "optimizer.bin")
+    if is_trainers:
+        (tmp_path / "trainer_state.json").write_text('{"global_step": 2}')
+    said = str(advise_loading(inspect_checkpoint(tmp_path)).by_framework)
+    assert ("`fsdp_state_dict_type: FULL_STATE_DICT`, from" in said) is not is_trainers
+    assert ("`state_dict_type: FULL_STATE_DICT` in the HF Trainer's `fsdp_config`" in said) is is_trainers

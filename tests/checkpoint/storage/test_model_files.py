@@ -14,6 +14,7 @@ from fsdp_migrate.checkpoint_convert import (
     verify_checkpoints,
 )
 from fsdp_migrate.cli import main
+from fsdp_migrate.errors import OutputExistsError
 from tests.checkpoint.samples import PLAIN, codes
 
 
@@ -74,6 +75,58 @@ def test_what_a_published_model_lacks_is_said_and_no_pickle_comes_along(tmp_path
     assert "AutoTokenizer needs it, the model does not" in str(finding.hint)
     (source / "vocab.txt").write_text("a")
     assert "FM292" not in codes(convert_checkpoint(source, tmp_path / "whole", to="hf"))
+
+
+def test_a_training_states_own_files_stay_behind_and_the_output_is_known_again(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(PLAIN, source)
+    own = ("progress.json", "notes.txt", "all_results.json", "best.model", "zero_to_fp32.py", "train.yaml")
+    read = ("README.md", "tokenizer.json", "vocab.txt", "chat_template.jinja", "preprocessor_config.json")
+    for name in (*own, *read, "modeling_x.py", "generation_config.json"):
+        (source / name).write_text("{}")
+    report = convert_checkpoint(source, out, to="hf")
+    (left,) = (each for each in report.findings if each.code == "FM212")
+    assert all(f"`{name}`" in left.message for name in own)
+    written = {*read, "modeling_x.py", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in out.iterdir()} == written
+    (model_folder / "progress.json").write_text("{}")
+    (model_folder / "rotary.py").write_text("")  # what modeling_x.py may import
+    options = OutputOptions(model_files=read_model_files(model_folder))
+    convert_checkpoint(source, out, to="hf", output_options=options, overwrite=True)
+    assert {path.name for path in out.iterdir()} == {*written, "config.json", "LICENSE", "rotary.py"}
+
+
+def test_what_somebody_else_put_beside_weights_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("model.safetensors", "optimizer.bin", "README.md"):
+        (out / name).write_text("theirs")
+    with pytest.raises(OutputExistsError, match=r"is no checkpoint: .* holds `optimizer.bin`\."):
+        convert_checkpoint(PLAIN, out, to="hf", overwrite=True)
+    (out / "optimizer.bin").unlink()
+    (out / "model.safetensors").unlink()
+    with pytest.raises(OutputExistsError, match=r"holds `README.md`\."):
+        convert_checkpoint(PLAIN, out, to="hf", overwrite=True)
+    convert_checkpoint(PLAIN, tmp_path / "own", to="hf")
+    (tmp_path / "own" / "README.md").write_text("my card")
+    with pytest.raises(OutputExistsError):  # another target keeps nothing
+        convert_checkpoint(PLAIN, tmp_path / "own", to="torch", overwrite=True)
+    convert_checkpoint(PLAIN, tmp_path / "own", to="hf", overwrite=True)
+    assert (tmp_path / "own" / "README.md").read_text() == "my card"
+
+
+def test_what_stood_in_the_folder_is_not_said_to_lack(tmp_path: Path, model_folder: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    shutil.copy(model_folder / "config.json", out)
+    report = convert_checkpoint(PLAIN, out, to="hf", overwrite=True)
+    (finding,) = (each for each in report.findings if each.code == "FM292")
+    assert "config.json" not in f"{finding.message} {finding.hint}"
+    assert "the tokenizer" in finding.message
+    shutil.copy(model_folder / "tokenizer.json", out)
+    assert "FM292" not in codes(convert_checkpoint(PLAIN, out, to="hf", overwrite=True))
 
 
 def test_the_command_takes_the_folder_of_a_model(
