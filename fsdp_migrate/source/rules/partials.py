@@ -8,7 +8,13 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.layout import dict_argument
-from fsdp_migrate.source.rules.constructor import PREPARE
+from fsdp_migrate.source.rules.constructor import (
+    PREPARE,
+    nested_calls,
+    words_of_container,
+    words_of_nested,
+    wrapping_calls,
+)
 from fsdp_migrate.source.uses import Found, Replace
 
 
@@ -35,10 +41,22 @@ def find(source: Source) -> Iterator[Found]:
         first = call.args[0].value
         if source.index.fsdp1(first) != catalog.FSDP:
             continue
-        if len(call.args) > 1 and _is_only_called_with_a_model(source, call):
-            yield _rewritten(source, call, first)
+        calls = _calls_with_a_model(source, call) if len(call.args) > 1 else None
+        said = _UNSEEN if calls is None else _problem(source, calls)
+        if said is not None:
+            yield Found("FM303", call, said, "commented", covers=(first,))
         else:
-            yield Found("FM303", call, _UNSEEN, "commented", covers=(first,))
+            yield _rewritten(source, call, first)
+
+
+def _problem(source: Source, calls: list[cst.Call]) -> str | None:
+    """Return what is said where a call of a partial stays as one of the class does."""
+    wrapping = wrapping_calls(source)
+    nested = nested_calls(source, wrapping)
+    inside = next((call for call in calls if call in nested), None)
+    if inside is not None:
+        return words_of_nested(source, inside, wrapping)
+    return next(filter(None, (words_of_container(source, call) for call in calls)), None)
 
 
 def _rewritten(source: Source, call: cst.Call, first: cst.BaseExpression) -> Found:
@@ -56,20 +74,22 @@ def _rewritten(source: Source, call: cst.Call, first: cst.BaseExpression) -> Fou
     return Found("FM331", call, becomes, "rewritten", (Replace(call, build),), (PREPARE,), (first,))
 
 
-def _is_only_called_with_a_model(source: Source, call: cst.Call) -> bool:
+def _calls_with_a_model(source: Source, call: cst.Call) -> list[cst.Call] | None:
+    """Return the calls of a partial, or None where not all are seen, or one gives it more than the model."""
     if any(arg.keyword is None and arg.star != "**" for arg in call.args[1:]):
-        return False
+        return None
     above = source.index.parents[call]
     if not isinstance(above, cst.Assign) or len(above.targets) != 1:
-        return False
+        return None
     target = above.targets[0].target
     if not isinstance(target, cst.Name):
-        return False
-    loads = source.readers(target)
-    return bool(loads) and all(_gives_a_model_only(source.index.parents[name], name) for name in loads)
+        return None
+    calls = [_call_with_a_model(source.index.parents[name], name) for name in source.readers(target)]
+    seen = [each for each in calls if each is not None]
+    return seen if seen and len(seen) == len(calls) else None
 
 
-def _gives_a_model_only(above: cst.CSTNode, name: cst.Name) -> bool:
+def _call_with_a_model(above: cst.CSTNode, name: cst.Name) -> cst.Call | None:
     if not isinstance(above, cst.Call) or above.func is not name or len(above.args) != 1:
-        return False
-    return above.args[0].keyword is None and not above.args[0].star
+        return None
+    return above if above.args[0].keyword is None and not above.args[0].star else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_uncertain, codes, plain
+from tests.source.samples import assert_uncertain, codes, plain, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -15,6 +15,13 @@ TURNED = [
         "wrap = functools.partial(FSDP, device_id=0)\nmodel = wrap(net)\n",
         'wrap = functools.partial(prepare_fully_shard, fsdp1_config={"device_id": 0})\nmodel = wrap(net)\n',
     ),
+    (
+        "wrap = functools.partial(FSDP, device_id=0)\nactor = wrap(actor)\ncritic = wrap(critic)\n",
+        (
+            'wrap = functools.partial(prepare_fully_shard, fsdp1_config={"device_id": 0})\n'
+            "actor = wrap(actor)\ncritic = wrap(critic)\n"
+        ),
+    ),
 ]
 
 
@@ -23,14 +30,28 @@ def test_calls_are_turned_with_the_same_arguments(before: str, after: str) -> No
     assert plain(before) == after
 
 
+PARTIAL = "wrap = functools.partial(FSDP, device_id=0)\n"
 COMMENTED = [
     ("wrap = functools.partial(FSDP, device_id=0)\nuse(wrap)\n", ["FM303"]),
+    (f"{PARTIAL}for i, b in enumerate(m.blocks):\n    m.blocks[i] = wrap(b)\nm = wrap(m)\n", ["FM303"]),
+    (f"{PARTIAL}m.encoder = wrap(m.encoder)\nm = wrap(m)\n", ["FM303"]),
+    (f"{PARTIAL}m = torch.nn.Sequential(wrap(a), b)\n", ["FM303"]),
+    (f"{PARTIAL}m = wrap(torch.nn.ModuleList([a, b]))\n", ["FM303"]),
+    (f"{PARTIAL}m = wrap(torch.nn.Sequential(wrap(a), b))\n", ["FM303"]),
+    (f"{PARTIAL}m.encoder = wrap(m.encoder)\nm = FSDP(m)\n", ["FM303", "FM303"]),
+    (f"{PARTIAL}m.encoder = FSDP(m.encoder)\nm = wrap(m)\n", ["FM303", "FM303"]),
 ]
 
 
 @pytest.mark.parametrize(("body", "expected"), COMMENTED)
 def test_what_is_not_certain_gets_a_comment_only(body: str, expected: list[str]) -> None:
     assert_uncertain(body, expected)
+
+
+def test_parts_that_a_partial_wraps_are_told_as_those_of_the_class() -> None:
+    after = turned(f"{PARTIAL}for i, b in enumerate(m.blocks):\n    m.blocks[i] = wrap(b)\nm = wrap(m)\n")
+    assert "FSDP inside FSDP: shard the whole model once" in after
+    assert "functools.partial(FSDP, device_id=0)" in after
 
 
 WRAPPER = "wrapper = functools.partial(FSDP, device_id=0)\n"
