@@ -69,3 +69,29 @@ WRAPPER = "wrapper = functools.partial(FSDP, device_id=0)\n"
 )
 def test_the_class_as_a_value_and_what_it_makes(body: str, expected: str) -> None:
     assert expected in {code for code, _ in codes(body)}
+
+
+FOLLOWED = """\
+def build(net):
+    wrap = functools.partial(FSDP, device_id=0)
+    {other}
+    return wrap(net)
+class Trainer:
+    def __init__(self):
+        self.net = build(Net())
+    def step(self, x):
+        with self.net.no_sync():
+            self.net(x)
+        return self.net.module
+"""
+
+
+def test_what_a_partial_makes_is_followed_as_what_the_class_makes() -> None:
+    after = turned(FOLLOWED.format(other="pass"))
+    assert "with no_sync(self.net):" in after
+    assert "return self.net\n" in after
+    assert "FM333" not in after
+    for other in ("DDP", "Other"):
+        both = FOLLOWED.format(other=f"if ddp:\n        wrap = functools.partial({other}, device_id=0)")
+        assert "FM333" in turned(both), other
+        assert "with self.net.no_sync():" in turned(both), other
