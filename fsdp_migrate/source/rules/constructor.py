@@ -81,7 +81,7 @@ def find(source: Source) -> Iterator[Found]:
         elif (container := words_of_container(source, call)) is not None:
             yield Found("FM303", call, container, "commented", covers=(call.func,))
         else:
-            yield from _of_unknown(call)
+            yield from of_unknown(call)
             yield _rewritten(source, call)
 
 
@@ -102,7 +102,7 @@ def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> st
     return _ASKED_FOR.format(owner.name.value) if owner is not None and are_alone else _NESTED
 
 
-def _of_unknown(call: cst.Call) -> Iterator[Found]:
+def of_unknown(call: cst.Call) -> Iterator[Found]:
     """Find keywords that the class never had; torch's own refused them as well."""
     known = {*catalog.CONSTRUCTOR_ARGUMENTS, *catalog.FORMER_ARGUMENTS}
     for arg in call.args:
@@ -113,13 +113,11 @@ def _of_unknown(call: cst.Call) -> Iterator[Found]:
 
 def _rewritten(source: Source, call: cst.Call) -> Found:
     prepare = source.local_name(PREPARE)
-    optimizers = _earlier_optimizers(source, call)
+    optimizers = earlier_optimizers(source, call)
 
     def build(updated: cst.Call) -> cst.Call:
         changed = dict_argument(updated, catalog.CONSTRUCTOR_ARGUMENTS)
-        if optimizers:
-            value = cst.parse_expression(optimizers)
-            changed = _with_keyword(changed, "optimizers", value)
+        changed = with_optimizers(changed, optimizers) if optimizers else changed
         return changed.with_changes(func=cst.Name(prepare))
 
     dynamic = any(arg.star for arg in call.args)
@@ -135,7 +133,9 @@ def _rewritten(source: Source, call: cst.Call) -> Found:
     )
 
 
-def _with_keyword(call: cst.Call, name: str, value: cst.BaseExpression) -> cst.Call:
+def with_optimizers(call: cst.Call, optimizers: str) -> cst.Call:
+    """Return a call that is given the optimizers, an expression, as well."""
+    name, value = "optimizers", cst.parse_expression(optimizers)
     tight = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
     *before, last = call.args
     comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
@@ -295,7 +295,7 @@ def _puts_into_a_model(source: Source, call: cst.Call, below: cst.CSTNode) -> bo
     return below in call.args and name in _PUTTERS
 
 
-def _earlier_optimizers(source: Source, call: cst.Call) -> str:
+def earlier_optimizers(source: Source, call: cst.Call) -> str:
     """Return the optimizers that were made of the model's parameters before, as an expression."""
     names = given_before(source, call, text_of(_model_of(call)))
     return names[0] if len(names) == 1 else f"[{', '.join(names)}]" if names else ""

@@ -10,7 +10,10 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.rules.constructor import (
     PREPARE,
+    earlier_optimizers,
     nested_calls,
+    of_unknown,
+    with_optimizers,
     words_of_container,
     words_of_nested,
     wrapping_calls,
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 
 NAME = "partial"
-CODES = ("FM303", "FM331")
+CODES = ("FM303", "FM331", "FM422")
 
 _UNSEEN = (
     "a partial of FSDP whose calls are not all seen here: make it "
@@ -43,10 +46,11 @@ def find(source: Source) -> Iterator[Found]:
             continue
         calls = _calls_with_a_model(source, call) if len(call.args) > 1 else None
         said = _UNSEEN if calls is None else _problem(source, calls)
-        if said is not None:
-            yield Found("FM303", call, said, "commented", covers=(first,))
+        if calls is None or said is not None:
+            yield Found("FM303", call, said or _UNSEEN, "commented", covers=(first,))
         else:
-            yield _rewritten(source, call, first)
+            yield from of_unknown(call)
+            yield _rewritten(source, call, first, calls)
 
 
 def _problem(source: Source, calls: list[cst.Call]) -> str | None:
@@ -59,7 +63,7 @@ def _problem(source: Source, calls: list[cst.Call]) -> str | None:
     return next(filter(None, (words_of_container(source, call) for call in calls)), None)
 
 
-def _rewritten(source: Source, call: cst.Call, first: cst.BaseExpression) -> Found:
+def _rewritten(source: Source, call: cst.Call, first: cst.BaseExpression, calls: list[cst.Call]) -> Found:
     prepare = source.local_name(PREPARE)
 
     def build(updated: cst.Call) -> cst.Call:
@@ -71,7 +75,16 @@ def _rewritten(source: Source, call: cst.Call, first: cst.BaseExpression) -> Fou
         return changed.with_changes(args=[target, config])
 
     becomes = f"functools.partial({prepare}, fsdp1_config={{...}})"
-    return Found("FM331", call, becomes, "rewritten", (Replace(call, build),), (PREPARE,), (first,))
+    edits = (Replace(call, build), *_giving_optimizers(source, calls))
+    return Found("FM331", call, becomes, "rewritten", edits, (PREPARE,), (first,))
+
+
+def _giving_optimizers(source: Source, calls: list[cst.Call]) -> Iterator[Replace]:
+    """Yield the calls of a partial whose model optimizers were made of before, which they are given."""
+    for each in calls:
+        optimizers = earlier_optimizers(source, each)
+        if optimizers:
+            yield Replace(each, lambda updated, given=optimizers: with_optimizers(updated, given))
 
 
 def _calls_with_a_model(source: Source, call: cst.Call) -> list[cst.Call] | None:

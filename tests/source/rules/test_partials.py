@@ -22,6 +22,16 @@ TURNED = [
             "actor = wrap(actor)\ncritic = wrap(critic)\n"
         ),
     ),
+    (
+        (
+            "wrap = functools.partial(FSDP, device_id=0)\n"
+            "adam = torch.optim.Adam(net.parameters())\nnet = wrap(net)\n"
+        ),
+        (
+            'wrap = functools.partial(prepare_fully_shard, fsdp1_config={"device_id": 0})\n'
+            "adam = torch.optim.Adam(net.parameters())\nnet = wrap(net, optimizers=adam)\n"
+        ),
+    ),
 ]
 
 
@@ -69,6 +79,11 @@ WRAPPER = "wrapper = functools.partial(FSDP, device_id=0)\n"
 )
 def test_the_class_as_a_value_and_what_it_makes(body: str, expected: str) -> None:
     assert expected in {code for code, _ in codes(body)}
+
+
+def test_keywords_that_the_class_never_had_are_told() -> None:
+    body = "wrap = functools.partial(FSDP, find_unused_parameters=True)\nnet = wrap(net)\n"
+    assert {code for code, _ in codes(body)} == {"FM331", "FM422"}
 
 
 FOLLOWED = """\
