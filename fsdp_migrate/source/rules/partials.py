@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -84,7 +85,7 @@ def _giving_optimizers(source: Source, calls: list[cst.Call]) -> Iterator[Replac
     for each in calls:
         optimizers = earlier_optimizers(source, each)
         if optimizers:
-            yield Replace(each, lambda updated, given=optimizers: with_optimizers(updated, given))
+            yield Replace(each, functools.partial(with_optimizers, optimizers=optimizers))
 
 
 def _calls_with_a_model(source: Source, call: cst.Call) -> list[cst.Call] | None:

@@ -110,3 +110,13 @@ def test_what_a_partial_makes_is_followed_as_what_the_class_makes() -> None:
         both = FOLLOWED.format(other=f"if ddp:\n        wrap = functools.partial({other}, device_id=0)")
         assert "FM333" in turned(both), other
         assert "with self.net.no_sync():" in turned(both), other
+
+
+def test_a_process_group_of_a_partial_is_one_of_its_models() -> None:
+    after = turned(
+        "def save(net, g):\n    wrap = functools.partial(FSDP, process_group=g)\n    net = wrap(net)\n"
+        "    with FSDP.state_dict_type(\n        net, StateDictType.FULL_STATE_DICT, "
+        "FullStateDictConfig(True, True)\n    ):\n"
+        "        return net.state_dict()\n"
+    )
+    assert "return full_state_dict(net).get(" in after
