@@ -113,8 +113,11 @@ def has_own_groups(project: Project) -> bool:
     )
     for module in filter(None, map(project.module, paths)):
         for node in ast.walk(module.tree):
-            func = ast.unparse(node.func).split(".")[-1] if isinstance(node, ast.Call) else ""
-            if isinstance(node, ast.Call) and func in {"FSDP", catalog.FSDP}:
+            # A partial of the class is given what its calls give to the class.
+            parts = [node.func, *node.args[:1]] if isinstance(node, ast.Call) else []
+            names = [ast.unparse(each).split(".")[-1] for each in parts]
+            made = names[1:] if names[:1] == ["partial"] else names[:1]
+            if isinstance(node, ast.Call) and {"FSDP", catalog.FSDP} & set(made):
                 given = (each.value for each in node.keywords if each.arg == "process_group")
                 if any(not isinstance(value, ast.Constant) for value in given):
                     return True

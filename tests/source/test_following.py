@@ -363,9 +363,12 @@ def test_a_model_of_fsdp2_that_a_function_of_both_gives_back(tmp_path: Path) -> 
     assert f"    {clip}" in after(tmp_path, files, "new.py")
 
 
-def test_a_process_group_that_another_file_gives(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "made", ["FSDP(net, process_group=group)", "partial(FSDP, process_group=group)(net)"]
+)
+def test_a_process_group_that_another_file_gives(tmp_path: Path, made: str) -> None:
     files = {
-        "dist.py": f"{FSDP}def wrap(net, group):\n    return FSDP(net, process_group=group)\n",
+        "dist.py": f"from functools import partial\n{FSDP}def wrap(net, group):\n    return {made}\n",
         "save.py": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType\n"
         "from torch.distributed.fsdp import FullStateDictConfig\ndef save(model):\n"
         "    with FSDP.state_dict_type(\n        model, StateDictType.FULL_STATE_DICT, "

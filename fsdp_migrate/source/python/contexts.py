@@ -11,6 +11,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value, value_in_class
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, dotted, literal, text_of, walk, walk_for
+from fsdp_migrate.source.python.same_values import is_same_at
 
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class Contexts:
             return model, None, (), "FSDP2 has no local state dict: it held flat parameters"
         if kind not in {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}:
             return model, None, (), "its type is known only when this runs"
-        read = [self._flags(given.get(name)) for name in _CONTEXT[2:]]
+        read = [self._flags(given.get(name), call) for name in _CONTEXT[2:]]
         if read[0] is None or read[1] is None:
             return model, None, (), "its options are known only when this runs"
         (own, first), (optim, second) = read[0], read[1]
@@ -264,18 +265,18 @@ class Contexts:
             for call in walk_for(item, cst.Call)
         )
 
-    def _flags(self, node: cst.BaseExpression | None) -> tuple[dict[str, Flag], cst.Name | None] | None:
+    def _flags(
+        self, node: cst.BaseExpression | None, call: cst.Call
+    ) -> tuple[dict[str, Flag], cst.Name | None] | None:
         """Return the options of a config, made here or held by a variable that is assigned once."""
         if node is None or (isinstance(node, cst.Name) and node.value == "None"):
             return {}, None
         variable = node if isinstance(node, cst.Name) else None
-        is_of_class = False
-        if isinstance(node, (cst.Name, cst.Attribute)):
-            held, value = node, last_value(self.source.index, node)
-            if value is None and isinstance(held, cst.Attribute):
-                value = value_in_class(self.source.index, held)
-                is_of_class = value is not None
-            node = value
+        held = node if isinstance(node, (cst.Name, cst.Attribute)) else None
+        if held is not None:
+            node = last_value(self.source.index, held)
+            if node is None and isinstance(held, cst.Attribute):
+                node = value_in_class(self.source.index, held)
         if not isinstance(node, cst.Call):
             return None
         name = self.source.index.fsdp1(node.func)
@@ -285,12 +286,23 @@ class Contexts:
         flags: dict[str, Flag] = {}
         for key, value in given.items():
             plain = literal(value)
-            # An expression may be moved into the new call from the call itself, not from a variable's line:
-            # there it was evaluated at another time. Names of a class's body are not known outside of it.
-            if plain is None and (variable is not None or is_of_class or key == "use_dtensor"):
+            if plain is None and (key == "use_dtensor" or not self._can_be_moved(value, held, call)):
                 return None
             flags[key] = value if plain is None else plain
         return flags, variable
+
+    def _can_be_moved(
+        self, value: cst.BaseExpression, held: cst.Name | cst.Attribute | None, call: cst.Call
+    ) -> bool:
+        """Tell whether an expression of a config may be moved into the new call.
+
+        From the call itself it may, from a variable's line where it was the same at that time. Names of
+        another function, or of a class's body, are not known here; and what a setter says holds in others.
+        """
+        if held is None:
+            return True
+        is_setter = self._is_setter(call)
+        return isinstance(held, cst.Name) and not is_setter and is_same_at(self.source.index, value, call)
 
     def _problem_inside(
         self, block: cst.With, model: cst.BaseExpression, inside: list[cst.Call]

@@ -43,6 +43,14 @@ def makes_fsdp(index: Index, binding: Binding) -> bool:
     return bool(value.args) and index.fsdp1(value.args[0].value) == catalog.FSDP
 
 
+def is_partial_of_fsdp(index: Index, func: cst.CSTNode) -> bool:
+    """Tell whether a name is bound to a partial of FSDP1's class."""
+    if not isinstance(func, cst.Name) or func not in index.scopes:
+        return False
+    bindings = index.scopes[func].lookup(func.value)
+    return any(not isinstance(each.node, cst.ClassDef) and makes_fsdp(index, each) for each in bindings)
+
+
 def is_wrapping(call: cst.Call) -> bool:
     """Tell whether a call names a function that wraps what it is given, by what else it is given.
 

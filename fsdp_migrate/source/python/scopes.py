@@ -293,19 +293,19 @@ class Index:
         value = binding.value
         if isinstance(value, cst.Name) and value.value == "None":
             return False
+        if isinstance(value, cst.Call) and value.args and "functools.partial" in self.qualified(value.func):
+            # A partial is what it is of: of FSDP1's class it makes what the class makes.
+            made = value.args[0].value
+            return self.fsdp1(made) is None or self.is_ambiguous(made)
         inner = value
         while isinstance(inner, cst.Attribute):
             inner = inner.value
         if value is not None and isinstance(inner, cst.Call):
             names = self.qualified(value)
             return not names or not all(f"{name}.".startswith(f"{catalog.PACKAGE}.") for name in names)
-        if isinstance(value, (cst.Name, cst.Attribute)) and binding.index is None and depth < 3:
-            root: cst.CSTNode = value
-            while isinstance(root, cst.Attribute):
-                root = root.value
-            if isinstance(root, cst.Name):
-                found = self.scopes[root].lookup(root.value)
-                return not found or any(self._is_foreign(each, depth + 1) for each in found)
+        if isinstance(inner, cst.Name) and binding.index is None and depth < 3:
+            found = self.scopes[inner].lookup(inner.value)
+            return not found or any(self._is_foreign(each, depth + 1) for each in found)
         return True
 
     # Where a node stands.

@@ -13,6 +13,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_parameters import given_before
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.layout import dict_argument
+from fsdp_migrate.source.python.makers import is_partial_of_fsdp
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -65,22 +66,34 @@ _KEYWORDS = {
 
 def find(source: Source) -> Iterator[Found]:
     """Find every call of the class, under whatever name."""
-    calls = [c for c in source.calls if source.index.fsdp1(c.func) == catalog.FSDP]
-    nested = _nested(source, calls)
-    for call in calls:
+    wrapping = wrapping_calls(source)
+    nested = nested_calls(source, wrapping)
+    for call in wrapping:
+        if source.index.fsdp1(call.func) != catalog.FSDP:
+            continue  # of a partial, which has its own rule
         if call in nested:
-            yield Found("FM303", call, _words(source, call, calls), "commented", covers=(call.func,))
+            yield Found(
+                "FM303", call, words_of_nested(source, call, wrapping), "commented", covers=(call.func,)
+            )
         elif any(arg.star == "*" for arg in call.args) or not _has_model(call):
             # FSDP1 stays here, and what is edited around it must not run with it: a code that stops.
             yield Found("FM303", call, _STARRED, "commented", covers=(call.func,))
-        elif (container := _container(source, call)) is not None:
-            yield Found("FM303", call, _CONTAINER.format(container), "commented", covers=(call.func,))
+        elif (container := words_of_container(source, call)) is not None:
+            yield Found("FM303", call, container, "commented", covers=(call.func,))
         else:
-            yield from _of_unknown(call)
+            yield from of_unknown(call)
             yield _rewritten(source, call)
 
 
-def _words(source: Source, call: cst.Call, calls: list[cst.Call]) -> str:
+def wrapping_calls(source: Source) -> list[cst.Call]:
+    """Return the calls that make FSDP1's models: of the class, and of its partials."""
+    index = source.index
+    return [
+        c for c in source.calls if index.fsdp1(c.func) == catalog.FSDP or is_partial_of_fsdp(index, c.func)
+    ]
+
+
+def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> str:
     """Return what is said of a part that is wrapped: also where the file wraps nothing but such parts."""
     owners = {source.index.class_of(each) for each in calls}
     names = {source.index.path_of(owner) if owner is not None else "" for owner in owners}
@@ -89,7 +102,7 @@ def _words(source: Source, call: cst.Call, calls: list[cst.Call]) -> str:
     return _ASKED_FOR.format(owner.name.value) if owner is not None and are_alone else _NESTED
 
 
-def _of_unknown(call: cst.Call) -> Iterator[Found]:
+def of_unknown(call: cst.Call) -> Iterator[Found]:
     """Find keywords that the class never had; torch's own refused them as well."""
     known = {*catalog.CONSTRUCTOR_ARGUMENTS, *catalog.FORMER_ARGUMENTS}
     for arg in call.args:
@@ -100,13 +113,11 @@ def _of_unknown(call: cst.Call) -> Iterator[Found]:
 
 def _rewritten(source: Source, call: cst.Call) -> Found:
     prepare = source.local_name(PREPARE)
-    optimizers = _earlier_optimizers(source, call)
+    optimizers = earlier_optimizers(source, call)
 
     def build(updated: cst.Call) -> cst.Call:
         changed = dict_argument(updated, catalog.CONSTRUCTOR_ARGUMENTS)
-        if optimizers:
-            value = cst.parse_expression(optimizers)
-            changed = _with_keyword(changed, "optimizers", value)
+        changed = with_optimizers(changed, optimizers) if optimizers else changed
         return changed.with_changes(func=cst.Name(prepare))
 
     dynamic = any(arg.star for arg in call.args)
@@ -122,7 +133,9 @@ def _rewritten(source: Source, call: cst.Call) -> Found:
     )
 
 
-def _with_keyword(call: cst.Call, name: str, value: cst.BaseExpression) -> cst.Call:
+def with_optimizers(call: cst.Call, optimizers: str) -> cst.Call:
+    """Return a call that is given the optimizers, an expression, as well."""
+    name, value = "optimizers", cst.parse_expression(optimizers)
     tight = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
     *before, last = call.args
     comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
@@ -153,17 +166,17 @@ def _model_of(call: cst.Call) -> cst.BaseExpression:
     return call.args[0].value
 
 
-def _container(source: Source, call: cst.Call) -> str | None:
-    """Return the class of a model that is one of torch's containers without a forward."""
+def words_of_container(source: Source, call: cst.Call) -> str | None:
+    """Return what is said of a model that is one of torch's containers without a forward."""
     model = _itself(_model_of(call))
     if isinstance(model, cst.Name) and model in source.index.scopes:
         made = last_value(source.index, model)
         model = model if made is None else _itself(made)
     names = source.index.qualified(model.func) if isinstance(model, cst.Call) else ()
-    return next((name.rpartition(".")[2] for name in _CONTAINERS if name in names), None)
+    return next((_CONTAINER.format(name.rpartition(".")[2]) for name in _CONTAINERS if name in names), None)
 
 
-def _nested(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
+def nested_calls(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
     """Return the calls that wrap a part of a model, and those that wrap a model with such parts."""
     inner = {call for call in calls if _wraps_a_part(source, call)}
     wrapped = {call: text_of(_itself(_model_of(call))) for call in calls if _has_model(call)}
@@ -277,12 +290,12 @@ def _is_of_a_module(source: Source, target: cst.BaseExpression) -> bool:
 
 def _puts_into_a_model(source: Source, call: cst.Call, below: cst.CSTNode) -> bool:
     name = (dotted(call.func) or "").split(".")[-1]
-    if source.index.fsdp1(call.func) == catalog.FSDP:
+    if source.index.fsdp1(call.func) == catalog.FSDP or is_partial_of_fsdp(source.index, call.func):
         return True
     return below in call.args and name in _PUTTERS
 
 
-def _earlier_optimizers(source: Source, call: cst.Call) -> str:
+def earlier_optimizers(source: Source, call: cst.Call) -> str:
     """Return the optimizers that were made of the model's parameters before, as an expression."""
     names = given_before(source, call, text_of(_model_of(call)))
     return names[0] if len(names) == 1 else f"[{', '.join(names)}]" if names else ""

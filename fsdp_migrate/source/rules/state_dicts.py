@@ -422,7 +422,9 @@ def _has_own_group(source: Source) -> bool:
     """Tell whether a model of this source is sharded over another group than that of all ranks."""
     for call in source.calls:
         given = (arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "process_group")
-        if source.index.fsdp1(call.func) == catalog.FSDP and any(text_of(a.value) != "None" for a in given):
+        is_partial = "functools.partial" in source.index.qualified(call.func) and bool(call.args)
+        made = call.args[0].value if is_partial else call.func
+        if source.index.fsdp1(made) == catalog.FSDP and any(text_of(a.value) != "None" for a in given):
             return True
     return False
 

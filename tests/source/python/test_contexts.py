@@ -86,6 +86,74 @@ def test_options_that_stand_above_are_known(body: str) -> None:
     assert "FM307" not in after
 
 
+HELD = """\
+def f(model, opts, whole):
+    {above}
+    c = FullStateDictConfig(offload_to_cpu={value}, rank0_only=True)
+    {between}
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, c):
+        s = model.state_dict()
+"""
+OTHER = "o = FullOptimStateDictConfig(rank0_only=True)"
+JUST_ABOVE = (
+    ("pass", "torch.cuda.is_available()", OTHER),
+    ("pass", "torch.cuda.is_available()", "run()"),
+    ("pass", "not torch.cuda.is_available() and whole", "run()"),
+    ("own = ask()", "own", "run()"),
+    ("pass", "opts.offload", OTHER),
+)
+NOT_SURE = (
+    ("pass", "ask()", OTHER),
+    ("pass", "opts.pop()", OTHER),
+    ("pass", "opts.offload", "opts.offload = False"),
+    ("pass", "opts.offload", "run(opts)"),
+    ("pass", "whole", "whole = False"),
+    ("own = ask()", "own", "own = ask()"),
+    ("pass", "GLOBAL", "run()"),
+)
+
+
+@pytest.mark.parametrize(("above", "value", "between"), JUST_ABOVE)
+def test_options_that_a_line_above_reads_are_as_those_of_the_call(
+    above: str, value: str, between: str
+) -> None:
+    after = turned(HELD.format(above=above, value=value, between=between))
+    assert f"s = full_state_dict(model, rank0_only=True, offload_to_cpu={value})" in after
+    assert "c = FullStateDictConfig" not in after
+    assert "FM307" not in after
+
+
+@pytest.mark.parametrize(("above", "value", "between"), NOT_SURE)
+def test_options_that_may_be_others_by_then_are_not_known(above: str, value: str, between: str) -> None:
+    body = HELD.format(above=above, value=value, between=between)
+    assert ("FM307", "commented") in codes(body)
+    assert f"offload_to_cpu={value}, rank0_only=True)" in turned(body)
+
+
+def test_a_line_of_options_that_is_read_elsewhere_too_stays() -> None:
+    body = HELD.format(above="pass", value="torch.cuda.is_available()", between=OTHER)
+    after = turned(f"{body}    return c\n")
+    assert "c = FullStateDictConfig(offload_to_cpu=torch.cuda.is_available(), rank0_only=True)" in after
+    assert "s = full_state_dict(model, rank0_only=True, offload_to_cpu=torch.cuda.is_available())" in after
+
+
+@pytest.mark.parametrize("value", ["whole", "torch.cuda.is_available()"])
+def test_names_of_another_method_are_not_known_here(value: str) -> None:
+    body = OF_SELF.replace("(self):", "(self, whole):").replace(
+        "offload_to_cpu=True", f"offload_to_cpu={value}"
+    )
+    assert ("FM307", "commented") in codes(body)
+
+
+def test_what_a_setter_says_of_names_is_not_known_in_other_functions() -> None:
+    body = (
+        "def start(model, whole):\n    c = FullStateDictConfig(offload_to_cpu=whole)\n"
+        "    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, c)\n"
+        "def save(model):\n    return model.state_dict()\n"
+    )
+    assert ("FM307", "commented") in codes(body)
+
+
 @pytest.mark.parametrize("more", ["class B(A):\n    c = None\n", "A.c = None\n"])
 def test_options_of_a_class_that_are_set_elsewhere_too_are_not(more: str) -> None:
     assert ("FM307", "commented") in codes(OF_CLASS + more)
