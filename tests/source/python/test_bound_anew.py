@@ -34,6 +34,8 @@ def _found(body: str) -> set[str]:
         "model = load(args)\n",
         "model = Net(args)\n",
         "model = AutoModel.from_pretrained(args)\n",
+        "del model\nmodel, _ = build(args)\nmodel = model.to(device)\nmodel = model.eval()\n",
+        "model = Net(args)\nif bf16:\n    model = model.bfloat16()\n",
     ],
 )
 def test_a_name_that_is_bound_to_a_plain_model_again(anew: str) -> None:
@@ -47,6 +49,9 @@ def test_a_name_that_is_bound_to_a_plain_model_again(anew: str) -> None:
     "anew",
     [
         "model = build(args)\n",
+        "model = model.to(device)\n",
+        "if again:\n    model = Net(args)\nmodel = model.to(device)\n",
+        "model = Net(args)\nmodel = model.shard()\nmodel = model.to(device)\n",
         "del model\nmodel = setup_model(args)\n",
         "del model\nmodel = build(args, fsdp=True)\n",
         "model = Wrapper(model)\n",
