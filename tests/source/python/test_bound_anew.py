@@ -99,6 +99,29 @@ def test_a_state_that_each_sharded_model_has_set() -> None:
     assert "FM333" in _found(f"{_MIXED}{check.format('')}save(state or model.state_dict())\n")
 
 
+@pytest.mark.parametrize(
+    ("value", "is_said"),
+    [
+        ("{}", False),
+        ("{k: v.cpu() for k, v in model.named_parameters()}", False),
+        ("get_model_state_dict(model)", False),
+        ("get_model_state_dict(net)", True),
+        ("None\n    assert not lora\n    state = model.state_dict()", False),
+        ("None\n    if main:\n        state = model.state_dict()", True),
+        ("gather(model)", True),
+        ("None", True),
+    ],
+)
+def test_the_fallback_of_a_state_that_was_taken(value: str, is_said: bool) -> None:
+    check = f"state = None\nif isinstance(model, FSDP):\n    state = {value}\n"
+    for rest in (
+        "save(state if state is not None else model.state_dict())\n",
+        "if state is None:\n    state = model.state_dict()\n",
+    ):
+        found = codes(f"def f(net, args, sharded):\n{textwrap.indent(_MIXED + check + rest, '    ')}")
+        assert any(code == "FM333" for code, _ in found) is is_said, rest
+
+
 SETUP = """\
 class Trainer:
     def setup(self):
