@@ -59,8 +59,9 @@ class ParameterValues:
         while (inner := _inner(node)) is not None:
             node = inner
         if isinstance(node, (cst.BinaryOperation, cst.Comparison, cst.Call)):
-            is_made = any(map(self.is_one, _parts(self.source, node)))
-            return is_made or (isinstance(node, cst.Call) and self._is_taken(node))
+            if any(map(self.is_one, _parts(self.source, node))):
+                return True
+            return isinstance(node, cst.Call) and (self._is_taken(node) or self._gives(node, self.is_one))
         if isinstance(node, cst.Subscript):
             return self._is_item(node)
         if isinstance(node, cst.Attribute):
@@ -130,6 +131,7 @@ class ParameterValues:
                 return self.is_many(func.value)
             if (dotted(func) or "").split(".")[-1] in SAME_PARAMETERS:
                 return any(self.is_many(arg.value) for arg in node.args)
+            return self.is_list(node) or self._gives(node, self.is_many)
         return self.is_list(node)
 
     def _holds_many(self, node: cst.Name | cst.Attribute) -> bool:
@@ -140,18 +142,47 @@ class ParameterValues:
         # Of an attribute any: `self.kept = {}` in the constructor is filled by another method.
         index = self.source.index
         values = values_set(index, node) if isinstance(node, cst.Attribute) else [last_value(index, node)]
-        return any(isinstance(held, kinds) and self._once(held, self.is_many) for held in values)
+        if any(isinstance(held, kinds) and self._once(held, self.is_many) for held in values):
+            return True
+        return isinstance(node, cst.Name) and self._is_given(node, self.is_many)
 
-    def _is_held(self, name: cst.Name) -> bool:
-        """Tell whether a name holds one: ``g = p.grad``, or a function's argument of which calls give one."""
+    def _is_given(self, name: cst.Name, ask: Callable[[cst.BaseExpression], bool]) -> bool:
+        """Tell whether a name is a function's argument, and a call here gives it such."""
         index, models = self.source.index, self.source.models
-        held = last_value(index, name)
-        if held is not None:
-            return self._once(held, self.is_one)
         bindings = index.scopes[name].lookup(name.value)
         is_given = len(bindings) == 1 and bindings[0].kind == "param"
         given = stands_for(index, models.guards, name) if is_given else ()
-        return any(self._once(each, self.is_one) for each in given)
+        is_summoned = self.source.contexts.is_summoned
+        return any(self._once(each, ask) and not is_summoned(each) for each in given)
+
+    def _gives(self, call: cst.Call, ask: Callable[[cst.BaseExpression], bool]) -> bool:
+        """Tell whether a function of this source returns such: ``def grads(m): return [p.grad for ...]``."""
+        guards, index = self.source.models.guards, self.source.index
+        functions = (each for each in guards.functions(call.func) if not _makes_plain(each))
+        return any(
+            self._once(given.value, ask)
+            for function in functions
+            if self._is_given_its_own(call, function)
+            for given in walk_for(function.body, cst.Return)
+            if given.value is not None and not isinstance(given.value, cst.Tuple)
+            if index.function(given) is function
+        )
+
+    def _is_given_its_own(self, call: cst.Call, function: cst.FunctionDef) -> bool:
+        """Tell whether a call itself gives a function a model or parameters, where it takes anything."""
+        params = [each.name.value for each in function.params.params]
+        given = [arg.value for arg in call.args]
+        return not set(params) - {"cls", "self"} or any(
+            _is_part(self.source, each) or self._once(each, self.is_one) or self._once(each, self.is_many)
+            for each in given
+        )
+
+    def _is_held(self, name: cst.Name) -> bool:
+        """Tell whether a name holds one: ``g = p.grad``, or a function's argument of which calls give one."""
+        held = last_value(self.source.index, name)
+        if held is not None:
+            return self._once(held, self.is_one)
+        return self._is_given(name, self.is_one)
 
     def _once(self, node: cst.BaseExpression, ask: Callable[[cst.BaseExpression], bool]) -> bool:
         if node in self._asked or len(self._asked) > _DEEPEST:
@@ -194,6 +225,8 @@ class ParameterValues:
         if any(
             self.is_list(each) for kind in (cst.Call, cst.Subscript) for each in walk_for(loop.iter, kind)
         ):
+            return True
+        if isinstance(loop.iter, cst.Call) and self._gives(loop.iter, self.is_many):
             return True
         names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(loop.iter, kind))
         known = [each for each in names if each in self.source.index.scopes]
@@ -254,6 +287,12 @@ class ParameterValues:
             ):
                 return True
         return False
+
+
+def _makes_plain(function: cst.FunctionDef) -> bool:
+    """Tell whether a function makes plain tensors of DTensors."""
+    attributes = (each.attr.value for each in walk_for(function.body, cst.Attribute))
+    return any(name in {"full_tensor", "to_local"} for name in attributes)
 
 
 def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:

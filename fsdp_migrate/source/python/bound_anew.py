@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import always_runs, last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
+from fsdp_migrate.source.python.wrappers import DDP, SAME_MODEL, WRAPPERS
 
 
 if TYPE_CHECKING:
@@ -54,8 +54,10 @@ def is_bound_anew(
         return False
     function, place = index.function(node), index.order[node]
     bindings = [b for b in index.scopes[node].lookup(node.value) if index.function(b.node) is function]
-    before = [b for b in bindings if index.order[b.node] < place]
-    last = max(before, key=lambda each: index.order[each.node], default=None)
+    before = sorted((b for b in bindings if index.order[b.node] < place), key=lambda b: index.order[b.node])
+    while before and _gives_itself(before[-1], node, made):
+        before.pop()
+    last = before[-1] if before else None
     if last is None or last.node in made or not always_runs(index, last, node):
         return False
     value = last.value
@@ -68,6 +70,14 @@ def is_bound_anew(
     if any(index.order[each] < place or _comes_round(index, each, node, last.node) for each in below):
         return False
     return _makes_plain(value) or _was_deleted(index, last, node) or _was_plain(index, bindings, last, made)
+
+
+def _gives_itself(binding: Binding, node: cst.Name, made: Sequence[cst.CSTNode]) -> bool:
+    """Tell whether an assignment leaves a name its model, whatever that is: ``model = model.to(device)``."""
+    func = binding.value.func if isinstance(binding.value, cst.Call) else None
+    if not isinstance(func, cst.Attribute) or binding.index is not None or binding.node in made:
+        return False
+    return func.attr.value in SAME_MODEL and text_of(func.value) == node.value
 
 
 def is_wrapped_between(index: Index, node: cst.BaseExpression, shows: cst.Call) -> bool:

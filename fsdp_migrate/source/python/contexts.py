@@ -15,7 +15,7 @@ from fsdp_migrate.source.python.same_values import is_same_at
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.source.python.text import Source
 
@@ -256,14 +256,24 @@ class Contexts:
         return None if value is None else self.source.index.fsdp1(value)
 
     def is_summoned(self, node: cst.CSTNode) -> bool:
-        """Tell whether a node stands in a context that shows whole parameters."""
+        """Tell whether a node stands in a context that shows whole parameters, or that may be one."""
         return any(
             (dotted(call.func) or "").endswith("summon_full_params")
             for above in self.source.index.ancestors(node)
             if isinstance(above, cst.With)
             for item in above.items
-            for call in walk_for(item, cst.Call)
+            for made in self._made_of(item.item)
+            for call in walk_for(made, cst.Call)
         )
+
+    def _made_of(self, item: cst.BaseExpression) -> Iterator[cst.CSTNode]:
+        """Yield what a context may be: of a name its values, of a call what functions here return."""
+        bindings = self.source.index.bindings_of(item) if isinstance(item, cst.Name) else ()
+        for value in (item, *(each.value for each in bindings if each.value is not None)):
+            yield value
+            if isinstance(value, cst.Call):
+                for function in self.source.models.guards.functions(value.func):
+                    yield from walk_for(function.body, cst.Return)
 
     def _flags(
         self, node: cst.BaseExpression | None, call: cst.Call

@@ -43,6 +43,7 @@ _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parall
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
 _STRATEGIES = frozenset({"full_shard", "hybrid_shard", "no_shard", "shard_grad_op"})
+_GIVE_STATES = frozenset({"full_state_dict", "get_model_state_dict"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 _TELL = frozenset(
     {
@@ -283,14 +284,26 @@ class Guards:
         """Tell whether a name gets the state of each model of a class, by a check and nothing else."""
         known = {test for test, _ in facts}
         for binding in self.index.scopes[name].lookup(name.value) if name in self.index.scopes else ():
-            value = binding.value
-            is_state = isinstance(value, cst.Call) and text_of(value.func) == f"{text}.state_dict"
+            is_state = binding.index is None and self._is_never_none(binding.value, text)
             more = [(test, truth) for test, truth in self.facts(binding.node) if test not in known]
+            # Where an assertion fails nothing runs below.
+            more = [each for each in more if not isinstance(self.index.parents.get(each[0]), cst.Assert)]
             if is_state and len(more) == 1 and self._says(more[0][0], text, is_class, want=more[0][1]):
                 test = more[0][0]
                 # `isinstance(model, FSDP) and rank == 0` leaves other ranks without a state.
                 return not isinstance(test, cst.BooleanOperation)
         return False
+
+    def _is_never_none(self, value: cst.BaseExpression | None, text: str) -> bool:
+        """Tell whether a value is a state on each rank: a dict, or what torch or FSDP1 gives of the model."""
+        if isinstance(value, (cst.Dict, cst.DictComp)):
+            return True
+        if not isinstance(value, cst.Call):
+            return False
+        name = (dotted(value.func) or "").split(".")[-1]
+        is_its = text_of(value.func) == f"{text}.state_dict"
+        is_torchs = name in _GIVE_STATES and not any(self.functions(value.func))
+        return is_its or name == "dict" or (is_torchs and any(text_of(a.value) == text for a in value.args))
 
     def _held(self, test: cst.BaseExpression) -> cst.BaseExpression | None:
         """Return the question whose answer a name holds: ``is_fsdp = isinstance(model, FSDP)``."""

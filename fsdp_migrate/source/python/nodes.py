@@ -96,6 +96,17 @@ def text_of(node: cst.CSTNode) -> str:
     return dotted(node) or "".join(code(node).split())
 
 
+class _NoLines(cst.CSTTransformer):
+    def leave_EmptyLine(self, original_node: cst.EmptyLine, updated_node: cst.EmptyLine) -> cst.EmptyLine:  # noqa: N802
+        return updated_node.with_changes(comment=None)
+
+
+def text_of_statement(node: cst.CSTNode) -> str:
+    """Return a statement as :func:`text_of` does, without comments that have lines of their own."""
+    bare = node.visit(_NoLines())
+    return text_of(bare) if isinstance(bare, cst.CSTNode) else ""
+
+
 def short(node: cst.CSTNode, limit: int = 60) -> str:
     """Return an expression on one line, cut where it is long."""
     text = " ".join(code(node).split())

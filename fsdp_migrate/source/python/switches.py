@@ -88,13 +88,28 @@ class Switches:
         if self.index.excludes(target, node):
             return True
         there = (*self._facts(target), *self._of_value(target))
+
+        def rules_out(other: Fact) -> bool:
+            return any(
+                one.rules_out(other)
+                and self._is_same(one.test, other.test)
+                and self._last((one.test, other.test), target, node, owner)
+                for one in there
+            )
+
         return any(
-            one.rules_out(other)
-            and self._is_same(one.test, other.test)
-            and self._last((one.test, other.test), target, node, owner)
-            for one in there
-            for other in here
+            rules_out(each)
+            or (bool(sides := self._sides(each)) and all(any(map(rules_out, s)) for s in sides))
+            for each in here
         )
+
+    def _sides(self, fact: Fact) -> list[list[Fact]]:
+        """Return what each side would say where one of two holds: of ``a or b``, or of ``not (a and b)``."""
+        test = fact.test
+        if not isinstance(test, cst.BooleanOperation) or isinstance(test.operator, cst.And) is fact.truth:
+            return []
+        said = (self._said(part, truth=fact.truth) for part in (test.left, test.right))
+        return [[each for each in side if _is_steady(each.test)] for side in said]
 
     def _facts(self, node: cst.CSTNode) -> tuple[Fact, ...]:
         known = self._known.get(node)

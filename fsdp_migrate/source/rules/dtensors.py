@@ -19,7 +19,7 @@ from fsdp_migrate.source.python.averages import is_averaged
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import item_of
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
-from fsdp_migrate.source.python.nodes import code, dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, text_of_statement, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.uses import Found
@@ -105,9 +105,8 @@ _SHAPES = frozenset({"reshape", "resize", "unflatten", "view"})
 _PARTS = re.compile(r"shard|world_size|per_rank|num_ranks|local_size")
 _RANKS = re.compile(
     r"world_size|element_size\(|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards"
-    r"|\bper (?:fsdp )?shard"
+    r"|per(?:fsdp)?(?:gpu|rank|shard)"  # in a text: "per FSDP shard"
 )
-_COMMENT = re.compile(r"#.*")
 _NUMBER = re.compile(r"world_?size|num_(?:ranks|processes|shards|gpus)|n_gpus")
 _ONE = (
     "this is a DTensor now, of which this rank holds a part: index it, and give it to what takes plain "
@@ -361,8 +360,7 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
 def _is_about_ranks(source: Source, call: cst.Call) -> bool:
     """Tell whether a count is said to be one rank's, is of bytes, or is multiplied by the number of ranks."""
     line = source.index.statement(call)
-    # Without the comments above it, which are the statement's own for LibCST.
-    is_said = _RANKS.search(_COMMENT.sub("", code(line)).lower()) is not None
+    is_said = _RANKS.search(text_of_statement(line).lower()) is not None
     return is_said or _is_summed_over_ranks(source, line) or _is_multiplied_by_ranks(source, line)
 
 

@@ -34,6 +34,8 @@ def _found(body: str) -> set[str]:
         "model = load(args)\n",
         "model = Net(args)\n",
         "model = AutoModel.from_pretrained(args)\n",
+        "del model\nmodel, _ = build(args)\nmodel = model.to(device)\nmodel = model.eval()\n",
+        "model = Net(args)\nif bf16:\n    model = model.bfloat16()\n",
     ],
 )
 def test_a_name_that_is_bound_to_a_plain_model_again(anew: str) -> None:
@@ -47,6 +49,9 @@ def test_a_name_that_is_bound_to_a_plain_model_again(anew: str) -> None:
     "anew",
     [
         "model = build(args)\n",
+        "model = model.to(device)\n",
+        "if again:\n    model = Net(args)\nmodel = model.to(device)\n",
+        "model = Net(args)\nmodel = model.shard()\nmodel = model.to(device)\n",
         "del model\nmodel = setup_model(args)\n",
         "del model\nmodel = build(args, fsdp=True)\n",
         "model = Wrapper(model)\n",
@@ -92,6 +97,29 @@ def test_a_state_that_each_sharded_model_has_set() -> None:
     # Of other ranks it is None, and sharded.
     assert "FM333" in _found(f"{_MIXED}{check.format(' and rank == 0')}{rest}")
     assert "FM333" in _found(f"{_MIXED}{check.format('')}save(state or model.state_dict())\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "is_said"),
+    [
+        ("{}", False),
+        ("{k: v.cpu() for k, v in model.named_parameters()}", False),
+        ("get_model_state_dict(model)", False),
+        ("get_model_state_dict(net)", True),
+        ("None\n    assert not lora\n    state = model.state_dict()", False),
+        ("None\n    if main:\n        state = model.state_dict()", True),
+        ("gather(model)", True),
+        ("None", True),
+    ],
+)
+def test_the_fallback_of_a_state_that_was_taken(value: str, is_said: bool) -> None:
+    check = f"state = None\nif isinstance(model, FSDP):\n    state = {value}\n"
+    for rest in (
+        "save(state if state is not None else model.state_dict())\n",
+        "if state is None:\n    state = model.state_dict()\n",
+    ):
+        found = codes(f"def f(net, args, sharded):\n{textwrap.indent(_MIXED + check + rest, '    ')}")
+        assert any(code == "FM333" for code, _ in found) is is_said, rest
 
 
 SETUP = """\

@@ -125,6 +125,7 @@ WRAPS = "    if {}:\n        net = FSDP(net)\n"
 SAVE = "torch.save(net.state_dict(), 'x.pt')"
 SAVES = f"    if {{}}:\n        x = 1\n    else:\n        {SAVE}\n"
 PLAIN = "    plain = ready() and not args.shard\n"
+ONE_OF = "    one = args.train and kind == 'one'\n    two = args.train and kind == 'two'\n"
 DECIDED = [
     ("args.shard", "args.shard"),
     ("not args.plain", "not args.plain"),
@@ -141,8 +142,13 @@ OFF += [
     f"{WRAPS.format('args.shard')}    if not args.shard:\n        {SAVE}\n",
     f"    net = FSDP(net) if args.shard else net\n{SAVES.format('args.shard')}",
     f"{PLAIN}{WRAPS.format('args.shard and ready()')}    if plain:\n        {SAVE}\n",
+    f"{ONE_OF}{WRAPS.format('two')}    if one or not args.train:\n        {SAVE}\n",
+    f"{ONE_OF}{WRAPS.format('two')}    if not (two and args.train):\n        {SAVE}\n",
 ]
 ON = [
+    f"{ONE_OF}{WRAPS.format('two')}    if one or args.shard:\n        {SAVE}\n",
+    f"{ONE_OF}{WRAPS.format('two')}    if not args.train or two:\n        {SAVE}\n",
+    f"{ONE_OF}    kind = 2\n{WRAPS.format('two')}    if one or not args.train:\n        {SAVE}\n",
     f"{PLAIN}    args.shard = 1\n{WRAPS.format('args.shard')}    if plain:\n        {SAVE}\n",
     f"{PLAIN}    if cfg:\n        plain = 1\n{WRAPS.format('args.shard')}    if plain:\n        {SAVE}\n",
     f"{PLAIN.replace('and', 'or')}{WRAPS.format('args.shard')}    if plain:\n        {SAVE}\n",

@@ -183,3 +183,38 @@ def test_a_part_that_runs_among_whole_parameters_is_said(call: str) -> None:
 def test_whoever_asks_among_whole_parameters_runs_nothing() -> None:
     body = "with FSDP.summon_full_params(m):\n    y = m.get_input_embeddings(), m.named_parameters()\n"
     assert ("FM313", "rewritten") in codes(body)
+
+
+MAYBE = """\
+def whole(model, on):
+    if on:
+        return FSDP.summon_full_params(model)
+    return nullcontext()
+
+def save(model, on, out):
+    {}
+    with {}:
+        getattr(model, "module", model).save_pretrained(out)
+        state = model.state_dict()
+
+save(FSDP(net), on, out)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "context", "is_said"),
+    [
+        ("ctx = FSDP.summon_full_params(model) if on else nullcontext()", "ctx", False),
+        ("ctx = whole(model, on)", "ctx", False),
+        ("pass", "whole(model, on)", False),
+        ("ctx = nullcontext()", "ctx", True),
+        ("ctx = torch.no_grad() if on else nullcontext()", "ctx", True),
+    ],
+)
+def test_a_context_that_a_variable_holds_may_show_whole_parameters(
+    before: str, context: str, is_said: bool
+) -> None:
+    after = turned(MAYBE.format(before, context))
+    assert ("FM308 `save_pretrained`" in after) is is_said
+    assert ("get_model_state_dict(" in after.split("def save")[1]) is is_said
+    assert is_said or "FM313" in after
