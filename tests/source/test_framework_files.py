@@ -93,3 +93,45 @@ def test_a_config_from_which_hydra_makes_a_fabric_asks_as_well(
         "        torch.save(self.model.state_dict(), 'model.pt')\n"
     )
     assert codes(tmp_path, "x = 1\n", tune) == ({"FM333"} if is_asked else set())
+
+
+_YAML = "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: false\n"
+_SAVES = "model, opt = {}.prepare(model, opt)\ntorch.save({}.unwrap_model(model).state_dict(), 'a.pt')\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "is_one"),
+    [
+        ("from accelerate import Accelerator\nhf = Accelerator()\n", "hf", True),
+        ("import accelerate\nself.hf = accelerate.Accelerator(cpu=False)\n", "self.hf", True),
+        ("from accelerate import Accelerator as A\nhf = A()\n", "hf", True),
+        ("from accelerate import Accelerator\nhf: Accelerator = made()\n", "hf", True),
+        ("from accelerate import Accelerator\nx = Accelerator()\nself.hf = x\n", "self.hf", True),
+        ("", "accel", True),
+        ("", "self.acc", True),
+        ("from ddp import Helper\nhf = Helper()\n", "hf", False),
+        ("from accelerate import Accelerator\nx = Accelerator()\nhf = Helper()\n", "hf", False),
+    ],
+)
+def test_an_accelerator_is_one_whatever_its_name(
+    tmp_path: Path, before: str, name: str, *, is_one: bool
+) -> None:
+    (tmp_path / "accelerate.yaml").write_text(_YAML)
+    saves = before + _SAVES.format(name, name)
+    assert codes(tmp_path, "x = 1\n", saves) == ({"FM333"} if is_one else set())
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
+    assert codes(tmp_path, "x = 1\n", saves) == set()
+
+
+def test_the_accelerators_methods_by_other_names(tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text(_YAML)
+    body = (
+        "from accelerate import Accelerator\n\n\ndef run(model, opt):\n    accelerator = Accelerator()\n"
+        "    unwrap = accelerator.unwrap_model\n    prepare = accelerator.prepare\n"
+        "    model, opt = prepare(model, opt)\n    net = unwrap(model)\n    net.save_pretrained('a')\n"
+    )
+    assert codes(tmp_path, "x = 1\n", body) == {"FM333"}
+    other = body.replace("accelerator.unwrap_model", "helper").replace("accelerator.prepare", "helper")
+    assert codes(tmp_path, "x = 1\n", other) == set()
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
+    assert codes(tmp_path, "x = 1\n", body) == set()

@@ -305,3 +305,16 @@ def test_a_model_beside_what_is_no_optimizer(beside: str, is_said: bool) -> None
         f"net, {beside} = accelerator.prepare(net, {beside})\n"
     )
     assert ("FM449" in comments(body, PLUGIN)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("prepare = accelerator.prepare\nmodel = prepare(model)\n", True),
+        ("hf = Accelerator(fsdp_plugin=plugin)\nmodel = hf.prepare(model)\n", True),
+        ("prepare = helper.prepare\nmodel = prepare(model)\n", False),
+        ("model = helper.prepare(model)\n", False),
+    ],
+)
+def test_an_accelerator_and_its_methods_by_other_names(body: str, *, is_said: bool) -> None:
+    assert ("FM449" in comments(body, PLUGIN)) is is_said
