@@ -16,6 +16,7 @@ from fsdp_migrate.source.python.accelerate_models import prepared_by
 from fsdp_migrate.source.python.accelerators import PREPARES, UNWRAPS, is_accelerator, method_in
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.fabric_models import set_up_by
+from fsdp_migrate.source.python.starred import given_in
 
 
 if TYPE_CHECKING:
@@ -78,16 +79,18 @@ class FrameworkModels:
     def of_call(self, call: ast.Call, place: Place) -> set[str]:
         """Return what a call of a framework's function gives."""
         func = method_in(place.module.tree, call.func)
-        if func is None or not call.args or isinstance(call.args[0], ast.Starred):
+        if func is None or not call.args:
             return set()
         owner = dotted(func.value) or ""
         found: set[str] = set()
-        if self._uses("accelerate", place) and not any(isinstance(arg, ast.Starred) for arg in call.args):
+        if self._uses("accelerate", place):
             tree, given = place.module.tree, [dotted(arg) or "" for arg in call.args]
+            if any(isinstance(arg, ast.Starred) for arg in call.args):
+                given = given_in(tree, call)
             if func.attr in PREPARES and is_accelerator(owner, tree):
                 found = prepared_by(given, asked_in(tree))
             found = set() if found and is_of_other_launch(place) else found
-        if not found and self._uses("fabric", place):
+        if not found and not isinstance(call.args[0], ast.Starred) and self._uses("fabric", place):
             found = set_up_by(owner, func.attr, has_optimizers=len(call.args) > 1)
         return found
 

@@ -135,3 +135,30 @@ def test_the_accelerators_methods_by_other_names(tmp_path: Path) -> None:
     assert codes(tmp_path, "x = 1\n", other) == set()
     (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
     assert codes(tmp_path, "x = 1\n", body) == set()
+
+
+@pytest.mark.parametrize(
+    ("before", "prepares", "is_one"),
+    [
+        ("things = [model, opt]\n", "model, opt = accelerator.prepare(*things)\n", True),
+        ("", "model, opt = accelerator.prepare(*things())\n", True),
+        ("", "model, *rest = accelerator.prepare(*things())\n", True),
+        ("", "model, opt = accelerator.prepare(*(net, opt))\n", True),
+        ("", "model, x = accelerator.prepare(*(loader, opt))\n", False),
+        ("", "*rest, model = accelerator.prepare(*things())\n", False),
+        ("", "model, opt = helper.prepare(*things())\n", False),
+    ],
+)
+def test_what_a_list_is_prepared_as_may_be_sharded(
+    tmp_path: Path, before: str, prepares: str, *, is_one: bool
+) -> None:
+    (tmp_path / "accelerate.yaml").write_text(_YAML)
+    start = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+    saves = f"{start}{before}{prepares}torch.save(model.state_dict(), 'a.pt')\n"
+    assert ("FM333" in codes(tmp_path, "x = 1\n", saves)) is is_one
+    saving = "from train import model\nmodel.save_pretrained('a')\n"
+    (tmp_path / "save.py").write_text(saving)
+    others = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("save.py")}
+    assert ("FM333" in others) is is_one
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
+    assert codes(tmp_path, "x = 1\n", saves) == set()

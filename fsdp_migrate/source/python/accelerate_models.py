@@ -12,6 +12,7 @@ from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, me
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.starred import given_to
 
 
 if TYPE_CHECKING:
@@ -165,7 +166,8 @@ def prepared(index: Index, call: cst.Call) -> set[str]:
     if func is None or func.attr.value not in PREPARES or not is_accelerator(text_of(func.value), index):
         return set()
     if any(arg.star for arg in call.args):
-        return set()
+        given = given_to(index, call, or_taken=True)
+        return prepared_by(given, asked_as_models(index))
     given = [dotted(arg.value) or "" for arg in call.args]
     return prepared_by(given, asked_as_models(index))
 

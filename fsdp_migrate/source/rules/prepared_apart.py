@@ -27,6 +27,7 @@ from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
+from fsdp_migrate.source.python.starred import given_to
 from fsdp_migrate.source.uses import Found
 
 
@@ -139,7 +140,9 @@ def _refused(source: Source, call: cst.Call) -> str:
     if re.search(MODEL_ALONE, f"accelerator.{_method(source, call)}{_given(call)}"):
         return _MEANT
     if any(arg.star for arg in call.args):
-        return ""
+        asked = asked_as_models(source.index)
+        listed = [each for each in given_to(source.index, call) if is_model(each, asked)]
+        return _SEVERAL if len(listed) > 1 else ""
     names = _names(call)
     others = [name for name in names if _OTHERS.search(name)]
     models = _models(source, call)
