@@ -205,7 +205,7 @@ def is_accelerates_norm(source: Source, node: cst.BaseExpression) -> bool:
         and is_an_accelerator(source, each.value)
         for each in clips
     )
-    return is_norm and asks_for_plugin(source.index)
+    return is_norm and (asks_for_plugin(source.index) or "accelerate" in source.links.frameworks)
 
 
 def is_an_accelerator(source: Source, node: cst.BaseExpression) -> bool:

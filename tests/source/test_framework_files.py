@@ -162,3 +162,16 @@ def test_what_a_list_is_prepared_as_may_be_sharded(
     assert ("FM333" in others) is is_one
     (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
     assert codes(tmp_path, "x = 1\n", saves) == set()
+
+
+def test_the_norm_in_a_format_where_a_config_alone_asks(tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text(_YAML)
+    body = (
+        "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+        "model, opt = accelerator.prepare(model, opt)\n"
+        "norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)\nprint(f'{norm:.3f}')\n"
+    )
+    assert codes(tmp_path, "x = 1\n", body) == {"FM423"}
+    assert codes(tmp_path, "x = 1\n", body.replace("{norm:", "{norm.item():")) == set()
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
+    assert codes(tmp_path, "x = 1\n", body) == set()

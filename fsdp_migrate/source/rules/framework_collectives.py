@@ -36,9 +36,14 @@ _NORM = (
     "Accelerate's FSDP2 gives the norm as a DTensor, which has no {}(): take .full_tensor() of it before "
     "this, on every rank."
 )
+_FORMAT = (
+    "Accelerate's FSDP2 gives the norm as a DTensor, which takes no format such as `:.3f`, and raises: take "
+    ".item() of it before this, on every rank."
+)
 _ARRAYS = frozenset({"numpy", "tolist"})
+_SPEC = re.compile(r"\{\w*:[^{}]+\}")
 _SAME = frozenset({"clone", "cpu", "detach", "float"})
-_MAY_FIND = re.compile(r"gather|reduce|broadcast|numpy\(|tolist\(")
+_MAY_FIND = re.compile(r"gather|reduce|broadcast|numpy\(|tolist\(|clip_grad_norm_")
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -55,6 +60,25 @@ def find(source: Source) -> Iterator[Found]:
                 yield Found("FM423", call, _MEANT, "commented")
         elif isinstance(func, cst.Attribute) and func.attr.value in _ARRAYS and _is_norm(source, func.value):
             yield Found("FM423", call, _NORM.format(func.attr.value), "commented")
+        elif any(_is_norm(source, each) for each in _formatted(call)):
+            yield Found("FM423", call, _FORMAT, "commented")
+    for node in source.index.by_kind.get(cst.FormattedStringExpression, ()):
+        part = cst.ensure_type(node, cst.FormattedStringExpression)
+        if part.format_spec and part.conversion is None and _is_norm(source, part.expression):
+            yield Found("FM423", part.expression, _FORMAT, "commented")
+
+
+def _formatted(call: cst.Call) -> list[cst.BaseExpression]:
+    """Return what a call formats by a format of its own: ``"{:.3f}".format(x)``, ``format(x, ".3f")``."""
+    func, given = call.func, [arg.value for arg in call.args if not arg.star]
+    if isinstance(func, cst.Name):
+        return given[:1] if func.value == "format" and len(given) == 2 else []
+    is_text = isinstance(func, cst.Attribute) and isinstance(func.value, cst.SimpleString)
+    if not is_text or not isinstance(func, cst.Attribute) or func.attr.value != "format":
+        return []
+    text = cst.ensure_type(func.value, cst.SimpleString).value
+    # Which part is whose is not looked at where only some have a format.
+    return given if text.count("{") == len(_SPEC.findall(text)) else []
 
 
 def _is_weights(node: cst.BaseExpression) -> bool:
